@@ -1,0 +1,242 @@
+"""The manifest, version 1: every key an operator can write, its type, its default and what it does.
+
+Strict: unknown keys, wrong types and out-of-range values are errors (``appliance.locate`` gives them a file:line:column).
+A key exists only if it has an effect. ``auto`` values are resolved by ``appliance.plan``, which says to what and why.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+API_VERSION = "slipway/v1"
+
+_SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_DURATIONS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _quantity(value: Any, units: dict[str, float], example: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"must be a quantity such as {example}")
+    if isinstance(value, int | float):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    if not match or match[2] not in units:
+        raise ValueError(f"must be a number with a unit of {', '.join(units)}, such as {example}")
+    return float(match[1]) * units[match[2]]
+
+
+def _bytes(value: Any) -> Any:
+    return value if value == "auto" else int(_quantity(value, _SIZES, "8GiB"))
+
+
+def _seconds(value: Any) -> Any:
+    return float(_quantity(value, _DURATIONS, "30s"))
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=str | int), Field(ge=1)]
+BytesOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_bytes, json_schema_input_type=str | int)]
+Seconds = Annotated[float, BeforeValidator(_seconds, json_schema_input_type=str | float), Field(ge=0)]
+Auto = Literal["auto"]
+Count = Annotated[int, Field(ge=1)]
+SecretName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+
+
+class Section(BaseModel):
+    """A part of the manifest: frozen, and nothing but the declared keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class Model(Section):
+    path: str
+    """Directory of the checkpoint in Hugging Face layout; relative paths start at the manifest's folder."""
+    names: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(default=(), strict=False)
+    """Names the model is served under; the first is canonical. Default: the name of the checkpoint's folder."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and activations; auto is the checkpoint's type on a GPU and float32 on a CPU."""
+    max_context: Annotated[int, Field(ge=2)] | Auto = "auto"
+    """Most tokens of prompt and reply together; auto is what the checkpoint supports and the cache can hold."""
+    chat_template: str | None = None
+    """File with a Jinja chat template that replaces the checkpoint's own."""
+    generation_config: Literal["auto", "ignore"] = "auto"
+    """Whether sampling defaults and extra end tokens come from the checkpoint's generation_config.json."""
+    trust_remote_code: bool = False
+    """Allows a checkpoint folder to bring its own architecture as slipway_model.py; its code is then run."""
+
+
+class Quantization(Section):
+    kv_cache: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the KV cache pages; auto is the type of the activations."""
+
+
+class Parallelism(Section):
+    data: Annotated[int, Field(ge=1, le=64)] = 1
+    """Number of engine processes, each with the whole model; requests go to the least loaded one."""
+
+
+class Hardware(Section):
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the engine computes; auto takes a GPU if there is one."""
+    threads: Count | Auto = "auto"
+    """CPU threads of one engine; auto shares the cores that the cgroup allows among the engines."""
+    kv_cache_memory: BytesOrAuto = "auto"
+    """Memory for the KV cache of one engine, such as 4GiB; auto is what memory_share leaves after the weights."""
+    memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
+    """Share of the memory that is free at start which an engine may use for weights, cache and workspace."""
+
+
+class Scheduling(Section):
+    max_running: Annotated[int, Field(ge=1, le=4096)] = 256
+    """Most requests in one step; further ones wait."""
+    max_step_tokens: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Most tokens computed in one step (chunked prefill cuts longer prompts); auto is 512 on a CPU, 8192 on a GPU."""
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    """Order of waiting requests: by arrival, or by their priority field (lower first) and then arrival."""
+    overlap: bool = True
+    """Plan the next step while the present one runs."""
+
+
+class Cache(Section):
+    block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Tokens in one block of the KV cache."""
+    prefix: bool = True
+    """Reuse cached blocks of equal prompt prefixes."""
+
+
+class Sampling(Section):
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    """Default temperature where a request names none."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Default top_p where a request names none."""
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    """Default top_k where a request names none; 0 switches it off."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Default min_p where a request names none."""
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    """Default repetition_penalty where a request names none."""
+
+
+class Engine(Section):
+    scheduling: Scheduling = Scheduling()
+    """How requests are put into steps."""
+    cache: Cache = Cache()
+    """How the KV cache is divided and shared."""
+    sampling: Sampling = Sampling()
+    """Sampling defaults; a request overrides them, and they override the checkpoint's generation_config.json."""
+    record: str | None = None
+    """File that receives every scheduler event and plan, to be replayed with `python -m engine.core.replay`."""
+
+
+class Endpoints(Section):
+    host: str = "0.0.0.0"
+    """Address the gateway listens on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """Port the gateway listens on; 0 takes a free one."""
+    api_keys: SecretName | None = None
+    """Name in `secrets` of a list of keys, one a line; with it every route but the probes wants one of them."""
+    compat: Literal["openai", "vllm"] = "openai"
+    """Whose habits win where the OpenAI service and vLLM answer differently (usage details, request id header)."""
+    cors_origins: tuple[str, ...] = Field(default=(), strict=False)
+    """Web origins that browsers may call from; * allows all."""
+    keep_alive: Seconds = 15.0
+    """Pause after which a silent stream sends a comment so that proxies keep it open; 0s switches it off."""
+    trust_request_chat_template: bool = False
+    """Lets a request bring its own chat_template."""
+    docs: bool = True
+    """Serve the OpenAPI description at /openapi.json and its page at /docs."""
+
+
+class Limits(Section):
+    max_waiting: Annotated[int, Field(ge=0)] = 1024
+    """Most requests that wait for the engine; further ones get 503 with Retry-After."""
+    max_body: Bytes = 32 * 2**20
+    """Largest request body; larger ones get 413."""
+    max_output_tokens: Count | None = None
+    """Most tokens one reply may have, whatever the request asks."""
+    max_choices: Count = 128
+    """Largest n of a request."""
+    max_prompts: Count = 1024
+    """Most prompts in one completions request."""
+    max_logprobs: Annotated[int, Field(ge=-1)] = 20
+    """Most logprobs per token a request may ask for; -1 allows the whole vocabulary."""
+    max_stop: Count = 16
+    """Most stop strings in one request."""
+
+
+class Health(Section):
+    startup_budget: Seconds = 1800.0
+    """Time in which the engine must become ready after the start before the appliance gives up."""
+
+
+class Restart(Section):
+    max: Annotated[int, Field(ge=0)] = 5
+    """Restarts of one engine within the window; one more and the appliance exits."""
+    window: Seconds = 600.0
+    """Span over which restarts are counted."""
+
+
+class Lifecycle(Section):
+    drain: Seconds = 8.0
+    """Time open requests get to finish after SIGTERM; docker stop kills after 10 s unless told otherwise."""
+    restart: Restart = Restart()
+    """When a dead engine is started again, and when not."""
+
+
+class Observability(Section):
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""
+    log_format: Literal["text", "json"] = "text"
+    """One line of text or one JSON object per log record."""
+    log_requests: bool = False
+    """Log each request's parameters (no prompt text)."""
+    log_outputs: Literal["off", "final", "deltas"] = "off"
+    """Log generated text: once per reply, or also each streamed piece."""
+    vllm_metrics: bool = True
+    """Publish the metrics under vLLM's names too, for dashboards and autoscalers made for it."""
+
+
+class SecretFile(Section):
+    file: str
+    """File that holds the secret."""
+
+
+class SecretEnv(Section):
+    env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """Environment variable that holds the secret."""
+
+
+class Manifest(Section):
+    """One file = one service."""
+
+    apiVersion: Literal["slipway/v1"]
+    """Version of the manifest's language."""
+    model: Model
+    """Which checkpoint is served, and under which names."""
+    quantization: Quantization = Quantization()
+    """Number formats."""
+    parallelism: Parallelism = Parallelism()
+    """How many processes share the work."""
+    hardware: Hardware = Hardware()
+    """Which device, and how much of it."""
+    engine: Engine = Engine()
+    """Scheduling, cache and sampling defaults."""
+    endpoints: Endpoints = Endpoints()
+    """Where and how the service is reached."""
+    limits: Limits = Limits()
+    """What one request and one service may use."""
+    health: Health = Health()
+    """When the service counts as up."""
+    lifecycle: Lifecycle = Lifecycle()
+    """Start, restart and stop."""
+    observability: Observability = Observability()
+    """Logs and metrics."""
+    secrets: dict[SecretName, SecretFile | SecretEnv] = {}
+    """Secrets by name, always references (a file or an environment variable), never values."""
+
+    @model_validator(mode="after")
+    def _named_secrets_exist(self) -> "Manifest":
+        name = self.endpoints.api_keys
+        if name is not None and name not in self.secrets:
+            raise ValueError(f"endpoints.api_keys names the secret {name!r}, which `secrets` does not have")
+        return self

@@ -1,0 +1,49 @@
+"""All that an engine process is told: one resolved value, written as JSON by the appliance. Nothing is `auto` here."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from engine.api.errors import ConfigError
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
+    reply. `record` is the file of the flight recorder, or None. `socket` is the path of the Unix socket to listen on."""
+
+    model: str
+    socket: str = ""
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Dtype = "float32"
+    kv_dtype: Dtype = "float32"
+    kv_bytes: int
+    max_context: int
+    block_tokens: int = 16
+    max_running: int = 256
+    max_step_tokens: int = 512
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    prefix_cache: bool = True
+    overlap: bool = True
+    threads: int = 1
+    trust_remote_code: bool = False
+    record: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+
+
+def read_config(path: Path) -> EngineConfig:
+    """The configuration in a JSON file. Raises ConfigError naming the file and the field."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=EngineConfig)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def write_config(config: EngineConfig, path: Path) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=1) + b"\n")

@@ -1,0 +1,50 @@
+"""Errors that a user, an operator or a checkpoint causes; everything else is a bug and ends the process.
+
+Each message says what was given, what is possible, and which key to change.
+"""
+
+
+class EngineError(Exception):
+    """Root of all expected errors of the engine. `code` is a stable word for logs, exit codes and API errors."""
+
+    code = "engine_error"
+
+
+class ConfigError(EngineError):
+    """The engine configuration cannot work: sizes, devices, types."""
+
+    code = "config"
+
+
+class CheckpointError(EngineError):
+    """The checkpoint is incomplete, damaged, or not of the declared shape."""
+
+    code = "checkpoint"
+
+
+class UnknownArchitecture(CheckpointError):
+    """No declaration serves this architecture."""
+
+    code = "architecture"
+
+
+class OutOfMemory(EngineError):
+    """The model or one block of its cache does not fit."""
+
+    code = "memory"
+
+
+class RequestError(EngineError):
+    """A request cannot be served as it stands; others go on. `param` is the field to change."""
+
+    code = "request"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class EngineGone(EngineError):
+    """The engine process ended or was never there."""
+
+    code = "engine_gone"

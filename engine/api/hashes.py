@@ -1,0 +1,23 @@
+"""Hashes of prompt blocks: hash i covers every token up to the end of block i, so equal hashes mean equal prefixes."""
+
+from array import array
+from collections.abc import Sequence as Items
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+
+
+def root_hash(*parts: bytes) -> bytes:
+    """Start of a chain: what block contents depend on beside the tokens (salt, adapter, rope variant)."""
+    digest = blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        digest.update(len(part).to_bytes(4, "little") + part)
+    return digest.digest()
+
+
+def extend(chain: list[bytes], root: bytes, tokens: Items[int], block_tokens: int) -> None:
+    """Appends to `chain` the hashes of the full blocks of `tokens` that it does not have yet."""
+    for index in range(len(chain), len(tokens) // block_tokens):
+        digest = blake2b(chain[-1] if chain else root, digest_size=DIGEST_BYTES)
+        digest.update(array("I", tokens[index * block_tokens : (index + 1) * block_tokens]).tobytes())
+        chain.append(digest.digest())

@@ -1,0 +1,174 @@
+"""Messages between gateway and engine. Times are seconds of the sender's monotonic clock unless said otherwise.
+
+To the engine: Submit, Abort, Control. From it: Loading, Ready, Output (one frame a step, for all requests), Failed, Stats.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Finish = Literal["stop", "length", "abort", "error"]
+
+
+class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is chosen. Every field is final: defaults are resolved and the seed is fixed by the gateway.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 are off. `logprobs`: None asks for none, k for the
+    sampled token and the k most likely, -1 for the whole vocabulary; `prompt_logprobs` likewise for prompt tokens.
+    `bad_words` are token sequences. `min_tokens` masks end and stop tokens until that many tokens are out.
+    Noise is keyed by (seed, position), so a token depends neither on the batch nor on a restart.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+
+
+class Grammar(msgspec.Struct, frozen=True):
+    """A language the reply must stay in. `kind` says how `text` reads: a JSON schema, a regular expression or Lark."""
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: str
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
+    """One sequence to generate. `prompt` and `emitted` are token ids; `emitted` is what an earlier engine already gave
+    of this very request (it is not sent again). `stop_token_ids` and `eos_token_ids` end it; `ignore_eos` mutes the
+    latter. `max_tokens` counts emitted ones too. `salt` separates prefix caches. `priority`: lower goes first."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    max_tokens: int
+    emitted: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    priority: int = 0
+    salt: str = ""
+    grammar: Grammar | None = None
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Stop these requests and free what they hold; unknown ids are ignored (they just finished)."""
+
+    ids: tuple[str, ...]
+
+
+class Control(msgspec.Struct, frozen=True, tag="control"):
+    """`stats`: send Stats now. `reset_prefix_cache`: forget cached blocks. `drain`: finish what runs, then exit 0."""
+
+    verb: Literal["stats", "reset_prefix_cache", "drain"]
+
+
+ToEngine = Submit | Abort | Control
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """One position: the token itself first, then the most likely ones in descending order (the token may be among
+    them again). `rank` is 1-based over the whole vocabulary."""
+
+    token: int
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Times of one request on the engine's monotonic clock (seconds), and what its prompt cost.
+
+    `arrived` <= `scheduled` <= `first_token` <= `last_token`; 0.0: not reached. `cached_tokens` of the prompt came from
+    the prefix cache, at its first scheduling."""
+
+    arrived: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one request gained in one step. `finish` is set on its last delta, together with its last ids; `stop_reason`
+    is the stop token id that ended it (None for an end token or a length). `prompt_logprobs` come once, complete, with
+    the first delta: one entry a prompt token, None for the first."""
+
+    id: str
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    finish: Finish | None = None
+    stop_reason: int | None = None
+    timing: Timing | None = None
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """Progress of a start. `phase` is a word such as "loading" or "warming"; `fraction` is 0..1."""
+
+    phase: str
+    fraction: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The engine serves. Sizes as really allocated; `seconds` by phase of the start."""
+
+    max_context: int
+    kv_blocks: int
+    block_tokens: int
+    kv_tokens: int
+    weight_bytes: int
+    kv_bytes: int
+    seconds: dict[str, float]
+    pid: int
+
+
+class Output(msgspec.Struct, frozen=True, tag="output"):
+    """What one step gave, for all requests that gained something."""
+
+    step: int
+    deltas: tuple[Delta, ...]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """A request ended by an error of its own (`id`), or the engine cannot go on (`id` None)."""
+
+    id: str | None
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
+    """Gauges now, counters since the engine's start; sent with every step that ends, at most ten times a second, and
+    once when the engine goes idle. Token counters are in tokens; `step_tokens` holds the sizes of the steps since the
+    last Stats."""
+
+    step: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+    recomputed_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    step_tokens: tuple[int, ...] = ()
+
+
+FromEngine = Loading | Ready | Output | Failed | Stats

@@ -1,0 +1,64 @@
+"""One step as a value: what the scheduler wants (StepPlan) and what the worker gives back (StepResult).
+
+The worker keeps a table of requests by slot: all known token ids, sampling columns, block tables. A plan therefore
+carries only what changed. Token ids of running rows are not in the plan: the worker wrote them itself when it sampled
+them, so that step n+1 can be planned before step n's tokens are known.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.api.messages import Logprob, Sampling
+
+
+class NewRow(msgspec.Struct, frozen=True, array_like=True):
+    """A request that enters (or, after a preemption, re-enters) the worker's table. `ids` are all known tokens; the
+    first `prompt_tokens` of them are the prompt (penalties and logprobs tell them from the reply). `rope_length`: the
+    length whose rotary scaling its known tokens use (see `models.parts.Rope`)."""
+
+    slot: int
+    ids: tuple[int, ...]
+    prompt_tokens: int
+    sampling: Sampling
+    stop_ids: tuple[int, ...]  # end and stop tokens, which min_tokens masks
+    rope_length: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """Positions [first, first + count) of the request in `slot` are computed. `blocks` are block ids appended to its
+    table, one tuple a group. `sample`: the token after the last position is drawn, written to the table at position
+    first + count, and returned."""
+
+    slot: int
+    first: int
+    count: int
+    sample: bool
+    blocks: tuple[tuple[int, ...], ...]
+
+
+class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+    """`dropped` slots leave the table before `new` ones enter it, and both before `rows` run. A new row's block tables
+    start empty; its blocks, cached ones first, come with its Row (released positions are block 0)."""
+
+    step: int
+    new: tuple[NewRow, ...]
+    dropped: tuple[int, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(row.count for row in self.rows)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`sampled[i]` is the token drawn for row i of the plan, -1 where it draws none. `logprobs[i]` belongs to that
+    token; `prompt_logprobs[i]` to the prompt tokens at positions first + 1 … first + count that this row could score.
+    `failed[i]`: a row whose logits were not finite (its token is meaningless), with the reason."""
+
+    step: int
+    sampled: tuple[int, ...]
+    logprobs: dict[int, Logprob] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)

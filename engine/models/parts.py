@@ -1,0 +1,215 @@
+"""What a model is made of: frozen, torch-free declarations. Names are the names in the checkpoint.
+
+Loading, fusing, tensor parallelism, memory planning and KV state are derived from these values; no model has load code
+or a forward pass of its own.
+"""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Output rows of a projection that come from one source: `units` heads of `width` rows, from row `at` on."""
+
+    source: str
+    units: int
+    width: int = 1
+    at: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """y = x W^T (+ b). `split` says which axis tensor parallelism divides: "rows", "inputs" or None."""
+
+    rows: tuple[Rows, ...]
+    inputs: int
+    split: str | None
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNorm:
+    """y = x / sqrt(mean(x²) + eps) · (w + offset). `offset` 1: the checkpoint stores w - 1 (Gemma)."""
+
+    size: int
+    eps: float
+    offset: float = 0.0
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm:
+    size: int
+    eps: float
+    bias: bool = True
+    name: str = ""
+
+
+Norm = RMSNorm | LayerNorm
+
+
+def named(norm: Norm, name: str) -> Norm:
+    return replace(norm, name=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """All frequencies divided by `factor`."""
+
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicScaling:
+    """NTK: past `original` tokens the base grows with the length of the sequence."""
+
+    factor: float
+    original: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    factor: float
+    low_freq: float
+    high_freq: float
+    original: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """`attention` multiplies cos and sin; `truncate` rounds the correction range to whole dimensions."""
+
+    factor: float
+    original: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention: float = 1.0
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongScaling:
+    """LongRoPE: one factor a frequency, `short` up to `original` tokens of sequence, `long` past them."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original: int
+    attention: float = 1.0
+
+
+Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary positions on the first `dim` of each head. `interleaved`: pairs are neighbours, not halves apart."""
+
+    dim: int
+    theta: float
+    interleaved: bool = False
+    scaling: Scaling | None = None
+
+    def variant(self, length: int) -> int:
+        """Which rotation the tokens of a sequence of this length share: 0, or what else their keys depend on. Sequences
+        of different variants never share cached blocks."""
+        match self.scaling:
+            case DynamicScaling(original=original):
+                return length if length > original else 0
+            case LongScaling(original=original):
+                return int(length > original)
+            case _:
+                return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Grouped-query attention. `qk_norm` of size head_dim is per head, of another size over the whole projection."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope | None
+    scale: float | None = None  # None: head_dim ** -0.5
+    bias: tuple[bool, bool] = (False, False)  # of qkv, of o
+    qk_norm: RMSNorm | LayerNorm | None = None
+    window: int | None = None  # position n reads itself and the window - 1 before it
+    softcap: float | None = None
+    sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    name: str = "self_attn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """down(act(gate x) · up x), or down(act(up x)) where gate is None."""
+
+    hidden: int
+    inner: int
+    act: str = "silu"  # silu | gelu | gelu_tanh | relu
+    bias: bool = False
+    gate: str | None = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    name: str = "mlp"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """Several bodies read the same normed input; their outputs are summed (Cohere)."""
+
+    bodies: tuple[Attention | MLP, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """x = x + scale · after(body(before(x)))."""
+
+    body: Attention | MLP | Parallel
+    before: Norm | None = None
+    after: Norm | None = None
+    scale: float = 1.0
+
+
+Block = tuple[Branch, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    vocab: int
+    hidden: int
+    scale: float = 1.0
+    name: str = "embed_tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Logits = softcap(scale · h W^T). `tied`: W is the embedding."""
+
+    tied: bool
+    scale: float = 1.0
+    softcap: float | None = None
+    bias: bool = False
+    name: str = "lm_head"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A decoder. `max_context` is the longest sequence the configuration claims to support, in tokens."""
+
+    embed: Embedding
+    blocks: tuple[Block, ...]
+    norm: Norm | None
+    head: Head
+    max_context: int
+    root: str = "model"
+    layers: str = "layers"
+
+
+def attentions(model: Model) -> tuple[Attention, ...]:
+    """The attention part of each layer that has one, in order of the layers."""
+    found = []
+    for block in model.blocks:
+        for branch in block:
+            bodies = branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
+            found += [body for body in bodies if isinstance(body, Attention)]
+    return tuple(found)
