@@ -1,0 +1,73 @@
+"""All that the gateway process is told: one resolved value, written as JSON by the launcher. Nothing is `auto` here."""
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+
+class SecretRef(msgspec.Struct, frozen=True):
+    """Where a secret lies; exactly one is set. The gateway reads it itself, so that no generated file holds it."""
+
+    file: str | None = None
+    env: str | None = None
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request that names no value gets: manifest over generation_config.json over the API's own default."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`engines` are the Unix sockets of the engine processes; `names` the served names, canonical first. Durations in
+    seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts the
+    model's logits."""
+
+    host: str
+    port: int
+    names: tuple[str, ...]
+    model: str
+    engines: tuple[str, ...]
+    max_context: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    chat_template: str | None = None
+    api_keys: SecretRef | None = None
+    compat: Literal["openai", "vllm"] = "openai"
+    cors_origins: tuple[str, ...] = ()
+    keep_alive_s: float = 15.0
+    trust_request_chat_template: bool = False
+    docs: bool = True
+    max_waiting: int = 1024
+    max_body_bytes: int = 32 * 2**20
+    max_output_tokens: int | None = None
+    max_choices: int = 128
+    max_prompts: int = 1024
+    max_logprobs: int = 20
+    max_stop: int = 16
+    sampling: SamplingDefaults = SamplingDefaults()
+    drain_s: float = 8.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    log_requests: bool = False
+    log_outputs: Literal["off", "final", "deltas"] = "off"
+    vllm_metrics: bool = True
+    version: str = ""
+    manifest_sha256: str = ""
+
+
+def read_config(path: Path) -> GatewayConfig:
+    """The configuration in a JSON file; raises msgspec.DecodeError or OSError: the file is our own."""
+    return msgspec.json.decode(path.read_bytes(), type=GatewayConfig)
+
+
+def write_config(config: GatewayConfig, path: Path) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=1) + b"\n")
