@@ -1,0 +1,61 @@
+# make serve                          set up, then serve manifests/demo.yaml on 127.0.0.1:8000
+# make serve MANIFEST=path PORT=9000  serve another manifest, on another port
+# make test                           set up, then format check, lint, types and all tests
+MANIFEST ?= manifests/demo.yaml
+HOST ?= 127.0.0.1
+PORT ?= 8000
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+.PHONY: serve test quick lint types check image-test bench lock clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+serve: $(VENV)/.runtime
+	@exec $(BIN)/slipway serve $(MANIFEST) --host $(HOST) --port $(PORT)
+
+test: $(VENV)/.test lint types
+	$(BIN)/pytest -q
+
+quick: $(VENV)/.test
+	$(BIN)/pytest -q -m "not slow"
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+image-test:
+	docker/test_image.sh
+
+lock: $(VENV)/.test
+	$(BIN)/python tools/lock.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/pip:
+	@test -n "$(PYTHON)" || { echo "make: Slipway needs Python 3.11 or newer on the PATH (or make PYTHON=/path/to/python3.11)" >&2; exit 1; }
+	@echo "setting up $(VENV) with $(PYTHON) (once; downloads about 300 MB)"
+	@$(PYTHON) -m venv $(VENV)
+
+# Pinned dependencies first, then the package itself, which must find them all there. triton has no pin: the torch build
+# in place says which one it takes.
+$(VENV)/.runtime: requirements/runtime.txt pyproject.toml | $(BIN)/pip
+	@echo "installing the pinned dependencies"
+	@$(PIP) install -r requirements/runtime.txt
+	@$(PIP) install --constraint requirements/runtime.txt -e .
+	@touch $@
+
+$(VENV)/.test: requirements/test.txt $(VENV)/.runtime
+	@echo "installing what the tests need"
+	@$(PIP) install -r requirements/test.txt
+	@touch $@
