@@ -1,0 +1,85 @@
+"""Random-weight checkpoints in the shape of well-known models, for benchmarks: the speed is real, the text is noise.
+
+    python -m benchmarks.shapes qwen2.5-0.5b --out /tmp/qwen2.5-0.5b
+"""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from engine.models.families import declare
+from engine.models.sources import sources
+
+_QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "use_sliding_window": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": _QWEN2
+    | {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "tie_word_embeddings": True,
+    },
+    "small": _QWEN2
+    | {
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": 8192,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def make(shape: str, out: Path) -> Path:
+    """Writes the checkpoint unless it is already there; returns its folder. Weights are bf16, seeded, scaled so that
+    activations stay of order one through all layers."""
+    config = SHAPES[shape]
+    if (out / "model.safetensors").is_file():
+        return out
+    out.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, size in sources(declare(config)).items():
+        if len(size) == 1 and "norm" in name:
+            tensors[name] = torch.ones(size, dtype=torch.bfloat16)
+        else:
+            scale = 1 / math.sqrt(size[-1])
+            tensors[name] = torch.randn(size, generator=generator).mul_(scale).to(torch.bfloat16)
+    save_file(tensors, out / "model.safetensors.part", metadata={"format": "pt"})
+    (out / "config.json").write_text(json.dumps(config, indent=1))
+    (out / "model.safetensors.part").rename(out / "model.safetensors")
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write the checkpoint to")
+    arguments = parser.parse_args()
+    print(make(arguments.shape, arguments.out))
+
+
+if __name__ == "__main__":
+    main()
