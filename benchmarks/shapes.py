@@ -1,6 +1,6 @@
 """Random-weight checkpoints in the shape of well-known models, for benchmarks: the speed is real, the text is noise.
 
-    python -m benchmarks.shapes qwen2.5-0.5b --out /tmp/qwen2.5-0.5b
+python -m benchmarks.shapes qwen2.5-0.5b --out /tmp/qwen2.5-0.5b
 """
 
 import argparse

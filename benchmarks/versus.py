@@ -35,7 +35,7 @@ class Job:
 
 
 def jobs(count: int, *, lengths: str, vocab: int, seed: int, limit: int) -> list[Job]:
-    """Requests with lengths like a chat service's (log-normal, medians 100 in and 120 out, cut at `limit`), or all equal."""
+    """Requests with lengths like a chat service's (log-normal, medians 100 in, 120 out, cut at `limit`), or all equal."""
     rng = random.Random(seed)
 
     def length(median: float, sigma: float) -> int:
@@ -101,11 +101,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", choices=PEERS, default="transformers", help="whom to run beside Slipway")
     parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-0.5b", help="shape of the random checkpoint")
-    parser.add_argument("--checkpoints", type=Path, default=Path("/tmp/slipway-shapes"), help="where checkpoints are kept")
+    parser.add_argument("--checkpoints", type=Path, default=Path("/tmp/slipway-shapes"), help="folder of checkpoints")
     parser.add_argument("--concurrency", type=int, default=16, help="requests at a time")
     parser.add_argument("--requests", type=int, default=48, help="requests a round")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each side")
-    parser.add_argument("--lengths", choices=("mixed", "equal"), default="mixed", help="mixed like a chat service, or equal")
+    parser.add_argument("--lengths", choices=("mixed", "equal"), default="mixed", help="as in a chat service, or equal")
     parser.add_argument("--limit", type=int, default=512, help="longest prompt and longest reply, in tokens")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of either side")
     parser.add_argument("--seed", type=int, default=1, help="seed of the workload")
@@ -117,7 +117,9 @@ def main() -> None:
     work = jobs(options.requests, lengths=options.lengths, vocab=vocab, seed=options.seed, limit=options.limit)
     wanted = sum(job.tokens for job in work)
     prompt = sum(len(job.prompt) for job in work)
-    print(f"{options.shape}, float32, {options.threads} threads: {len(work)} requests, {prompt} prompt tokens, {wanted} new")
+    print(
+        f"{options.shape}, float32, {options.threads} threads: {len(work)} requests, {prompt} tokens in, {wanted} out"
+    )
     sides = {
         "slipway": slipway(checkpoint, options.concurrency, options.threads, options.limit),
         options.peer: PEERS[options.peer](checkpoint, options.concurrency, options.threads, options.limit),

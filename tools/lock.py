@@ -2,8 +2,8 @@
 
     python tools/lock.py            # in an environment where the test suite passes
 
-torch is pinned to the release without its build suffix, so that each machine takes the build that fits it. triton is not
-pinned: the torch build in place says which one it wants, within the range of pyproject.toml.
+torch is pinned to the release without its build suffix, so that each machine takes the build that fits it. triton is
+not pinned: the torch build in place says which one it wants, within the range of pyproject.toml.
 """
 
 import re
@@ -30,13 +30,13 @@ def closure(wanted: list[str]) -> dict[str, str]:
         try:
             package = distribution(name)
         except PackageNotFoundError as error:
-            raise SystemExit(f"{name} is not installed; install the test extra first: pip install -e '.[test]'") from error
+            raise SystemExit(f"{name} is not installed; first: pip install -e '.[test]'") from error
         if name in found and not requirement.extras:
             continue
         found[name] = package.version.split("+")[0]
         for text in package.requires or ():
             need = Requirement(text)
-            if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)):
+            if need.marker is None or any(need.marker.evaluate({"extra": e}) for e in ("", *requirement.extras)):
                 need.marker = None
                 queue.append(need)
     return found

@@ -1,0 +1,177 @@
+"""A real appliance for the whole folder: `slipway serve manifests/demo.yaml` on a free port, as an operator starts it."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SLIPWAY = [sys.executable, "-m", "appliance"]
+PATIENCE_S = 120.0  # against hangs only; nothing is timed
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(what: str, check: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    """Polls `check` until it is true. Raises AssertionError naming `what` when patience ends."""
+    deadline = time.monotonic() + patience_s
+    while not check():
+        assert time.monotonic() < deadline, f"waited {patience_s:.0f} s in vain: {what}"
+        time.sleep(0.05)
+
+
+@dataclass
+class Appliance:
+    """A running `slipway serve`: its process, where it listens, and everything it printed."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+    marker: str
+    client: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.client = httpx.Client(base_url=self.url, timeout=60.0)
+
+    def status(self, path: str) -> int:
+        try:
+            return self.client.get(path).status_code
+        except httpx.TransportError:
+            return 0
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, f"the appliance ended with {self.process.returncode}:\n{self.output()}"
+            return self.status("/ready") == 200
+
+        until(f"/ready of {self.url}", ready)
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the tree by program (gateway, engine-0, …), from their command lines."""
+        found = {}
+        for pid, line in self.processes().items():
+            if match := re.search(r"(gateway|engine-\d+)\.json", line):
+                found[match[1]] = pid
+        return found
+
+    def processes(self) -> dict[int, str]:
+        """Every living process that carries this appliance's marker in its environment, with its command line."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                environ, line = (entry / "environ").read_bytes(), (entry / "cmdline").read_bytes()
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue  # ended meanwhile
+            if self.marker.encode() in environ and state != "Z":
+                found[int(entry.name)] = line.replace(b"\0", b" ").decode()
+        return found
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of this name whose labels contain the given ones."""
+        total = 0.0
+        for line in self.client.get("/metrics").text.splitlines():
+            match = re.fullmatch(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", line)
+            if (
+                match
+                and match[1] == name
+                and all(f'{key}="{value}"' in (match[2] or "") for key, value in labels.items())
+            ):
+                total += float(match[3])
+        return total
+
+    def stop(self) -> int:
+        """SIGTERM, then the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Appliance]]:
+    """Starts appliances and stops at the end whatever still runs."""
+    started: list[Appliance] = []
+
+    def start(manifest: Path = ROOT / "manifests" / "demo.yaml", *arguments: str, **environment: str) -> Appliance:
+        port, marker = free_port(), f"slipway-test-{os.getpid()}-{len(started)}"
+        log = tmp_path_factory.mktemp("appliance") / "log"
+        command = [*SLIPWAY, "serve", str(manifest), "--host", "127.0.0.1", "--port", str(port), *arguments]
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,
+                env={**os.environ, "TEST_MARKER": marker, **environment},
+            )  # fmt: skip
+        started.append(Appliance(process, f"http://127.0.0.1:{port}", log, marker))
+        return started[-1]
+
+    yield start
+    for appliance in started:
+        appliance.client.close()
+        if appliance.process.poll() is None:
+            appliance.process.terminate()
+            try:
+                appliance.process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                appliance.process.kill()
+                appliance.process.wait()
+
+
+@pytest.fixture(scope="session")
+def demo(launch: Callable[..., Appliance]) -> Appliance:
+    """The demo model, ready."""
+    appliance = launch()
+    appliance.wait_ready()
+    return appliance
+
+
+@pytest.fixture
+def refused(tmp_path: Path) -> Callable[[str | Path], tuple[int, str]]:
+    """Runs `slipway serve` on a manifest (text or file) that must be refused; returns exit code and what it said."""
+
+    def run(manifest: str | Path, *arguments: str) -> tuple[int, str]:
+        if isinstance(manifest, str):
+            path = tmp_path / "manifest.yaml"
+            path.write_text(manifest)
+        else:
+            path = manifest
+        command = [*SLIPWAY, "serve", str(path), "--host", "127.0.0.1", "--port", str(free_port()), *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture
+def records() -> Callable[[str], list[dict]]:
+    """The JSON records of an event stream, without its terminator."""
+
+    def read(text: str) -> list[dict]:
+        lines = [line for line in text.splitlines() if line.startswith("data: ")]
+        assert lines[-1] == "data: [DONE]"
+        return [json.loads(line[6:]) for line in lines[:-1]]
+
+    return read
+
+
+@pytest.fixture
+def eventually() -> Callable[[str, Callable[[], bool]], None]:
+    """Polls a condition until it is true; fails, naming it, when patience ends."""
+    return until

@@ -1,0 +1,156 @@
+"""Start, crash and stop of the whole process tree."""
+
+import json
+import os
+import shutil
+import signal
+import struct
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "manifests" / "demo"
+ASK = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
+
+
+def manifest(model: Path, rest: str = "") -> str:
+    return f"apiVersion: slipway/v1\nmodel: {{path: {model}, names: [demo]}}\n{rest}"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A copy of the demo checkpoint, to be damaged."""
+    return Path(shutil.copytree(DEMO, tmp_path / "checkpoint"))
+
+
+def test_the_gateway_answers_before_the_engine_serves(launch, eventually):
+    appliance = launch()
+    eventually("/live", lambda: appliance.status("/live") == 200)
+    seen = appliance.client.get("/ready")
+    if seen.status_code == 503:  # a fast machine may be ready already
+        assert {"status", "phase", "progress"} <= seen.json().keys()
+        refused = appliance.client.post("/v1/completions", json=ASK)
+        assert refused.status_code in (200, 503)
+    appliance.wait_ready()
+    eventually("a curl line", lambda: "curl" in appliance.output())
+    assert appliance.stop() == 0
+
+
+def test_a_killed_engine_is_restarted_while_the_gateway_stays(launch, eventually):
+    appliance = launch()
+    appliance.wait_ready()
+    before = appliance.pids()
+    os.kill(before["engine-0"], signal.SIGKILL)
+    eventually(
+        "not ready",
+        lambda: appliance.status("/ready") == 503 or appliance.pids().get("engine-0", 0) not in (0, before["engine-0"]),
+    )
+    appliance.wait_ready()
+    eventually("a new engine", lambda: appliance.pids().get("engine-0") not in (None, before["engine-0"]))
+    assert appliance.pids()["gateway"] == before["gateway"] and appliance.process.poll() is None
+    assert appliance.client.post("/v1/completions", json=ASK).status_code == 200
+    assert appliance.stop() == 0
+    assert not appliance.processes()
+
+
+def test_sigterm_lets_an_open_stream_finish_and_leaves_no_process(launch, eventually):
+    appliance = launch(DEMO.with_suffix(".yaml"), "--set", "lifecycle.drain=60s")
+    appliance.wait_ready()
+    lines: list[str] = []
+    started = threading.Event()
+
+    def read() -> None:
+        body = ASK | {"max_tokens": 300, "ignore_eos": True, "stream": True}
+        with (
+            httpx.Client(base_url=appliance.url, timeout=60) as client,
+            client.stream("POST", "/v1/completions", json=body) as reply,
+        ):
+            for line in reply.iter_lines():
+                lines.append(line)
+                started.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert started.wait(60)
+    assert appliance.stop() == 0
+    reader.join()
+    assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
+    finishes = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines if line.startswith("data: {")]
+    assert finishes[-1] == "length"
+    eventually("no process left", lambda: not appliance.processes())
+
+
+def test_a_missing_shard_is_one_message_and_nothing_starts(checkpoint, refused):
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (checkpoint / "model.safetensors").unlink()
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    code, said = refused(manifest(checkpoint))
+    assert code == 2 and "model-00002-of-00002.safetensors" in said and "Traceback" not in said
+
+
+def test_a_truncated_shard_is_named(checkpoint, refused):
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    code, said = refused(manifest(checkpoint))
+    assert code == 2 and "model.safetensors" in said and "Traceback" not in said
+
+
+def test_an_unknown_architecture_is_refused_with_the_nearest(checkpoint, refused):
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["architectures"] = ["Qwen3ForCausalLN"]
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    code, said = refused(manifest(checkpoint))
+    assert code == 2 and "Qwen3ForCausalLM" in said and "Traceback" not in said
+
+
+def test_a_tensor_of_another_shape_is_refused(checkpoint, refused):
+    path = checkpoint / "model.safetensors"
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    header["model.norm.weight"]["shape"] = [1, *header["model.norm.weight"]["shape"]]
+    body = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(body)) + body + data[8 + length :])
+    code, said = refused(manifest(checkpoint))
+    assert code == 2 and "model.norm.weight" in said and "Traceback" not in said
+
+
+def test_no_memory_for_one_block_names_the_key(refused):
+    code, said = refused(manifest(DEMO, "hardware: {kv_cache_memory: 10B}\n"))
+    assert code == 2 and "kv_cache_memory" in said and "Traceback" not in said
+
+
+def test_a_busy_port_is_one_message(demo, refused):
+    port = demo.url.rpartition(":")[2]
+    code, said = refused(ROOT / "manifests" / "demo.yaml", "--port", port)
+    assert code not in (0, 1) and port in said and "Traceback" not in said
+
+
+def test_a_misspelt_key_is_shown_where_it_stands(refused):
+    code, said = refused(manifest(DEMO, "engine:\n  schedulin: {max_running: 3}\n"))
+    assert code == 2 and "manifest.yaml:4:3" in said and "scheduling" in said
+
+
+def test_a_checkpoint_with_own_code_is_refused_without_the_flag(checkpoint, refused, launch):
+    """SEC-01"""
+    config = json.loads((checkpoint / "config.json").read_text())
+    config["architectures"] = ["MyOwnForCausalLM"]
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    (checkpoint / "slipway_model.py").write_text(
+        "from pathlib import Path\n"
+        "from engine.models.qwen3 import declare\n"
+        'ARCHITECTURES = ("MyOwnForCausalLM",)\n'
+        'Path(__file__).with_name("ran").touch()\n'
+    )
+    code, said = refused(manifest(checkpoint))
+    assert code == 2 and "trust_remote_code" in said and not (checkpoint / "ran").exists()
+    path = checkpoint / "trusting.yaml"
+    path.write_text(manifest(checkpoint).replace("names:", "trust_remote_code: true, names:"))
+    appliance = launch(path)
+    appliance.wait_ready()
+    assert appliance.client.post("/v1/completions", json=ASK).status_code == 200
+    assert (checkpoint / "ran").exists()
+    assert appliance.stop() == 0
