@@ -11,8 +11,8 @@ _PACKAGES = ("slipway", "torch", "triton", "transformers", "numpy")
 
 @dataclass(frozen=True)
 class Facts:
-    """`processor` as the kernel names it, `cores` this process may use, `memory_bytes` of the host, the instruction sets
-    that decide which arithmetic is fast, versions by package."""
+    """`processor` as the kernel names it, `cores` this process may use, `memory_bytes` of the host, the instruction
+    sets that decide which arithmetic is fast, versions by package."""
 
     processor: str
     cores: int
