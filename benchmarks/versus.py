@@ -35,7 +35,7 @@ class Job:
 
 
 def jobs(count: int, *, lengths: str, vocab: int, seed: int, limit: int) -> list[Job]:
-    """Requests with lengths as in a chat service (log-normal, medians 100 in, 120 out, cut at `limit`), or all equal."""
+    """Requests with lengths as in a chat service (log-normal, medians 100 and 120, cut at `limit`), or all equal."""
     rng = random.Random(seed)
 
     def length(median: float, sigma: float) -> int:

@@ -1,4 +1,4 @@
-"""A real appliance for the whole folder: `slipway serve manifests/demo.yaml` on a free port, as an operator starts it."""
+"""A real appliance for the folder: `slipway serve manifests/demo.yaml` on a free port, as an operator starts it."""
 
 import json
 import os

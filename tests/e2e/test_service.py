@@ -191,9 +191,8 @@ def test_two_hundred_impatient_clients_leave_the_service_well(demo, eventually):
     """ER-18"""
 
     def impatient() -> None:
-        with httpx.Client(base_url=demo.url, timeout=0.5) as client:
-            with contextlib.suppress(httpx.TimeoutException):
-                client.post("/v1/completions", json=LONG)
+        with httpx.Client(base_url=demo.url, timeout=0.5) as client, contextlib.suppress(httpx.TimeoutException):
+            client.post("/v1/completions", json=LONG)
 
     threads = [threading.Thread(target=impatient) for _ in range(200)]
     for thread in threads:
