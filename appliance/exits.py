@@ -1,0 +1,77 @@
+"""Exit codes of `slipway`: every way the appliance ends, with its number, its cause and its cure.
+
+0 to 2 mean what they mean for any command; 10 and up are the appliance's own and stay clear of what shells, Docker and
+signals use (125 to 127, and 128 plus the signal's number). docs/operations.md shows this table; a test compares the two.
+"""
+
+from dataclasses import dataclass
+
+PERMANENT = 78  # EX_CONFIG of sysexits.h: a program that ends with it says that a restart cannot help
+
+
+@dataclass(frozen=True)
+class Exit:
+    name: str
+    number: int
+    cause: str
+    cure: str
+
+
+OK = Exit("ok", 0, "Stopped as asked: by SIGTERM, SIGINT or SIGQUIT, or the command did its work.", "None needed.")
+INTERNAL = Exit(
+    "internal",
+    1,
+    "An unexpected error in the launcher itself, or a run directory that cannot be made.",
+    "Read the message; if it shows a traceback, report it with the manifest.",
+)
+MANIFEST = Exit(
+    "manifest",
+    2,
+    "The command line or the manifest is wrong; nothing was started.",
+    "Correct the place that the message names; `slipway check MANIFEST` tells without starting anything.",
+)
+CHECKPOINT = Exit(
+    "checkpoint",
+    10,
+    "The checkpoint is missing, incomplete, damaged, or of an architecture that nothing here declares.",
+    "Compare model.path with the file that the message names; copy or download the checkpoint again.",
+)
+MEMORY = Exit(
+    "memory",
+    11,
+    "The model, or one block of its KV cache, does not fit into the memory of the device.",
+    "`slipway plan MANIFEST` shows the bytes by part; lower model.max_context or hardware.kv_cache_memory, "
+    "raise hardware.memory_share, or take a smaller model.",
+)
+PORT = Exit(
+    "port",
+    12,
+    "The address that the gateway should listen on is taken or not allowed; nothing was started.",
+    "Choose another endpoints.port (or --port N; 0 takes a free one), or stop what listens there.",
+)
+STARTUP = Exit(
+    "startup",
+    13,
+    "The service was not ready within health.startup_budget.",
+    "Read the log for what was slow; raise health.startup_budget if it was only the size of the model.",
+)
+RESTARTS = Exit(
+    "restarts",
+    14,
+    "A program died more often than lifecycle.restart.max within lifecycle.restart.window.",
+    "Read the last log lines of that program; the message carries them.",
+)
+ENGINE = Exit(
+    "engine",
+    15,
+    f"A program ended with code {PERMANENT}: it found an error that a restart cannot cure.",
+    "Read the message, which carries the last log lines of that program, and correct what it names.",
+)
+SUPERVISOR = Exit(
+    "supervisor",
+    16,
+    "supervisord ended without having been asked, or could not start.",
+    "Look for who killed it (memory limits of the cgroup first); start again.",
+)
+
+EXITS = (OK, INTERNAL, MANIFEST, CHECKPOINT, MEMORY, PORT, STARTUP, RESTARTS, ENGINE, SUPERVISOR)
