@@ -1,0 +1,8 @@
+"""Text and ids: tokenizer, incremental detokenization, stop strings. Free of torch and transformers."""
+
+from engine.text.decode import IncrementalDecoder, TokenText, decode_all
+from engine.text.stop import Stopped, StopStrings
+from engine.text.tokenizer import Tokenizer
+from engine.text.vocabulary import Vocabulary
+
+__all__ = ["IncrementalDecoder", "StopStrings", "Stopped", "TokenText", "Tokenizer", "Vocabulary", "decode_all"]
