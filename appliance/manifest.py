@@ -1,21 +1,33 @@
 """The manifest, version 1: every key an operator can write, its type, its default and what it does.
 
-Strict: unknown keys, wrong types and out-of-range values are errors (``appliance.locate`` gives them a file:line:column).
+Strict: unknown keys, wrong types and out-of-range values are errors (``appliance.problems`` says where).
 A key exists only if it has an effect. ``auto`` values are resolved by ``appliance.plan``, which says to what and why.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 API_VERSION = "slipway/v1"
 
-_SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_DURATIONS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZES = {
+    "B": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+}
+_DURATIONS: dict[str, float] = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def _quantity(value: Any, units: dict[str, float], example: str) -> Any:
+def _quantity(value: Any, units: Mapping[str, float], example: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"must be a quantity such as {example}")
     if isinstance(value, int | float):
@@ -26,17 +38,31 @@ def _quantity(value: Any, units: dict[str, float], example: str) -> Any:
     return float(match[1]) * units[match[2]]
 
 
-def _bytes(value: Any) -> Any:
-    return value if value == "auto" else int(_quantity(value, _SIZES, "8GiB"))
+def _bytes(value: Any) -> int:
+    size = _quantity(value, _SIZES, "8GiB")
+    if size < 1 or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError("must be at least 1 byte and a whole number of bytes where it has no unit")
+    return int(size)
 
 
-def _seconds(value: Any) -> Any:
+def _bytes_or_auto(value: Any) -> int | str:
+    return "auto" if value == "auto" else _bytes(value)
+
+
+def _seconds(value: Any) -> float:
     return float(_quantity(value, _DURATIONS, "30s"))
 
 
-Bytes = Annotated[int, BeforeValidator(_bytes, json_schema_input_type=str | int), Field(ge=1)]
-BytesOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_bytes, json_schema_input_type=str | int)]
-Seconds = Annotated[float, BeforeValidator(_seconds, json_schema_input_type=str | float), Field(ge=0)]
+def _either(units: Mapping[str, float], minimum: int, *words: str) -> Any:
+    text = {"type": "string", "pattern": rf"^\s*\d+(\.\d+)?\s*({'|'.join(units)})\s*$"}
+    number = {"type": "integer" if units is _SIZES else "number", "minimum": minimum}
+    options = [*({"const": word, "type": "string"} for word in words), text, number]
+    return WithJsonSchema({"anyOf": options, "format": "size" if units is _SIZES else "duration"}, mode="validation")
+
+
+Bytes = Annotated[int, BeforeValidator(_bytes), _either(_SIZES, 1)]
+BytesOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_bytes_or_auto), _either(_SIZES, 1, "auto")]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0), _either(_DURATIONS, 0)]
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1)]
 SecretName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
@@ -238,5 +264,5 @@ class Manifest(Section):
     def _named_secrets_exist(self) -> "Manifest":
         name = self.endpoints.api_keys
         if name is not None and name not in self.secrets:
-            raise ValueError(f"endpoints.api_keys names the secret {name!r}, which `secrets` does not have")
+            raise PydanticCustomError("unknown_secret", "names a secret that `secrets` does not have", {"name": name})
         return self

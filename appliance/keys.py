@@ -1,0 +1,193 @@
+"""Every key of the manifest as data, derived from the schema: path, what is allowed, default, meaning.
+
+Error messages, suggestions, `slipway plan` and docs/manifest.md all read this one table.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from appliance.manifest import Manifest
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Key:
+    """`kind`: "section" has keys below, "map" has names of the operator's choice, "value" is a leaf. `types` are
+    the JSON types of its values, `choices` its fixed words, `form` "size" or "duration" where a unit is written."""
+
+    path: tuple[str, ...]
+    kind: str
+    types: frozenset[str]
+    choices: tuple[str, ...]
+    allowed: str
+    required: bool
+    default: Any
+    text: str
+    form: str = ""
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    def default_text(self) -> str:
+        return "(must be given)" if self.required else spell(self.default, self.form)
+
+
+_SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def spell(value: Any, form: str = "") -> str:
+    """A value as one would write it in YAML flow style: 32MiB, 15s, true, [a, b]."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case int() if form == "size":
+            for size, unit in _SIZES:
+                if value >= size and value % size == 0:
+                    return f"{value // size}{unit}"
+            return f"{value}B"
+        case int() | float() if form == "duration":
+            for span, unit in ((3600, "h"), (60, "m")):
+                if value >= span and value % span == 0:
+                    return f"{value / span:g}{unit}"
+            return f"{value:g}s"
+        case list() | tuple():
+            return f"[{', '.join(spell(item) for item in value)}]"
+        case dict():
+            return "{" + ", ".join(f"{key}: {spell(item)}" for key, item in value.items()) + "}"
+        case _:
+            return str(value)
+
+
+@cache
+def schema() -> Json:
+    """JSON Schema of what a manifest may hold (validation mode)."""
+    return Manifest.model_json_schema(mode="validation")
+
+
+@cache
+def keys() -> dict[tuple[str, ...], Key]:
+    """All keys by path, in order of the schema; `*` stands for a name of the operator's choice."""
+    return {key.path: key for key in _walk(schema(), ())}
+
+
+def find(path: tuple[str | int, ...]) -> Key | None:
+    """The declaration behind a path of a manifest: chosen names match `*`, items of a list their list."""
+    table = keys()
+    found: tuple[str, ...] = ()
+    for part in path:
+        if isinstance(part, int):
+            break
+        if (*found, part) in table:
+            found = (*found, part)
+        elif (*found, "*") in table:
+            found = (*found, "*")
+        else:
+            return None
+    return table.get(found)
+
+
+def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
+    """Names of the declared keys right below a path; for the root of the manifest, its sections."""
+    above: tuple[str, ...] = ()
+    if path:
+        key = find(path)
+        if key is None:
+            return ()
+        above = key.path
+    return tuple(p[-1] for p in keys() if p[:-1] == above and p[-1] != "*")
+
+
+def leaves() -> tuple[Key, ...]:
+    """The keys that hold values: what a plan lists."""
+    return tuple(key for key in keys().values() if key.kind == "value")
+
+
+def _walk(node: Json, path: tuple[str, ...]) -> Iterator[Key]:
+    required = node.get("required", ())
+    for name, child in node.get("properties", {}).items():
+        inner = (*path, name)
+        yield from _key(child, inner, name in required)
+
+
+def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
+    resolved = _resolve(node)
+    text = node.get("description", resolved.get("description", ""))
+    default = node.get("default")
+    options = [_resolve(option) for option in resolved.get("anyOf", (resolved,))]
+    types = frozenset(kind for option in options for kind in _types(option))
+    choices = tuple(str(word) for option in options for word in _words(option))
+    form = next((option["format"] for option in (resolved, *options) if "format" in option), "")
+    named = resolved.get("patternProperties") or ({"": resolved["additionalProperties"]} if _is_map(resolved) else {})
+    kind = "section" if "properties" in resolved else "map" if named else "value"
+    yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form)
+    if kind == "section":
+        yield from _walk(resolved, path)
+    for inner in named.values():
+        inner = _resolve(inner)
+        below = {"anyOf": inner["anyOf"], "description": "One secret: {file: path} or {env: NAME}."}
+        yield Key(
+            (*path, "*"), "section", frozenset({"object"}), (), _allowed(inner), False, None, below["description"]
+        )
+        for option in map(_resolve, inner["anyOf"]):
+            yield from _walk({**option, "required": ()}, (*path, "*"))
+
+
+def _is_map(node: Json) -> bool:
+    return isinstance(node.get("additionalProperties"), dict)
+
+
+def _resolve(node: Json) -> Json:
+    if "$ref" in node:
+        return schema()["$defs"][node["$ref"].removeprefix("#/$defs/")]  # type: ignore[no-any-return]
+    return node
+
+
+def _types(node: Json) -> tuple[str, ...]:
+    if "const" in node or "enum" in node:
+        return ("string",)
+    return (node["type"],) if "type" in node else ()
+
+
+def _words(node: Json) -> tuple[Any, ...]:
+    return tuple(node["enum"]) if "enum" in node else (node["const"],) if "const" in node else ()
+
+
+def _allowed(node: Json) -> str:
+    """What a value must be, in words."""
+    if form := node.get("format"):
+        example = {"size": "a size such as 8GiB", "duration": "a duration such as 30s"}[form]
+        return " or ".join([*(str(word) for option in node.get("anyOf", ()) for word in _words(option)), example])
+    if "anyOf" in node:
+        return " or ".join(dict.fromkeys(_allowed(_resolve(option)) for option in node["anyOf"]))
+    if words := _words(node):
+        return str(words[0]) if len(words) == 1 else f"one of {', '.join(map(str, words))}"
+    match node.get("type"):
+        case "boolean":
+            return "true or false"
+        case "integer" | "number" as kind:
+            return _number("a whole number" if kind == "integer" else "a number", node)
+        case "null":
+            return "null"
+        case "array":
+            return "a list of texts"
+        case "object":
+            names = ", ".join(node["properties"]) if "properties" in node else "names of your choice"
+            return f"a mapping with {names}"
+        case _:
+            return f"text that matches {node['pattern']}" if "pattern" in node else "text"
+
+
+def _number(noun: str, node: Json) -> str:
+    low, above, high = (node.get(name) for name in ("minimum", "exclusiveMinimum", "maximum"))
+    start = f"from {low:g}" if low is not None else f"above {above:g}" if above is not None else ""
+    if high is not None:
+        return f"{noun} {start} {'to' if low is not None else 'and at most'} {high:g}"
+    if low is not None:
+        return f"{noun} of at least {low:g}"
+    return f"{noun} {start}".strip()
