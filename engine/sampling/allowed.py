@@ -1,0 +1,22 @@
+"""`allowed_token_ids`: every other token becomes impossible."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.sampling.rows import Edit, Rows, flat
+
+
+def allowed_token_ids(rows: Rows) -> Edit | None:
+    users = rows.using(rows.columns.allowed)
+    if not users:
+        return None
+    at, ids = map(rows.to_device, flat(users, [rows.columns.allowed[int(rows.slots[row])] for row in users]))
+    whole = rows.to_device(np.array(users))
+
+    def edit(logits: Tensor) -> None:
+        kept = logits[at, ids]
+        logits[whole] = -torch.inf
+        logits[at, ids] = kept
+
+    return edit

@@ -1,0 +1,20 @@
+"""`logit_bias`: a number added to the logits of some tokens."""
+
+import numpy as np
+from torch import Tensor
+
+from engine.sampling.rows import Edit, Rows, flat
+
+
+def logit_bias(rows: Rows) -> Edit | None:
+    users = rows.using(rows.columns.bias)
+    if not users:
+        return None
+    entries = [rows.columns.bias[int(rows.slots[row])] for row in users]
+    at, ids = map(rows.to_device, flat(users, [ids for ids, _ in entries]))
+    values = rows.to_device(np.concatenate([values for _, values in entries]))
+
+    def edit(logits: Tensor) -> None:
+        logits[at, ids] += values
+
+    return edit

@@ -1,0 +1,98 @@
+"""Sampling parameters by slot of the request table: written once when a request enters, read by every step.
+
+Dense parameters are numpy columns, rare ones are kept only for the slots that use them, so that a step can see in
+microseconds which stages it needs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.api.messages import Sampling
+
+GREEDY_BELOW = 1e-5  # a temperature under this is greedy
+LOWEST_TEMPERATURE = 0.01  # others are raised to this: logits / temperature stays far from float32's limit
+
+
+@dataclass(frozen=True)
+class Words:
+    """Banned words of one request. A word of one token has an empty prefix."""
+
+    prefixes: np.ndarray  # [words, longest prefix] int64, right-aligned, -1 in front
+    lasts: np.ndarray  # [words] int64
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Logprobs of one request: `top` most likely tokens (-1: the whole vocabulary)."""
+
+    top: int
+    processed: bool
+
+
+class Columns:
+    """One row a slot. `vocab` is the width of the model's logits."""
+
+    def __init__(self, slots: int, vocab: int) -> None:
+        self.vocab = vocab
+        self.temperature = np.ones(slots, np.float32)
+        self.top_k = np.zeros(slots, np.int64)
+        self.top_p = np.ones(slots, np.float64)
+        self.min_p = np.zeros(slots, np.float64)
+        self.seed = np.zeros(slots, np.uint64)
+        self.repetition = np.ones(slots, np.float32)
+        self.frequency = np.zeros(slots, np.float32)
+        self.presence = np.zeros(slots, np.float32)
+        self.prompt_tokens = np.zeros(slots, np.int64)
+        self.min_tokens = np.zeros(slots, np.int64)
+        self.stop_ids: dict[int, np.ndarray] = {}  # only of slots with min_tokens
+        self.allowed: dict[int, np.ndarray] = {}
+        self.bias: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.bad_words: dict[int, Words] = {}
+        self.logprobs: dict[int, Asked] = {}
+        self.prompt_logprobs: dict[int, int] = {}
+
+    def write(self, slot: int, sampling: Sampling, *, prompt_tokens: int, stop_ids: tuple[int, ...]) -> None:
+        """A request enters `slot`; whatever an earlier one left there is gone."""
+        self.clear(slot)
+        self.temperature[slot] = _temperature(sampling.temperature)
+        self.top_k[slot] = sampling.top_k if 0 < sampling.top_k < self.vocab else 0
+        self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
+        self.seed[slot] = sampling.seed & 0xFFFFFFFFFFFFFFFF
+        self.repetition[slot] = sampling.repetition_penalty
+        self.frequency[slot] = sampling.frequency_penalty
+        self.presence[slot] = sampling.presence_penalty
+        self.prompt_tokens[slot] = prompt_tokens
+        self.min_tokens[slot] = sampling.min_tokens
+        if sampling.min_tokens and stop_ids:
+            # a checkpoint may name end tokens past its own vocabulary; they can never be drawn
+            self.stop_ids[slot] = np.array([i for i in stop_ids if i < self.vocab], np.int64)
+        if sampling.allowed_token_ids is not None:
+            self.allowed[slot] = np.array(sampling.allowed_token_ids, np.int64)
+        if sampling.logit_bias:
+            ids = np.fromiter(sampling.logit_bias.keys(), np.int64)
+            self.bias[slot] = ids, np.fromiter(sampling.logit_bias.values(), np.float32)
+        if sampling.bad_words:
+            self.bad_words[slot] = _words(sampling.bad_words)
+        if sampling.logprobs is not None:
+            self.logprobs[slot] = Asked(sampling.logprobs, sampling.logprobs_mode == "processed")
+        if sampling.prompt_logprobs is not None:
+            self.prompt_logprobs[slot] = sampling.prompt_logprobs
+
+    def clear(self, slot: int) -> None:
+        for sparse in (self.stop_ids, self.allowed, self.bias, self.bad_words, self.logprobs, self.prompt_logprobs):
+            sparse.pop(slot, None)
+
+
+def _temperature(value: float) -> float:
+    return 0.0 if value < GREEDY_BELOW else max(value, LOWEST_TEMPERATURE)
+
+
+def _words(words: tuple[tuple[int, ...], ...]) -> Words:
+    longest = max(len(word) for word in words) - 1
+    prefixes = np.full((len(words), longest), -1, np.int64)
+    for index, word in enumerate(words):
+        if len(word) > 1:
+            prefixes[index, longest - len(word) + 1 :] = word[:-1]
+    return Words(prefixes, np.array([word[-1] for word in words], np.int64))

@@ -1,0 +1,89 @@
+"""One token a row: the most likely one of greedy rows, argmax(logit + noise) of the others.
+
+Rows with min_p, top_k or top_p draw among their candidates only; the noise is a token's own, so that a token's score is
+the same whichever way its row goes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.sampling.candidates import Candidates, candidates
+from engine.sampling.cuts import Cut
+from engine.sampling.noise import Noise, row_keys
+from engine.sampling.rows import Rows
+
+NARROW, WIDE = 256, 1024  # sorted candidates: at first, and where a top_k wants more
+
+
+@dataclass(frozen=True)
+class Draw:
+    """`score` [rows] is finite where the row could draw. `cut` says what was left of the rows that were cut."""
+
+    ids: Tensor  # [rows] int64
+    score: Tensor  # [rows] float32
+    cut: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()
+
+
+def draw(logits: Tensor, rows: Rows, noise: Noise, cuts: Sequence[Cut]) -> Draw:
+    ids = logits.argmax(1)
+    score = logits.gather(1, ids[:, None])[:, 0]
+    chosen = np.flatnonzero(~rows.greedy)
+    if not len(chosen):
+        return Draw(ids, score)
+    keys = rows.to_device(row_keys(rows.columns.seed[rows.slots], rows.lengths))
+    columns, slots = rows.columns, rows.slots[chosen]
+    is_cut = (columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0) | (columns.min_p[slots] > 0.0)
+    _draw_whole(logits, rows.to_device(chosen[~is_cut]), keys, noise, ids, score)
+    parts: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()
+    if is_cut.any():
+        parts = _cut(logits, rows, chosen[is_cut], cuts)
+        for part, found, keep in parts:
+            at = rows.to_device(part)
+            perturbed = found.values + noise.some_tokens(keys[at], found.ids)
+            beyond = torch.arange(found.width, device=logits.device) >= keep[:, None]
+            best = perturbed.masked_fill_(beyond, -torch.inf).argmax(1, keepdim=True)
+            ids[at] = found.ids.gather(1, best)[:, 0]
+            score[at] = perturbed.gather(1, best)[:, 0]
+    return Draw(ids, score, parts)
+
+
+def _draw_whole(logits: Tensor, at: Tensor, keys: Tensor, noise: Noise, ids: Tensor, score: Tensor) -> None:
+    """Draws over the whole vocabulary, for as many rows at once as the device likes."""
+    for part in at.split(noise.rows_at_once(logits.device)):
+        perturbed = noise.all_tokens(keys[part]).add_(logits[part])
+        best = perturbed.argmax(1, keepdim=True)
+        ids[part] = best[:, 0]
+        score[part] = perturbed.gather(1, best)[:, 0]
+
+
+def _cut(
+    logits: Tensor, rows: Rows, chosen: np.ndarray, cuts: Sequence[Cut]
+) -> tuple[tuple[np.ndarray, Candidates, Tensor], ...]:
+    """Candidates and prefixes of the chosen rows: narrow ones first, then in full where that was not enough."""
+    columns, slots = rows.columns, rows.slots[chosen]
+    width = WIDE if ((columns.top_k[slots] > NARROW) & (columns.top_k[slots] <= WIDE)).any() else NARROW
+    found, keep = _shorten(logits, rows, chosen, cuts, width)
+    resolved = found.resolved(keep)
+    if resolved.all():
+        return ((chosen, found, keep),)
+    done = resolved.cpu().numpy()
+    narrow = Candidates(found.values[resolved], found.ids[resolved], found.vocab, None)
+    rest = chosen[~done]
+    return (chosen[done], narrow, keep[resolved]), (rest, *_shorten(logits, rows, rest, cuts, logits.shape[1]))
+
+
+def _shorten(
+    logits: Tensor, rows: Rows, chosen: np.ndarray, cuts: Sequence[Cut], width: int
+) -> tuple[Candidates, Tensor]:
+    shortens = [shorten for cut in cuts if (shorten := cut(rows, chosen)) is not None]
+    normalise = bool((rows.columns.top_p[rows.slots[chosen]] < 1.0).any())
+    some = logits if len(chosen) == len(logits) else logits[rows.to_device(chosen)]
+    found = candidates(some, min(width, logits.shape[1]), normalise=normalise)
+    keep = torch.full((len(chosen),), found.vocab, dtype=torch.int64, device=logits.device)
+    for shorten in shortens:
+        keep = shorten(found, keep)
+    return found, keep

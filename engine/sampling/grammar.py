@@ -1,0 +1,21 @@
+"""Structured output: tokens outside the grammar's mask become impossible."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.sampling.rows import Edit, Rows
+
+
+def grammar(rows: Rows) -> Edit | None:
+    if not rows.masks:
+        return None
+    users = rows.to_device(np.fromiter(rows.masks, np.int64))
+    words = rows.to_device(np.stack(list(rows.masks.values())).view(np.int32))
+
+    def edit(logits: Tensor) -> None:
+        bits = torch.arange(32, dtype=torch.int32, device=logits.device)
+        allowed = (words[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
+        logits[users] = torch.where(allowed, logits[users], -torch.inf)
+
+    return edit

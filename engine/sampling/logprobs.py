@@ -1,0 +1,46 @@
+"""Log probabilities for those who ask: of a given token, its rank, and the most likely tokens.
+
+All numbers of a row come from one log-softmax, so a token has the same float wherever it appears.
+"""
+
+import torch
+from torch import Tensor
+
+from engine.api.messages import Logprob
+
+
+def logprobs(logits: Tensor, ids: Tensor, tops: list[int]) -> list[Logprob]:
+    """Of token `ids[i]` under `logits[i]`, with the `tops[i]` most likely tokens (-1: all), descending, equal ones by
+    id. Both on one device; logits: [rows, vocab]."""
+    table = logits.float().log_softmax(1)
+    own = table.gather(1, ids[:, None])
+    ranks = ((table > own).sum(1) + 1).tolist()
+    limits = [table.shape[1] if top < 0 else min(top, table.shape[1]) for top in tops]
+    widest = max((limit for limit in limits if limit < table.shape[1]), default=0)
+    shared_ids, shared_values = _top(table, widest)
+    found = []
+    for row, (token, own_value, rank, limit) in enumerate(
+        zip(ids.tolist(), own[:, 0].tolist(), ranks, limits, strict=True)
+    ):
+        if limit > widest:
+            whole_ids, whole_values = _top(table[row : row + 1], limit)
+            top = whole_ids[0], whole_values[0]
+        else:
+            top = shared_ids[row][:limit], shared_values[row][:limit]
+        found.append(Logprob(token, own_value, rank, tuple(top[0]), tuple(top[1])))
+    return found
+
+
+def _top(table: Tensor, count: int) -> tuple[list[list[int]], list[list[float]]]:
+    if count == 0:
+        return [[]] * len(table), [[]] * len(table)
+    ids = table.topk(count, dim=1, sorted=False).indices.sort(dim=1).values
+    values, order = table.gather(1, ids).sort(dim=1, descending=True, stable=True)
+    return ids.gather(1, order).tolist(), values.tolist()
+
+
+def kept_only(logits: Tensor, ids: Tensor, keep: Tensor) -> Tensor:
+    """Logits [rows, vocab] of which only the first `keep[i]` of `ids[i]` are left."""
+    beyond = torch.arange(ids.shape[1], device=ids.device) >= keep[:, None]
+    values = logits.gather(1, ids).masked_fill(beyond, -torch.inf)
+    return torch.full_like(logits, -torch.inf).scatter_(1, ids, values)

@@ -1,0 +1,46 @@
+"""Penalties on tokens that were seen: repetition over prompt and reply, frequency and presence over the reply only.
+
+repetition r:  logit / r if logit > 0 else logit · r        (Keskar et al. 2019, CTRL)
+others:        logit - frequency · count - presence · [count > 0]
+
+Only seen tokens are touched: work grows with the length of the sequences, not with the vocabulary.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.sampling.rows import Edit, Rows
+
+
+def repetition_penalty(rows: Rows) -> Edit | None:
+    penalty = rows.columns.repetition[rows.slots]
+    users = np.flatnonzero(penalty != 1.0)
+    if not len(users):
+        return None
+    at, strength = rows.to_device(users)[:, None], rows.to_device(penalty[users])[:, None]
+
+    def edit(logits: Tensor) -> None:
+        ids, _ = rows.history(users)
+        seen = logits[at, ids]
+        logits[at, ids] = torch.where(seen > 0, seen / strength, seen * strength)
+
+    return edit
+
+
+def reply_penalties(rows: Rows) -> Edit | None:
+    """Frequency, then presence."""
+    frequency, presence = rows.columns.frequency[rows.slots], rows.columns.presence[rows.slots]
+    begun = rows.lengths > rows.columns.prompt_tokens[rows.slots]
+    users = np.flatnonzero(((frequency != 0) | (presence != 0)) & begun)
+    if not len(users):
+        return None
+    at = rows.to_device(users)[:, None]
+    per_count, once = rows.to_device(frequency[users])[:, None], rows.to_device(presence[users])[:, None]
+
+    def edit(logits: Tensor) -> None:
+        ids, reply = rows.history(users)
+        counts = logits.new_zeros(len(users), logits.shape[1]).scatter_add_(1, ids, reply.float()).gather(1, ids)
+        logits[at, ids] = logits[at, ids] - per_count * counts - once * (counts > 0)
+
+    return edit
