@@ -3,6 +3,9 @@
 Each message says what was given, what is possible, and which key to change.
 """
 
+EXIT_PERMANENT = 78  # configuration, checkpoint or memory: a restart fails the same way (sysexits.h: EX_CONFIG)
+EXIT_CRASH = 70  # anything else: a restart may help (sysexits.h: EX_SOFTWARE)
+
 
 class EngineError(Exception):
     """Root of all expected errors of the engine. `code` is a stable word for logs, exit codes and API errors."""
@@ -42,6 +45,12 @@ class RequestError(EngineError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class StepError(EngineError):
+    """The model gave no usable logits for a request; others go on."""
+
+    code = "step"
 
 
 class EngineGone(EngineError):

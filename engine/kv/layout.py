@@ -1,32 +1,30 @@
-"""How the KV pool is divided: groups of layers, tokens per block, bytes per block. Torch-free; the planner uses it too.
+"""How the KV pool is divided: groups of layers, tokens and bytes per block. Torch-free; the planner uses it too.
 
-One pool holds equal blocks for all groups. A block belongs to one group at a time and holds `block_tokens` tokens of all
-its layers in one contiguous range, `[layer][k, v][token][kv head][dim]`, so that a block is one transfer. Groups have
-the same number of layers; where a kind of layers does not fill its last group, that group's spare layers stay unused.
+One pool holds equal blocks for all groups. A block belongs to one group at a time and holds `block_tokens` tokens of
+all its layers in one contiguous range, `[layer][k, v][token][kv head][dim]`, so that a block is one transfer. Groups
+have the same number of layers; where a kind of layers does not fill its last group, its spare layers stay unused.
 """
 
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from engine.models.parts import Attention, Model, attentions
+from engine.models.parts import Model, attentions
 
 NULL_BLOCK = 0  # never given to a request; a released position of a block table points to it
+MAX_SPARE = (
+    0.1  # share of the layers that may be spare so that there are fewer groups, each of which has its own tables
+)
 
 
-def full() -> Callable[[int], int]:
-    """Position n reads everything before it."""
-    return lambda n: 0
-
-
-def window(size: int) -> Callable[[int], int]:
-    """Position n reads itself and the size - 1 positions before it."""
-    return lambda n: max(0, n - size + 1)
+def blocks_of(tokens: int, block_tokens: int) -> int:
+    """Blocks that hold this many tokens from a block's start on."""
+    return -(-tokens // block_tokens)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layers (indexes into the model's attention layers) that share block tables. `needed_from(n)` is the first position
-    that position n still reads."""
+    """Layers (indexes into the model's attention layers) that share block tables. `needed_from(n)` is the first
+    position that position n still reads."""
 
     name: str
     layers: tuple[int, ...]
@@ -60,19 +58,34 @@ class Layout:
         """Blocks that fit in the pool, the null block among them."""
         return pool_bytes // self.block_bytes
 
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that one request of this many tokens holds at most, over all groups."""
+    def blocks_for(self, tokens: int, step_tokens: int = 1) -> int:
+        """Blocks that one request of this many tokens holds at most, over all groups, when a step computes at most
+        `step_tokens` of it: a window keeps its reach behind the first of them besides the step itself."""
         total = 0
         for group in self.groups:
-            reach = tokens if group.window is None else min(tokens, group.window + self.block_tokens)
-            total += -(-reach // self.block_tokens)
+            most = blocks_of(tokens, self.block_tokens)
+            if group.window is not None:
+                reach = group.window - 1 + min(step_tokens, tokens)
+                # positions that begin anywhere in a block: the first of them may be the last of its block
+                most = min(most, blocks_of(reach - 1, self.block_tokens) + 1)
+            total += most
         return total
+
+    def tokens_in(self, blocks: int, step_tokens: int = 1) -> int:
+        """Tokens of the longest request that this many blocks (without the null block) hold. Unbounded windows only:
+        where every group is windowed and fits, any length does, and the answer is 2**31 - 1."""
+        low, high = 0, 2**31 - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.blocks_for(middle, step_tokens) <= blocks else (low, middle - 1)
+        return low
 
 
 def layout(model: Model, *, block_tokens: int, element_bytes: int, ranks: int = 1) -> Layout:
     """Groups the model's attention layers by what they keep, and cuts each kind into groups of equal layer count.
 
-    The count is the one that wastes the fewest bytes of spare layers; of equals, the one with the fewest groups.
+    The count is the largest whose spare layers are at most a tenth of all layers (22 window + 4 full: 4 a block, 7
+    groups, 2 spare); of counts with equally few groups, the one that spares least.
     """
     parts = attentions(model)
     kinds: dict[int | None, list[int]] = {}
@@ -80,7 +93,7 @@ def layout(model: Model, *, block_tokens: int, element_bytes: int, ranks: int = 
         kinds.setdefault(part.window, []).append(index)
     heads = {(part.kv_heads, part.head_dim) for part in parts}
     assert len(heads) == 1, "layers with different KV heads or head sizes need a pool with unequal pages"
-    size = min(range(1, max(map(len, kinds.values())) + 1), key=lambda n: _waste(n, kinds.values()))
+    size = _layers_per_block([len(members) for members in kinds.values()])
     groups = []
     for span, members in sorted(kinds.items(), key=lambda item: item[0] or 0):
         name = "full" if span is None else f"window{span}"
@@ -90,9 +103,13 @@ def layout(model: Model, *, block_tokens: int, element_bytes: int, ranks: int = 
     return Layout(tuple(groups), block_tokens, size, max(1, kv_heads // ranks), head_dim, element_bytes)
 
 
-def _waste(size: int, kinds) -> tuple[int, int]:  # type: ignore[no-untyped-def]
-    groups = [-(-len(members) // size) for members in kinds]
-    return sum(groups) * size - sum(map(len, kinds)), sum(groups)
-
-
-__all__ = ["NULL_BLOCK", "Attention", "Group", "Layout", "full", "layout", "window"]
+def _layers_per_block(counts: Collection[int]) -> int:
+    """Layers a block for kinds of so many layers each: 1 wastes nothing, so a count always exists."""
+    best: tuple[int, int, int] | None = None
+    for size in range(1, max(counts) + 1):
+        groups = sum(blocks_of(count, size) for count in counts)
+        spare = groups * size - sum(counts)
+        if spare <= MAX_SPARE * sum(counts) and (best is None or (groups, spare) < best[:2]):
+            best = groups, spare, size
+    assert best is not None, "one layer a block leaves nothing spare"
+    return best[2]

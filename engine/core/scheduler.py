@@ -1,0 +1,376 @@
+"""What runs in the next step: a pure function of the events so far. No clock, I/O, torch or randomness; times are data.
+
+One rule for all rows: computed positions catch up with known tokens. Decode, chunked prefill, prefix hits and resumed
+sequences are the same case. A step first gives every running sequence that lacks one token its row, then the
+prompts in work what is left of the token budget, then admits waiting ones in the order of their ranks.
+
+A step is planned with the upper bound: a token that a step in flight is sampling counts as there, until its result says
+that it ended its request. What is sampled for a request that ended meanwhile is dropped.
+
+Blocks that are missing are taken from the running sequence of the worst rank, which waits and is computed again later.
+The best one is never preempted for another, and alone it fits (or was refused at once), so it always goes on.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.api.errors import RequestError, StepError
+from engine.api.hashes import root_hash
+from engine.api.messages import Delta, Failed, Finish, Logprob, Submit
+from engine.core.config import SchedulerConfig
+from engine.core.counters import Counters
+from engine.core.order import Ranked
+from engine.core.plan import NewRow, Row, StepPlan, StepResult
+from engine.core.sequence import Sequence, State
+from engine.kv.cache import MISS, Blocks, Cache, Tables
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan and whose its rows are. `constrained`: rows (their index) whose tokens a grammar limits."""
+
+    plan: StepPlan
+    sequences: list[Sequence]
+    constrained: list[int]
+
+
+@dataclass(slots=True)
+class Settled:
+    """What a result meant for the requests."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making."""
+
+    step: int
+    budget: int
+    rows: list[Row] = field(default_factory=list)
+    sequences: list[Sequence] = field(default_factory=list)
+    new: list[NewRow] = field(default_factory=list)
+    preempted: bool = False
+
+
+class Scheduler:
+    """`note` is told (request id, what happened) of everything but tokens: for replays."""
+
+    def __init__(self, config: SchedulerConfig, note: Callable[[str, str], None] | None = None) -> None:
+        layout = config.layout
+        self.config = config
+        self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=config.prefix_cache)
+        self.counters = Counters()
+        self.step = 0
+        self._note = note or _unnoted
+        self._slots = min(
+            config.max_running, config.max_step_tokens
+        )  # so that every one of them gets a token each step
+        self._free_slots = list(range(self._slots - 1, -1, -1))
+        self._dropped: list[int] = []  # slots whose requests left since the last plan
+        self._running, self._waiting = Ranked(), Ranked()
+        self._by_id: dict[str, Sequence] = {}
+        self._in_flight: deque[Planned] = deque()
+        self._arrivals = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._in_flight)
+
+    # Events
+
+    def submit(self, submit: Submit, now: float) -> Delta | None:
+        """Takes a request in. A resumed one that had all its tokens ends at once, with the Delta returned. Raises
+        RequestError for one that can never be served."""
+        if submit.id in self._by_id:
+            raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
+        self.config.check(submit)
+        self._arrivals += 1
+        rank = (submit.priority if self.config.policy == "priority" else 0, self._arrivals)
+        sequence = Sequence(submit, rank, now, self.config.max_context)
+        finish, reason = sequence.finish() if submit.emitted else (None, None)
+        if finish is not None:
+            return Delta(submit.id, finish=finish, stop_reason=reason, timing=sequence.timing())
+        self._rotate(sequence, sequence.prompt_tokens)
+        if sequence.total > sequence.rope_limit:
+            self._rotate(sequence, sequence.total)
+        self._by_id[submit.id] = sequence
+        self._waiting.add(sequence)
+        self._note(submit.id, f"queued with {sequence.prompt_tokens} prompt and {len(submit.emitted)} emitted tokens")
+        return None
+
+    def end(self, id: str, finish: Finish) -> Delta | None:
+        """Ends a request from outside (abort, a finished grammar): its blocks are free in the next plan. None for an
+        unknown id."""
+        sequence = self._by_id.get(id)
+        if sequence is None:
+            return None
+        self._end(sequence, finish)
+        return Delta(id, finish=finish, timing=sequence.timing())
+
+    def end_all(self) -> None:
+        """Aborts every request, silently: nobody is there to be told."""
+        for id in list(self._by_id):
+            self.end(id, "abort")
+
+    def reset_prefix_cache(self) -> None:
+        self.cache.pool.forget_all()
+
+    def plan(self, now: float) -> Planned | None:
+        """The next step, or None if nothing can be computed before a result or a request comes."""
+        draft = _Draft(self.step + 1, self.config.max_step_tokens)
+        prompts = self._plan_tokens(draft)
+        for sequence in prompts:
+            if draft.budget and sequence.state is State.RUNNING:
+                self._plan_prompt(draft, sequence)
+        while draft.budget and len(self._waiting) and not draft.preempted and self._admit(draft, now):
+            pass
+        if not draft.rows:
+            return None
+        self.step = draft.step
+        plan = StepPlan(draft.step, tuple(draft.new), tuple(self._dropped), tuple(draft.rows))
+        self._dropped.clear()
+        constrained = [i for i, s in enumerate(draft.sequences) if s.constrained and draft.rows[i].sample]
+        planned = Planned(plan, draft.sequences, constrained)
+        self._in_flight.append(planned)
+        self.counters.steps.append(self.config.max_step_tokens - draft.budget)
+        return planned
+
+    def apply(self, result: StepResult, now: float) -> Settled:
+        """Takes in what the oldest step in flight gave."""
+        planned = self._in_flight.popleft()
+        assert planned.plan.step == result.step, f"result {result.step} came for step {planned.plan.step}"
+        settled = Settled()
+        for index, sequence in enumerate(planned.sequences):
+            if sequence.state is State.ENDED:
+                continue
+            row = planned.plan.rows[index]
+            if index in result.failed:
+                self._fail(sequence, result.failed[index], settled)
+                continue
+            if sequence.prompt_logprobs is not None:
+                _keep_prompt_logprobs(sequence, row, result.prompt_logprobs.get(index, ()))
+            if row.sample:
+                sequence.ids.append(result.sampled[index])
+                self.counters.generated_tokens += 1
+                settled.deltas.append(self._delta(sequence, result, index, now))
+            elif sequence.total == sequence.limit and row.first + row.count == sequence.limit:
+                sequence.first_token = sequence.last_token = now
+                self._end(sequence, "length")
+                settled.deltas.append(_last_of_scored(sequence))
+        return settled
+
+    # One step
+
+    def _plan_tokens(self, draft: _Draft) -> list[Sequence]:
+        """Rows of all running sequences that lack one token. Returns those that lack more."""
+        prompts: list[Sequence] = []
+        outgrown: list[Sequence] = []
+        rows, sequences, nothing, step = draft.rows, draft.sequences, self.cache.nothing, draft.step
+        for sequence in self._running.items:  # a preemption takes the last one away, which is this one or comes later
+            first, total = sequence.computed, sequence.total
+            missing = min(total, sequence.last) - first
+            if missing != 1:
+                if missing > 0:
+                    prompts.append(sequence)
+                continue
+            if total > sequence.rope_limit:
+                outgrown.append(sequence)
+                continue
+            if sequence.constrained and sequence.pending:
+                continue  # its mask follows from a token that is not known
+            blocks = nothing
+            if first >= sequence.tables.touch:
+                room = self._make_room(draft, sequence, first + 1)
+                if room is None:
+                    continue
+                blocks = room
+            sample = total == first + 1 and total < sequence.limit
+            sequence.computed = first + 1
+            sequence.total = total + sample
+            sequence.step = step
+            rows.append(Row(sequence.slot, first, 1, sample, blocks))
+            sequences.append(sequence)
+        draft.budget -= len(rows)
+        for sequence in outgrown:
+            if sequence.state is State.RUNNING and not sequence.pending:
+                self._leave(sequence)
+                self._note(sequence.id, f"waits to be rotated anew past {sequence.rope_limit} tokens")
+        return prompts
+
+    def _plan_prompt(self, draft: _Draft, sequence: Sequence) -> None:
+        """The next chunk of a running sequence that lacks several tokens."""
+        first = sequence.computed
+        count = min(min(sequence.total, sequence.last) - first, draft.budget)
+        blocks = self._make_room(draft, sequence, first + count)
+        if blocks is not None:
+            self._add_row(draft, sequence, count, blocks)
+
+    def _admit(self, draft: _Draft, now: float) -> bool:
+        """Lets the first waiting sequence run, if there is a place, and blocks for all its tokens beside one more for
+        each that runs (else those would soon preempt it again)."""
+        sequence, spare = self._waiting.first, self.cache.pool.free - len(self._running)
+        if sequence.pending or not self._free_slots or spare < 1:
+            return False
+        if sequence.total > sequence.rope_limit:
+            self._rotate(sequence, sequence.total)
+        may_read = self.config.prefix_cache and sequence.sampling.prompt_logprobs is None
+        hit = self.cache.look(sequence.tables, sequence.ids) if may_read else MISS
+        if self.cache.wanted(sequence.tables, hit, sequence.total, self.config.max_step_tokens) > spare:
+            return False
+        self._waiting.remove(sequence)
+        sequence.become(State.RUNNING)
+        sequence.slot = self._free_slots.pop()
+        self._running.add(sequence)
+        self.cache.start(sequence.tables, hit)
+        sequence.computed = hit.tokens
+        if sequence.scheduled is None:
+            sequence.scheduled = now
+            sequence.cached_tokens = min(hit.tokens, sequence.prompt_tokens)
+            self.counters.prompt(sequence.prompt_tokens, hit, looked=may_read)
+        self._note(sequence.id, f"step {draft.step}: runs in slot {sequence.slot}, {hit.tokens} tokens cached")
+        count = min(sequence.total - hit.tokens, draft.budget)
+        added = self.cache.grow(sequence.tables, sequence.ids, hit.tokens, hit.tokens + count)
+        assert added is not None, "blocks for the whole sequence were free"
+        draft.new.append(
+            NewRow(
+                sequence.slot,
+                tuple(sequence.ids),
+                sequence.prompt_tokens,
+                sequence.sampling,
+                tuple(sequence.stops),
+                sequence.rope_length,
+            )
+        )
+        self._add_row(draft, sequence, count, tuple(map(tuple, sequence.tables.blocks)))
+        return True
+
+    def _add_row(self, draft: _Draft, sequence: Sequence, count: int, blocks: Blocks) -> None:
+        first = sequence.computed
+        sample = first + count == sequence.total < sequence.limit
+        sequence.computed = first + count
+        self.cache.publish(sequence.tables, sequence.ids, sequence.computed)
+        sequence.total += sample
+        sequence.step = draft.step
+        draft.budget -= count
+        draft.rows.append(Row(sequence.slot, first, count, sample, blocks))
+        draft.sequences.append(sequence)
+
+    # Blocks and slots
+
+    def _make_room(self, draft: _Draft, sequence: Sequence, end: int) -> Blocks | None:
+        """Blocks up to position `end`, at the cost of sequences of worse rank. None if this one has to stand back."""
+        while True:
+            blocks = self.cache.grow(sequence.tables, sequence.ids, sequence.computed, end)
+            if blocks is not None:
+                return blocks
+            victim = self._running.last
+            if victim.step == draft.step:
+                return None  # it has its row in this step already; it ends, or runs out of blocks itself
+            draft.preempted = True
+            self.counters.preemptions += 1
+            victim.preemptions += 1
+            self._leave(victim)
+            self._note(victim.id, f"step {draft.step}: preempted at {victim.total} tokens, {sequence.id} needs blocks")
+            if victim is sequence:
+                return None
+
+    def _leave(self, sequence: Sequence) -> None:
+        """A running sequence gives up what it holds and waits; a token on its way still counts."""
+        self._vacate(sequence)
+        sequence.become(State.WAITING)
+        sequence.computed = 0
+        self._waiting.add(sequence)
+
+    def _vacate(self, sequence: Sequence, *, forget: bool = False) -> None:
+        if not forget:
+            self.cache.publish(sequence.tables, sequence.ids, sequence.computed)
+        self.cache.end(sequence.tables, forget=forget)
+        self._running.remove(sequence)
+        self._dropped.append(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = -1
+
+    def _end(self, sequence: Sequence, finish: Finish, *, forget: bool = False) -> None:
+        if sequence.state is State.RUNNING:
+            self._vacate(sequence, forget=forget)
+        else:
+            self._waiting.remove(sequence)
+        sequence.become(State.ENDED)
+        del self._by_id[sequence.id]
+        self._note(sequence.id, f"ends with {finish} after {len(sequence.ids) - sequence.prompt_tokens} tokens")
+
+    # Requests
+
+    def _rotate(self, sequence: Sequence, length: int) -> None:
+        """Fixes the length whose rotary scaling the known tokens use, on which cached blocks depend."""
+        sequence.rope_length = length
+        sequence.rope_limit = self.config.rope_limit(length)
+        root = root_hash(sequence.submit.salt.encode(), *self.config.variants(length))
+        sequence.tables = Tables(root, len(self.cache.groups))
+
+    # Results
+
+    def _delta(self, sequence: Sequence, result: StepResult, index: int, now: float) -> Delta:
+        """What the request gained by the token just appended."""
+        ids = sequence.ids
+        token = ids[-1]
+        finish: Finish | None = None
+        reason: int | None = None
+        if token in sequence.stops or len(ids) >= sequence.limit:
+            finish, reason = sequence.finish()
+        sequence.last_token = now
+        if finish is None and sequence.first_token is not None and not result.logprobs:
+            return Delta(sequence.id, (token,))
+        timed = finish is not None or sequence.first_token is None
+        if sequence.first_token is None:
+            sequence.first_token = now
+        logprob = result.logprobs.get(index)
+        prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
+        if finish is not None:
+            self._end(sequence, finish)
+        return Delta(
+            sequence.id,
+            (token,),
+            logprobs=() if logprob is None else (logprob,),
+            prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+            finish=finish,
+            stop_reason=reason,
+            timing=sequence.timing() if timed else None,
+        )
+
+    def _fail(self, sequence: Sequence, why: str, settled: Settled) -> None:
+        self._end(sequence, "error", forget=True)
+        settled.failed.append(Failed(sequence.id, StepError.code, why))
+        settled.deltas.append(Delta(sequence.id, finish="error", timing=sequence.timing()))
+
+
+def _keep_prompt_logprobs(sequence: Sequence, row: Row, logprobs: tuple[Logprob, ...]) -> None:
+    assert sequence.prompt_logprobs is not None, "asked for by the caller"
+    # by position: a step in flight may still tell of tokens that are computed again after a preemption
+    sequence.prompt_logprobs[row.first + 1 : row.first + 1 + len(logprobs)] = logprobs
+
+
+def _last_of_scored(sequence: Sequence) -> Delta:
+    """The one delta of a request without a reply."""
+    prompt_logprobs = sequence.prompt_logprobs
+    return Delta(
+        sequence.id,
+        prompt_logprobs=None if prompt_logprobs is None else tuple(prompt_logprobs),
+        finish="length",
+        timing=sequence.timing(),
+    )
+
+
+def _unnoted(id: str, what: str) -> None:
+    """Nobody listens."""

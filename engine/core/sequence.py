@@ -1,0 +1,122 @@
+"""One request in the scheduler: its tokens, how many of them are computed or on their way, and its state."""
+
+from enum import Enum
+
+import msgspec
+
+from engine.api.messages import Finish, Logprob, Sampling, Submit, Timing
+from engine.kv.cache import Tables
+
+Rank = tuple[int, int]  # (priority, arrival), or (0, arrival): smaller goes first, and is preempted last
+
+
+class State(Enum):
+    WAITING = "waiting"  # holds nothing
+    RUNNING = "running"  # holds a slot and blocks
+    ENDED = "ended"  # holds nothing; what steps in flight still sample for it is dropped
+
+
+TRANSITIONS: dict[State, tuple[State, ...]] = {
+    State.WAITING: (State.RUNNING, State.ENDED),
+    State.RUNNING: (State.WAITING, State.ENDED),  # preempted, or done
+    State.ENDED: (),
+}
+
+
+class Sequence:
+    """`ids` are the known tokens; `total` counts those being sampled too. Positions before `computed` are written by
+    steps that are planned. `limit` is the longest it gets, and no position from `last` on is ever computed: the token
+    that reaches the limit is only given out.
+    """
+
+    __slots__ = (
+        "arrived",
+        "cached_tokens",
+        "computed",
+        "constrained",
+        "first_token",
+        "id",
+        "ids",
+        "last",
+        "last_token",
+        "limit",
+        "min_total",
+        "preemptions",
+        "prompt_logprobs",
+        "prompt_tokens",
+        "rank",
+        "rope_length",
+        "rope_limit",
+        "scheduled",
+        "slot",
+        "state",
+        "step",
+        "stops",
+        "submit",
+        "tables",
+        "total",
+    )
+
+    def __init__(self, submit: Submit, rank: Rank, now: float, max_context: int) -> None:
+        self.submit = submit
+        self.id = submit.id
+        self.rank = rank
+        self.state = State.WAITING
+        self.ids = [*submit.prompt, *submit.emitted]
+        self.prompt_tokens = len(submit.prompt)
+        self.total = len(self.ids)
+        self.computed = 0
+        self.limit = min(self.prompt_tokens + submit.max_tokens, max_context)
+        self.last = self.limit - 1 if submit.max_tokens else self.limit  # without a reply the whole prompt is scored
+        self.min_total = self.prompt_tokens + submit.sampling.min_tokens
+        self.stops: dict[int, int | None] = {token: token for token in submit.stop_token_ids}
+        if not submit.ignore_eos:
+            self.stops.update(dict.fromkeys(submit.eos_token_ids))
+        self.constrained = submit.grammar is not None
+        self.slot = -1
+        self.step = 0  # the last step that has a row of it
+        self.rope_length = self.prompt_tokens
+        self.rope_limit = 0  # positions from here on need another rope_length; set by the scheduler
+        self.tables = Tables(b"", 0)
+        self.prompt_logprobs: list[Logprob | None] | None = None
+        if submit.sampling.prompt_logprobs is not None and not submit.emitted:  # else an earlier engine gave them
+            self.prompt_logprobs = [None] * self.prompt_tokens
+        self.arrived = now
+        self.scheduled: float | None = None
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self.cached_tokens = self.preemptions = 0
+
+    def become(self, state: State) -> None:
+        assert state in TRANSITIONS[self.state], f"{self.id}: {self.state.value} never becomes {state.value}"
+        self.state = state
+
+    @property
+    def pending(self) -> int:
+        """Tokens that steps in flight are sampling."""
+        return self.total - len(self.ids)
+
+    @property
+    def sampling(self) -> Sampling:
+        """For the worker: prompt logprobs are asked for until they were given out."""
+        sampling = self.submit.sampling
+        if sampling.prompt_logprobs is None or self.prompt_logprobs is not None:
+            return sampling
+        return msgspec.structs.replace(sampling, prompt_logprobs=None)
+
+    def finish(self) -> tuple[Finish | None, int | None]:
+        """Whether the last known token, one of the reply, ends it, and the stop token that did."""
+        token = self.ids[-1]
+        if token in self.stops and len(self.ids) > self.min_total:
+            return "stop", self.stops[token]
+        return ("length" if len(self.ids) >= self.limit else None), None
+
+    def timing(self) -> Timing:
+        return Timing(
+            arrived=self.arrived,
+            scheduled=self.scheduled or 0.0,
+            first_token=self.first_token or 0.0,
+            last_token=self.last_token or 0.0,
+            cached_tokens=self.cached_tokens,
+            preemptions=self.preemptions,
+        )
