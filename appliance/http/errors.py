@@ -1,0 +1,184 @@
+"""The one translation of exceptions into the API's error object.
+
+`{"error": {"message", "type", "param", "code", "request_id"}}`; `code` is the HTTP status. Routes raise, nobody builds
+error responses by hand. Messages never carry file paths, object addresses or tracebacks (http-api.md B0.2).
+"""
+
+import re
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from engine.api.errors import EngineGone, RequestError
+
+_PATH = re.compile(r"(?<![\w:/.<])(?:/[\w.@+\-]+){2,}/?")
+_ADDRESS = re.compile(r"\s+(?:object\s+)?at 0x[0-9a-fA-F]+")
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
+
+ENGINE_FAILURE = "The server had an error while processing your request."
+
+
+def sanitise(message: str) -> str:
+    """The message without file paths, object addresses and tracebacks."""
+    return _PATH.sub("<path>", _ADDRESS.sub("", _TRACEBACK.sub("", message))).strip()
+
+
+class ApiError(Exception):
+    """What a client is told: `type` and `status` are the subclass's, `param` is the field to change."""
+
+    status = 500
+    type = "InternalServerError"
+
+    def __init__(self, message: str, param: str | None = None, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message = sanitise(message)
+        self.param = param
+        self.headers = headers or {}
+
+
+class BadRequest(ApiError):
+    """The request is well formed but cannot be served as it stands."""
+
+    status = 400
+    type = "BadRequestError"
+
+
+class InvalidBody(ApiError):
+    """The body is no JSON, or not of the route's schema."""
+
+    status = 400
+    type = "Bad Request"
+
+
+class Unauthorized(ApiError):
+    status = 401
+    type = "AuthenticationError"
+
+    def __init__(self) -> None:
+        message = "Missing or wrong API key: send it as `Authorization: Bearer <key>` or in the x-api-key header."
+        super().__init__(message, headers={"WWW-Authenticate": "Bearer"})
+
+
+class NotFound(ApiError):
+    """Its message may name what the client asked for, so it is not sanitised."""
+
+    status = 404
+    type = "NotFoundError"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param)
+        self.message = message
+
+
+class MethodNotAllowed(ApiError):
+    status = 405
+    type = "MethodNotAllowedError"
+
+
+class TooLarge(ApiError):
+    """The body is over limits.max_body; the connection is closed since the rest of it is not read."""
+
+    status = 413
+    type = "RequestEntityTooLargeError"
+
+    def __init__(self, limit: int) -> None:
+        message = f"The request body is larger than {limit} bytes, the server's limits.max_body."
+        super().__init__(message, headers={"Connection": "close"})
+
+
+class Unavailable(ApiError):
+    """Not now; the same request can succeed after `retry_after_s`."""
+
+    status = 503
+    type = "ServiceUnavailableError"
+
+    def __init__(self, message: str, retry_after_s: int, *, close: bool = False) -> None:
+        headers = {"Retry-After": str(retry_after_s)}
+        if close:
+            headers["Connection"] = "close"
+        super().__init__(message, headers=headers)
+
+
+class Overloaded(Unavailable):
+    """The queue is full (ER-13)."""
+
+    type = "Service Unavailable"
+
+
+class EngineFailed(ApiError):
+    """The engine ended, or gave up, under this request."""
+
+    def __init__(self, message: str = ENGINE_FAILURE) -> None:
+        super().__init__(message)
+
+
+class NotSupported(ApiError):
+    """No retry will help, and the SDKs retry each 5xx unless they are told."""
+
+    status = 501
+    type = "NotImplementedError"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class ClientGone(Exception):
+    """The client closed its connection before the reply was made; nobody reads an answer."""
+
+    status = 499
+
+
+def _from_http(error: HTTPException) -> ApiError:
+    headers = dict(error.headers or {})
+    if error.status_code == 404:
+        return NotFound("Not Found: this path does not exist; GET /openapi.json lists the routes.")
+    if error.status_code == 405:
+        return MethodNotAllowed(f"Method Not Allowed: use {headers.get('Allow', 'another method')}.", headers=headers)
+    status = error.status_code
+    translated = (BadRequest if status < 500 else ApiError)(str(error.detail), headers=headers)
+    translated.status = status
+    return translated
+
+
+def api_error(error: Exception) -> ApiError:
+    """What the client is told about any exception; what is unexpected tells it nothing."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestError):
+        return BadRequest(str(error), error.param)
+    if isinstance(error, EngineGone):
+        return EngineFailed()
+    if isinstance(error, HTTPException):
+        return _from_http(error)
+    if isinstance(error, NotImplementedError):
+        return NotSupported(str(error) or "The server does not support this.")
+    if isinstance(error, ValueError | OverflowError):
+        return BadRequest(str(error))
+    return ApiError("Internal server error")
+
+
+def is_unexpected(error: Exception) -> bool:
+    """Whether the exception came from no deliberate place, so that its traceback belongs into the log."""
+    return not isinstance(error, ApiError | RequestError | EngineGone | HTTPException)
+
+
+def error_object(error: Exception, request_id: str) -> dict[str, Any]:
+    """The error object of any exception, for a response body or, mid-stream, for one record (ER-17)."""
+    told = api_error(error)
+    return {
+        "error": {
+            "message": told.message,
+            "type": told.type,
+            "param": told.param,
+            "code": told.status,
+            "request_id": request_id,
+        }
+    }
+
+
+def error_response(error: Exception, request_id: str) -> Response:
+    told = api_error(error)
+    body = orjson.dumps(error_object(told, request_id))
+    return Response(body, told.status, told.headers, media_type="application/json")

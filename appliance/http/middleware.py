@@ -1,0 +1,214 @@
+"""What happens around every route, as plain ASGI: request id, access log, errors, drain, auth, body limit, load.
+
+app.py lists the order. Exceptions of routes and of the inner middleware become error objects in `Errors`, one place.
+"""
+
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from appliance.http.errors import ClientGone, TooLarge, Unauthorized, Unavailable, error_response, is_unexpected
+from appliance.http.service import Service
+from appliance.observe.metrics import now
+
+PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
+OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
+"""Paths that want no key, keep answering during a drain and never count as load."""
+
+# What the instrumentator leaves out of HTTP metrics, and nobody wants in an access log.
+UNCOUNTED = OPEN | {"/load"}
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+DRAIN_RETRY_AFTER_S = 5
+CLIENT_GONE = 499
+
+
+def request_id_of(scope: Scope) -> str:
+    request_id: str = scope["state"]["request_id"]
+    return request_id
+
+
+class RequestFrame:
+    """Gives each request its id, and tells log and metrics what became of it. Outermost."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        traffic = _Traffic(receive, send, request_id if self.service.config.compat == "openai" else None)
+        started_s = now()
+        try:
+            await self.app(scope, traffic.receive, traffic.send)
+        finally:
+            if scope["path"] not in UNCOUNTED:
+                self._tell(scope, request_id, traffic, now() - started_s)
+
+    def _tell(self, scope: Scope, request_id: str, traffic: "_Traffic", seconds: float) -> None:
+        method, client = scope["method"], scope.get("client")
+        # The route's template: paths that clients make up would be a series each.
+        handler = getattr(scope.get("route"), "path", "none")
+        self.service.metrics.http.request(handler, method, traffic.status, seconds, traffic.received, traffic.sent)
+        self.service.log.access(
+            request_id=request_id,
+            method=method,
+            path=scope["path"],
+            status=traffic.status,
+            seconds=seconds,
+            client=client[0] if client else "-",
+        )
+
+
+class _Traffic:
+    """Counts what goes in and out of one request; adds the request id to the reply if it is given one."""
+
+    def __init__(self, receive: Receive, send: Send, request_id: str | None) -> None:
+        self._receive, self._send, self._request_id = receive, send, request_id
+        self.status = CLIENT_GONE
+        self.received = self.sent = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.received += len(message.get("body", b""))
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._request_id is not None:
+                MutableHeaders(scope=message)["X-Request-Id"] = self._request_id
+        else:
+            self.sent += len(message.get("body", b""))
+        await self._send(message)
+
+
+class Errors:
+    """Turns every exception into the error object. After the first byte of a reply it can only cut the connection."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except ClientGone:
+            return  # nobody reads a reply
+        except Exception as error:
+            request_id = request_id_of(scope)
+            if is_unexpected(error):
+                self.service.log.unexpected(request_id, error)
+            if not begun:
+                await error_response(error, request_id)(scope, receive, send)
+
+
+class Drain:
+    """After SIGTERM: new requests are sent elsewhere, open ones go on."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.service.draining and scope["type"] == "http" and scope["path"] not in OPEN:
+            message = "The service is shutting down. Please retry on another instance."
+            raise Unavailable(message, DRAIN_RETRY_AFTER_S, close=True)
+        await self.app(scope, receive, send)
+
+
+class Auth:
+    """Wants one of the keys as Bearer token or x-api-key, except on probes and for OPTIONS (RT-01, 02, 03)."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self.app = app
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        guarded = scope["type"] == "http" and scope["path"] not in OPEN and scope["method"] != "OPTIONS"
+        if guarded and not self._allows(Headers(scope=scope)):
+            raise Unauthorized
+        await self.app(scope, receive, send)
+
+    def _allows(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+        # Every key is compared with every header, each in constant time: the time tells nothing about the keys.
+        found = False
+        for text in given:
+            digest = hashlib.sha256(text.encode("latin-1")).digest()
+            for known in self._digests:
+                found |= hmac.compare_digest(digest, known)
+        return found
+
+
+class BodyLimit:
+    """Refuses bodies over the limit, announced or not, before they are in memory (413)."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self.app = app
+        self.limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdigit() and int(announced) > self.limit:
+            raise TooLarge(self.limit)
+        received = 0
+
+        async def limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self.limit:
+                raise TooLarge(self.limit)
+            return message
+
+        await self.app(scope, limited, send)
+
+
+class Load:
+    """Counts the requests that hold the service, until the last byte of a stream or the client's end (API-05)."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in UNCOUNTED:
+            return await self.app(scope, receive, send)
+        self._count(1)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.service.open_requests += change
+        self.service.metrics.set("open_requests", self.service.open_requests)
+
+
+async def pass_on(request: Request, error: Exception) -> Any:
+    """Exception handler for what FastAPI would answer itself: hands it to `Errors`."""
+    raise error

@@ -1,0 +1,73 @@
+"""What every route works with: one value in the app's state."""
+
+import time
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from appliance.gateway_config import GatewayConfig
+from appliance.http.errors import NotFound, Unavailable
+from appliance.observe.log import RequestLog
+from appliance.observe.metrics import Metrics
+from appliance.router import Router
+
+if TYPE_CHECKING:
+    from appliance.chat.template import ChatTemplate
+    from appliance.http.text import Text
+    from engine.text import Tokenizer
+
+
+class Service:
+    """The served model: its configuration, text side, router, metrics and log. `open_requests` counts those that hold
+    the service, streams included; `draining` is set once, by SIGTERM."""
+
+    def __init__(self, config: GatewayConfig, router: Router, metrics: Metrics, log: RequestLog) -> None:
+        self.config = config
+        self.router = router
+        self.metrics = metrics
+        self.log = log
+        self.tasks = ("generate",)
+        self.open_requests = 0
+        self.draining = False
+        self.started_s = time.time()
+        self._text: Text | None = None
+
+    def set_text(self, text: "Text") -> None:
+        self._text = text
+
+    @property
+    def has_text(self) -> bool:
+        return self._text is not None
+
+    @property
+    def text(self) -> "Text":
+        """Tokenizer and template. Raises Unavailable while they are read from the checkpoint."""
+        if self._text is None:
+            raise Unavailable("The service is starting: the tokenizer is being loaded.", 1)
+        return self._text
+
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        return self.text.tokenizer
+
+    @property
+    def template(self) -> "ChatTemplate | None":
+        return self.text.template
+
+    @property
+    def serves(self) -> bool:
+        """Whether a request that arrives now can be answered."""
+        return self.has_text and self.router.serves and not self.draining
+
+    def model_name(self, requested: str | None) -> str:
+        """The canonical name of the requested model; none means the served one. Raises NotFound (ER-04, ER-05)."""
+        names = self.config.names
+        if requested and requested not in names:
+            aliases = ", ".join(names)
+            raise NotFound(f"The model `{requested}` does not exist. Valid aliases: {aliases}.", "model")
+        return names[0]
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service

@@ -1,0 +1,154 @@
+"""Every metric as a line of data: what it is, our name, and the name the reference engine gives the same number.
+
+Our names follow the Prometheus conventions (base units, no colon, `_total` only on counters). http-api.md section E.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Family:
+    """`name` and `vllm` come without prefix and without `_total`; `vllm` None: only under our name. `start` lists the
+    label values (beside model_name and engine) whose series exist from the start. `per_engine`: has the engine label."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    name: str
+    help: str
+    vllm: str | None = None
+    labels: tuple[str, ...] = ()
+    start: tuple[tuple[str, ...], ...] = ((),)
+    buckets: tuple[float, ...] = ()
+    per_engine: bool = True
+
+
+_FIRST_TOKEN_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560
+)  # fmt: skip
+_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_REQUEST_S = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680
+)  # fmt: skip
+_STEP_TOKENS = tuple(float(2**exponent) for exponent in range(15) if exponent not in (1, 2))
+_CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
+_PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+
+
+def token_buckets(max_context: int) -> tuple[float, ...]:
+    """1, 2, 5, 10, … up to the context; at least one bucket."""
+    steps = [float(mantissa * 10**exponent) for exponent in range(10) for mantissa in (1, 2, 5)]
+    return tuple(step for step in steps if step <= max(1, max_context))
+
+
+FINISHES = (("stop",), ("length",), ("abort",), ("error",), ("repetition",))
+SOURCES = (("local_compute",), ("local_cache_hit",), ("external_kv_transfer",))
+TOOL_CALLS = tuple(
+    (mode, outcome, "chat_completions")
+    for mode in ("streaming", "non_streaming")
+    for outcome in ("tool_call", "no_tool_call")
+)
+
+
+def gauges() -> tuple[Family, ...]:
+    return (
+        Family("gauge", "requests_running", "Requests in the running batch.", "num_requests_running"),
+        Family("gauge", "requests_waiting", "Requests that wait for the engine.", "num_requests_waiting"),
+        Family(
+            "gauge",
+            "requests_waiting_by_reason",
+            "Waiting requests by what they wait for.",
+            "num_requests_waiting_by_reason",
+            ("reason",),
+            (("capacity",), ("deferred",)),
+        ),
+        Family("gauge", "kv_cache_usage_ratio", "Used share of the KV cache blocks, 0 to 1.", "kv_cache_usage_perc"),
+        Family("gauge", "engine_up", "Whether the gateway has a serving engine behind this label."),
+        Family("gauge", "open_requests", "HTTP requests that hold the service, streams included.", per_engine=False),
+    )
+
+
+def counters() -> tuple[Family, ...]:
+    def counter(name: str, text: str, vllm: str | None = None) -> Family:
+        return Family("counter", name, text, vllm or name)
+
+    return (
+        counter("prompt_tokens", "Prompt tokens of requests that produced a token, cached ones included."),
+        counter("prompt_tokens_cached", "Prompt tokens that came from the prefix cache."),
+        Family(
+            "counter",
+            "prompt_tokens_by_source",
+            "Prompt tokens by where their KV came from.",
+            "prompt_tokens_by_source",
+            ("source",),
+            SOURCES,
+        ),
+        Family(
+            "counter",
+            "prompt_tokens_cached_by_source",
+            "Cached prompt tokens by where the cache lies.",
+            "prompt_tokens_cached_by_source",
+            ("source",),
+            (("device",),),
+        ),
+        counter("generation_tokens", "Generated tokens."),
+        Family(
+            "counter",
+            "requests",
+            "Finished sequences by why they ended.",
+            "request_success",
+            ("finished_reason",),
+            FINISHES,
+        ),
+        counter("preemptions", "Running requests that had to give their KV blocks back.", "num_preemptions"),
+        counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
+        counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
+        Family("counter", "recomputed_tokens", "Tokens computed again after a preemption."),
+        Family("counter", "engine_restarts", "Times a serving engine went away and came back."),
+        Family(
+            "counter",
+            "admission_rejections",
+            "Requests refused with 503 since too many wait.",
+            "admission_rejections",
+            ("reason",),
+            (("max_num_queued_reqs",),),
+            per_engine=False,
+        ),
+        Family(
+            "counter",
+            "tool_call_parser_invocations",
+            "Replies searched for tool calls.",
+            "tool_call_parser_invocations",
+            ("mode", "outcome", "request_type"),
+            TOOL_CALLS,
+            per_engine=False,
+        ),
+    )
+
+
+def histograms(max_context: int) -> tuple[Family, ...]:
+    tokens = token_buckets(max_context)
+
+    def histogram(
+        name: str, text: str, buckets: tuple[float, ...], vllm: str | None = None, *, per_engine: bool = True
+    ) -> Family:
+        bounds = tuple(map(float, buckets))
+        return Family("histogram", name, text, vllm or name, buckets=bounds, per_engine=per_engine)
+
+    return (
+        histogram("request_prompt_tokens", "Prompt tokens of a request.", tokens),
+        histogram("request_generation_tokens", "Generated tokens of a sequence.", tokens),
+        histogram("request_max_num_generation_tokens", "Longest choice in tokens.", tokens, per_engine=False),
+        histogram("request_params_max_tokens", "max_tokens of a sequence.", tokens),
+        histogram("request_prefill_kv_computed_tokens", "Prompt tokens computed, not cached.", tokens),
+        histogram("request_params_n", "Choices asked of a request.", _CHOICES, per_engine=False),
+        histogram("request_preemptions", "Preemptions of a request.", _PREEMPTIONS, "request_num_preemptions"),
+        histogram("iteration_tokens", "Prompt and generated tokens of a step.", _STEP_TOKENS, "iteration_tokens_total"),
+        histogram("time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_S),
+        histogram("inter_token_latency_seconds", "Pause between two tokens of a sequence.", _TOKEN_S),
+        histogram("request_time_per_output_token_seconds", "Mean pause between a sequence's tokens.", _TOKEN_S),
+        histogram("request_duration_seconds", "Arrival to last token.", _REQUEST_S, "e2e_request_latency_seconds"),
+        histogram("request_queue_time_seconds", "Arrival to first scheduling.", _REQUEST_S),
+        histogram("request_inference_time_seconds", "First scheduling to last token.", _REQUEST_S),
+        histogram("request_prefill_time_seconds", "First scheduling to first token.", _REQUEST_S),
+        histogram("request_decode_time_seconds", "First token to last token.", _REQUEST_S),
+    )

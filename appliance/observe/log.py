@@ -1,0 +1,101 @@
+"""Log records: one line each, as text or JSON; short module paths; the request's id where there is one.
+
+Keys and prompt text never get into a record. Generated text does only when the manifest asks for it (OBS-03).
+"""
+
+import json
+import logging
+import sys
+import time
+import traceback
+from typing import Any, TextIO
+
+from appliance.gateway_config import GatewayConfig
+
+_SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\u2028": "\\u2028", "\u2029": "\\u2029", "\x85": "\\x85"})
+_FIELDS = ("request_id", "status", "method", "path", "seconds", "client", "fields")
+
+
+def _where(record: logging.LogRecord) -> str:
+    """`appliance.http.app` → `http.app`; names of other packages stay."""
+    return record.name.removeprefix("appliance.")
+
+
+def _frames(record: logging.LogRecord) -> list[str]:
+    if not record.exc_info or record.exc_info[2] is None:
+        return []
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(record.exc_info[2])]
+
+
+def _when(record: logging.LogRecord) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+
+
+class TextLines(logging.Formatter):
+    """`2026-01-01T00:00:00.000Z info http.app message request_id=…`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = [_when(record), record.levelname.lower(), _where(record), record.getMessage()]
+        parts += [f"{name}={getattr(record, name)}" for name in _FIELDS if getattr(record, name, None) is not None]
+        parts += [f"| {frame}" for frame in _frames(record)]
+        return " ".join(parts).translate(_SPACES)
+
+
+class JsonLines(logging.Formatter):
+    """The same fields as one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _when(record),
+            "level": record.levelname.lower(),
+            "module": _where(record),
+            "message": record.getMessage(),
+        }
+        line |= {name: getattr(record, name) for name in _FIELDS if getattr(record, name, None) is not None}
+        if frames := _frames(record):
+            line["traceback"] = frames
+        return json.dumps(line, default=str)
+
+
+def set_up_logging(config: GatewayConfig, stream: TextIO | None = None) -> None:
+    """All records of this process to `stream` (standard error), from the configured level on."""
+    output = logging.StreamHandler(stream or sys.stderr)
+    output.setFormatter(JsonLines() if config.log_format == "json" else TextLines())
+    root = logging.getLogger()
+    root.handlers = [output]
+    root.setLevel(config.log_level.upper())
+    # uvicorn tells each start and stop in lines of its own; the gateway's lines say the same with the address.
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
+    logging.getLogger("asyncio").setLevel(max(logging.WARNING, root.level))
+
+
+class RequestLog:
+    """What is told about requests, as the manifest says."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._log = logging.getLogger("appliance.requests")
+        self._requests = config.log_requests
+        self._finals = config.log_outputs != "off"
+        self._deltas = config.log_outputs == "deltas"
+
+    def access(self, *, request_id: str, method: str, path: str, status: int, seconds: float, client: str) -> None:
+        facts = {"method": method, "path": path, "status": status, "seconds": round(seconds, 4), "client": client}
+        self._log.info("request", extra={"request_id": request_id, **facts})
+
+    def request(self, request_id: str, route: str, parameters: dict[str, object]) -> None:
+        """Parameters of a request; the caller leaves prompts and messages out."""
+        if self._requests:
+            self._log.info("parameters of %s", route, extra={"request_id": request_id, "fields": parameters})
+
+    def delta(self, request_id: str, index: int, text: str) -> None:
+        if self._deltas:
+            self._log.info("delta of choice %d: %s", index, text, extra={"request_id": request_id})
+
+    def final(self, request_id: str, index: int, text: str, finish: str) -> None:
+        if self._finals:
+            self._log.info("choice %d (%s): %s", index, finish, text, extra={"request_id": request_id})
+
+    def unexpected(self, request_id: str, error: BaseException) -> None:
+        """A bug: where it was raised and its type. Its message may quote the prompt, so it stays out."""
+        told = (type(error), error, error.__traceback__)
+        self._log.error("unexpected %s", type(error).__name__, exc_info=told, extra={"request_id": request_id})

@@ -1,0 +1,388 @@
+"""A fake engine that speaks the real frames over a real Unix socket, and the gateway's application live on a port."""
+
+import asyncio
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+from fastapi import APIRouter, FastAPI, Request
+from pydantic import BaseModel, Field
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from appliance.gateway import build_server, build_service, connected
+from appliance.gateway_config import GatewayConfig
+from appliance.http.app import build_app
+from appliance.http.body import json_body, read_body
+from appliance.http.disconnect import until_disconnect
+from appliance.http.errors import error_object
+from appliance.http.service import Service, service_of
+from engine.api.frames import FrameReader, encode, to_engine
+from engine.api.messages import (
+    Abort,
+    Control,
+    Delta,
+    Failed,
+    FromEngine,
+    Output,
+    Ready,
+    Sampling,
+    Stats,
+    Submit,
+    Timing,
+)
+
+PATIENCE_S = 60.0  # against hangs only; nothing is timed
+
+
+def until(what: str, check: Callable[[], bool]) -> None:
+    """Polls `check` until it is true. Raises AssertionError naming `what` when patience ends."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not check():
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain: {what}"
+        time.sleep(0.005)
+
+
+class Sequence:
+    """One submitted request in the fake engine: token n of its reply is 100 + n."""
+
+    def __init__(self, submit: Submit, cached: int) -> None:
+        self.submit = submit
+        self.given = 0
+        self.arrived = time.monotonic()
+        self.cached = cached
+
+    def timing(self) -> Timing:
+        # Thousandths, so that sums in tests are exact: queued 1 ms, prefill 2 ms, then 3 ms a token.
+        first = self.arrived + 0.003
+        return Timing(self.arrived, self.arrived + 0.001, first, first + 0.003 * (self.given - 1), self.cached)
+
+
+class FakeEngine:
+    """Answers each Submit at once with max_tokens tokens, one Output and one Stats a step; or, with `holding`, only as
+    many as `give` says. Runs in a thread with a loop of its own."""
+
+    READY = Ready(
+        max_context=64, kv_blocks=10, block_tokens=4, kv_tokens=40, weight_bytes=1, kv_bytes=1, seconds={}, pid=1
+    )
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.holding = False
+        self.submits: list[Submit] = []
+        self.aborted: list[str] = []
+        self.open: dict[str, Sequence] = {}
+        self.cached = 0
+        self.refusal: Failed | None = None
+        self.first: list[FromEngine] = [self.READY]
+        self._stats = Stats(kv_blocks_total=10)
+        self._writer: asyncio.StreamWriter | None = None
+        self._server: asyncio.Server | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    # Called by tests -------------------------------------------------------------------------------------------------
+
+    def start(self) -> "FakeEngine":
+        self._call(self._listen())
+        return self
+
+    def say(self, *messages: FromEngine) -> None:
+        self._call(self._say(*messages))
+
+    def give(self, tokens: int = 1) -> None:
+        """Every open request gets one more token, `tokens` times; one that has all ends with finish length."""
+        for _ in range(tokens):
+            self._call(self._step())
+
+    def die(self) -> None:
+        """As after kill -9: the connection ends, nobody listens."""
+        self._call(self._close())
+
+    def stop(self) -> None:
+        self.die()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._writer is not None
+
+    # In the engine's thread ------------------------------------------------------------------------------------------
+
+    def _call(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, str(self.path))
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+            self.path.unlink(missing_ok=True)
+        if self._writer is not None:
+            self._writer.transport.abort()
+            self._writer = None
+        self.open.clear()
+        self._stats = Stats(kv_blocks_total=10)
+
+    async def _say(self, *messages: FromEngine) -> None:
+        if self._writer is not None:
+            self._writer.write(encode(list(messages)))
+            await self._writer.drain()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        await self._say(*self.first)
+        frames = FrameReader()
+        try:
+            while data := await reader.read(65536):
+                for body in frames.feed(data):
+                    for message in to_engine(body):
+                        await self._take(message)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+            if self._writer is writer:
+                self._writer = None
+
+    async def _take(self, message: Submit | Abort | Control) -> None:
+        if isinstance(message, Submit):
+            self.submits.append(message)
+            if self.refusal is not None:
+                refusal = Failed(message.id, self.refusal.code, self.refusal.message, self.refusal.param)
+                return await self._say(refusal)
+            self.open[message.id] = Sequence(message, self.cached)
+            if self.holding:
+                await self._tell(())
+            while not self.holding and message.id in self.open:
+                await self._step()
+        elif isinstance(message, Abort):
+            self.aborted += message.ids
+            for each in message.ids:
+                self.open.pop(each, None)
+            await self._tell(())
+
+    async def _step(self) -> None:
+        deltas, sizes = [], 0
+        for sequence in list(self.open.values()):
+            submit = sequence.submit
+            sizes += len(submit.prompt) if sequence.given == 0 else 1
+            sequence.given += 1
+            ends = sequence.given >= submit.max_tokens
+            timing = sequence.timing() if ends or sequence.given == 1 else None
+            deltas.append(Delta(submit.id, (99 + sequence.given,), finish="length" if ends else None, timing=timing))
+            if ends:
+                del self.open[submit.id]
+        await self._say(Output(self._stats.step + 1, tuple(deltas)))
+        await self._tell((sizes,))
+
+    async def _tell(self, sizes: tuple[int, ...]) -> None:
+        running = sum(sequence.given > 0 for sequence in self.open.values())
+        self._stats = Stats(
+            step=self._stats.step + len(sizes),
+            running=running,
+            waiting=len(self.open) - running,
+            kv_blocks_used=running,
+            kv_blocks_total=10,
+            prefix_queries=sum(len(submit.prompt) for submit in self.submits),
+            prefix_hits=self.cached * len(self.submits),
+            step_tokens=sizes,
+        )
+        await self._say(self._stats)
+
+
+class GenerateBody(BaseModel):
+    """What the test's own route takes: it drives the router as the text routes do, without a tokenizer."""
+
+    prompt: list[int] = [1, 2, 3]
+    max_tokens: int = Field(default=2, ge=1)
+    n: int = 1
+    stream: bool = False
+    stop_after: int | None = None
+    seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1)
+    raises: str | None = None
+
+
+RAISES: dict[str, Exception] = {
+    "ValueError": ValueError("cannot read /srv/models/secret/file.bin of <Thing object at 0x7f00aa11bb22>"),
+    "OverflowError": OverflowError("int too large"),
+    "NotImplementedError": NotImplementedError("no such thing"),
+    "KeyError": KeyError("/srv/models/secret/file.bin"),
+    "RuntimeError": RuntimeError("canary-of-an-exception"),
+}
+
+test_routes = APIRouter()
+
+
+@test_routes.post("/test/generate", openapi_extra=json_body(GenerateBody))
+async def generate(request: Request) -> Response:
+    service, body = service_of(request), await read_body(request, GenerateBody)
+    request_id = request.state.request_id
+    if body.raises:
+        raise RAISES[body.raises]
+    submits = [Submit(f"{request_id}-{n}", tuple(body.prompt), Sampling(), body.max_tokens) for n in range(body.n)]
+    generations = service.router.generate_all(submits)
+
+    async def collect() -> list[dict[str, Any]]:
+        choices = []
+        async with AsyncExitStack() as stack:
+            for generation in [await stack.enter_async_context(each) for each in generations]:
+                ids: list[int] = []
+                finish = None
+                async for delta in generation:
+                    ids += delta.ids
+                    finish = delta.finish
+                    if body.stop_after is not None and len(ids) >= body.stop_after:
+                        generation.stop()
+                        finish = "stop"
+                        break
+                choices.append({"ids": ids, "finish": finish})
+        return choices
+
+    async def stream() -> Any:
+        try:
+            async with generations[0] as generation:
+                async for delta in generation:
+                    yield b"data: " + orjson.dumps({"ids": delta.ids, "finish": delta.finish}) + b"\n\n"
+        except Exception as error:
+            yield b"data: " + orjson.dumps(error_object(error, request_id)) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+    if body.stream:
+        return StreamingResponse(stream(), media_type="text/event-stream")
+    choices = await until_disconnect(request, collect())
+    service.metrics.request_done(body.n, max(len(choice["ids"]) for choice in choices))
+    return JSONResponse({"choices": choices})
+
+
+class FakeText:
+    """Stands where tokenizer and template would: the test's own route needs neither."""
+
+    tokenizer = template = None
+
+
+class Gateway:
+    """The application live on a port: `service` for a look inside, `client` to talk to it."""
+
+    def __init__(self, service: Service, url: str) -> None:
+        self.service = service
+        self.url = url
+        self.client = httpx.Client(base_url=url, timeout=PATIENCE_S)
+
+    def generate(self, **body: Any) -> httpx.Response:
+        return self.client.post("/test/generate", json=body)
+
+    def samples(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        text = self.client.get("/metrics").text
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of the samples of this name whose labels contain the given ones; they must exist."""
+        found = [
+            value
+            for (each, own), value in self.samples().items()
+            if each == name and labels.items() <= dict(own).items()
+        ]
+        assert found, f"no sample {name} with {labels}"
+        return sum(found)
+
+
+@contextmanager
+def running(service: Service, app: FastAPI, listener: socket.socket) -> Iterator[None]:
+    """The application in a thread, as appliance.gateway runs it in a process."""
+    server = build_server(app, service)
+    server.capture_signals = contextmanager(lambda: iter([None]))  # type: ignore[method-assign]  # threads get none
+
+    async def serve() -> None:
+        async with connected(service):
+            await server.serve([listener])
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    until("the gateway listens", lambda: server.started)
+    yield
+    server.handle_exit(2, None)
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "the gateway did not end"
+
+
+@pytest.fixture
+def eventually() -> Callable[[str, Callable[[], bool]], None]:
+    return until
+
+
+@pytest.fixture
+def new_engine(tmp_path: Path) -> Iterator[Callable[[], FakeEngine]]:
+    """Makes fake engines that are not started yet."""
+    made: list[FakeEngine] = []
+    numbers = itertools.count()
+
+    def make() -> FakeEngine:
+        made.append(FakeEngine(tmp_path / f"e{next(numbers)}.sock"))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.stop()
+
+
+@pytest.fixture
+def engine(new_engine: Callable[[], FakeEngine]) -> FakeEngine:
+    return new_engine().start()
+
+
+@pytest.fixture
+def new_config(tmp_path: Path) -> Callable[..., GatewayConfig]:
+    def make(*engines: FakeEngine, **values: Any) -> GatewayConfig:
+        facts = {"host": "127.0.0.1", "port": 0, "names": ("tiny", "org/alias"), "model": str(tmp_path)}
+        facts |= {"engines": tuple(str(each.path) for each in engines), "max_context": 64, "vocab_size": 1000}
+        return GatewayConfig(**(facts | {"drain_s": 0.0, "version": "1.2.3", "manifest_sha256": "ab" * 32} | values))
+
+    return make
+
+
+@pytest.fixture
+def start_gateway(
+    new_config: Callable[..., GatewayConfig], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Gateway]]:
+    """Starts gateways over fake engines: `start_gateway(engine, keys=[…], ready=False, **config)`."""
+    monkeypatch.setattr("appliance.gateway.load_text", lambda config: FakeText())
+    with ExitStack() as stack:
+
+        def start(*engines: FakeEngine, keys: list[str] | None = None, ready: bool = True, **values: Any) -> Gateway:
+            service = build_service(new_config(*engines, **values))
+            app = build_app(service, keys or [])
+            app.include_router(test_routes)
+            listener = socket.create_server(("127.0.0.1", 0))
+            gateway = Gateway(service, f"http://127.0.0.1:{listener.getsockname()[1]}")
+            stack.enter_context(running(service, app, listener))
+            stack.enter_context(gateway.client)
+            if ready:
+                until("/ready", lambda: gateway.client.get("/ready").status_code == 200)
+            return gateway
+
+        yield start
+
+
+@pytest.fixture
+def gateway(start_gateway: Callable[..., Gateway], engine: FakeEngine) -> Gateway:
+    """One gateway, one fake engine, ready."""
+    return start_gateway(engine)

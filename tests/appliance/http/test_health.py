@@ -1,0 +1,113 @@
+"""Probes: what they say while the engine loads, serves, dies and drains."""
+
+import pytest
+
+from engine.api.messages import Failed, Loading
+
+
+def test_the_gateway_answers_with_phase_and_progress_while_the_engine_loads(start_gateway, new_engine, eventually):
+    engine = new_engine()
+    engine.first = [Loading("loading", 0.41)]
+    gateway = start_gateway(engine.start(), ready=False)
+    eventually("loading", lambda: gateway.client.get("/ready").json()["status"] == "loading")
+    reply = gateway.client.get("/ready")
+    assert reply.status_code == 503
+    assert reply.json() == {
+        "status": "loading",
+        "phase": "loading",
+        "progress": 0.41,
+        "engines": [{"name": "engine-0", "phase": "loading", "progress": 0.41}],
+    }
+    assert gateway.client.get("/live").status_code == 200
+    assert gateway.client.get("/health").status_code == 503
+    engine.say(engine.READY)
+    eventually("ready", lambda: gateway.client.get("/ready").status_code == 200)
+    assert gateway.client.get("/ready").json()["status"] == "ready"
+
+
+def test_before_there_is_an_engine_the_service_is_starting(start_gateway, new_engine):
+    gateway = start_gateway(new_engine(), ready=False)
+    reply = gateway.client.get("/ready")
+    assert (reply.status_code, reply.json()["status"], reply.json()["progress"]) == (503, "starting", 0.0)
+
+
+def test_requests_that_come_while_the_engine_loads_are_told_to_come_back(start_gateway, new_engine, eventually):
+    engine = new_engine()
+    engine.first = [Loading("warming", 0.5)]
+    gateway = start_gateway(engine.start(), ready=False)
+    eventually("warming", lambda: gateway.client.get("/ready").json()["phase"] == "warming")
+    reply = gateway.generate()
+    assert reply.status_code == 503
+    assert int(reply.headers["retry-after"]) >= 1
+    assert "warming (50%)" in reply.json()["error"]["message"]
+
+
+def test_health_is_empty_and_ping_is_its_alias_for_get_and_post(gateway):
+    for reply in (gateway.client.get("/health"), gateway.client.get("/ping"), gateway.client.post("/ping")):
+        assert (reply.status_code, reply.content) == (200, b"")
+
+
+@pytest.mark.parametrize("path", ["/live", "/ready", "/health", "/ping"])
+def test_probes_answer_head(gateway, path):
+    assert gateway.client.head(path).status_code == 200
+
+
+def test_version_is_the_configured_one(gateway):
+    assert gateway.client.get("/version").json() == {"version": "1.2.3"}
+
+
+def test_an_engine_that_gave_up_is_shown_as_failed(start_gateway, engine, eventually):
+    gateway = start_gateway(engine)
+    engine.say(Failed(None, "memory", "no memory for one block"))
+    eventually("failed", lambda: gateway.client.get("/ready").json()["phase"] == "failed")
+    assert gateway.client.get("/health").status_code == 503
+    assert gateway.client.get("/live").status_code == 200
+
+
+def test_a_dead_engine_is_seen_and_its_return_too(gateway, engine, eventually):
+    """ER-12 engine dead: /health 503, new requests 503 with Retry-After, the gateway lives on."""
+    engine.die()
+    eventually("unhealthy", lambda: gateway.client.get("/health").status_code == 503)
+    assert gateway.client.get("/ready").json()["status"] == "restarting"
+    assert gateway.client.get("/live").status_code == 200
+    refused = gateway.generate()
+    assert refused.status_code == 503
+    assert refused.json()["error"]["type"] == "ServiceUnavailableError"
+    assert int(refused.headers["retry-after"]) >= 1
+    engine.start()
+    eventually("back", lambda: gateway.client.get("/ready").status_code == 200)
+    assert gateway.generate().status_code == 200
+    assert gateway.metric("slipway_engine_restarts_total") == 1
+
+
+def test_one_of_two_engines_is_enough_to_be_ready(start_gateway, new_engine, eventually):
+    first, second = new_engine().start(), new_engine().start()
+    gateway = start_gateway(first, second)
+    eventually("both", lambda: gateway.client.get("/ready").json()["progress"] == 1.0)
+    first.die()
+    eventually("one", lambda: gateway.client.get("/ready").json()["engines"][0]["phase"] == "restarting")
+    assert gateway.client.get("/ready").status_code == 200
+    assert gateway.generate().status_code == 200
+    assert len(second.submits) == 1
+
+
+def test_load_counts_open_requests_and_returns_to_zero(gateway, engine, eventually):
+    """API-05 the load equals the open requests, streams included; 0 after finish, error and disconnect."""
+
+    def load() -> int:
+        return gateway.client.get("/load").json()["server_load"]
+
+    assert load() == 0
+    engine.holding = True
+    with gateway.client.stream("POST", "/test/generate", json={"max_tokens": 2, "stream": True}) as stream:
+        eventually("one open", lambda: load() == 1)
+        eventually("submitted", lambda: len(engine.open) == 1)
+        engine.give(2)
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+    eventually("finish", lambda: load() == 0)
+    assert gateway.generate(raises="RuntimeError").status_code == 500
+    assert load() == 0
+    with gateway.client.stream("POST", "/test/generate", json={"max_tokens": 9, "stream": True}):
+        eventually("one open", lambda: load() == 1)
+    eventually("disconnect", lambda: load() == 0)
+    assert gateway.metric("slipway_open_requests") == 0
