@@ -5,6 +5,7 @@ or a forward pass of its own.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,12 @@ class Rope:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Grouped-query attention. `qk_norm` of size head_dim is per head, of another size over the whole projection."""
+    """Grouped-query attention. `qk_norm` norms q and k before the rotation; over what says `qk_norm_span`:
+
+    head   each head by itself, all with one weight of head_dim (Qwen3)
+    own    each head by itself, each with its own weight: [heads, head_dim] (Cohere)
+    all    the heads of the whole projection together (OLMo 2)
+    """
 
     hidden: int
     heads: int
@@ -132,7 +138,8 @@ class Attention:
     rope: Rope | None
     scale: float | None = None  # None: head_dim ** -0.5
     bias: tuple[bool, bool] = (False, False)  # of qkv, of o
-    qk_norm: RMSNorm | LayerNorm | None = None
+    qk_norm: RMSNorm | LayerNorm | None = None  # its size is head_dim, whatever the span
+    qk_norm_span: Literal["head", "own", "all"] = "head"
     window: int | None = None  # position n reads itself and the window - 1 before it
     softcap: float | None = None
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")

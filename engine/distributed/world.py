@@ -1,0 +1,60 @@
+"""The ranks that share one model, as a value that is passed to whatever needs it. No process group is global here."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.api.errors import ConfigError
+
+
+class World(Protocol):
+    """`size` ranks hold shares of each matrix; this is number `rank`."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of x over all ranks; x may be overwritten."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """[size, ...]: x of every rank, which must have equal shapes."""
+        ...
+
+
+@dataclass(frozen=True)
+class Single:
+    """One rank that holds everything."""
+
+    rank: int = 0
+    size: int = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(0)
+
+
+SINGLE = Single()
+
+
+def share(units: int, world: World, what: str) -> tuple[int, int]:
+    """First unit and number of units of this rank. Fewer units than ranks are replicated. Raises ConfigError where the
+    ranks cannot share evenly."""
+    size = world.size
+    if units >= size and units % size == 0:
+        return world.rank * (units // size), units // size
+    if units < size and size % units == 0:
+        return world.rank * units // size, 1
+    raise ConfigError(
+        f"{size} ranks cannot share {units} {what}; use one of {', '.join(map(str, divisors(units)))} ranks"
+    )
+
+
+def divisors(units: int) -> list[int]:
+    return [size for size in range(1, units + 1) if units % size == 0]

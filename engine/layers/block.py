@@ -1,0 +1,116 @@
+"""Attention, MLP, and how branches put them together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.distributed.world import World
+from engine.kv.layout import Layout
+from engine.layers.linear import LinearLayer
+from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
+from engine.layers.step import Step
+from engine.models.parts import MLP, Attention, Branch, Parallel
+from engine.models.sources import attention_linears, join, mlp_linears
+from kernels.activation import ACTIVATIONS, gated
+from kernels.paged_attention import paged_attention
+from kernels.paged_kv import write_kv
+from kernels.rope import rotate_
+
+Body = Callable[[Tensor, Step], Tensor]
+Loadable = LinearLayer | NormLayer | HeadNorm | ProjectionNorm
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an attention layer keeps its keys: the group of the layout, and its number within the group's blocks."""
+
+    group: int
+    layer: int
+
+
+def places(layout: Layout) -> list[Place]:
+    """The place of each attention layer of the model, in order."""
+    found = {
+        layer: Place(number, at) for number, group in enumerate(layout.groups) for at, layer in enumerate(group.layers)
+    }
+    return [found[index] for index in range(len(found))]
+
+
+class AttentionLayer:
+    def __init__(self, part: Attention, path: str, world: World, place: Place) -> None:
+        qkv, out = attention_linears(part)
+        path = join(path, part.name)
+        self.part, self.place = part, place
+        self.qkv, self.out = LinearLayer(qkv, path, world), LinearLayer(out, path, world)
+        q, k, _ = (piece.rows // part.head_dim for piece in self.qkv.slots.pieces)
+        self.heads, self.turned = q, q + k
+        self.scale = part.head_dim**-0.5 if part.scale is None else part.scale
+        self.norm: HeadNorm | ProjectionNorm | None = None
+        if part.qk_norm is not None:
+            self.norm = (ProjectionNorm if part.qk_norm_span == "all" else HeadNorm)(part, path, world)
+
+    @property
+    def loadables(self) -> list[Loadable]:
+        return [self.qkv, self.out, *([self.norm] if self.norm is not None else [])]
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x: [tokens, hidden]."""
+        qkv = self.qkv(x).unflatten(-1, (-1, self.part.head_dim))
+        qk, v = qkv[:, : self.turned], qkv[:, self.turned :]
+        if self.norm is not None:
+            qk = self.norm(qk)
+        if self.part.rope is not None:
+            rotate_(qk, *step.angles[self.part.rope], self.part.rope.interleaved)
+        q, k = qk[:, : self.heads], qk[:, self.heads :]
+        group, layer = self.place.group, self.place.layer
+        write_kv(step.pages, step.writes[group][layer], k, v)
+        y = paged_attention(q, k, v, step.pages, layer, step.reads[group], scale=self.scale, softcap=self.part.softcap)
+        return self.out(y.flatten(1))
+
+
+class MLPLayer:
+    def __init__(self, part: MLP, path: str, world: World) -> None:
+        up, down = mlp_linears(part)
+        path = join(path, part.name)
+        self.up, self.down = LinearLayer(up, path, world), LinearLayer(down, path, world)
+        self.act, self.has_gate = ACTIVATIONS[part.act], part.gate is not None
+
+    @property
+    def loadables(self) -> list[Loadable]:
+        return [self.up, self.down]
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        y = self.up(x)
+        return self.down(gated(self.act, y) if self.has_gate else self.act(y))
+
+
+class BranchLayer:
+    """x + scale · after(body(before(x))); several bodies are summed."""
+
+    def __init__(self, part: Branch, path: str, world: World, take_place: Callable[[], Place]) -> None:
+        self.scale = part.scale
+        self.before = NormLayer(part.before, path) if part.before is not None else None
+        self.after = NormLayer(part.after, path) if part.after is not None else None
+        self.bodies: list[AttentionLayer | MLPLayer] = []
+        for body in part.body.bodies if isinstance(part.body, Parallel) else (part.body,):
+            match body:
+                case Attention():
+                    self.bodies.append(AttentionLayer(body, path, world, take_place()))
+                case MLP():
+                    self.bodies.append(MLPLayer(body, path, world))
+
+    @property
+    def loadables(self) -> list[Loadable]:
+        norms = [norm for norm in (self.before, self.after) if norm is not None]
+        return [*norms, *(layer for body in self.bodies for layer in body.loadables)]
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """Adds to x in place."""
+        read = x if self.before is None else self.before(x)
+        y = self.bodies[0](read, step)
+        for body in self.bodies[1:]:
+            y = y.add_(body(read, step))
+        if self.after is not None:
+            y = self.after(y)
+        return x.add_(y, alpha=self.scale)

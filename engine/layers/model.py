@@ -1,0 +1,75 @@
+"""A declared model that runs: token ids and pages in, hidden states and logits out."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.distributed.world import World
+from engine.kv.layout import Layout
+from engine.layers.batch import Batch
+from engine.layers.block import BranchLayer, places
+from engine.layers.norm import NormLayer
+from engine.layers.step import plan_step
+from engine.layers.vocabulary import Vocabulary
+from engine.models.checkpoint import Checkpoint, check_tensors
+from engine.models.parts import Model, attentions
+from engine.models.sources import join, sources
+from engine.weights.files import Weights
+
+
+def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The KV pool, zeroed: pages that were never written are read with weight 0, and must be finite for that."""
+    shape = (blocks, layout.layers_per_block, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+class TextModel:
+    """A decoder on one rank. Not changed after `load`; its state is the pages, which the caller owns."""
+
+    weight_bytes = 0
+
+    def __init__(
+        self, model: Model, layout: Layout, world: World, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.model, self.layout = model, layout
+        self.dtype, self.device = dtype, torch.device(device)
+        self.vocabulary = Vocabulary(model, world)
+        free_places = iter(places(layout))
+        self.branches = [
+            BranchLayer(branch, join(model.root, model.layers, str(index)), world, lambda: next(free_places))
+            for index, block in enumerate(model.blocks)
+            for branch in block
+        ]
+        self.norm = NormLayer(model.norm, model.root) if model.norm is not None else None
+        self.ropes = tuple({part.rope for part in attentions(model) if part.rope is not None})
+
+    @torch.inference_mode()
+    def load(self, checkpoint: Checkpoint, progress: Callable[[float], None] = lambda fraction: None) -> None:
+        """Fills every weight from the checkpoint, matrix by matrix, so that there is never a second copy of more than
+        one. Raises CheckpointError where tensors are missing, unknown or misshapen."""
+        check_tensors(self.model, checkpoint.tensors)
+        wanted = sources(self.model)
+        weights = Weights({name: checkpoint.tensors[name] for name in wanted}, progress)
+        loadables = [self.vocabulary, *(layer for branch in self.branches for layer in branch.loadables)]
+        if self.norm is not None:
+            loadables.append(self.norm)
+        self.weight_bytes = sum(layer.load(weights.read, self.dtype, self.device) for layer in loadables)
+        forgotten = wanted.keys() - weights.read_names
+        assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, pages: Tensor) -> Tensor:
+        """Hidden states after the final norm, [tokens, hidden]. Writes the tokens' keys and values into `pages`."""
+        step = plan_step(batch, pages, self.layout, self.ropes)
+        x = self.vocabulary.embed(batch.ids, self.dtype)
+        for branch in self.branches:
+            x = branch(x, step)
+        return x if self.norm is None else self.norm(x)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] → [rows, vocab] fp32, scaled and capped as the model says."""
+        if hidden.shape[0] == 0:
+            return torch.empty((0, self.model.embed.vocab), device=self.device)
+        return self.vocabulary.logits(hidden)

@@ -1,0 +1,101 @@
+"""Norm layers of a hidden state, and of the queries and keys of an attention."""
+
+import torch
+from torch import Tensor
+
+from engine.distributed.world import World, share
+from engine.layers.linear import Read
+from engine.models.parts import Attention, LayerNorm, Norm, RMSNorm
+from engine.models.sources import join, qk_norms
+from kernels.layer_norm import layer_norm
+from kernels.rms_norm import rms_norm, rms_norm_shared
+
+
+def normed(norm: Norm, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    match norm:
+        case RMSNorm(eps=eps):
+            return rms_norm(x, weight, eps)
+        case LayerNorm(eps=eps):
+            return layer_norm(x, weight, bias, eps)
+
+
+class NormLayer:
+    """A norm over the hidden size; every rank holds it. Weights are kept in fp32, in which norms are computed."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __init__(self, norm: Norm, path: str) -> None:
+        self.norm, self.path = norm, join(path, norm.name)
+
+    def load(self, read: Read, dtype: torch.dtype, device: torch.device) -> int:
+        self.weight = _weight(self.norm, read(f"{self.path}.weight"), device)
+        if isinstance(self.norm, LayerNorm) and self.norm.bias:
+            self.bias = read(f"{self.path}.bias").to(device, torch.float32)
+        return self.weight.nbytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return normed(self.norm, x, self.weight, self.bias)
+
+
+class HeadNorm:
+    """q and k of each head normed by itself, in one go: the weight is [heads + kv_heads, head_dim] of this rank."""
+
+    weight: Tensor
+
+    def __init__(self, part: Attention, path: str, world: World) -> None:
+        assert part.qk_norm is not None, "an attention without qk_norm has no norm layer"
+        self.part, self.path, self.norm = part, path, part.qk_norm
+        self.shares = (share(part.heads, world, "heads"), share(part.kv_heads, world, "KV heads"))
+
+    def load(self, read: Read, dtype: torch.dtype, device: torch.device) -> int:
+        pieces = []
+        for (norm, shape), (first, heads) in zip(qk_norms(self.part), self.shares, strict=True):
+            weight = _weight(norm, read(f"{self.path}.{norm.name}.weight"), device)
+            own = len(shape) == 2
+            pieces.append(weight[first : first + heads] if own else weight.expand(heads, -1))
+        self.weight = torch.cat(pieces)
+        return self.weight.nbytes
+
+    def __call__(self, qk: Tensor) -> Tensor:
+        """qk: [tokens, heads + kv_heads, head_dim]."""
+        return normed(self.norm, qk, self.weight, None)
+
+
+class ProjectionNorm:
+    """q and k normed over all their heads together, those of other ranks too (OLMo 2)."""
+
+    weights: tuple[Tensor, Tensor]
+
+    def __init__(self, part: Attention, path: str, world: World) -> None:
+        assert isinstance(part.qk_norm, RMSNorm), "only root mean square norms span a whole projection"
+        self.part, self.path, self.eps, self.world = part, path, part.qk_norm.eps, world
+        self.shares = (share(part.heads, world, "heads"), share(part.kv_heads, world, "KV heads"))
+
+    def load(self, read: Read, dtype: torch.dtype, device: torch.device) -> int:
+        pieces = []
+        for (norm, _), (first, heads) in zip(qk_norms(self.part), self.shares, strict=True):
+            weight = _weight(norm, read(f"{self.path}.{norm.name}.weight"), device).view(-1, self.part.head_dim)
+            pieces.append(weight[first : first + heads].reshape(-1))
+        self.weights = (pieces[0], pieces[1])
+        return sum(piece.nbytes for piece in pieces)
+
+    def __call__(self, qk: Tensor) -> Tensor:
+        heads = self.shares[0][1]
+        return torch.cat(
+            [self._norm(x, w) for x, w in zip((qk[:, :heads], qk[:, heads:]), self.weights, strict=True)], 1
+        )
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        if self.world.size == 1:
+            return rms_norm(flat, weight, self.eps).view_as(x)
+        square_sum = self.world.all_reduce(flat.float().square().sum(-1, keepdim=True))
+        # KV heads held by several ranks are counted several times, in the sum and in the size.
+        size = flat.shape[1] * self.world.size
+        return rms_norm_shared(flat, weight, self.eps, square_sum, size).view_as(x)
+
+
+def _weight(norm: Norm, stored: Tensor, device: torch.device) -> Tensor:
+    weight = stored.to(device, torch.float32)
+    return weight + norm.offset if isinstance(norm, RMSNorm) and norm.offset else weight.clone()

@@ -1,0 +1,42 @@
+"""What all layers of one step share: where keys are written, what is read, and the angles of the positions.
+
+Computed once per step, not once per layer.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.kv.layout import Layout
+from engine.layers.batch import Batch
+from engine.layers.rope import angles
+from engine.models.parts import Rope
+from kernels.paged_attention import Reads, plan_reads
+from kernels.paged_kv import write_rows
+
+
+@dataclass(frozen=True)
+class Step:
+    pages: Tensor  # [blocks, layers_per_block, 2, block_tokens, kv_heads, head_dim]
+    reads: tuple[Reads, ...]  # per group
+    writes: tuple[Tensor, ...]  # per group: [layers_per_block, 2, tokens] int64
+    angles: dict[Rope, tuple[Tensor, Tensor]]  # cos and sin, [tokens, 1, dim]
+
+
+def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ...]) -> Step:
+    layers, block_tokens = layout.layers_per_block, layout.block_tokens
+    reads = tuple(
+        plan_reads(
+            table,
+            batch.first,
+            batch.count,
+            layers=layers,
+            block_tokens=block_tokens,
+            window=group.window,
+            page_elements=block_tokens * layout.kv_heads * layout.head_dim,
+        )
+        for group, table in zip(layout.groups, batch.tables, strict=True)
+    )
+    writes = tuple(write_rows(slots, layers, block_tokens) for slots in batch.slots)
+    turned = {rope: angles(rope, batch.positions, batch.rope_lengths) for rope in ropes}
+    return Step(pages, reads, writes, turned)

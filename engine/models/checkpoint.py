@@ -1,0 +1,201 @@
+"""A checkpoint directory in Hugging Face layout, read without torch and without its weights.
+
+config.json declares the model; the safetensors headers say which tensors there are. All that is wrong with a checkpoint
+and can be seen without reading weights is found here, so that it can be checked before anything starts.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.api.errors import CheckpointError
+from engine.models.config import normalised
+from engine.models.families import ARCHITECTURES, Declare, declaration
+from engine.models.headers import TensorInfo, read_headers
+from engine.models.parts import Model
+from engine.models.remote import REMOTE_FILE, remote_declaration
+from engine.models.sources import elements, harmless, sources
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float32"}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """`config` is normalised (see `engine.models.config`); `dtype` is the type the checkpoint declares for its weights;
+    `eos_token_ids` are those of config.json, then further ones of generation_config.json."""
+
+    path: Path
+    architecture: str
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    model: Model
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+    tensors: dict[str, TensorInfo]
+
+
+def read_checkpoint(path: str | Path, trust_remote_code: bool = False) -> Checkpoint:
+    """Reads config, generation config and safetensors headers. Raises CheckpointError that names the file; a folder's
+    own slipway_model.py is run only if `trust_remote_code` and only for an architecture that is not known here."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such directory; model.path must name a checkpoint directory")
+    config = normalised(_read_json(folder / "config.json"))
+    generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
+    architecture, declare = _architecture(folder, config, trust_remote_code)
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise CheckpointError(
+            f"{folder / 'config.json'}: the checkpoint is quantized ({method}), which is not served; "
+            "use the float32, bfloat16 or float16 checkpoint of the same model"
+        )
+    model = _declared(declare, config, folder)
+    tensors = read_tensors(folder)
+    return Checkpoint(
+        path=folder,
+        architecture=architecture,
+        config=config,
+        generation=generation,
+        model=model,
+        dtype=_dtype(config, tensors),
+        eos_token_ids=_eos_token_ids(config, generation),
+        tensors=tensors,
+    )
+
+
+def read_tensors(folder: Path) -> dict[str, TensorInfo]:
+    """The tensors of all safetensors files that the index names, or of the only file."""
+    index = folder / INDEX
+    if not index.exists():
+        single = folder / SINGLE
+        if not single.exists():
+            raise CheckpointError(_no_weights(folder))
+        return read_headers(single)
+    wanted = _read_json(index).get("weight_map")
+    if not isinstance(wanted, dict) or not wanted:
+        raise CheckpointError(f"{index}: weight_map is missing or empty")
+    for name in wanted.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CheckpointError(f"{index}: weight_map names {name!r}, which is no file of this folder")
+    tensors: dict[str, TensorInfo] = {}
+    names = sorted(set(wanted.values()))
+    for number, name in enumerate(names, 1):
+        shard = folder / name
+        if not shard.exists():
+            raise CheckpointError(f"{shard}: missing; {INDEX} names {len(names)} shards, and this is number {number}")
+        tensors |= read_headers(shard)
+    for tensor, name in wanted.items():
+        if tensor not in tensors or tensors[tensor].file.name != name:
+            raise CheckpointError(f"{folder / name}: lacks the tensor {tensor}, which {INDEX} says it has")
+    return tensors
+
+
+def check_tensors(model: Model, tensors: Mapping[str, TensorInfo]) -> None:
+    """Compares the tensors of a checkpoint with the declaration. Raises CheckpointError on the first kind of
+    difference: missing, unknown, misshapen, or of a type that is not served."""
+    wanted = sources(model)
+    missing = [name for name in wanted if name not in tensors]
+    unknown = [name for name in tensors if name not in wanted and not harmless(model, name)]
+    if missing:
+        raise CheckpointError(f"{_folder(tensors)}: lacks {_listed(missing)}{_similar(missing[0], unknown)}")
+    if unknown:
+        owner = tensors[unknown[0]].file
+        raise CheckpointError(f"{owner}: has {_listed(unknown)}, which no part of the declared model is made of")
+    for name, shape in wanted.items():
+        info = tensors[name]
+        if info.shape != shape:
+            raise CheckpointError(
+                f"{info.file}: {name} has shape {list(info.shape)}, but config.json makes it {list(shape)}"
+            )
+        if info.dtype not in DTYPES:
+            raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; served are {', '.join(DTYPES)}")
+
+
+def weight_bytes(model: Model, element_bytes: int) -> int:
+    """Bytes of all weights at this size of an element."""
+    return elements(sources(model)) * element_bytes
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path}: is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must be a JSON object")
+    return value
+
+
+def _architecture(folder: Path, config: dict[str, Any], trust: bool) -> tuple[str, Declare]:
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{folder / 'config.json'}: architectures is {names!r}; it must name the architecture")
+    known = [name for name in names if name in ARCHITECTURES]
+    if known:
+        config["architectures"] = known[:1]
+        return known[0], ARCHITECTURES[known[0]]
+    if (folder / REMOTE_FILE).exists():
+        return names[0], remote_declaration(folder, names[0], trust)
+    return names[0], declaration(names[0])
+
+
+def _declared(declare: Declare, config: dict[str, Any], folder: Path) -> Model:
+    try:
+        return declare(config)
+    except CheckpointError as error:
+        raise type(error)(str(error).replace("config.json", str(folder / "config.json"), 1)) from error
+
+
+def _dtype(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
+    """What config.json says, or else the type of the largest tensor."""
+    declared = config.get("dtype")
+    if declared in DTYPES.values():
+        return str(declared)
+    largest = max(tensors.values(), key=lambda info: info.bytes)
+    return DTYPES.get(largest.dtype, "float32")
+
+
+def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
+    found: dict[int, None] = {}
+    for values in (config, generation):
+        value = values.get("eos_token_id")
+        for token in value if isinstance(value, list) else [value]:
+            if isinstance(token, int) and token >= 0:
+                found[token] = None
+    return tuple(found)
+
+
+def _no_weights(folder: Path) -> str:
+    others = sorted(
+        path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".gguf", ".safetensors")
+    )
+    if any(name.endswith(".safetensors") for name in others):
+        return f"{folder}: no {SINGLE} and no {INDEX}; there are {', '.join(others[:3])}"
+    if others:
+        return f"{folder}: no safetensors files, only {', '.join(others[:3])}; convert the checkpoint to safetensors"
+    return f"{folder}: no weights: neither {SINGLE} nor {INDEX}"
+
+
+def _folder(tensors: Mapping[str, TensorInfo]) -> str:
+    return str(next(iter(tensors.values())).file.parent) if tensors else "the checkpoint"
+
+
+def _listed(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more tensors" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{rest}"
+
+
+def _similar(name: str, others: list[str]) -> str:
+    close = difflib.get_close_matches(name, others, n=1, cutoff=0.8)
+    return f" (it has {close[0]} instead)" if close else ""
+
+
+__all__ = ["Checkpoint", "TensorInfo", "check_tensors", "read_checkpoint", "read_tensors", "weight_bytes"]

@@ -1,0 +1,129 @@
+"""A checkpoint's config.json in one spelling, with typed access.
+
+Hugging Face configurations come in an old spelling (rope_theta and rope_scaling at the top, torch_dtype) and a new one
+(rope_parameters, flat or one for each kind of layer, dtype), and may lie in a text_config. `normalised` makes one flat
+dict of either; `Config` reads keys with the type they must have; missing keys take the defaults of the architecture,
+which are those of its configuration class in transformers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.api.errors import CheckpointError
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu": "relu",
+}
+
+
+def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
+    """One flat dict: a nested text_config over the outer keys (the outer architectures win), dtype for torch_dtype."""
+    flat = {key: value for key, value in config.items() if key != "text_config"}
+    inner = config.get("text_config")
+    if isinstance(inner, dict):
+        flat |= {key: value for key, value in inner.items() if key != "architectures" or "architectures" not in config}
+    if flat.get("dtype") is None and flat.get("torch_dtype") is not None:
+        flat["dtype"] = flat["torch_dtype"]
+    flat.pop("torch_dtype", None)
+    return flat
+
+
+@dataclass(frozen=True)
+class Config:
+    """Keys of a normalised configuration. An explicit null is kept apart from a missing key: it means "none"."""
+
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], **defaults: Any) -> "Config":
+        return cls({**defaults, **normalised(config)})
+
+    def whole(self, key: str) -> int:
+        value = self._known(key)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise CheckpointError(f"config.json: {key} is {value!r}; it must be a whole number of at least 1")
+        return value
+
+    def number(self, key: str) -> float:
+        value = self._known(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"config.json: {key} is {value!r}; it must be a number")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise CheckpointError(f"config.json: {key} is {value!r}; it must be true or false")
+        return bool(value)
+
+    def whole_or_none(self, key: str) -> int | None:
+        return None if self.values.get(key) is None else self.whole(key)
+
+    def number_or_none(self, key: str) -> float | None:
+        return None if self.values.get(key) is None else self.number(key)
+
+    def activation(self, key: str = "hidden_act") -> str:
+        value = self._known(key)
+        if value not in ACTIVATIONS:
+            raise CheckpointError(f"config.json: {key} is {value!r}; served are {', '.join(ACTIVATIONS)}")
+        return ACTIVATIONS[value]
+
+    @property
+    def hidden(self) -> int:
+        return self.whole("hidden_size")
+
+    @property
+    def inner(self) -> int:
+        return self.whole("intermediate_size")
+
+    @property
+    def layers(self) -> int:
+        return self.whole("num_hidden_layers")
+
+    @property
+    def heads(self) -> int:
+        return self.whole("num_attention_heads")
+
+    @property
+    def kv_heads(self) -> int:
+        kv_heads = self.whole_or_none("num_key_value_heads") or self.heads
+        if self.heads % kv_heads:
+            raise CheckpointError(
+                f"config.json: num_attention_heads is {self.heads} and num_key_value_heads {kv_heads}; "
+                "the first must be a multiple of the second"
+            )
+        return kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.whole_or_none("head_dim") or self.hidden // self.heads
+
+    def window(self, key: str = "sliding_window") -> int | None:
+        """The attention window, or None where it never cuts anything off."""
+        size = self.whole_or_none(key)
+        return None if size is None or size >= self.whole("max_position_embeddings") else size
+
+    def layer_types(self, default: tuple[str, ...]) -> tuple[str, ...]:
+        """The kind of each layer, "full_attention" or "sliding_attention"."""
+        kinds = self.values.get("layer_types")
+        kinds = default if kinds is None else tuple(kinds)
+        strange = set(kinds) - {"full_attention", "sliding_attention"}
+        if strange or len(kinds) != self.layers:
+            raise CheckpointError(
+                f"config.json: layer_types has {len(kinds)} entries {sorted(set(kinds))}; it must name "
+                f"full_attention or sliding_attention for each of the {self.layers} layers"
+            )
+        return kinds
+
+    def _known(self, key: str) -> Any:
+        if self.values.get(key) is None:
+            raise CheckpointError(f"config.json: {key} is missing")
+        return self.values[key]

@@ -1,0 +1,29 @@
+"""The families of architectures that are served, and which one serves a name.
+
+A family is a module with `ARCHITECTURES`, the names in config.json that it serves, and `declare(config) -> Model`.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.api.errors import UnknownArchitecture
+from engine.models import cohere, gemma, glm4, granite, llama, olmo2, phi3, qwen3, starcoder2
+from engine.models.parts import Model
+
+Declare = Callable[[Mapping[str, Any]], Model]
+
+FAMILIES = (llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4)
+ARCHITECTURES: dict[str, Declare] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
+
+
+def declaration(architecture: str) -> Declare:
+    """The function that declares models of this architecture. Raises UnknownArchitecture with what is served."""
+    if architecture in ARCHITECTURES:
+        return ARCHITECTURES[architecture]
+    close = difflib.get_close_matches(architecture, ARCHITECTURES, n=1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise UnknownArchitecture(
+        f"config.json: the architecture {architecture!r} is not served.{hint} "
+        f"Served are {', '.join(sorted(ARCHITECTURES))}"
+    )

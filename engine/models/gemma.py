@@ -1,0 +1,70 @@
+"""Gemma 2 and 3 (text): norms before and after each body, window and full attention in turns, scaled embedding.
+
+Source: transformers modeling_gemma2.py, modeling_gemma3.py. Norm weights are stored minus one. Gemma 2 caps scores and
+logits with tanh; Gemma 3 norms q and k and gives its windowed layers an unscaled rope with a base of their own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from engine.api.errors import CheckpointError
+from engine.models.config import Config
+from engine.models.parts import MLP, Attention, Block, Branch, Embedding, Head, Model, RMSNorm, named
+from engine.models.rope import claimed_context, local_rope, rope
+
+ARCHITECTURES = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
+
+_DEFAULTS: dict[str, Any] = {
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+_SECOND = {"max_position_embeddings": 8192, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0}
+_THIRD = {"max_position_embeddings": 131072, "sliding_window_pattern": 6}
+
+
+def declare(config: Mapping[str, Any]) -> Model:
+    third = config["architectures"][0] == "Gemma3ForCausalLM"
+    c = Config.of(config, **_DEFAULTS, **(_THIRD if third else _SECOND))
+    if c.flag("use_bidirectional_attention"):
+        raise CheckpointError("config.json: use_bidirectional_attention is true; only causal attention is served")
+    eps, positions = c.number("rms_norm_eps"), rope(c, theta=1e6, kind="full_attention") if third else rope(c)
+    full = Attention(
+        hidden=c.hidden,
+        heads=c.heads,
+        kv_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        rope=positions,
+        scale=c.number("query_pre_attn_scalar") ** -0.5,
+        bias=(c.flag("attention_bias"), c.flag("attention_bias")),
+        qk_norm=RMSNorm(size=c.head_dim, eps=eps, offset=1.0) if third else None,
+        softcap=c.number_or_none("attn_logit_softcapping"),
+    )
+    windowed = replace(full, window=c.window(), rope=local_rope(c) if third else positions)
+    norm = RMSNorm(size=c.hidden, eps=eps, offset=1.0)
+    feed = Branch(
+        before=named(norm, "pre_feedforward_layernorm"),
+        body=MLP(hidden=c.hidden, inner=c.inner, act=c.activation("hidden_activation")),
+        after=named(norm, "post_feedforward_layernorm"),
+    )
+
+    def block(kind: str) -> Block:
+        body = {"full_attention": full, "sliding_attention": windowed}[kind]
+        mixer = Branch(before=named(norm, "input_layernorm"), body=body, after=named(norm, "post_attention_layernorm"))
+        return (mixer, feed)
+
+    pattern = c.whole("sliding_window_pattern") if third else 2
+    usual = tuple("sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(c.layers))
+    return Model(
+        embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden, scale=c.hidden**0.5),
+        blocks=tuple(block(kind) for kind in c.layer_types(usual)),
+        norm=named(norm, "norm"),
+        head=Head(tied=c.flag("tie_word_embeddings"), softcap=c.number_or_none("final_logit_softcapping")),
+        # The long-context checkpoints state the reached length and keep a linear factor, which must not count twice.
+        max_context=c.whole("max_position_embeddings") if third else claimed_context(c, positions),
+    )

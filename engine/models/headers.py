@@ -1,0 +1,80 @@
+"""The headers of safetensors files: where each tensor lies, of which type and shape, without reading any weights.
+
+Format: 8 bytes little-endian length n; n bytes of JSON {name: {dtype, shape, data_offsets: [begin, end)}}; the data.
+Offsets count from the end of the JSON. Source: the safetensors specification.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.api.errors import CheckpointError
+
+ELEMENT_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a checkpoint. `offset` counts from the start of the file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+
+def read_headers(path: Path) -> dict[str, TensorInfo]:
+    """All tensors of one safetensors file. Raises CheckpointError naming the file where it is damaged or cut off."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            text = file.read(length) if 2 <= length <= size - 8 else b""
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if not text:
+        raise CheckpointError(f"{path}: no safetensors file, or cut off within its header ({size} bytes)")
+    try:
+        entries = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path}: the header is damaged: {error}") from error
+    if not isinstance(entries, dict):
+        raise CheckpointError(f"{path}: the header is damaged: it is no JSON object")
+    start = 8 + length
+    return {name: _tensor(path, name, entry, start, size) for name, entry in entries.items() if name != "__metadata__"}
+
+
+def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> TensorInfo:
+    try:
+        dtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
+        begin, end = map(int, entry["data_offsets"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: the header is damaged at tensor {name}") from error
+    if start + end > size:
+        raise CheckpointError(
+            f"{path}: cut off: the file has {size:,} bytes, but {name} ends at byte {start + end:,}; copy it again"
+        )
+    if dtype in ELEMENT_BYTES and end - begin != math.prod(shape) * ELEMENT_BYTES[dtype]:
+        raise CheckpointError(f"{path}: the header is damaged: {name} has {end - begin} bytes for shape {list(shape)}")
+    if begin < 0 or end < begin:
+        raise CheckpointError(f"{path}: the header is damaged: {name} lies at bytes {begin} to {end}")
+    return TensorInfo(path, dtype, shape, start + begin, end - begin)

@@ -1,0 +1,164 @@
+"""Rotary position settings of a configuration, in any of their spellings, as a `Rope`.
+
+The meaning of each key, its default and its precedence are those of transformers' modeling_rope_utils.py: a scaling is
+`rope_scaling` (old) or the rest of `rope_parameters` (new); its kind is `rope_type` or, older, `type`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from engine.api.errors import CheckpointError
+from engine.models.config import Config
+from engine.models.parts import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    Rope,
+    Scaling,
+    YarnScaling,
+)
+
+
+def rope(
+    c: Config, *, theta: float = 10_000.0, partial: float = 1.0, interleaved: bool = False, kind: str | None = None
+) -> Rope:
+    """The rope of layers of this kind ("full_attention", "sliding_attention"; None: all layers have one). `theta` and
+    `partial` are the architecture's defaults."""
+    parameters = _parameters(c, kind)
+    base = _number(parameters, "rope_theta", _number(c.values, "rope_theta", theta))
+    share = _number(parameters, "partial_rotary_factor", _number(c.values, "partial_rotary_factor", partial))
+    dim = int(c.head_dim * share)
+    if dim < 2 or dim % 2:
+        raise CheckpointError(
+            f"config.json: head_dim {c.head_dim} with partial_rotary_factor {share} gives {dim} rotated dimensions; "
+            "rotary positions need an even number of at least 2"
+        )
+    return Rope(dim=dim, theta=base, interleaved=interleaved, scaling=_scaling(c, parameters, dim))
+
+
+def local_rope(c: Config, *, theta: float = 10_000.0) -> Rope:
+    """The unscaled rope of Gemma 3's windowed layers: its base is rope_local_base_freq in the old spelling."""
+    parameters = c.values.get("rope_parameters") or {}
+    if isinstance(parameters.get("sliding_attention"), dict):
+        return rope(c, theta=_number(c.values, "rope_local_base_freq", theta), kind="sliding_attention")
+    return Rope(dim=c.head_dim, theta=_number(c.values, "rope_local_base_freq", theta))
+
+
+def claimed_context(c: Config, rope: Rope) -> int:
+    """Longest sequence that the configuration claims to support. Linear, dynamic and yarn scaling reach `factor` times
+    past the trained length; the other kinds have max_position_embeddings raised already."""
+    trained = c.whole("max_position_embeddings")
+    match rope.scaling:
+        case LinearScaling(factor=factor) | DynamicScaling(factor=factor):
+            return int(trained * factor)
+        case YarnScaling(factor=factor, original=original):
+            return max(trained, int(original * factor))
+        case _:
+            return trained
+
+
+def _parameters(c: Config, kind: str | None) -> Mapping[str, Any]:
+    """The flat settings for layers of this kind: rope_scaling over rope_parameters, as far as there are any."""
+    new, old = c.values.get("rope_parameters") or {}, c.values.get("rope_scaling") or {}
+    for key, value in (("rope_parameters", new), ("rope_scaling", old)):
+        if not isinstance(value, dict):
+            raise CheckpointError(f"config.json: {key} is {value!r}; it must be an object")
+    nested = {name: value for name, value in new.items() if isinstance(value, dict)}
+    if kind is not None and kind in nested:
+        return {**nested[kind], **old}
+    if nested:
+        if any(value != next(iter(nested.values())) for value in nested.values()):
+            raise CheckpointError(
+                f"config.json: rope_parameters differs between {' and '.join(nested)}, "
+                "which this architecture does not have"
+            )
+        return {**next(iter(nested.values())), **old}
+    return {**new, **old}
+
+
+def _number(values: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = values.get(key)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        state = "is missing" if value is None else f"is {value!r}; it must be a number"
+        raise CheckpointError(f"config.json: {key} of the rotary settings {state}")
+    return float(value)
+
+
+def _scaling(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling | None:
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    # Early Phi-3 configurations call longrope "su" or even "yarn"; the lists of factors tell.
+    if kind == "su" or "short_factor" in parameters:
+        kind = "longrope"
+    if kind == "default":
+        return None
+    if kind not in _KINDS:
+        raise CheckpointError(f"config.json: rope type {kind!r} is not served; served are default, {', '.join(_KINDS)}")
+    return _KINDS[kind](c, parameters, dim)
+
+
+def _original(c: Config, parameters: Mapping[str, Any]) -> int:
+    """The trained length; a key at the top (Phi-3) wins over one among the rope settings."""
+    key = "original_max_position_embeddings"
+    return int(_number(c.values, key, _number(parameters, key, c.whole("max_position_embeddings"))))
+
+
+def _linear(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling:
+    return LinearScaling(factor=_number(parameters, "factor"))
+
+
+def _dynamic(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling:
+    return DynamicScaling(factor=_number(parameters, "factor"), original=c.whole("max_position_embeddings"))
+
+
+def _llama3(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling:
+    return Llama3Scaling(
+        factor=_number(parameters, "factor"),
+        low_freq=_number(parameters, "low_freq_factor"),
+        high_freq=_number(parameters, "high_freq_factor"),
+        original=_original(c, parameters),
+    )
+
+
+def _yarn(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling:
+    original = _original(c, parameters)
+    factor = _number(parameters, "factor", c.whole("max_position_embeddings") / original)
+
+    def scale(multiplier: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+
+    mscale, mscale_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    default = scale(mscale) / scale(mscale_all) if mscale and mscale_all else scale(1.0)
+    return YarnScaling(
+        factor=factor,
+        original=original,
+        beta_fast=parameters.get("beta_fast") or 32.0,
+        beta_slow=parameters.get("beta_slow") or 1.0,
+        attention=_number(parameters, "attention_factor", default),
+        truncate=parameters.get("truncate", True),
+    )
+
+
+def _long(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling:
+    original = _original(c, parameters)
+    factor = _number(parameters, "factor", c.whole("max_position_embeddings") / original)
+    default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    factors = {}
+    for key in ("short_factor", "long_factor"):
+        values = parameters.get(key)
+        if not isinstance(values, list) or len(values) != dim // 2:
+            raise CheckpointError(
+                f"config.json: {key} must be a list of {dim // 2} numbers, half the rotated dimensions"
+            )
+        factors[key] = tuple(float(value) for value in values)
+    return LongScaling(
+        short=factors["short_factor"],
+        long=factors["long_factor"],
+        original=original,
+        attention=_number(parameters, "attention_factor", default),
+    )
+
+
+_KINDS = {"linear": _linear, "dynamic": _dynamic, "llama3": _llama3, "yarn": _yarn, "longrope": _long}

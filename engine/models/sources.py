@@ -1,0 +1,146 @@
+"""Which checkpoint tensors a declaration is made of, with their shapes: the one place that names them.
+
+Layers build their matrices from the same `Linear` values, so what is checked here is what is loaded there.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from engine.models.parts import (
+    MLP,
+    Attention,
+    Branch,
+    LayerNorm,
+    Linear,
+    Model,
+    Norm,
+    Parallel,
+    RMSNorm,
+    Rows,
+)
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def join(*names: str) -> str:
+    """A dotted path of the names that are not empty."""
+    return ".".join(name for name in names if name)
+
+
+def packed(*rows: Rows) -> tuple[Rows, ...]:
+    """Rows that come from one source lie one after another in it."""
+    at: Counter[str] = Counter()
+    placed = []
+    for piece in rows:
+        placed.append(replace(piece, at=at[piece.source]))
+        at[piece.source] += piece.units * piece.width
+    return tuple(placed)
+
+
+def attention_linears(part: Attention) -> tuple[Linear, Linear]:
+    """The fused projection to q, k and v, and the output projection."""
+    q, k, v, o = part.sources
+    rows = packed(
+        Rows(source=q, units=part.heads, width=part.head_dim),
+        Rows(source=k, units=part.kv_heads, width=part.head_dim),
+        Rows(source=v, units=part.kv_heads, width=part.head_dim),
+    )
+    qkv = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias[0])
+    out = Rows(source=o, units=part.hidden)
+    return qkv, Linear(rows=(out,), inputs=part.heads * part.head_dim, split="inputs", bias=part.bias[1])
+
+
+def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
+    """The fused projection to gate and up (or up alone), and the down projection."""
+    names = [name for name in (part.gate, part.up) if name is not None]
+    rows = packed(*(Rows(source=name, units=part.inner) for name in names))
+    up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
+    down = Rows(source=part.down, units=part.hidden)
+    return up, Linear(rows=(down,), inputs=part.inner, split="inputs", bias=part.bias)
+
+
+def qk_norms(part: Attention) -> tuple[tuple[Norm, tuple[int, ...]], ...]:
+    """The norms of q and k, named, with the shapes of their weights."""
+    if part.qk_norm is None:
+        return ()
+    found = []
+    for name, heads in (("q_norm", part.heads), ("k_norm", part.kv_heads)):
+        shapes = {"head": (part.head_dim,), "own": (heads, part.head_dim), "all": (heads * part.head_dim,)}
+        found.append((replace(part.qk_norm, name=name), shapes[part.qk_norm_span]))
+    return tuple(found)
+
+
+def linear_sources(part: Linear, path: str) -> Shapes:
+    """Weights, and biases if there are any, of all sources of a projection."""
+    height: Counter[str] = Counter()
+    for piece in part.rows:
+        height[piece.source] += piece.units * piece.width
+    found: Shapes = {f"{join(path, name)}.weight": (rows, part.inputs) for name, rows in height.items()}
+    if part.bias:
+        found |= {f"{join(path, name)}.bias": (rows,) for name, rows in height.items()}
+    return found
+
+
+def norm_sources(norm: Norm, path: str, shape: tuple[int, ...]) -> Shapes:
+    name = join(path, norm.name)
+    match norm:
+        case RMSNorm():
+            return {f"{name}.weight": shape}
+        case LayerNorm(bias=bias):
+            return {f"{name}.weight": shape} | ({f"{name}.bias": shape} if bias else {})
+
+
+def sources(model: Model) -> Shapes:
+    """Every tensor that a checkpoint of this model must have, by name, with its shape."""
+    found: Shapes = {f"{join(model.root, model.embed.name)}.weight": (model.embed.vocab, model.embed.hidden)}
+    for index, block in enumerate(model.blocks):
+        path = join(model.root, model.layers, str(index))
+        for branch in block:
+            found |= _branch_sources(branch, path)
+    if model.norm is not None:
+        found |= norm_sources(model.norm, model.root, (model.norm.size,))
+    if not model.head.tied:
+        found[f"{model.head.name}.weight"] = (model.embed.vocab, model.embed.hidden)
+    if model.head.bias:
+        found[f"{model.head.name}.bias"] = (model.embed.vocab,)
+    return found
+
+
+def _branch_sources(branch: Branch, path: str) -> Shapes:
+    found: Shapes = {}
+    for norm in (branch.before, branch.after):
+        if norm is not None:
+            found |= norm_sources(norm, path, (norm.size,))
+    for body in branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,):
+        inside = join(path, body.name)
+        linears: Iterable[Linear]
+        match body:
+            case Attention():
+                linears = attention_linears(body)
+                for norm, shape in qk_norms(body):
+                    found |= norm_sources(norm, inside, shape)
+            case MLP():
+                linears = mlp_linears(body)
+        for linear in linears:
+            found |= linear_sources(linear, inside)
+    return found
+
+
+def harmless(model: Model, name: str) -> bool:
+    """Tensors that checkpoints carry beside the declared ones and that say nothing new: rotary frequencies that old
+    exports stored, and a copy of a tied head."""
+    if name.endswith((".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")):
+        return True
+    return model.head.tied and name == f"{model.head.name}.weight"
+
+
+def elements(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Numbers in all of these tensors."""
+    total = 0
+    for shape in shapes.values():
+        count = 1
+        for size in shape:
+            count *= size
+        total += count
+    return total

@@ -1,0 +1,61 @@
+"""Where the pieces of a fused, divided matrix come from: slots, derived from the declaration of the projection.
+
+The fused matrix has its sources' rows one after another. A rank holds its share of each of them (split "rows"), or of
+the inputs (split "inputs"); heads that are fewer than the ranks are held by several of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.distributed.world import World, share
+from engine.models.parts import Linear
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Rows [at, at + rows) of the fused matrix are rows [start, start + rows) of a source."""
+
+    source: str
+    start: int
+    rows: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Slots:
+    """One rank's matrix: [rows, inputs], whose inputs start at `first_input` of the sources'."""
+
+    pieces: tuple[Slot, ...]
+    rows: int
+    first_input: int
+    inputs: int
+
+
+def slots(part: Linear, world: World) -> Slots:
+    pieces, at = [], 0
+    for piece in part.rows:
+        what = "heads" if piece.width > 1 else "rows"
+        first, units = share(piece.units, world, what) if part.split == "rows" else (0, piece.units)
+        rows = units * piece.width
+        pieces.append(Slot(piece.source, piece.at + first * piece.width, rows, at))
+        at += rows
+    first_input, inputs = share(part.inputs, world, "inputs") if part.split == "inputs" else (0, part.inputs)
+    return Slots(tuple(pieces), at, first_input, inputs)
+
+
+def fused(
+    read: Callable[[str], Tensor], path: str, suffix: str, matrix: Slots, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """The rank's weight [rows, inputs] or bias [rows], cast, from its sources."""
+    shape = (matrix.rows, matrix.inputs) if suffix == "weight" else (matrix.rows,)
+    whole = torch.empty(shape, dtype=dtype, device=device)
+    for piece in matrix.pieces:
+        source = read(f"{path}.{piece.source}.{suffix}" if path else f"{piece.source}.{suffix}")
+        source = source.narrow(0, piece.start, piece.rows)
+        if suffix == "weight":
+            source = source.narrow(1, matrix.first_input, matrix.inputs)
+        whole[piece.at : piece.at + piece.rows].copy_(source)
+    return whole

@@ -1,0 +1,26 @@
+"""Writing keys and values of a step's tokens into their pages.
+
+Pages are [blocks, layers, 2, block_tokens, kv_heads, head_dim]. Seen flat, [all before, kv_heads · head_dim], each
+token of each layer has one row for its key and one for its value, and a write is one indexed copy.
+"""
+
+import torch
+from torch import Tensor
+
+
+def write_rows(slots: Tensor, layers: int, block_tokens: int) -> Tensor:
+    """Rows of the flat view for all layers, [layers, 2, tokens]. slots: [tokens], block · block_tokens + offset."""
+    block, offset = slots // block_tokens, slots % block_tokens
+    plane = torch.arange(2 * layers, device=slots.device).view(layers, 2, 1)
+    return (block * (2 * layers) + plane) * block_tokens + offset
+
+
+def write_kv(pages: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
+    """rows: [2, tokens] of one layer; k, v: [tokens, kv_heads, head_dim], cast to the pages' type.
+
+    Values that are not finite are written as 0: a later owner of the block reads its stale rest with weight 0, and
+    0 · NaN would spoil an innocent request. The row that made them stays NaN through its residual and is found there.
+    """
+    flat = pages.view(-1, pages.shape[-2] * pages.shape[-1])
+    for at, x in ((rows[0], k), (rows[1], v)):
+        flat.index_copy_(0, at, torch.nan_to_num(x.flatten(1).to(pages.dtype), 0.0, 0.0, 0.0))
