@@ -1,7 +1,8 @@
 """Exit codes of `slipway`: every way the appliance ends, with its number, its cause and its cure.
 
 0 to 2 mean what they mean for any command; 10 and up are the appliance's own and stay clear of what shells, Docker
-and signals use (125 to 127, and 128 plus the signal's number). docs/operations.md shows this table; a test compares the two.
+and signals use (125 to 127, and 128 plus the signal's number). docs/operations.md shows this table; a test compares
+the two.
 """
 
 from dataclasses import dataclass

@@ -1,0 +1,67 @@
+"""Asking a gateway how it is: the launcher while it starts, `slipway healthcheck` from outside."""
+
+import asyncio
+import contextlib
+import math
+
+import msgspec
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    name: str = "engine"
+    phase: str = ""
+    progress: float | None = None
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """What /ready says beside its status; `progress` is 0 to 1."""
+
+    phase: str = ""
+    progress: float | None = None
+    engines: tuple[EngineState, ...] = ()
+
+    def text(self) -> str:
+        """One line about what is still missing."""
+        states = self.engines or (EngineState(phase=self.phase, progress=self.progress),)
+        return ", ".join(_state(state) for state in states if state.phase != "ready" or len(states) == 1)
+
+    def rounded(self) -> "Readiness":
+        """The same with progress in tenths."""
+        engines = tuple(msgspec.structs.replace(state, progress=_tenths(state.progress)) for state in self.engines)
+        return msgspec.structs.replace(self, progress=_tenths(self.progress), engines=engines)
+
+
+def _tenths(progress: float | None) -> float | None:
+    return None if progress is None else math.floor(progress * 10) / 10
+
+
+def _state(state: EngineState) -> str:
+    percent = "" if state.progress is None else f" {state.progress:.0%}".replace("%", " %")
+    return f"{state.name} {state.phase or 'starting'}{percent}"
+
+
+async def get(host: str, port: int, path: str, timeout_s: float) -> tuple[int, bytes] | None:
+    """Status and body of a GET, or None if nobody answers in time. HTTP/1.0, so that the reply ends with the stream."""
+    writer = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}:{port}\r\n\r\n".encode())
+            reply = await reader.read()
+    except (OSError, TimeoutError):
+        return None
+    finally:
+        if writer is not None:
+            writer.close()
+    head, _, body = reply.partition(b"\r\n\r\n")
+    with contextlib.suppress(IndexError, ValueError):
+        return int(head.split(None, 2)[1]), body
+    return None
+
+
+def readiness(body: bytes) -> Readiness:
+    """What a reply of /ready says; nothing if it is not ours."""
+    try:
+        return msgspec.json.decode(body, type=Readiness)
+    except msgspec.DecodeError:
+        return Readiness()

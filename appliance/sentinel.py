@@ -1,0 +1,245 @@
+"""Supervisor's event listener: hears of each program's death and decides whether it is started again.
+
+The rule: a program that ends with the permanent code ends the appliance; any other end is a crash. The first restart in
+the window is immediate, the next wait 1, 2, 4 … seconds; more than `max` within `window_s` end the appliance. Restarts
+go through Supervisor; what ends the appliance is a notice to the launcher, which alone ends things.
+
+Protocol of Supervisor's listeners: we print READY, get a header line of key:value tokens with `len` and as many bytes
+of payload, and print RESULT. Nothing else may go to standard output.
+"""
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import time
+import xmlrpc.client
+from collections.abc import Callable, Container, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import msgspec
+from supervisor.xmlrpc import Faults, SupervisorTransport
+
+from appliance import exits
+
+_LONGEST_DELAY_S = 30.0
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """How many restarts of one program are allowed within a span."""
+
+    max: int
+    window_s: float
+
+    def delay(self, deaths: list[float], now: float) -> float | None:
+        """Seconds until the restart after the last of `deaths` (times, in order), or None if it is one too many."""
+        recent = sum(1 for death in deaths if now - death < self.window_s)
+        if recent > self.max:
+            return None
+        return 0.0 if recent <= 1 else min(2.0 ** (recent - 2), _LONGEST_DELAY_S)
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """`supervisor` is the path of Supervisor's Unix socket, `notices` that of the pipe to the launcher."""
+
+    supervisor: str
+    password: str
+    notices: str
+    policy: Policy
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """What the launcher is told, one JSON line each: a program died and restarts, or the appliance must end."""
+
+    kind: Literal["restart", "permanent", "exhausted", "unstartable"]
+    program: str
+    how: str = ""
+    restart: int = 0
+    delay_s: float = 0.0
+
+
+class Sentinel:
+    """`start` starts a program by its Supervisor name; `status` tells its exit status, -1 after a signal, and None when
+    Supervisor is shutting down."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        notify: Callable[[Notice], None],
+        start: Callable[[str], None],
+        status: Callable[[str], int | None],
+    ) -> None:
+        self._policy = policy
+        self._notify = notify
+        self._start = start
+        self._status = status
+        self._deaths: dict[str, list[float]] = {}
+        self._due: dict[str, float] = {}
+
+    def next_due(self) -> float | None:
+        return min(self._due.values(), default=None)
+
+    def start_due(self, now: float) -> None:
+        for name in [name for name, due in self._due.items() if due <= now]:
+            del self._due[name]
+            self._start(name)
+
+    def event(self, kind: str, payload: Mapping[str, str], now: float) -> None:
+        name = f"{payload['groupname']}:{payload['processname']}"
+        if kind == "PROCESS_STATE_FATAL":
+            self._notify(Notice(kind="unstartable", program=payload["processname"]))
+        elif kind == "PROCESS_STATE_EXITED" and name not in self._due:
+            self.died(name, now)
+
+    def died(self, name: str, now: float) -> None:
+        """Schedules the restart, or reports that a restart cannot help or that there were too many."""
+        program = name.rpartition(":")[2]
+        status = self._status(name)
+        if status is None:
+            return
+        if status == exits.PERMANENT:
+            self._notify(Notice(kind="permanent", program=program))
+            return
+        deaths = [death for death in self._deaths.get(name, []) if now - death < self._policy.window_s]
+        deaths.append(now)
+        self._deaths[name] = deaths
+        how = "killed by a signal" if status < 0 else f"exit code {status}"
+        delay = self._policy.delay(deaths, now)
+        if delay is None:
+            self._notify(Notice(kind="exhausted", program=program, how=how))
+            return
+        self._due[name] = now + delay
+        self._notify(Notice(kind="restart", program=program, how=how, restart=len(deaths), delay_s=delay))
+
+
+def wake_supervisor(path: str) -> None:
+    """Makes Supervisor look at signals and dead children now: it does once a second, or when someone connects."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)
+        connection.connect(path)
+
+
+def take_event(buffer: bytearray) -> tuple[str, dict[str, str]] | None:
+    """Cuts the first whole event off `buffer`: its name and its payload's tokens; None if it is not all there yet."""
+    end = buffer.find(b"\n")
+    if end < 0:
+        return None
+    header = _tokens(buffer[:end].decode())
+    size = int(header["len"])
+    if len(buffer) < end + 1 + size:
+        return None
+    payload = _tokens(buffer[end + 1 : end + 1 + size].decode())
+    del buffer[: end + 1 + size]
+    return header["eventname"], payload
+
+
+def _tokens(text: str) -> dict[str, str]:
+    pairs = (token.partition(":") for token in text.split())
+    return {key: value for key, _, value in pairs}
+
+
+class _Supervisor:
+    """Supervisor's XML-RPC interface on its Unix socket."""
+
+    def __init__(self, path: str, password: str) -> None:
+        self.path = path
+        transport = SupervisorTransport("slipway", password, f"unix://{path}")
+        self._proxy = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
+
+    def start(self, name: str) -> None:
+        try:
+            self._proxy.supervisor.startProcess(name, False)
+        except xmlrpc.client.Fault as fault:
+            # Shutting down: nothing is to be started. Already started: a person was faster. No fork: it tries on.
+            if fault.faultCode not in (Faults.SHUTDOWN_STATE, Faults.ALREADY_STARTED, Faults.SPAWN_ERROR):
+                raise
+
+    def status(self, name: str) -> int | None:
+        try:
+            info = cast(dict[str, Any], self._proxy.supervisor.getProcessInfo(name))
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode != Faults.SHUTDOWN_STATE:
+                raise
+            return None
+        return int(info["exitstatus"])
+
+    def all(self) -> list[dict[str, Any]]:
+        """Every program: group, name, statename, pid and more."""
+        return cast(list[dict[str, Any]], self._proxy.supervisor.getAllProcessInfo())
+
+
+class _Ends:
+    """Tells at once when a process has ended."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def watch(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # too late: Supervisor has reaped it already
+            self.descriptors.append(os.pidfd_open(pid))
+
+    def take(self, readable: Container[int]) -> bool:
+        """Forgets those that ended; whether there was one."""
+        ended = [descriptor for descriptor in self.descriptors if descriptor in readable]
+        for descriptor in ended:
+            self.descriptors.remove(descriptor)
+            os.close(descriptor)
+        return bool(ended)
+
+
+def main(path: Path) -> int:
+    config = msgspec.json.decode(path.read_bytes(), type=Config)
+    pipe = os.open(config.notices, os.O_WRONLY)
+    supervisor = _Supervisor(config.supervisor, config.password)
+    sentinel = Sentinel(
+        config.policy,
+        notify=lambda notice: _write(pipe, msgspec.json.encode(notice) + b"\n"),
+        start=supervisor.start,
+        status=supervisor.status,
+    )
+    ends = _Ends()
+    for program in supervisor.all():
+        if program["statename"] == "EXITED":  # it died while no sentinel was there
+            sentinel.died(f"{program['group']}:{program['name']}", time.monotonic())
+        elif program["pid"] and program["name"] != "sentinel":
+            ends.watch(program["pid"])
+    _listen(sentinel, supervisor, ends)
+    return 0
+
+
+def _listen(sentinel: Sentinel, supervisor: _Supervisor, ends: _Ends) -> None:
+    """Handles events until Supervisor closes the pipe."""
+    buffer = bytearray()
+    _write(1, b"READY\n")
+    while True:
+        due = sentinel.next_due()
+        timeout = None if due is None else max(0.0, due - time.monotonic())
+        readable = select.select([0, *ends.descriptors], [], [], timeout)[0]
+        if ends.take(readable):
+            wake_supervisor(supervisor.path)
+        sentinel.start_due(time.monotonic())
+        if 0 not in readable:
+            continue
+        data = os.read(0, 65536)
+        if not data:
+            return
+        buffer += data
+        while (event := take_event(buffer)) is not None:
+            kind, payload = event
+            if kind == "PROCESS_STATE_RUNNING":
+                ends.watch(int(payload["pid"]))
+            sentinel.event(kind, payload, time.monotonic())
+            sentinel.start_due(time.monotonic())
+            _write(1, b"RESULT 2\nOKREADY\n")
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """All of `data`; it is shorter than PIPE_BUF, so it arrives in one piece."""
+    os.write(descriptor, data)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

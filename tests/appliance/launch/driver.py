@@ -1,0 +1,54 @@
+"""Launches fakes as `slipway serve` launches the real programs:
+
+driver.py DIRECTORY JSON      keys: port, engines (words of each fake engine), max, window_s, drain_s, startup_s, secrets, format
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from appliance.gateway_config import GatewayConfig, SecretRef
+from appliance.launch import launch
+from appliance.sentinel import Policy
+from appliance.supervise import Program, Service, engine_names, engine_program, gateway_program
+from engine.api.config import EngineConfig
+
+FAKE = str(Path(__file__).with_name("fake.py"))
+
+
+def main(directory: Path, given: dict[str, object]) -> int:
+    engines = given.get("engines", [["run"]])
+    secrets = tuple(given.get("secrets", ()))
+    service = Service(
+        gateway=GatewayConfig(
+            host="127.0.0.1",
+            port=given["port"],
+            names=("demo",),
+            model="/nowhere",
+            engines=(),
+            max_context=64,
+            vocab_size=97,
+            drain_s=given.get("drain_s", 3.0),
+            log_format=given.get("format", "text"),
+            api_keys=SecretRef(env=secrets[0]) if secrets else None,
+        ),
+        engines=tuple(EngineConfig(model="/nowhere", kv_bytes=1, max_context=64, threads=3) for _ in engines),
+        startup_s=given.get("startup_s", 60.0),
+        restarts=Policy(given.get("max", 5), given.get("window_s", 600.0)),
+        secrets=secrets,
+    )
+
+    def programs(service: Service, _: Path) -> list[Program]:
+        port = str(service.gateway.port)
+        found = [gateway_program(service, (sys.executable, FAKE, "gateway", str(directory), port))]
+        for name, words in zip(engine_names(service), engines, strict=True):
+            argv = (sys.executable, FAKE, "engine", str(directory), name, *words)
+            found.append(engine_program(service, name, argv, threads=3))
+        return found
+
+    return launch(service, os.environ, programs=programs, termination_log=directory / "termination-log")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), json.loads(sys.argv[2])))
