@@ -117,7 +117,7 @@ def _walk(node: Json, path: tuple[str, ...]) -> Iterator[Key]:
 
 def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
     resolved = _resolve(node)
-    text = node.get("description", resolved.get("description", ""))
+    text = str(node.get("description") or resolved.get("description") or "")
     default = node.get("default")
     options = [_resolve(option) for option in resolved.get("anyOf", (resolved,))]
     types = frozenset(kind for option in options for kind in _types(option))
@@ -128,12 +128,9 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
     yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form)
     if kind == "section":
         yield from _walk(resolved, path)
-    for inner in named.values():
-        inner = _resolve(inner)
-        below = {"anyOf": inner["anyOf"], "description": "One secret: {file: path} or {env: NAME}."}
-        yield Key(
-            (*path, "*"), "section", frozenset({"object"}), (), _allowed(inner), False, None, below["description"]
-        )
+    for inner in map(_resolve, named.values()):
+        meaning = "One secret: {file: path} or {env: NAME}."
+        yield Key((*path, "*"), "section", frozenset({"object"}), (), _allowed(inner), False, None, meaning)
         for option in map(_resolve, inner["anyOf"]):
             yield from _walk({**option, "required": ()}, (*path, "*"))
 

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from appliance import exits
 from appliance.keys import children, find
 from appliance.locate import Fault, Path, Place, Tree, dotted
 from appliance.suggest import suggest_key, suggest_value
@@ -30,9 +31,11 @@ class Problem:
 
 
 class Refused(Exception):
-    """A manifest that cannot be served. `problems` are in file order, those of options and variables last."""
+    """A manifest that cannot be served. `problems` are in file order, those of options and variables last; `cause` says
+    with which code a command ends."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem], cause: exits.Exit = exits.MANIFEST) -> None:
+        self.cause = cause
         self.problems = sorted(problems, key=lambda p: (p.place.line == 0, p.place.line, p.place.column))
         super().__init__("\n".join(map(str, self.problems)))
 

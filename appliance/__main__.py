@@ -1,0 +1,8 @@
+"""`python -m appliance` is `slipway`."""
+
+import sys
+
+from appliance.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
