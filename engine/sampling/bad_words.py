@@ -1,4 +1,7 @@
-"""`bad_words`: the last token of a banned word is impossible where the reply ends with the word's other tokens."""
+"""`bad_words`: the last token of a banned word is impossible where the reply ends with the word's other tokens.
+
+The prompt does not count: a word that only its end and the prompt make is not the reply's.
+"""
 
 import numpy as np
 import torch
@@ -16,16 +19,15 @@ def bad_words(rows: Rows) -> Edit | None:
     prefixes = [np.pad(w.prefixes, ((0, 0), (longest - w.prefixes.shape[1], 0)), constant_values=-1) for w in words]
     prefix, last = np.concatenate(prefixes), np.concatenate([word.lasts for word in words])
     row = np.repeat(users, [len(word.lasts) for word in words])
-    slots = rows.slots[row]
     places = rows.lengths[row][:, None] - longest + np.arange(longest)
-    fits = ((prefix < 0) | (places >= rows.columns.prompt_tokens[slots][:, None])).all(1)
-    row, slots, last, prefix, places = row[fits], slots[fits], last[fits], prefix[fits], places[fits].clip(0)
-    at, ids, expected = rows.to_device(row), rows.to_device(last), rows.to_device(prefix)
-    where = rows.to_device(slots)[:, None], rows.to_device(places)
+    in_reply = places >= rows.columns.prompt_tokens[rows.slots[row]][:, None]
+    equal = rows.tokens[rows.slots[row][:, None], places.clip(0)] == prefix
+    complete = ((prefix < 0) | (in_reply & equal)).all(1)
+    if not complete.any():
+        return None
+    at, ids = rows.to_device(row[complete]), rows.to_device(last[complete])
 
     def edit(logits: Tensor) -> None:
-        complete = ((rows.tokens[where] == expected) | (expected < 0)).all(1)
-        # two words may end with the same token, one complete and one not: adding leaves no order between them
-        logits.index_put_((at, ids), torch.where(complete, -torch.inf, 0.0), accumulate=True)
+        logits[at, ids] = -torch.inf
 
     return edit

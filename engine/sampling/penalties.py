@@ -19,9 +19,9 @@ def repetition_penalty(rows: Rows) -> Edit | None:
     if not len(users):
         return None
     at, strength = rows.to_device(users)[:, None], rows.to_device(penalty[users])[:, None]
+    ids, _ = rows.history(users)
 
     def edit(logits: Tensor) -> None:
-        ids, _ = rows.history(users)
         seen = logits[at, ids]
         logits[at, ids] = torch.where(seen > 0, seen / strength, seen * strength)
 
@@ -37,9 +37,9 @@ def reply_penalties(rows: Rows) -> Edit | None:
         return None
     at = rows.to_device(users)[:, None]
     per_count, once = rows.to_device(frequency[users])[:, None], rows.to_device(presence[users])[:, None]
+    ids, reply = rows.history(users)
 
     def edit(logits: Tensor) -> None:
-        ids, reply = rows.history(users)
         counts = logits.new_zeros(len(users), logits.shape[1]).scatter_add_(1, ids, reply.float()).gather(1, ids)
         logits[at, ids] = logits[at, ids] - per_count * counts - once * (counts > 0)
 

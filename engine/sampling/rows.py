@@ -19,19 +19,15 @@ Edit = Callable[[Tensor], None]
 
 @dataclass(frozen=True)
 class Rows:
-    """`lengths[i]` tokens of slot `slots[i]` are known when row i draws, so the drawn token gets that position.
-    `tokens` is the request table's column on the device; it holds them by the time an Edit runs. `masks`: allowed
-    tokens of constrained rows, one bit each."""
+    """`lengths[i]` tokens of slot `slots[i]` are known, so the drawn token gets that position. `tokens` is the request
+    table's column. `masks`: allowed tokens of constrained rows, one bit each. `device` is the logits'."""
 
     slots: np.ndarray  # [rows] int64
     lengths: np.ndarray  # [rows] int64
     columns: Columns
-    tokens: Tensor  # [slots, max_context + 1] integer
+    tokens: np.ndarray  # [slots, max_context + 1] integer
     masks: Mapping[int, np.ndarray] = field(default_factory=dict)  # row: [ceil(vocab / 32)] uint32
-
-    @property
-    def device(self) -> torch.device:
-        return self.tokens.device
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -54,8 +50,8 @@ class Rows:
         at = np.arange(int(lengths.max()))
         known = at < lengths[:, None]
         reply = known & (at >= self.columns.prompt_tokens[slots][:, None])
-        ids = self.tokens[self.to_device(slots), : len(at)].long()
-        return torch.where(self.to_device(known), ids, ids[:, :1]), self.to_device(reply)
+        ids = self.tokens[slots, : len(at)].astype(np.int64)
+        return self.to_device(np.where(known, ids, ids[:, :1])), self.to_device(reply)
 
 
 def flat(rows: list[int], ids: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,121 @@
+"""From an EngineConfig to a Worker that is loaded, allocated and warm."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from engine.api.config import EngineConfig
+from engine.api.errors import ConfigError, OutOfMemory
+from engine.api.messages import Sampling
+from engine.core.plan import NewRow, Row, StepPlan
+from engine.distributed.world import SINGLE
+from engine.kv.layout import NULL_BLOCK, Layout, layout
+from engine.layers.model import TextModel, make_pages
+from engine.models.checkpoint import read_checkpoint
+from engine.worker.table import RequestTable
+from engine.worker.worker import Worker
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_worker(config: EngineConfig, progress: Callable[[str, float], None]) -> Worker:
+    """`progress(phase, 0…1)` is called as the start goes on. Raises ConfigError, CheckpointError or OutOfMemory."""
+    device = _device(config)
+    torch.set_num_threads(config.threads)
+    seconds: dict[str, float] = {}
+    with _timed("reading", seconds):
+        progress("reading", 0.0)
+        checkpoint = read_checkpoint(config.model, config.trust_remote_code)
+    form = layout(
+        checkpoint.model,
+        block_tokens=config.block_tokens,
+        element_bytes=DTYPES[config.kv_dtype].itemsize,
+    )
+    blocks = pool_blocks(config, form)
+    with _timed("loading", seconds), _memory_errors("the weights"):
+        progress("loading", 0.0)
+        text_model = TextModel(checkpoint.model, form, SINGLE, DTYPES[config.dtype], device)
+        text_model.load(checkpoint, lambda fraction: progress("loading", fraction))
+    with _timed("allocating", seconds), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
+        progress("allocating", 0.0)
+        pages = make_pages(form, blocks, DTYPES[config.kv_dtype], device)
+        table = RequestTable(
+            slots=min(config.max_running, config.max_step_tokens),
+            max_context=config.max_context,
+            layout=form,
+            vocab=checkpoint.model.embed.vocab,
+        )
+    worker = Worker(
+        model=checkpoint.model,
+        text_model=text_model,
+        layout=form,
+        pages=pages,
+        table=table,
+        threads=config.threads,
+        seconds=seconds,
+    )
+    with _timed("warming", seconds), _memory_errors("the first step"):
+        progress("warming", 0.0)
+        _warm(worker)
+    return worker
+
+
+def pool_blocks(config: EngineConfig, form: Layout) -> int:
+    """Blocks of the KV pool, the null block among them. Raises OutOfMemory unless one request of `max_context` tokens
+    fits beside it."""
+    blocks = form.blocks(config.kv_bytes)
+    needed = form.blocks_for(config.max_context, config.max_step_tokens) + 1
+    if blocks < needed:
+        fits = form.tokens_in(blocks - 1, config.max_step_tokens) if blocks > 1 else 0
+        raise OutOfMemory(
+            f"a KV cache of {config.kv_bytes:,} bytes holds {max(0, blocks - 1)} blocks of {form.block_bytes:,} bytes, "
+            f"enough for requests of {fits:,} tokens; {config.max_context:,} tokens need {needed * form.block_bytes:,} "
+            f"bytes: raise hardware.kv_cache_memory to that or lower model.max_context"
+        )
+    return blocks
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda: no usable CUDA device here; set hardware.device to cpu, or run on a GPU host")
+    return torch.device(config.device)
+
+
+@contextmanager
+def _timed(phase: str, seconds: dict[str, float]) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - start
+
+
+@contextmanager
+def _memory_errors(what: str) -> Iterator[None]:
+    """Turns an allocator's error into OutOfMemory."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise _no_memory(what) from error
+    except RuntimeError as error:
+        # the CPU allocator of torch has no class of its own for it
+        if "DefaultCPUAllocator" not in str(error):
+            raise
+        raise _no_memory(what) from error
+
+
+def _no_memory(what: str) -> OutOfMemory:
+    return OutOfMemory(
+        f"no memory for {what}: free some, lower hardware.kv_cache_memory, or set model.dtype to bfloat16"
+    )
+
+
+def _warm(worker: Worker) -> None:
+    """One greedy and one drawn step of a token, so that no request pays for what libraries set up on first use. They
+    write to the null block and leave the table."""
+    blocks = tuple((NULL_BLOCK,) for _ in worker.layout.groups)
+    for step, sampling in enumerate((Sampling(temperature=0.0), Sampling())):
+        new = NewRow(0, (0,), 1, sampling, (), 1)
+        row = Row(0, 0, 1, True, blocks)
+        worker.start(StepPlan(step, (new,), (), (row,)), {}).result()
+    worker.start(StepPlan(0, (), (0,), ()), {}).result()

@@ -1,0 +1,48 @@
+"""The request table: what the worker knows of each running request, by slot. A plan brings only changes to it."""
+
+import numpy as np
+
+from engine.core.plan import NewRow, StepPlan
+from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
+from engine.sampling.columns import Columns
+
+
+class RequestTable:
+    """Columns of `slots` requests, on the host. Token ids of positions that no plan has reached are stale."""
+
+    def __init__(self, *, slots: int, max_context: int, layout: Layout, vocab: int) -> None:
+        # one more than a request can have: a step planned before its request turned out to be full still writes there
+        width = max_context + 1
+        self.tokens = np.zeros((slots, width), np.int32)
+        self.rope_lengths = np.zeros(slots, np.int64)
+        blocks = blocks_of(width, layout.block_tokens)
+        self.tables = tuple(np.full((slots, blocks), NULL_BLOCK, np.int32) for _ in layout.groups)
+        self._filled = np.zeros((slots, len(layout.groups)), np.int64)
+        self.columns = Columns(slots, vocab)
+
+    def apply(self, plan: StepPlan) -> None:
+        for slot in plan.dropped:
+            self.columns.clear(slot)
+        for new in plan.new:
+            self._enter(new)
+        for row in plan.rows:
+            if any(row.blocks):
+                self._append(row.slot, row.blocks)
+
+    def write(self, slots: np.ndarray, positions: np.ndarray, ids: np.ndarray) -> None:
+        """Tokens that were drawn for these slots."""
+        self.tokens[slots, positions] = ids
+
+    def _enter(self, new: NewRow) -> None:
+        self.tokens[new.slot, : len(new.ids)] = new.ids
+        self.rope_lengths[new.slot] = new.rope_length
+        self._filled[new.slot] = 0
+        for table in self.tables:
+            table[new.slot] = NULL_BLOCK
+        self.columns.write(new.slot, new.sampling, prompt_tokens=new.prompt_tokens, stop_ids=new.stop_ids)
+
+    def _append(self, slot: int, blocks: tuple[tuple[int, ...], ...]) -> None:
+        for group, (table, added) in enumerate(zip(self.tables, blocks, strict=True)):
+            start = self._filled[slot, group]
+            table[slot, start : start + len(added)] = added
+            self._filled[slot, group] += len(added)
