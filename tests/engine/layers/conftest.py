@@ -1,0 +1,313 @@
+"""Tiny random checkpoints saved by transformers, and a driver that runs our model over them step by step."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers.utils import logging as transformers_logging
+
+from engine.distributed.world import SINGLE, World
+from engine.kv.layout import layout
+from engine.layers.model import TextModel, make_pages
+from engine.models.checkpoint import read_checkpoint
+from engine.worker.batch import build_batch
+
+transformers_logging.disable_progress_bar()
+
+VOCAB = 97
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 66,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ODD = {"hidden_size": 40, "num_attention_heads": 5, "num_key_value_heads": 1}
+KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.3, 1.6],
+    "long_factor": [1.0, 2.5, 5.0, 9.0],
+}
+
+
+def plain(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 10000.0, **more}
+
+
+# name: configuration class, what it has beside SIZES
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-odd-heads-biases": ("Llama", {**ODD, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama-own-head-size": ("Llama", {"head_dim": 12, "num_key_value_heads": 6}),
+    "llama-linear": ("Llama", {"rope_parameters": plain("linear", factor=2.5)}),
+    "llama-dynamic": ("Llama", {"max_position_embeddings": 16, "rope_parameters": plain("dynamic", factor=2.0)}),
+    "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("Llama", {"head_dim": 16, "rope_parameters": YARN}),
+    "llama-yarn-mscale": ("Llama", {"rope_parameters": {**YARN, "mscale": 1.5, "mscale_all_dim": 0.7, "truncate": False}}),
+    "llama-yarn-attention": ("Llama", {"rope_parameters": {**YARN, "attention_factor": 1.2, "beta_fast": 8.0}}),
+    "mistral": ("Mistral", {"sliding_window": 5}),
+    "mistral-no-window": ("Mistral", {"sliding_window": None, "head_dim": 16}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-windows": ("Qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-windows": ("Qwen3", {"head_dim": 16, "attention_bias": True, "use_sliding_window": True, "sliding_window": 4,
+                                "max_window_layers": 2}),
+    "phi3": ("Phi3", {"sliding_window": 9}),
+    "phi3-long": ("Phi3", {"original_max_position_embeddings": 16, "rope_parameters": LONG}),
+    "phi3-partial": ("Phi3", {"rope_parameters": plain("default", partial_rotary_factor=0.75)}),
+    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24,
+                          "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3": ("Gemma3Text", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24, "layer_types": KINDS}),
+    "gemma3-scaled": ("Gemma3Text", {"head_dim": 16, "sliding_window": 6, "layer_types": KINDS, "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0}}}),
+    "olmo2": ("Olmo2", {}),
+    "granite": ("Granite", {"attention_multiplier": 0.2, "residual_multiplier": 0.3, "embedding_multiplier": 3.0,
+                            "logits_scaling": 2.0, "tie_word_embeddings": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 8}),
+    "starcoder2-no-bias": ("Starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
+    "cohere": ("Cohere", {"logit_scale": 0.25}),
+    "cohere-qk-norm": ("Cohere", {"use_qk_norm": True}),
+    "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
+}  # fmt: skip
+
+
+def random_model(name: str) -> Any:
+    kind, more = CASES[name]
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **more})
+    torch.manual_seed(len(name))
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.15 + (parameter if parameter.ndim == 1 else 0))
+    return model
+
+
+@dataclass
+class Saved:
+    """A checkpoint directory, and what transformers makes of it."""
+
+    path: Path
+    known: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+
+    def transformers(self) -> Any:
+        """A fresh model: dynamic rope keeps state between calls."""
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            self.path, attn_implementation="eager", dtype=torch.float32
+        ).eval()
+
+    def logits(self, ids: list[int]) -> Tensor:
+        """transformers' logits for each position of one sequence."""
+        key = tuple(ids)
+        if key not in self.known:
+            with torch.no_grad():
+                self.known[key] = self.transformers()(torch.tensor([ids])).logits[0]
+        return self.known[key]
+
+    def config(self) -> dict[str, Any]:
+        return json.loads((self.path / "config.json").read_text())
+
+    def rewrite(self, config: dict[str, Any]) -> None:
+        (self.path / "config.json").write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="session")
+def case_names() -> list[str]:
+    return list(CASES)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Saved]:
+    """The saved checkpoint of a case, made once a session. Do not change it; see `own_checkpoint`."""
+    made: dict[str, Saved] = {}
+
+    def get(name: str) -> Saved:
+        if name not in made:
+            path = tmp_path_factory.mktemp("checkpoint") / name
+            random_model(name).save_pretrained(path, max_shard_size="30KB")
+            made[name] = Saved(path)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture
+def own_checkpoint(tmp_path: Path) -> Callable[[str], Saved]:
+    """A checkpoint that the test may change."""
+
+    def get(name: str) -> Saved:
+        random_model(name).save_pretrained(tmp_path / name)
+        return Saved(tmp_path / name)
+
+    return get
+
+
+@dataclass
+class Request:
+    """A sequence whose tokens are all known; `rope_length` is that of the prompt."""
+
+    ids: list[int]
+    rope_length: int
+    tables: list[list[int]]
+    done: int = 0
+    logits: list[Tensor] = field(default_factory=list)
+
+    @property
+    def result(self) -> Tensor:
+        return torch.cat(self.logits)
+
+
+class Driver:
+    """Runs requests through a model in the steps it is told, with shuffled block ids and poisoned unused pages."""
+
+    def __init__(self, path: Path, *, block_tokens: int = 4, blocks: int = 160, seed: int = 0, world: World = SINGLE):
+        self.checkpoint = read_checkpoint(path)
+        self.layout = layout(self.checkpoint.model, block_tokens=block_tokens, element_bytes=4, ranks=world.size)
+        self.model = TextModel(self.checkpoint.model, self.layout, world, torch.float32, torch.device("cpu"))
+        self.model.load(self.checkpoint)
+        self.pages = make_pages(self.layout, blocks, torch.float32, torch.device("cpu"))
+        # What is read without having been written must not matter, as long as it is finite.
+        self.pages.fill_(3.0)
+        self.free = list(np.random.default_rng(seed).permutation(np.arange(1, blocks)))
+        self.requests: list[Request] = []
+
+    def add(self, ids: list[int], rope_length: int | None = None) -> Request:
+        need = -(-len(ids) // self.layout.block_tokens)
+        tables = [[int(self.free.pop()) for _ in range(need)] for _ in self.layout.groups]
+        request = Request(ids, len(ids) if rope_length is None else rope_length, tables)
+        self.requests.append(request)
+        return request
+
+    def step(self, rows: list[tuple[Request, int]]) -> None:
+        """One step: each of these requests gets its next positions, this many. Positions that a window no longer needs
+        lose their block first, as the scheduler does it."""
+        slots = np.array([self.requests.index(request) for request, _ in rows])
+        width = max(len(request.ids) for request in self.requests)
+        tokens = np.zeros((len(self.requests), width), np.int32)
+        tables = [
+            np.zeros((len(self.requests), -(-width // self.layout.block_tokens)), np.int32) for _ in self.layout.groups
+        ]
+        for number, request in enumerate(self.requests):
+            tokens[number, : len(request.ids)] = request.ids
+            for table, blocks, group in zip(tables, request.tables, self.layout.groups, strict=True):
+                released = group.needed_from(request.done) // self.layout.block_tokens
+                table[number, : len(blocks)] = [0] * released + blocks[released:]
+        batch = build_batch(
+            slots,
+            np.array([request.done for request, _ in rows]),
+            np.array([count for _, count in rows]),
+            tokens=tokens,
+            rope_lengths=np.array([request.rope_length for request in self.requests]),
+            tables=tables,
+            block_tokens=self.layout.block_tokens,
+        )
+        logits = self.model.logits(self.model.forward(batch, self.pages))
+        for (request, count), piece in zip(rows, logits.split(list(batch.count)), strict=True):
+            request.logits.append(piece)
+            request.done += count
+
+    def run(self, ids: list[int], chunk: int, rope_length: int | None = None) -> Tensor:
+        """Logits of every position, computed in chunks of this size."""
+        request = self.add(ids, rope_length)
+        while request.done < len(ids):
+            self.step([(request, min(chunk, len(ids) - request.done))])
+        return request.result
+
+
+@pytest.fixture(scope="session")
+def driver() -> type[Driver]:
+    return Driver
+
+
+@pytest.fixture
+def ids() -> Callable[[int, int], list[int]]:
+    def make(length: int, seed: int = 0) -> list[int]:
+        return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+    return make
+
+
+class Threads:
+    """A World whose ranks are threads of this process that meet at a barrier."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.slots: list[Tensor | None] = [None] * size
+
+    def rank(self, rank: int) -> "ThreadWorld":
+        return ThreadWorld(self, rank, len(self.slots))
+
+
+@dataclass
+class ThreadWorld:
+    threads: Threads
+    rank: int
+    size: int
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        self.threads.slots[self.rank] = x.clone()
+        self.threads.barrier.wait(60)
+        result = torch.stack([slot for slot in self.threads.slots if slot is not None])
+        self.threads.barrier.wait(60)
+        return result
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self.all_gather(x).sum(0)
+
+
+@pytest.fixture
+def on_ranks() -> Iterator[Callable[[int, Callable[[World], Tensor]], list[Tensor]]]:
+    """Runs a function once for each of `size` ranks, in threads, and gives back all results."""
+
+    def run(size: int, work: Callable[[World], Tensor]) -> list[Tensor]:
+        threads, results, errors = Threads(size), [torch.empty(0)] * size, []
+
+        def one(rank: int) -> None:
+            try:
+                results[rank] = work(threads.rank(rank))
+            except Exception as error:
+                errors.append(error)
+                threads.barrier.abort()
+
+        workers = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        real = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+        if real:
+            raise real[0]
+        assert not errors
+        return results
+
+    yield run
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with the argument `case` runs for each case."""
+    if "case" in metafunc.fixturenames:
+        metafunc.parametrize("case", list(CASES))

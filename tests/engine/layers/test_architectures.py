@@ -1,0 +1,88 @@
+"""Every architecture and rope scaling against transformers in float32: same checkpoint, same tokens, logits within 1e-4.
+
+Checkpoints are tiny, random, and saved by transformers in several shards.
+"""
+
+import random
+
+import pytest
+import torch
+
+from engine.api.errors import ConfigError
+from engine.models.checkpoint import read_checkpoint
+from engine.models.families import ARCHITECTURES
+
+PROMPT = 37  # more than every window and every original length of the cases
+
+
+def close(got, want):
+    assert got.shape == want.shape
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+
+
+def test_every_served_architecture_has_a_case(case_names, checkpoint):
+    assert {read_checkpoint(checkpoint(name).path).architecture for name in case_names} == set(ARCHITECTURES)
+
+
+def test_a_prompt_in_one_step_equals_transformers(case, checkpoint, driver, ids):
+    prompt = ids(PROMPT)
+    close(driver(checkpoint(case).path).run(prompt, PROMPT), checkpoint(case).logits(prompt))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 13])
+def test_a_prompt_in_chunks_equals_transformers(case, chunk, checkpoint, driver, ids):
+    prompt = ids(PROMPT, 1)
+    close(driver(checkpoint(case).path).run(prompt, chunk), checkpoint(case).logits(prompt))
+
+
+def test_rows_of_all_kinds_in_one_step_equal_transformers(case, checkpoint, driver, ids):
+    """Decoding rows of several lengths, first chunks and later chunks share steps in an order drawn at random."""
+    draw = random.Random(7)
+    engine = driver(checkpoint(case).path, block_tokens=3, seed=7)
+    requests = [engine.add(ids(length, length)) for length in (1, 2, 9, 23, 24, 31)]
+    while unfinished := [request for request in requests if request.done < len(request.ids)]:
+        some = draw.sample(unfinished, draw.randint(1, len(unfinished)))
+        engine.step([(r, min(draw.choice([1, 1, 1, 2, 5, 11]), len(r.ids) - r.done)) for r in some])
+    for request in requests:
+        close(request.result, checkpoint(case).logits(request.ids))
+
+
+def test_generation_past_the_prompt_equals_transformers_with_its_cache(case, checkpoint, driver, ids):
+    """Scalings that depend on the length leave earlier keys as they were rotated."""
+    prompt, rest = ids(18, 3), ids(9, 4)
+    model, cache, want = checkpoint(case).transformers(), None, []
+    with torch.no_grad():
+        for piece in (prompt, *([token] for token in rest)):
+            out = model(torch.tensor([piece]), past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            want.append(out.logits[0])
+    engine = driver(checkpoint(case).path)
+    request = engine.add(prompt + rest, rope_length=len(prompt))
+    engine.step([(request, len(prompt))])
+    for _ in rest:
+        engine.step([(request, 1)])
+    close(request.result, torch.cat(want))
+
+
+def test_two_ranks_compute_what_one_computes(case, checkpoint, driver, ids, on_ranks):
+    prompt = ids(19, 5)
+    want = checkpoint(case).logits(prompt)
+    if "odd" in case:
+        with pytest.raises(ConfigError, match=r"2 ranks cannot share 5 heads; use one of 1, 5 ranks"):
+            on_ranks(2, lambda world: driver(checkpoint(case).path, world=world).run(prompt, 7))
+        return
+    for got in on_ranks(2, lambda world: driver(checkpoint(case).path, world=world).run(prompt, 7)):
+        close(got, want)
+
+
+@pytest.mark.parametrize("case_name", ["llama", "olmo2", "cohere-qk-norm"])
+def test_ranks_that_outnumber_the_kv_heads_share_them(case_name, checkpoint, driver, ids, on_ranks):
+    prompt = ids(11, 6)
+    for got in on_ranks(6, lambda world: driver(checkpoint(case_name).path, world=world).run(prompt, 4)):
+        close(got, checkpoint(case_name).logits(prompt))
+
+
+@pytest.mark.parametrize("length", [15, 16, 17])
+def test_longrope_changes_its_factors_past_the_original_length(length, checkpoint, driver, ids):
+    prompt = ids(length, 8)
+    close(driver(checkpoint("phi3-long").path).run(prompt, 5), checkpoint("phi3-long").logits(prompt))
