@@ -9,9 +9,9 @@ LONGEST_S = 60
 
 
 class Admission:
-    """Counts starts of requests over a sliding window. Clocks are the caller's, in seconds.
+    """Counts starts of requests over a sliding window. The clock is the caller's.
 
-    A limit of 0 waiting requests still admits one while nobody waits: whether it would wait is known only afterwards."""
+    A limit of 0 still admits one request while nobody waits: whether it would wait is known only afterwards."""
 
     def __init__(self, max_waiting: int) -> None:
         self.limit = max(1, max_waiting)

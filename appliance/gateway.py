@@ -1,4 +1,4 @@
-"""The gateway process: `python -m appliance.gateway CONFIG.json`. Answers within a second, long before an engine serves.
+"""The gateway process: `python -m appliance.gateway CONFIG.json`. Answers long before an engine serves.
 
 SIGTERM drains: /ready turns 503, new requests get 503, open streams have drain_s to finish, the rest ends with
 finish_reason "abort", then exit 0. A second SIGTERM or SIGINT ends at once.

@@ -1,15 +1,17 @@
 """The gateway's HTTP application: every route group and every middleware stands in a list here."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from appliance.http import chat, completions, docs, health, invocations, metrics, models, tokens
-from appliance.http.middleware import Auth, BodyLimit, Drain, Errors, Load, RequestFrame, pass_on
+from appliance.http.middleware import Auth, BodyLimit, Drain, Errors, Load, RequestFrame
 from appliance.http.service import Service
 
 ROUTES: tuple[tuple[str | None, APIRouter], ...] = (
@@ -49,15 +51,32 @@ def build_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         middleware=middleware(service, keys),
-        exception_handlers={HTTPException: pass_on, RequestValidationError: pass_on},
+        exception_handlers={HTTPException: _pass_on, RequestValidationError: _pass_on},
     )
     app.state.service = service
-    for task, router in ROUTES:
-        if task is None or task in service.tasks:
-            app.include_router(router)
-    if service.config.docs:
-        app.include_router(docs.router)
+    for router in routers(service):
+        app.include_router(router)
     return app
+
+
+def routers(service: Service) -> list[APIRouter]:
+    """The route groups that this service has."""
+    served = [router for task, router in ROUTES if task is None or task in service.tasks]
+    return [*served, docs.router] if service.config.docs else served
+
+
+async def _pass_on(request: Request, error: Exception) -> Any:
+    """Exception handler for what FastAPI would answer itself: hands it to `Errors`. A route knows only its own method,
+    so where several share a path, Allow is put together here."""
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        paths = [route for router in routers(request.app.state.service) for route in router.routes]
+        found = [route for route in paths if isinstance(route, Route) and route.path_regex.match(request.url.path)]
+        methods = {method for route in found for method in route.methods or ()}
+        if "GET" in methods:
+            methods.add("HEAD")
+        if methods:
+            error.headers = {"Allow": ", ".join(sorted(methods))}
+    raise error
 
 
 def _cross_origin(origins: Sequence[str]) -> list[Middleware]:

@@ -1,4 +1,4 @@
-"""Request bodies: bytes to a validated schema, every fault a 400 that says where and why (ER-01, 02, 03, 19, 20, 21)."""
+"""Request bodies: bytes to a validated schema, every fault a 400 that says where (ER-01, 02, 03, 19, 20, 21)."""
 
 import json
 from collections.abc import Mapping
@@ -68,13 +68,18 @@ def _path(detail: ErrorDetails, value: Any) -> str:
     """Dotted path as the client wrote it: pydantic's names of union branches and validators are left out."""
     parts = ["body"]
     for at, part in enumerate(detail["loc"]):
-        last = at == len(detail["loc"]) - 1
-        if isinstance(value, Mapping) and isinstance(part, str) and part in value or isinstance(value, list) and isinstance(part, int) and part < len(value):
+        if _is_key(part, value):
             value = value[part]
-        elif not (last and detail["type"] == "missing"):
+        elif detail["type"] != "missing" or at + 1 < len(detail["loc"]):
             continue
         parts.append(str(part))
     return ".".join(parts)
+
+
+def _is_key(part: str | int, value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return part in value
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)
 
 
 def _entry(detail: ErrorDetails, value: Any) -> str:

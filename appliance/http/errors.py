@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import orjson
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -152,6 +153,9 @@ def api_error(error: Exception) -> ApiError:
         return EngineFailed()
     if isinstance(error, HTTPException):
         return _from_http(error)
+    if isinstance(error, RequestValidationError):
+        fault = error.errors()[0]
+        return InvalidBody(f"1 validation error: {fault['msg']}", ".".join(map(str, fault["loc"])))
     if isinstance(error, NotImplementedError):
         return NotSupported(str(error) or "The server does not support this.")
     if isinstance(error, ValueError | OverflowError):
@@ -161,7 +165,7 @@ def api_error(error: Exception) -> ApiError:
 
 def is_unexpected(error: Exception) -> bool:
     """Whether the exception came from no deliberate place, so that its traceback belongs into the log."""
-    return not isinstance(error, ApiError | RequestError | EngineGone | HTTPException)
+    return not isinstance(error, ApiError | RequestError | EngineGone | HTTPException | RequestValidationError)
 
 
 def error_object(error: Exception, request_id: str) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from appliance.http.service import Service, service_of
 
 router = APIRouter(tags=["health"])
 
-PROBE = ["GET", "HEAD"]
-
 
 def readiness(service: Service) -> dict[str, Any]:
     """What the service is doing, and how far it is. `status`: starting, loading, ready, restarting, failed, draining;
@@ -37,21 +35,22 @@ def readiness(service: Service) -> dict[str, Any]:
     }
 
 
-@router.api_route("/live", methods=PROBE)
+@router.get("/live")
 async def live() -> JSONResponse:
     """200 as long as the gateway answers at all."""
     return JSONResponse({"status": "live"})
 
 
-@router.api_route("/ready", methods=PROBE)
+@router.get("/ready")
 async def ready(request: Request) -> JSONResponse:
     """200 when a request would be served now, else 503 with phase and progress."""
     service = service_of(request)
     return JSONResponse(readiness(service), 200 if service.serves else 503)
 
 
-@router.api_route("/health", methods=PROBE)
-@router.api_route("/ping", methods=[*PROBE, "POST"])
+@router.get("/health")
+@router.get("/ping")
+@router.post("/ping")
 async def health(request: Request) -> Response:
     """Empty 200 while an engine serves, also during a drain; else 503."""
     service = service_of(request)

@@ -8,10 +8,8 @@ import hmac
 import re
 import uuid
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.http.errors import ClientGone, TooLarge, Unauthorized, Unavailable, error_response, is_unexpected
@@ -47,6 +45,9 @@ class RequestFrame:
             return await self.app(scope, receive, send)
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        if scope["method"] == "HEAD":
+            # Every GET route answers HEAD; the server leaves the body out.
+            scope = {**scope, "method": "GET"}
         scope.setdefault("state", {})["request_id"] = request_id
         traffic = _Traffic(receive, send, request_id if self.service.config.compat == "openai" else None)
         started_s = now()
@@ -207,8 +208,3 @@ class Load:
     def _count(self, change: int) -> None:
         self.service.open_requests += change
         self.service.metrics.set("open_requests", self.service.open_requests)
-
-
-async def pass_on(request: Request, error: Exception) -> Any:
-    """Exception handler for what FastAPI would answer itself: hands it to `Errors`."""
-    raise error

@@ -10,7 +10,7 @@ from typing import Literal
 @dataclass(frozen=True)
 class Family:
     """`name` and `vllm` come without prefix and without `_total`; `vllm` None: only under our name. `start` lists the
-    label values (beside model_name and engine) whose series exist from the start. `per_engine`: has the engine label."""
+    label values (beside model_name and engine) whose series exist from the start. `per_engine`: one an engine."""
 
     kind: Literal["counter", "gauge", "histogram"]
     name: str

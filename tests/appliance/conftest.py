@@ -170,8 +170,8 @@ class FakeEngine:
                 await self._step()
         elif isinstance(message, Abort):
             self.aborted += message.ids
-            for each in message.ids:
-                self.open.pop(each, None)
+            ended = [each for each in message.ids if self.open.pop(each, None) is not None]
+            await self._say(Output(self._stats.step, tuple(Delta(each, finish="abort") for each in ended)))
             await self._tell(())
 
     async def _step(self) -> None:

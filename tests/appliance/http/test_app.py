@@ -1,0 +1,112 @@
+"""Assembly: which routes there are, models, invocations, docs."""
+
+from collections import Counter
+
+import pytest
+
+from appliance.gateway import build_service
+from appliance.http.app import ROUTES, build_app
+
+
+def operations(app):
+    return [
+        (method, route.path)
+        for _, router in ROUTES
+        for route in router.routes
+        for method in getattr(route, "methods", ())
+    ]
+
+
+def test_no_route_exists_twice(new_engine, new_config):
+    """API-01 no duplicate routes"""
+    twice = [operation for operation, count in Counter(operations(None)).items() if count > 1]
+    assert twice == []
+
+
+def test_a_model_without_a_task_does_not_get_its_routes(new_engine, new_config):
+    """API-01 routes by task"""
+    service = build_service(new_config(new_engine()))
+    service.tasks = ()
+    paths = build_app(service).openapi()["paths"]
+    assert "/invocations" not in paths
+    assert "/v1/models" in paths
+
+
+def test_the_served_names_are_listed_canonical_first(gateway):
+    """API-04 model list; B9 model card"""
+    listed = gateway.client.get("/v1/models").json()
+    assert listed["object"] == "list"
+    assert [card["id"] for card in listed["data"]] == ["tiny", "org/alias"]
+    card = listed["data"][0]
+    assert (card["object"], card["root"], card["parent"], card["max_model_len"]) == ("model", "tiny", None, 64)
+    assert isinstance(card["created"], int)
+
+
+@pytest.mark.parametrize("path", ["org%2Falias", "org/alias"])
+def test_a_model_with_a_slash_is_found_encoded_or_not(gateway, path):
+    """H-5 GET /v1/models/{id}"""
+    assert gateway.client.get(f"/v1/models/{path}").json()["id"] == "org/alias"
+
+
+def test_an_unknown_model_is_a_not_found_error(gateway):
+    """API-04 unknown model"""
+    reply = gateway.client.get("/v1/models/absent")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["param"] == "model"
+    assert "Valid aliases: tiny, org/alias." in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b'"messages"', b'{"input": "x"}', b"null"])
+def test_invocations_of_no_known_shape_are_refused(gateway, body):
+    """A.1 no suitable handler"""
+    reply = gateway.client.post("/invocations", content=body, headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    assert "Cannot find suitable handler" in reply.json()["error"]["message"]
+
+
+def test_invocations_that_are_no_json_are_refused(gateway):
+    """A.1 bad JSON"""
+    reply = gateway.client.post("/invocations", content=b"{", headers={"content-type": "application/json"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].startswith("JSON decode error: ")
+
+
+def test_the_description_is_complete_and_the_page_needs_no_network(gateway):
+    """A.1 /openapi.json and /docs, offline"""
+    described = gateway.client.get("/openapi.json").json()
+    assert {"/v1/models", "/health", "/invocations"} <= described["paths"].keys()
+    body = described["paths"]["/test/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert body["properties"]["max_tokens"]["minimum"] == 1
+    page = gateway.client.get("/docs").text
+    assert "/v1/models" in page
+    assert "http://" not in page and "https://" not in page and "<script" not in page
+
+
+def test_references_in_the_description_resolve(gateway):
+    """A.1 /openapi.json is whole"""
+    described = gateway.client.get("/openapi.json").json()
+    seen = []
+
+    def walk(value):
+        if isinstance(value, dict):
+            if "$ref" in value and isinstance(value["$ref"], str):
+                seen.append(value["$ref"])
+            for each in value.values():
+                walk(each)
+        elif isinstance(value, list):
+            for each in value:
+                walk(each)
+
+    walk(described["paths"])
+    walk(described["components"])
+    for reference in seen:
+        target = described
+        for part in reference.removeprefix("#/").split("/"):
+            target = target[part]
+
+
+def test_docs_can_be_switched_off(start_gateway, engine):
+    """A.1 docs absent by configuration"""
+    gateway = start_gateway(engine, docs=False)
+    assert gateway.client.get("/docs").status_code == 404
+    assert gateway.client.get("/openapi.json").status_code == 404
