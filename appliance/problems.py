@@ -48,7 +48,8 @@ def from_fault(fault: Fault) -> Problem | None:
     raw = fault.readings[-1][1].strip('"')
     if key and raw in key.choices:
         return None
-    types = key.types if key else frozenset[str]()
+    item = bool(fault.path) and isinstance(fault.path[-1], int)
+    types = frozenset({"string"}) if item else key.types if key else frozenset()
     fitting = [text for kind, text in fault.readings if kind in types or (kind == "integer" and "number" in types)]
     if fault.path[:1] == ("secrets",):
         return Problem(fault.place, dotted(fault.path), "ambiguous (value not shown); put it in quotes")

@@ -108,7 +108,7 @@ def read_environment(given: Given) -> Tree:
         if path is None:
             tree.faults.append(Fault((name,), place, "unknown setting", hint=_suggest_variable(name)))
         else:
-            _put(tree, path, given.environ[name], place)
+            _merge(tree, _single(path, given.environ[name], place))
     return tree
 
 
@@ -121,7 +121,7 @@ def read_options(given: Given) -> Tree:
         if unknown:
             tree.faults.append(Fault(path, place, unknown_key(path[:unknown])))
         else:
-            _put(tree, path, option.text, place)
+            _merge(tree, _single(path, option.text, place))
     return tree
 
 
@@ -167,19 +167,15 @@ def _suggest_variable(name: str) -> str:
 # -- merging ----------------------------------------------------------------------------------------------------------
 
 
-def _put(tree: Tree, path: tuple[str, ...], text: str, place: Place) -> None:
-    """Sets one value in a tree of its own source; sections on the way are made, a later value replaces an earlier."""
-    _forget(tree, path)
-    value = read_value(text, place, path, tree)
-    at = tree.value
-    for length, part in enumerate(path[:-1], 1):
-        tree.keys.setdefault(path[:length], place)
-        if not isinstance(at.get(part), dict):
-            at[part] = {}
-            tree.values[path[:length]] = place
-        at = at[part]
-    at[path[-1]] = value
-    tree.keys[path] = place
+def _single(path: tuple[str, ...], text: str, place: Place) -> Tree:
+    """One value with the sections around it."""
+    tree = Tree()
+    tree.value = read_value(text, place, path, tree)
+    for length in range(len(path), 0, -1):
+        tree.value = {path[length - 1]: tree.value}
+        tree.keys[path[:length]] = place
+        tree.values.setdefault(path[:length], place)
+    return tree
 
 
 def _forget(tree: Tree, path: Path) -> None:
