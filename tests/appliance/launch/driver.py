@@ -1,6 +1,6 @@
 """Launches fakes as `slipway serve` launches the real programs:
 
-driver.py DIRECTORY JSON      keys: port, engines (words of each fake engine), max, window_s, drain_s, startup_s, secrets, format
+driver.py DIRECTORY JSON      keys: port, engines (words of each), max, window_s, drain_s, startup_s, secrets, format
 """
 
 import json

@@ -1,9 +1,9 @@
 """Programs to be supervised in tests: a gateway that answers as told by files, engines that behave as told by words.
 
-    fake.py gateway DIRECTORY PORT          /live 200; /ready 200 if DIRECTORY/ready exists, else 503 with DIRECTORY/phase
+    fake.py gateway DIRECTORY PORT          /live 200; /ready 200 if DIRECTORY/ready exists, else 503
     fake.py engine DIRECTORY NAME WORD…     run | crash | permanent TEXT | escape | orphan | show
 
-Each start appends the process id to DIRECTORY/NAME.pids.
+/ready has the content of DIRECTORY/phase. Each start appends the process id to DIRECTORY/NAME.pids.
 """
 
 import http.server

@@ -1,0 +1,62 @@
+# Slipway in a container.
+#
+#   docker build -t slipway .
+#   docker run --rm -p 8000:8000 slipway                                      the demo
+#   docker run --rm -p 8000:8000 -v $PWD/m.yaml:/manifest.yaml:ro slipway     any manifest
+#
+# BASE         an image with Python 3.11 or newer, its venv module and a POSIX shell
+# TORCH_INDEX  index with torch's wheels for CPUs, as PyTorch's installation page names it: an image of about 1 GB. Without
+#              it pip takes the build of the default index, which runs on CPUs too but brings some GB for GPUs
+ARG BASE=python:3.11-slim-bookworm
+
+FROM ${BASE} AS build
+ARG TORCH_INDEX=
+# How pip reaches packages where the image is built; only seen by this stage.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_FIND_LINKS
+ARG PIP_CERT
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN ["python3", "-m", "venv", "/opt/slipway/venv"]
+COPY requirements/runtime.txt /source/requirements/
+# triton is in no list: a build of torch that can use it requires it, and for others it would be 1 GB of nothing.
+RUN torch=$(grep '^torch==' /source/requirements/runtime.txt) && \
+    /opt/slipway/venv/bin/pip install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch" && \
+    /opt/slipway/venv/bin/pip install -r /source/requirements/runtime.txt
+COPY pyproject.toml README.md /source/
+COPY appliance /source/appliance
+COPY engine /source/engine
+COPY kernels /source/kernels
+COPY benchmarks /source/benchmarks
+# The build's own tool comes from the pinned requirements; nothing is fetched here.
+RUN /opt/slipway/venv/bin/pip install --no-deps --no-build-isolation /source && \
+    /opt/slipway/venv/bin/pip uninstall --yes pip
+
+FROM ${BASE}
+LABEL org.opencontainers.image.title="Slipway" \
+      org.opencontainers.image.description="A declarative LLM serving appliance: a YAML manifest in, a streaming LLM service out"
+COPY --from=build /opt/slipway/venv /opt/slipway/venv
+COPY manifests /opt/slipway/manifests
+COPY entrypoint.sh /opt/slipway/entrypoint.sh
+# Any user id works, with or without an entry in /etc/passwd: nothing below /opt is written, and all that libraries may
+# write goes below /tmp, the one place that must be writable (docker run --read-only --tmpfs /tmp).
+ENV PATH=/opt/slipway/venv/bin:/usr/local/bin:/usr/bin:/bin \
+    HOME=/tmp \
+    USER=slipway \
+    LOGNAME=slipway \
+    XDG_CACHE_HOME=/tmp/cache \
+    HF_HOME=/tmp/cache/huggingface \
+    TRITON_CACHE_DIR=/tmp/cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    LANG=C.UTF-8 \
+    SLIPWAY__ENDPOINTS__HOST=0.0.0.0
+WORKDIR /opt/slipway
+USER 10001:0
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+# Unhealthy does not restart a container in plain Docker; start-period covers a large model's load.
+HEALTHCHECK --interval=10s --timeout=6s --start-period=30m --retries=3 \
+    CMD ["/opt/slipway/venv/bin/slipway", "healthcheck"]
+ENTRYPOINT ["/opt/slipway/entrypoint.sh"]

@@ -1,0 +1,28 @@
+#!/bin/sh
+# What `docker run slipway …` means:
+#
+#   (nothing), serve, --port 9000 …     serve /manifest.yaml if it was mounted, else the demo
+#   serve FILE …, FILE …                serve that manifest
+#   check FILE, plan FILE, chat …       any other subcommand of slipway
+#
+# All arguments go on exactly as they came. The shell is replaced, so that slipway is process 1 and gets the signals.
+set -eu
+
+case ${1-} in
+check | plan | chat | schema | healthcheck | help | --help | -h | --version)
+    exec slipway "$@"
+    ;;
+serve)
+    shift
+    ;;
+esac
+
+case ${1-} in
+'' | -*) ;;
+*) exec slipway serve "$@" ;;
+esac
+
+if [ -e /manifest.yaml ]; then
+    exec slipway serve /manifest.yaml "$@"
+fi
+exec slipway serve /opt/slipway/manifests/demo.yaml "$@"

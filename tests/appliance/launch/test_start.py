@@ -1,0 +1,161 @@
+import json
+import shlex
+import socket
+import stat
+from pathlib import Path
+
+
+def test_the_tree_comes_up_and_prints_one_curl_line_that_asks_the_served_model(launched):
+    appliance = launched(engines=[["run"], ["run"]])
+    appliance.started("engine-0")
+    appliance.started("engine-1")
+    appliance.started("gateway")
+    assert b"curl" not in appliance.out()
+    appliance.ready()
+    (line,) = [line for line in appliance.out().decode().splitlines() if line.startswith("curl")]
+    words = shlex.split(line)
+    assert words[:3] == ["curl", "-N", f"http://127.0.0.1:{appliance.port}/v1/chat/completions"]
+    assert json.loads(words[-1]) == {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "What is 17 + 25?"}],
+        "stream": True,
+    }
+    assert "Authorization" not in line
+    assert sum("supervisor.supervisord" in command for command in appliance.alive().values()) == 1
+
+
+def test_with_keys_the_curl_line_has_a_place_for_one_and_not_the_key(launched):
+    appliance = launched(secrets=["THE_KEYS"], environment={"THE_KEYS": "canary-4711"})
+    appliance.started("gateway")
+    appliance.ready()
+    assert "Authorization: Bearer YOUR_KEY" in appliance.output()
+    assert "canary-4711" not in appliance.output()
+
+
+def test_only_the_gateway_gets_the_variable_of_a_secret(launched):
+    appliance = launched(secrets=["THE_KEYS"], environment={"THE_KEYS": "canary-4711"}, engines=[["run"]])
+    engine, gateway = appliance.started("engine-0"), appliance.started("gateway")
+    appliance.ready()
+    assert b"canary-4711" in Path(f"/proc/{gateway}/environ").read_bytes()
+    assert b"THE_KEYS" not in Path(f"/proc/{engine}/environ").read_bytes()
+    (sentinel,) = [pid for pid, command in appliance.alive().items() if "appliance.sentinel" in command]
+    assert b"THE_KEYS" not in Path(f"/proc/{sentinel}/environ").read_bytes()
+    assert not any("canary-4711" in command for command in appliance.alive().values())
+
+
+def test_arguments_and_environment_arrive_byte_for_byte(launched):
+    awkward = [
+        "",
+        " ",
+        "a b",
+        "100%",
+        "%(ENV_HOME)s",
+        "a ;b",
+        ";",
+        "'",
+        '"',
+        '{"k": "v"}',
+        "$HOME",
+        "`id`",
+        "\\",
+        "é\n*",
+        "#",
+    ]
+    appliance = launched(
+        folder="odd %s ;x'\"$ folder", engines=[["show", *awkward]], environment={"ODD": '%(x)s ; "quoted" \'% 100%%'}
+    )
+    appliance.started("engine-0")
+    shown = json.loads((appliance.directory / "engine-0.show").read_text())
+    assert shown["argv"] == awkward
+    assert shown["environment"]["ODD"] == '%(x)s ; "quoted" \'% 100%%'
+    assert shown["directory"] == str(Path.cwd())
+
+
+def test_an_engine_is_told_its_number_of_threads(launched):
+    appliance = launched(engines=[["show"]])
+    appliance.started("engine-0")
+    environment = json.loads((appliance.directory / "engine-0.show").read_text())["environment"]
+    assert {environment[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"3"}
+
+
+def test_the_run_directory_is_private_and_gone_at_the_end(launched):
+    appliance = launched()
+    appliance.started("engine-0")
+    (directory,) = appliance.runs.iterdir()
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert appliance.terminate() == 0
+    assert list(appliance.runs.iterdir()) == []
+
+
+def test_a_taken_port_is_one_message_and_nothing_starts(launched):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        appliance = launched(port=port)
+        assert appliance.end() == 12
+    reason = appliance.reason()
+    assert reason["exit"] == "port"
+    assert str(port) in reason["message"]
+    assert "endpoints.port" in reason["message"]
+    assert appliance.pids("gateway") == appliance.pids("engine-0") == []
+    assert list(appliance.runs.iterdir()) == []
+
+
+def test_port_0_takes_a_free_one_and_says_which(launched):
+    appliance = launched(port=0)
+    appliance.started("gateway")
+    appliance.ready()
+    (line,) = [line for line in appliance.out().decode().splitlines() if line.startswith("gateway") and "up on" in line]
+    port = int(line.split("127.0.0.1:")[1].split()[0])
+    assert port != 0
+    socket.create_connection(("127.0.0.1", port)).close()
+
+
+def test_two_appliances_run_side_by_side(launched):
+    one, other = launched(folder="one"), launched(folder="other")
+    for appliance in (one, other):
+        appliance.started("engine-0")
+        appliance.started("gateway")
+        appliance.ready()
+    assert one.terminate() == 0
+    assert one.alive() == {}
+    assert other.process.poll() is None
+    assert len(other.alive()) == 5  # launcher, supervisord, gateway, engine, sentinel
+
+
+def test_progress_is_shown_once_per_tenth_where_lines_cannot_be_redrawn(launched):
+    appliance = launched()
+    phase = appliance.directory / "phase"
+
+    def loading(progress: float) -> None:
+        body = {"engines": [{"name": "engine-0", "phase": "loading", "progress": progress}], "more": 1}
+        phase.with_suffix(".new").write_text(json.dumps(body))
+        phase.with_suffix(".new").replace(phase)
+
+    loading(0.4)
+    appliance.started("gateway")
+    appliance.until(lambda: b"engine-0 loading 40 %" in appliance.out())
+    loading(0.41)
+    loading(0.97)
+    appliance.until(lambda: b"engine-0 loading 97 %" in appliance.out())
+    appliance.ready()
+    assert appliance.out().count(b"loading 4") == 1
+
+
+def test_the_start_up_budget_ends_the_appliance_with_what_was_missing(launched):
+    appliance = launched(startup_s=3)
+    (appliance.directory / "phase").write_text(
+        '{"engines": [{"name": "engine-0", "phase": "loading", "progress": 0.5}]}'
+    )
+    assert appliance.end() == 13
+    reason = appliance.reason()
+    assert reason["exit"] == "startup"
+    assert "health.startup_budget" in reason["message"]
+    assert appliance.alive() == {}
+
+
+def test_logs_as_json_stay_lines_of_json(launched):
+    appliance = launched(format="json", engines=[["crash"]], max=0)
+    assert appliance.end() == 14
+    lines = [line for line in appliance.out().decode().splitlines() if line.startswith("{")]
+    assert all(set(json.loads(line)) == {"time", "level", "program", "message"} for line in lines)
+    assert "engine-0: about to crash" in appliance.out().decode().splitlines()  # as the program wrote it
