@@ -1,8 +1,8 @@
 """Ids to text one by one, never a broken character: bytes of tokens through an incremental UTF-8 decoder.
 
-The texts of all pushes together are decode(prompt + output) without decode(prompt). Bytes that cannot become a character
-give one U+FFFD per longest wrong run (the practice of Unicode 3.9 and of Rust and Python); a character that the output leaves
-unfinished at its end gives nothing. Cost is linear in the bytes.
+The texts of all pushes together are decode(prompt + output) without decode(prompt). Bytes that cannot become a
+character give one U+FFFD per longest wrong run (the practice of Unicode 3.9 and of Rust and Python); a character that
+the output leaves unfinished at its end gives nothing. Cost is linear in the bytes.
 """
 
 import codecs
@@ -32,7 +32,8 @@ class IncrementalDecoder:
         self._prime(prompt_ids)
 
     def _prime(self, prompt_ids: Sequence[int]) -> None:
-        """Takes over the unfinished character at the prompt's end, and whether a leading space is still to be stripped."""
+        """Takes over the unfinished character at the prompt's end, and whether a leading space is still to be
+        stripped."""
         if self._strip and any(self._pieces.bytes_of(token) for token in prompt_ids if token not in self._hidden):
             self._strip = 0
         tail: list[bytes] = []
@@ -57,8 +58,8 @@ class IncrementalDecoder:
 
 
 class TokenText:
-    """Strings of single tokens for logprobs. A fragment of a character is completed with up to four tokens before it; one
-    that is still incomplete is "". So no string has U+FFFD, and strings of valid text concatenate to it."""
+    """Strings of single tokens for logprobs. A fragment of a character is completed with up to four tokens before it;
+    one that is still incomplete is "". So no string has U+FFFD, and strings of valid text concatenate to it."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int] = ()) -> None:
         self._pieces = tokenizer.vocabulary

@@ -1,8 +1,8 @@
 """Stop strings over streamed text: the earliest completed match ends the reply, however tokens cut it.
 
-Rule (C.5): a match counts only if it ends in text of tokens after the first `min_tokens`; the one that ends first wins, ties go
-by list order, so the cut does not depend on how tokens divide the text. Text is held back as long as it may still become part
-of a match: the longest stop string's length less one.
+Rule (C.5): a match counts only if it ends in text of tokens after the first `min_tokens`; the one that ends first wins,
+ties go by list order, so the cut does not depend on how tokens divide the text. Text is held back as long as it may
+still become part of a match: the longest stop string's length less one.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,8 @@ class StopStrings:
         return text
 
     def _match(self, before: int) -> tuple[int, str] | None:
-        """Start and string of the match that ends first among those ending in the new text, which begins at `before`."""
+        """Start and string of the match that ends first among those ending in the new text, which begins at
+        `before`."""
         found = (
             (start + len(stop), rank, start)
             for rank, stop in enumerate(self._stops)

@@ -1,7 +1,8 @@
 """What each token id stands for, in bytes: the decoder of tokenizer.json read once as a rule per token.
 
-A decoder that works token by token (byte level; replacements, byte fallback, fusing, one stripped leading space) is applied
-to every entry of the vocabulary. Any other decoder is asked: the bytes of a token are what it adds behind an anchor.
+A decoder that works token by token (byte level; replacements, byte fallback, fusing, one stripped leading space) is
+applied to every entry of the vocabulary. Any other decoder is asked: the bytes of a token are what it adds behind an
+anchor.
 """
 
 import re
@@ -26,8 +27,8 @@ _BYTES_OF = _byte_alphabet()
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """`pieces[id]` are the bytes of a token (b"" for a gap). `strip` characters at most, all equal to `strip_character`,
-    are taken off the start of a whole text."""
+    """`pieces[id]` are the bytes of a token (b"" for a gap). `strip` characters at most, all equal to
+    `strip_character`, are taken off the start of a whole text."""
 
     pieces: tuple[bytes, ...]
     strip: int = 0

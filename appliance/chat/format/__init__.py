@@ -1,0 +1,1 @@
+"""Output formats: one declaration that both constrains a reply and parses it."""

@@ -1,0 +1,169 @@
+"""An output format as a grammar: what the reply may be, in llguidance's dialect of Lark.
+
+The same declaration that parses a reply builds it, so a constrained reply is always one that the parser understands.
+Reasoning stays free: the constraint begins behind its end (http-api.md C.7). Without reasoning a plain schema or
+expression is sent as it is.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import any_to_lark
+
+from appliance.chat.format.declaration import Calls, Function, Reasoning
+from appliance.chat.format.lark import json_schema, literal, without
+from engine.api.errors import RequestError
+from engine.api.messages import Grammar
+
+# Nesting beyond this makes compilers recurse too deep; http-api.md SO-02.
+_MAX_NESTING = 64
+
+
+@dataclass(frozen=True)
+class Language:
+    """What structured output was asked for. `source` is a schema, an expression, the choices or a Lark or GBNF
+    grammar."""
+
+    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    source: Any
+    param: str
+
+    def grammar(self) -> Grammar:
+        """The language on its own."""
+        if self.kind == "json_schema":
+            return Grammar("json_schema", json.dumps(self.source, ensure_ascii=False))
+        if self.kind == "regex":
+            return Grammar("regex", self.source)
+        if self.kind == "choice":
+            return Grammar("lark", f"start: {self.expression()}")
+        return Grammar("lark", _to_lark(self.source, self.param))
+
+    def expression(self) -> str:
+        """The language as part of a Lark rule."""
+        if self.kind == "json_schema":
+            return json_schema(self.source)
+        if self.kind == "regex":
+            return f"/{_escape_slashes(self.source)}/"
+        if self.kind == "choice":
+            return "(" + " | ".join(map(literal, self.source)) + ")"
+        return f"%lark {{\n{_to_lark(self.source, self.param)}\n}}"
+
+
+def _escape_slashes(expression: str) -> str:
+    """Slashes of an expression that are not escaped yet, escaped; line ends as their escapes."""
+    out, escaped = [], False
+    for character in expression:
+        out.append("\\/" if character == "/" and not escaped else "\\n" if character == "\n" else character)
+        escaped = character == "\\" and not escaped
+    return "".join(out)
+
+
+def _to_lark(source: str, param: str) -> str:
+    try:
+        return str(any_to_lark(source))
+    except Exception as error:  # the converter raises plain Exception for every kind of fault
+        raise RequestError(f"{param}: the grammar is neither Lark nor GBNF: {error}", param) from error
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """Builds grammars for one request. `special` gives the id of a marker that is a special token: such a marker is no
+    text. `reasoning` is the part that may come first, `reasons` whether the prompt opened it already."""
+
+    special: Callable[[str], int | None]
+    reasoning: Reasoning | None = None
+    reasons: bool = False
+
+    def reply(self, language: Language) -> Grammar:
+        """The reply is a text of this language."""
+        if self.reasoning is None:
+            return language.grammar()
+        return self._lark(language.expression())
+
+    def calls(
+        self,
+        calls: Calls,
+        functions: Sequence[Function],
+        *,
+        one_call: bool,
+        otherwise: Language | None = None,
+    ) -> Grammar:
+        """One or more calls of these functions, or (`otherwise`) a text of a language."""
+        expression = self._one_of(calls, functions)
+        if not one_call and calls.begin:
+            expression = f"{expression} ({literal(calls.pad)} {expression})*"
+        if otherwise is not None:
+            expression = f"({expression} | {otherwise.expression()})"
+        return self._lark(expression)
+
+    def text_with_calls(self, calls: Calls, functions: Sequence[Function], *, one_call: bool) -> Grammar:
+        """Free text in which each call that is begun is one of these functions."""
+        call = self._one_of(calls, functions)
+        if one_call:
+            return self._lark(f"TEXT ({call} TEXT)?", TEXT=self._text(calls.begin))
+        return self._lark(f"TEXT ({call} TEXT)*", TEXT=self._text(calls.begin))
+
+    def _one_of(self, calls: Calls, functions: Sequence[Function]) -> str:
+        bodies = " | ".join(calls.body.grammar(function) for function in functions)
+        if not calls.begin:
+            return f"({bodies})"
+        pad = literal(calls.pad)
+        return f"{self._marker(calls.begin)} {pad} ({bodies}) {pad} {self._marker(calls.end)}"
+
+    def _marker(self, text: str) -> str:
+        token = self.special(text)
+        return literal(text) if token is None else f"<[{token}]>"
+
+    def _text(self, *markers: str) -> str:
+        """Text without these markers; special tokens are no text anyway."""
+        return without(*(marker for marker in markers if self.special(marker) is None))
+
+    def _lark(self, expression: str, **terminals: str) -> Grammar:
+        lines = []
+        if self.reasoning is not None:
+            start = "" if self.reasons else self._marker(self.reasoning.start)
+            thoughts = f"{start} THOUGHTS {self._marker(self.reasoning.end)} SPACE"
+            expression = f"{thoughts if self.reasons else f'({thoughts})?'} {expression}"
+            terminals |= {"THOUGHTS": self._text(self.reasoning.end), "SPACE": r"/[ \n]{0,4}/"}
+        lines.append(f"start: {expression}")
+        lines += [f"{name}: {body}" for name, body in terminals.items()]
+        return Grammar("lark", "\n".join(lines))
+
+
+def _nesting(value: Any) -> int:
+    """Depth of lists and objects, without recursion: the value comes from a client."""
+    depth, level = 0, [value]
+    while level := [
+        child
+        for item in level
+        if isinstance(item, dict | list)
+        for child in (item.values() if isinstance(item, dict) else item)
+    ]:
+        depth += 1
+    return depth
+
+
+def check_language(language: Language) -> None:
+    """Raises RequestError for what cannot be a language at all, before a grammar is made of it."""
+    param = language.param
+    if language.kind == "json_schema" and _nesting(language.source) > 2 * _MAX_NESTING:
+        raise RequestError(f"{param}: the schema is nested too deep; at most {_MAX_NESTING} levels are possible", param)
+    if language.kind == "choice" and not language.source:
+        raise RequestError(f"{param}: the list of choices is empty", param)
+    if language.kind in ("regex", "grammar") and (not language.source or "\0" in language.source):
+        raise RequestError(f"{param}: the {language.kind} is empty or has a NUL character", param)
+
+
+def check_grammar(grammar: Grammar, param: str) -> None:
+    """Raises RequestError if the grammar does not compile (the language is checked, not yet the tokenizer)."""
+    makers: dict[str, Callable[[str], str]] = {
+        "json_schema": LLMatcher.grammar_from_json_schema,
+        "regex": LLMatcher.grammar_from_regex,
+        "lark": LLMatcher.grammar_from_lark,
+    }
+    fault = LLMatcher.validate_grammar(makers[grammar.kind](grammar.text))
+    if fault:
+        raise RequestError(f"{param}: {fault.strip()}", param)

@@ -1,0 +1,94 @@
+"""Messages of a request as the chat template wants them: plain text content, arguments as objects, no nulls."""
+
+import json
+from typing import Any
+
+from engine.api.errors import RequestError
+
+_MEDIA = frozenset(
+    (
+        "image_url",
+        "input_audio",
+        "audio_url",
+        "video_url",
+        "image_embeds",
+        "audio_embeds",
+        "video_embeds",
+        "prompt_embeds",
+        "file",
+    )
+)
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+def _part_text(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _MEDIA:
+        raise RequestError(f"{where}: parts of type {kind!r} are not possible: the model takes text only.", "messages")
+    if kind not in _TEXT_PARTS:
+        known = ", ".join(_TEXT_PARTS)
+        raise RequestError(f"{where}: unknown content part type {kind!r}; possible are {known}.", "messages")
+    text = part.get(_TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise RequestError(f"{where}: a part of type {kind!r} needs a string in {_TEXT_PARTS[kind]!r}.", "messages")
+    return text
+
+
+def _content(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(_part_text(part, f"{where}[{at}]") for at, part in enumerate(content))
+    raise RequestError(f"{where} must be a string, a list of parts or null.", "messages")
+
+
+def _arguments(arguments: Any) -> Any:
+    """Arguments as an object, as templates expect them; text that is no JSON object stays as it is."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{where} must be an object with function.name.", "messages")
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments", {}))}}
+
+
+def template_messages(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
+    """Copies of the messages in the form of Hugging Face templates. `template` decides about the developer role, which
+    most templates call system. Raises RequestError naming the message that is wrong."""
+    if not messages:
+        raise RequestError("messages must not be empty.", "messages")
+    return [_message(message, f"messages[{at}]", template) for at, message in enumerate(messages)]
+
+
+def _message(message: dict[str, Any], where: str, template: str) -> dict[str, Any]:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise RequestError(f"{where}: role must be a non-empty string.", "messages")
+    result = {key: value for key, value in message.items() if value is not None}
+    if role == "developer" and "developer" not in template:
+        result["role"] = "system"
+    content = _content(message.get("content"), f"{where}.content")
+    if content is not None:
+        result["content"] = content
+    calls = message.get("tool_calls")
+    if calls is not None:
+        if not isinstance(calls, list):
+            raise RequestError(f"{where}.tool_calls must be a list.", "messages")
+        result["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]
+        if not calls:
+            del result["tool_calls"]
+    reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+    if reasoning is not None:
+        result |= dict.fromkeys(_REASONING, reasoning)
+    return result

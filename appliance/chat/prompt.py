@@ -1,0 +1,382 @@
+"""A validated body to `Submit`s: pure, no I/O. Everything the engine is told and how its tokens are to be read is fixed
+here."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from appliance.chat.format.constraint import Constraint, check_grammar
+from appliance.chat.format.declaration import OutputFormat, Reasoning
+from appliance.chat.format.formats import PLAIN, recognise
+from appliance.chat.language import asked_language
+from appliance.chat.messages import template_messages
+from appliance.chat.sampling import check_n, child_seeds, logprob_count, resolve, stop_ids, stop_strings
+from appliance.chat.template import ChatTemplate
+from appliance.chat.tools import ToolUse, tool_grammar, tool_use
+from appliance.chat.window import check_ids, check_text, reply_tokens, truncated
+from appliance.gateway_config import GatewayConfig
+from appliance.schema.chat import ChatRequest, Conversation
+from appliance.schema.common import GenerationRequest
+from appliance.schema.completions import CompletionRequest
+from engine.api.errors import RequestError
+from engine.api.messages import Grammar, Sampling, Submit
+from engine.text import Tokenizer
+
+MAX_SALT = 128
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text side of the served model, read once: tokenizer, chat template, output format."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+    @cached_property
+    def output_format(self) -> OutputFormat:
+        return recognise(self.template.text()) if self.template else PLAIN
+
+    def special_id(self, marker: str) -> int | None:
+        """The id of a marker that is one special token, which ordinary decoding hides."""
+        token = self.tokenizer.convert_tokens_to_ids(marker)
+        return token if token in self.tokenizer.special_ids else None
+
+
+@dataclass(frozen=True)
+class Served:
+    """What one request is planned against."""
+
+    text: Text
+    config: GatewayConfig
+    request_id: str
+    salt: str | None = None  # of a header, for gateways that cannot change bodies
+    priority: int | None = None  # likewise
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the tokens of one reply become text."""
+
+    stops: tuple[str, ...]
+    include_stop: bool
+    min_tokens: int
+    skip_special_tokens: bool
+    shown_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt and its choices. `drops_reply`: the prompt is only scored, the one token that this costs is not
+    shown."""
+
+    ids: tuple[int, ...]
+    submits: tuple[Submit, ...]
+    drops_reply: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request as it will run: prompts in order, each with n choices."""
+
+    prompts: tuple[Prompt, ...]
+    reading: Reading
+
+
+@dataclass(frozen=True)
+class ChatPlan(Plan):
+    """How a chat reply is read. `reasons`: the prompt opened the reasoning. `echo` is the text repeated before the
+    reply."""
+
+    output_format: OutputFormat = PLAIN
+    tools: ToolUse = ToolUse("none")
+    reasons: bool = False
+    role: str = "assistant"
+    echo: str = ""
+
+
+def _refuse_unsupported(body: GenerationRequest) -> None:
+    if body.use_beam_search and body.stream:
+        raise RequestError("Streaming is not currently supported with beam search", "stream")
+    asked = {
+        "use_beam_search": body.use_beam_search,
+        "logprob_token_ids": body.logprob_token_ids,
+        "thinking_token_budget": body.thinking_token_budget not in (None, -1),
+        "repetition_detection": body.repetition_detection,
+    }
+    for name, value in asked.items():
+        if value:
+            raise RequestError(f"{name} is not supported by this server; leave it out.", name)
+
+
+def _check_stream(body: GenerationRequest, prompt_logprobs: int | None) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options can only be set when stream is true.", "stream_options")
+    if body.stream and prompt_logprobs:
+        raise RequestError("prompt_logprobs are not available when stream=True", "prompt_logprobs")
+
+
+def _salt(body: GenerationRequest, header: str | None) -> str:
+    salt = header if body.cache_salt is None else body.cache_salt
+    if salt is None:
+        return ""
+    if not salt or len(salt) > MAX_SALT or any(character in salt for character in "@/\\\0"):
+        message = f"cache_salt must have 1 to {MAX_SALT} characters and none of @ / \\ and NUL."
+        raise RequestError(message, "cache_salt")
+    return salt
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Lengths and logprobs of one request, however its route names them."""
+
+    tokens: int | None
+    tokens_param: str
+    logprobs: int | None
+    prompt_logprobs: int | None
+    grammar: Grammar | None = None
+    scores_only: bool = False
+
+
+def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Served, first: int) -> Prompt:
+    """The choices of one prompt; `first` is the index of the first of them in the reply."""
+    config, tokenizer = served.config, served.text.tokenizer
+    tokens = 1 if asked.scores_only else asked.tokens
+    ids = truncated(ids, body, tokens, tokenizer, config)
+    check_ids(ids, config)
+    max_tokens = reply_tokens(len(ids), tokens, config, param=asked.tokens_param)
+    sampling = resolve(
+        body,
+        config,
+        tokenizer,
+        logprobs=asked.logprobs,
+        prompt_logprobs=asked.prompt_logprobs,
+        max_tokens=max_tokens,
+        asked_tokens=tokens,
+    )
+    n = 1 if body.n is None else body.n
+    check_n(n, sampling.temperature, config)
+    seeds = child_seeds(body.seed, n)
+    submits = tuple(
+        _submit(
+            f"{served.request_id}-{first + index}",
+            ids,
+            body,
+            asked,
+            served,
+            msgspec.structs.replace(sampling, seed=seed),
+            max_tokens,
+        )
+        for index, seed in enumerate(seeds)
+    )
+    return Prompt(tuple(ids), submits, asked.scores_only)
+
+
+def _submit(
+    name: str,
+    ids: list[int],
+    body: GenerationRequest,
+    asked: _Asked,
+    served: Served,
+    sampling: Sampling,
+    max_tokens: int,
+) -> Submit:
+    ends = served.config.eos_token_ids
+    own_end = served.text.tokenizer.eos_id
+    return Submit(
+        id=name,
+        prompt=tuple(ids),
+        sampling=sampling,
+        max_tokens=max_tokens,
+        eos_token_ids=ends or (() if own_end is None else (own_end,)),
+        stop_token_ids=stop_ids(body, served.config),
+        ignore_eos=body.ignore_eos,
+        priority=body.priority or served.priority or 0,
+        salt=_salt(body, served.salt),
+        grammar=asked.grammar,
+    )
+
+
+def _reading(body: GenerationRequest, config: GatewayConfig, shown: frozenset[int] = frozenset()) -> Reading:
+    return Reading(
+        stops=stop_strings(body.stop, config),
+        include_stop=body.include_stop_str_in_output,
+        min_tokens=body.min_tokens,
+        skip_special_tokens=body.skip_special_tokens,
+        shown_ids=shown,
+    )
+
+
+# Completions
+
+
+def _texts_or_ids(prompt: Any) -> list[str | list[int]]:
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
+def plan_completion(body: CompletionRequest, served: Served) -> Plan:
+    """Raises RequestError for what cannot be served."""
+    config, tokenizer = served.config, served.text.tokenizer
+    _refuse_unsupported(body)
+    if body.prompt_embeds is not None:
+        raise RequestError("prompt_embeds is not supported by this server; send prompt.", "prompt_embeds")
+    if body.suffix:
+        raise RequestError("suffix is not supported by this model.", "suffix")
+    prompts = _texts_or_ids(body.prompt)
+    if len(prompts) > config.max_prompts:
+        message = f"prompt has {len(prompts)} entries; the server's limits.max_prompts allows {config.max_prompts}."
+        raise RequestError(message, "prompt")
+    logprobs = logprob_count("sample", "logprobs", body.logprobs, config)
+    prompt_logprobs = logprob_count("prompt", "prompt_logprobs", body.prompt_logprobs, config)
+    _check_stream(body, prompt_logprobs)
+    if body.echo and logprobs is not None:
+        prompt_logprobs = max(logprobs, prompt_logprobs or 0) if -1 not in (logprobs, prompt_logprobs) else -1
+    language = asked_language(body)
+    asked = _Asked(
+        tokens=16 if body.max_tokens is None else body.max_tokens,
+        tokens_param="max_tokens",
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=None if language is None else language.grammar(),
+        scores_only=body.echo and body.max_tokens == 0,
+    )
+    n = body.n or 1
+    planned = []
+    for at, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            if body.truncate_prompt_tokens is None:
+                check_text(prompt, tokenizer, config)
+            prompt = tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
+        planned.append(_prompt(prompt, body, asked, served, at * n))
+    return Plan(tuple(planned), _reading(body, config))
+
+
+# Chat
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as prompt text. `continues`: the reply goes on with the last message."""
+
+    text: str
+    continues: bool
+    opens_turn: bool
+
+
+def render(body: Conversation, text: Text, config: GatewayConfig, variables: dict[str, Any]) -> Rendered:
+    """The conversation through the chat template. Raises RequestError where that cannot be."""
+    if body.chat_template is not None and not config.trust_request_chat_template:
+        raise RequestError(
+            "chat_template in a request is refused; the server allows it with endpoints.trust_request_chat_template.",
+            "chat_template",
+        )
+    for name in ("media_io_kwargs", "mm_processor_kwargs"):
+        if getattr(body, name) is not None:
+            raise RequestError(f"{name} is not possible: the model takes text only.", name)
+    if body.continue_final_message and body.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other.", "continue_final_message"
+        )
+    template = text.template
+    if template is None and body.chat_template is not None:
+        template = ChatTemplate(body.chat_template, text.tokenizer.special_tokens)
+    if template is None:
+        raise RequestError(
+            "The model has no chat template: its checkpoint brings none and the manifest names none. "
+            "Set model.chat_template in the manifest, or use /v1/completions.",
+            "messages",
+        )
+    opens = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+    rendered = template.render(
+        template_messages(body.messages, template.text()),
+        tools=[tool.model_dump(exclude_unset=True) for tool in body.tools] if body.tools else None,
+        documents=body.documents,
+        template=body.chat_template,
+        add_generation_prompt=opens,
+        continue_final_message=body.continue_final_message,
+        variables={**variables, **(body.chat_template_kwargs or {})},
+    )
+    return Rendered(rendered, body.continue_final_message, opens)
+
+
+def conversation_ids(body: Conversation, rendered: Rendered, text: Text) -> list[int]:
+    return text.tokenizer.encode(rendered.text, add_special_tokens=body.add_special_tokens)
+
+
+def _reasoning_at_start(rendered: Rendered, reasoning: Reasoning | None) -> tuple[bool, bool]:
+    """Whether the prompt opened the reasoning, and whether it closed it already."""
+    if reasoning is None:
+        return False, True
+    if rendered.continues:
+        opened, closed = rendered.text.rfind(reasoning.start), rendered.text.rfind(reasoning.end)
+        return opened > closed, closed > opened
+    tail = rendered.text.rstrip()
+    return tail.endswith(reasoning.start), tail.endswith(reasoning.end)
+
+
+def _top_logprobs(body: ChatRequest, config: GatewayConfig) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
+    if not body.logprobs:
+        return None
+    return logprob_count("sample", "top_logprobs", body.top_logprobs or 0, config)
+
+
+def _effort(body: ChatRequest) -> dict[str, Any]:
+    if body.reasoning_effort is None:
+        return {}
+    return {"reasoning_effort": body.reasoning_effort, "enable_thinking": body.reasoning_effort != "none"}
+
+
+def _reply_role(body: ChatRequest, rendered: Rendered) -> tuple[str, str]:
+    """Role of the reply, and the text that it repeats."""
+    last = body.messages[-1]
+    role = "assistant" if rendered.opens_turn else str(last["role"])
+    content = template_messages([last], "")[0].get("content", "")
+    return role, str(content) if body.echo and last["role"] == role else ""
+
+
+def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
+    """Raises RequestError for what cannot be served."""
+    text, config = served.text, served.config
+    _refuse_unsupported(body)
+    top_logprobs = _top_logprobs(body, config)
+    prompt_logprobs = logprob_count("prompt", "prompt_logprobs", body.prompt_logprobs, config)
+    _check_stream(body, prompt_logprobs)
+    use = tool_use(body, text.output_format.calls)
+    language = asked_language(body)
+    rendered = render(body, text, config, _effort(body))
+    if body.truncate_prompt_tokens is None:
+        check_text(rendered.text, text.tokenizer, config)
+    reasoning = text.output_format.reasoning
+    reasons, closed = _reasoning_at_start(rendered, reasoning)
+    thinks = body.include_reasoning and not closed
+    constraint = Constraint(text.special_id, reasoning if thinks else None, reasons and thinks)
+    grammar = tool_grammar(use, language, constraint)
+    if grammar is not None:
+        check_grammar(grammar, "tools" if language is None else language.param)
+    short = body.max_completion_tokens is not None
+    tokens = body.max_completion_tokens if short else body.max_tokens
+    asked = _Asked(
+        tokens=config.sampling.max_tokens if tokens is None else tokens,
+        tokens_param="max_completion_tokens" if short else "max_tokens",
+        logprobs=top_logprobs,
+        prompt_logprobs=prompt_logprobs,
+        grammar=grammar,
+    )
+    prompt = _prompt(conversation_ids(body, rendered, text), body, asked, served, 0)
+    output_format = OutputFormat(reasoning, use.calls)
+    shown = frozenset(token for marker in output_format.markers() if (token := text.special_id(marker)) is not None)
+    role, echo = _reply_role(body, rendered)
+    return ChatPlan(
+        prompts=(prompt,),
+        reading=_reading(body, config, shown),
+        output_format=output_format,
+        tools=use,
+        reasons=reasons and (thinks or grammar is None),
+        role=role,
+        echo=echo,
+    )

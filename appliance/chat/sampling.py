@@ -1,0 +1,189 @@
+"""Sampling fields of a request to the engine's `Sampling`: every range checked, every default resolved (http-api.md
+C.1, C.2).
+
+Messages begin as clients and tests of the reference engine expect them; `param` is the field to change.
+"""
+
+import math
+import secrets
+from collections.abc import Iterable
+
+from appliance.gateway_config import GatewayConfig
+from appliance.schema.common import SamplingFields
+from engine.api.errors import RequestError
+from engine.api.messages import Sampling
+from engine.text import Tokenizer
+
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_TOKENS = 1024
+MAX_BIASES = 1024
+MAX_ALLOWED_IDS = 1024
+GREEDY_BELOW = 1e-5
+LEAST_TEMPERATURE = 0.01  # below it float32 softmax is greedy anyway, with overflows
+
+
+def _refuse(param: str, message: str) -> RequestError:
+    return RequestError(message, param)
+
+
+def _temperature(value: float) -> float:
+    if not 0 <= value <= 2:
+        raise _refuse("temperature", f"temperature must be in [0, 2], got {value}.")
+    return 0.0 if value < GREEDY_BELOW else max(value, LEAST_TEMPERATURE)
+
+
+def _penalty(name: str, value: float) -> float:
+    if not -2 <= value <= 2:
+        raise _refuse(name, f"{name} must be in [-2, 2], got {value}.")
+    return value
+
+
+def _top_k(value: int) -> int:
+    if value < -1:
+        raise _refuse("top_k", f"top_k must be 0 (disable), or at least 1, got {value}.")
+    return max(value, 0)
+
+
+def check_n(n: int, temperature: float, config: GatewayConfig) -> None:
+    if n < 1:
+        raise _refuse("n", f"n must be at least 1, got {n}.")
+    if n > config.max_choices:
+        raise _refuse("n", f"n must be at most {config.max_choices}, got {n}; the server sets limits.max_choices.")
+    if n > 1 and temperature == 0:
+        raise _refuse("n", f"n must be 1 when using greedy sampling, got {n}.")
+
+
+def logprob_count(kind: str, param: str, count: int | None, config: GatewayConfig) -> int | None:
+    """A number of logprobs within limits.max_logprobs; -1 is the whole vocabulary."""
+    if count is None:
+        return None
+    if count < -1:
+        raise _refuse(param, f"{param} must be non-negative or -1, got {count}.")
+    asked = config.vocab_size if count == -1 else count
+    if config.max_logprobs != -1 and asked > config.max_logprobs:
+        most = config.max_logprobs
+        raise _refuse(param, f"Requested {kind} logprobs of {asked}, which is greater than max allowed: {most}")
+    return -1 if asked >= config.vocab_size else asked
+
+
+def _in_vocabulary(param: str, ids: Iterable[int], config: GatewayConfig) -> tuple[int, ...]:
+    ids = tuple(ids)
+    if wrong := [token for token in ids if not 0 <= token < config.vocab_size]:
+        raise _refuse(
+            param,
+            f"token_id(s) {wrong[:10]} in {param} contain out-of-vocab token ids. Vocabulary size: {config.vocab_size}",
+        )
+    return ids
+
+
+def _logit_bias(biases: dict[str, float] | None, config: GatewayConfig) -> dict[int, float]:
+    if not biases:
+        return {}
+    if len(biases) > MAX_BIASES:
+        raise _refuse("logit_bias", f"logit_bias has {len(biases)} entries; at most {MAX_BIASES} are possible.")
+    try:
+        resolved = {int(key): max(-100.0, min(100.0, value)) for key, value in biases.items()}
+    except ValueError:
+        wrong = [key for key in biases if not key.strip().lstrip("+-").isdigit()]
+        message = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong[:10]}"
+        raise _refuse("logit_bias", message) from None
+    _in_vocabulary("logit_bias", resolved, config)
+    return resolved
+
+
+def _allowed_ids(ids: list[int] | None, config: GatewayConfig) -> tuple[int, ...] | None:
+    if ids is None:
+        return None
+    if not ids:
+        raise _refuse("allowed_token_ids", "allowed_token_ids is not None and empty!")
+    if len(ids) > MAX_ALLOWED_IDS:
+        raise _refuse(
+            "allowed_token_ids", f"allowed_token_ids has {len(ids)} ids; at most {MAX_ALLOWED_IDS} are possible."
+        )
+    return _in_vocabulary("allowed_token_ids", ids, config)
+
+
+def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Each word as it is tokenized at the start of a text and behind a space."""
+    if not words:
+        return ()
+    if len(words) > MAX_BAD_WORDS:
+        raise _refuse("bad_words", f"bad_words has {len(words)} words; at most {MAX_BAD_WORDS} are possible.")
+    if not all(words):
+        raise _refuse("bad_words", "bad_words cannot contain an empty string.")
+    spelled = (prefix + word.lstrip() for word in words for prefix in ("", " "))
+    tokens = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spelled)
+    sequences = tuple(dict.fromkeys(ids for ids in tokens if ids))
+    if (count := sum(map(len, sequences))) > MAX_BAD_WORD_TOKENS:
+        raise _refuse("bad_words", f"bad_words come to {count} tokens; at most {MAX_BAD_WORD_TOKENS} are possible.")
+    return sequences
+
+
+def stop_strings(stop: str | list[str] | None, config: GatewayConfig) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if not all(stops):
+        raise _refuse("stop", "stop cannot contain an empty string.")
+    if len(stops) > config.max_stop:
+        raise _refuse("stop", f"stop has {len(stops)} strings; the server's limits.max_stop allows {config.max_stop}.")
+    return stops
+
+
+def stop_ids(request: SamplingFields, config: GatewayConfig) -> tuple[int, ...]:
+    return _in_vocabulary("stop_token_ids", request.stop_token_ids or (), config)
+
+
+def child_seeds(seed: int | None, count: int) -> list[int]:
+    """Seeds of the choices: seed + i as signed 64 bit; a random base for none or -1."""
+    base = secrets.randbits(63) if seed is None or seed == -1 else seed
+    return [(base + index + 2**63) % 2**64 - 2**63 for index in range(count)]
+
+
+def resolve(
+    request: SamplingFields,
+    config: GatewayConfig,
+    tokenizer: Tokenizer,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    max_tokens: int,
+    asked_tokens: int | None,
+) -> Sampling:
+    """The request's sampling, all but the seed. `max_tokens` is what the window leaves of `asked_tokens`. Raises
+    RequestError for the first value that is out of range."""
+    defaults = config.sampling
+
+    def chosen(value: float | None, default: float) -> float:
+        return default if value is None else value
+
+    temperature = _temperature(chosen(request.temperature, defaults.temperature))
+    top_p = chosen(request.top_p, defaults.top_p)
+    min_p = chosen(request.min_p, defaults.min_p)
+    repetition = chosen(request.repetition_penalty, defaults.repetition_penalty)
+    top_k = _top_k(defaults.top_k if request.top_k is None else request.top_k)
+    if not 0 < top_p <= 1:
+        raise _refuse("top_p", f"top_p must be in (0, 1], got {top_p}.")
+    if not 0 <= min_p <= 1:
+        raise _refuse("min_p", f"min_p must be in [0, 1], got {min_p}.")
+    if not (repetition > 0 and math.isfinite(repetition)):
+        raise _refuse("repetition_penalty", f"repetition_penalty must be greater than zero, got {repetition}.")
+    if request.min_tokens < 0:
+        raise _refuse("min_tokens", f"min_tokens must be greater than or equal to 0, got {request.min_tokens}.")
+    if request.min_tokens > (most := asked_tokens or max_tokens):
+        message = f"min_tokens must be less than or equal to max_tokens={most}, got {request.min_tokens}."
+        raise _refuse("min_tokens", message)
+    greedy = temperature == 0
+    return Sampling(
+        temperature=temperature,
+        top_k=0 if greedy else top_k,
+        top_p=1.0 if greedy else top_p,
+        min_p=0.0 if greedy else min_p,
+        presence_penalty=_penalty("presence_penalty", chosen(request.presence_penalty, defaults.presence_penalty)),
+        frequency_penalty=_penalty("frequency_penalty", chosen(request.frequency_penalty, defaults.frequency_penalty)),
+        repetition_penalty=repetition,
+        logit_bias=_logit_bias(request.logit_bias, config),
+        allowed_token_ids=_allowed_ids(request.allowed_token_ids, config),
+        bad_words=_bad_words(request.bad_words, tokenizer),
+        min_tokens=min(request.min_tokens, max_tokens),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )

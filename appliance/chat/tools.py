@@ -1,0 +1,92 @@
+"""tools and tool_choice of a request: which functions there are, and which the reply must call (http-api.md D.2)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from appliance.chat.format.constraint import Constraint, Language
+from appliance.chat.format.declaration import Calls, Function
+from appliance.chat.format.formats import CALLS, HERMES, named_call
+from appliance.schema.chat import ChatRequest
+from engine.api.errors import RequestError
+from engine.api.messages import Grammar
+
+Mode = Literal["none", "auto", "required", "named"]
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What a reply may call. `calls` is how it is written, None where calls are not read at all."""
+
+    mode: Mode
+    functions: tuple[Function, ...] = ()
+    calls: Calls | None = None
+    one_call: bool = False
+
+
+def _functions(body: ChatRequest) -> tuple[Function, ...]:
+    return tuple(
+        Function(tool.function.name, tool.function.parameters or {}, bool(tool.function.strict))
+        for tool in body.tools or ()
+    )
+
+
+def _named(choice: Mapping[str, Any], functions: tuple[Function, ...]) -> Function:
+    function = choice.get("function")
+    if choice.get("type", "function") != "function" or not isinstance(function, dict):
+        raise RequestError('tool_choice must be {"type": "function", "function": {"name": …}}.', "tool_choice.function")
+    name = function.get("name")
+    if not isinstance(name, str) or not name:
+        raise RequestError("tool_choice.function.name must be a non-empty string.", "tool_choice.function.name")
+    for known in functions:
+        if known.name == name:
+            return known
+    raise RequestError("The tool specified in tool_choice does not match any of the specified tools.", "tool_choice")
+
+
+def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
+    """The request's tool use. `native` is how the model writes calls by itself, None if its template shows no way."""
+    functions = _functions(body)
+    choice = body.tool_choice
+    if body.tools is not None and not functions:
+        raise RequestError("tools must not be an empty list; leave the field out instead.", "tools")
+    if choice is None:
+        choice = "auto" if functions else "none"
+    named = isinstance(choice, dict)
+    if not named and choice not in ("none", "auto", "required"):
+        raise RequestError(f"tool_choice must be none, auto, required or a function, got {choice!r}.", "tool_choice")
+    if not functions and (named or choice == "required"):
+        raise RequestError("When using tool_choice, tools must be set.", "tools")
+    if named:
+        function = _named(choice, functions)
+        return ToolUse("named", (function,), named_call(function.name), one_call=True)
+    if choice == "none" or not functions:
+        return ToolUse("none", functions)
+    one_call = body.parallel_tool_calls is False
+    if choice == "required":
+        return ToolUse("required", functions, native or HERMES, one_call)
+    if native is None:
+        known = ", ".join(calls.name for calls in CALLS)
+        raise RequestError(
+            '"auto" tool choice needs a model whose chat template shows how it calls tools, and this one does not '
+            f'(known: {known}). Use tool_choice "required" or a function, or none; or set model.chat_template.',
+            "tool_choice",
+        )
+    return ToolUse("auto", functions, native, one_call)
+
+
+def tool_grammar(use: ToolUse, language: Language | None, constraint: Constraint) -> Grammar | None:
+    """What binds the reply: the calls it must make, the language it must stay in, or both as alternatives."""
+    if use.calls is None:
+        return None if language is None else constraint.reply(language)
+    if use.mode in ("required", "named"):
+        if language is not None:
+            message = f"tool_choice {use.mode} and {language.param} exclude each other: the reply is only tool calls."
+            raise RequestError(message, language.param)
+        return constraint.calls(use.calls, use.functions, one_call=use.one_call)
+    loose = tuple(Function(each.name, each.parameters if each.strict else {"type": "object"}) for each in use.functions)
+    if language is not None:
+        return constraint.calls(use.calls, loose, one_call=use.one_call, otherwise=language)
+    if any(function.strict for function in use.functions):
+        return constraint.text_with_calls(use.calls, loose, one_call=use.one_call)
+    return None

@@ -1,0 +1,75 @@
+"""How prompt and reply share the model's window: truncation, lengths, clamping (http-api.md ER-06…ER-11, section 0
+#13)."""
+
+from appliance.gateway_config import GatewayConfig
+from appliance.schema.common import GenerationRequest
+from engine.api.errors import RequestError
+from engine.text import Tokenizer
+
+
+def check_text(text: str, tokenizer: Tokenizer, config: GatewayConfig) -> None:
+    """Refuses, before it is tokenized, a text that has too many tokens whatever they are."""
+    most = config.max_context * tokenizer.longest_piece
+    if len(text) > most:
+        raise RequestError(
+            f"This model's maximum context length is {config.max_context} tokens. However, your prompt has {len(text)} "
+            f"characters, more than {most}, the most that this many tokens can hold. Please reduce the length of the "
+            "input prompt.",
+            "input_text",
+        )
+
+
+def check_ids(ids: list[int], config: GatewayConfig, *, param: str = "prompt") -> None:
+    """Refuses ids that the model has no row for."""
+    if ids and (min(ids) < 0 or max(ids) >= config.vocab_size):
+        wrong = next(token for token in ids if not 0 <= token < config.vocab_size)
+        raise RequestError(f"Token id {wrong} is out of vocabulary; ids are 0 to {config.vocab_size - 1}.", param)
+
+
+def truncated(
+    ids: list[int], request: GenerationRequest, asked_tokens: int | None, tokenizer: Tokenizer, config: GatewayConfig
+) -> list[int]:
+    """The prompt cut to `truncate_prompt_tokens`; -1 keeps what leaves room for the reply that is asked for."""
+    keep = request.truncate_prompt_tokens
+    if keep is None:
+        return ids
+    if keep < -1:
+        raise RequestError(f"truncate_prompt_tokens must be -1 or at least 0, got {keep}.", "truncate_prompt_tokens")
+    if keep > config.max_context:
+        raise RequestError(
+            f"truncate_prompt_tokens value ({keep}) is greater than max_model_len ({config.max_context}). "
+            "Please request a smaller truncation size.",
+            "truncate_prompt_tokens",
+        )
+    if keep == -1:
+        keep = max(1, config.max_context - max(1, asked_tokens or 1))
+    side = request.truncation_side or tokenizer.truncation_side
+    if side == "left":
+        return ids[-keep:] if keep else []
+    return ids[:keep]
+
+
+def reply_tokens(prompt_tokens: int, asked: int | None, config: GatewayConfig, *, param: str = "max_tokens") -> int:
+    """How many tokens the reply may have. `asked` None fills the window."""
+    window = config.max_context
+    if prompt_tokens == 0:
+        raise RequestError("The prompt has no tokens; at least one is needed.", "prompt")
+    if prompt_tokens > window:
+        raise RequestError(
+            f"This model's maximum context length is {window} tokens. However, your prompt contains {prompt_tokens} "
+            "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
+            "input prompt.",
+            "input_tokens",
+        )
+    if prompt_tokens == window:
+        raise RequestError(
+            f"The prompt's {prompt_tokens} tokens plus the number of requested output tokens (at least 1) is longer "
+            f"than the maximum model length of {window}. Please reduce the length of the input prompt.",
+            "input_tokens",
+        )
+    if asked is not None and asked < 1:
+        raise RequestError(f"{param} must be at least 1, got {asked}.", param)
+    if asked is not None and asked > window:
+        raise RequestError(f"{param}={asked} cannot be greater than max_model_len={window}.", param)
+    limits = [window - prompt_tokens, asked, config.max_output_tokens]
+    return min(limit for limit in limits if limit is not None)

@@ -1,0 +1,290 @@
+"""POST /v1/chat/completions (http-api.md B2, D)."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText
+from appliance.chat.prompt import ChatPlan, plan_chat
+from appliance.chat.stream import ChatChoice, ChatPiece, Scored
+from appliance.http.body import json_body, read_body
+from appliance.http.disconnect import until_disconnect
+from appliance.http.reply import (
+    Header,
+    Race,
+    Usage,
+    UsageWish,
+    describe_error,
+    finite,
+    header,
+    prompt_logprobs,
+    served,
+    token_name,
+    usage_wish,
+)
+from appliance.http.service import Service, service_of
+from appliance.http.sse import EventStream, guarded, kept_alive, record
+from appliance.schema.chat import ChatRequest
+from engine.api.messages import Delta
+from engine.text import Tokenizer
+
+router = APIRouter()
+
+
+def _token_fields(token: int, text: str, value: float, as_id: bool) -> dict[str, Any]:
+    name = token_name(token, text, as_id)
+    return {"token": name, "logprob": finite(value), "bytes": list(name.encode())}
+
+
+def _logprobs(tokens: Sequence[Scored], count: int, as_ids: bool) -> dict[str, Any]:
+    """The chat form: the true most likely `count` tokens beside each token, whether it is among them or not."""
+    content = []
+    for token in tokens:
+        top = token.top if count < 0 else token.top[:count]
+        fields = _token_fields(token.token, token.text, token.logprob, as_ids)
+        content.append({**fields, "top_logprobs": [_token_fields(*one, as_ids) for one in top]})
+    return {"content": content}
+
+
+@dataclass
+class Message:
+    """What the events of one choice come to: the whole message and, by `delta`, what each step adds to it."""
+
+    include_reasoning: bool
+    content: str = ""
+    reasoning: str = ""
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    broken: set[int] = field(default_factory=set)
+
+    def delta(self, events: list[Event]) -> dict[str, Any]:
+        """The events as a streamed delta; of a call that proves broken nothing more is sent."""
+        delta: dict[str, Any] = {}
+        calls: dict[int, dict[str, Any]] = {}
+        for event in events:
+            if isinstance(event, Content):
+                self.content += event.text
+                delta["content"] = delta.get("content", "") + event.text
+            elif isinstance(event, ReasoningText):
+                self.reasoning += event.text
+                if self.include_reasoning:
+                    delta["reasoning"] = delta.get("reasoning", "") + event.text
+            elif isinstance(event, CallStart):
+                calls[event.index] = self._start(event)
+            elif isinstance(event, CallArguments):
+                function = calls.setdefault(event.index, {"index": event.index, "function": {"arguments": ""}})[
+                    "function"
+                ]
+                function["arguments"] += event.text
+                self.calls[event.index]["function"]["arguments"] += event.text
+            elif isinstance(event, CallBroken):
+                self.broken.add(event.index)
+                self.content += event.text
+        if calls:
+            delta["tool_calls"] = list(calls.values())
+        return delta
+
+    def _start(self, event: CallStart) -> dict[str, Any]:
+        name = f"chatcmpl-tool-{uuid.uuid4().hex}"
+        function = {"name": event.name, "arguments": ""}
+        self.calls[event.index] = {"id": name, "type": "function", "function": dict(function)}
+        return {"index": event.index, "id": name, "type": "function", "function": function}
+
+    def whole(self, role: str, mode: str) -> dict[str, Any]:
+        calls = [call for index, call in self.calls.items() if index not in self.broken]
+        only_other = (calls and mode != "named") or self.reasoning
+        message: dict[str, Any] = {
+            "role": role,
+            "content": self.content or (None if only_other else ""),
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": (self.reasoning or None) if self.include_reasoning else None,
+        }
+        return message | ({"tool_calls": calls} if calls else {})
+
+
+class Writer:
+    """One choice on its way out."""
+
+    def __init__(self, body: ChatRequest, tokenizer: Tokenizer, plan: ChatPlan) -> None:
+        self.body = body
+        self.plan = plan
+        self.state = ChatChoice(tokenizer, plan)
+        self.message = Message(body.include_reasoning, content=plan.echo)
+        # What is hidden as text must not be readable from logprobs and ids.
+        self.shows_tokens = body.include_reasoning or plan.output_format.reasoning is None
+        self.logprobs: list[Any] = []
+        self.ids: list[int] = []
+        self.last: ChatPiece | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.state.choice.tokens
+
+    def take(self, delta: Delta) -> dict[str, Any]:
+        """Fields of a streamed choice for what a delta adds; the whole is kept beside."""
+        taken = self.last = self.state.take(delta)
+        piece = taken.piece
+        fields: dict[str, Any] = {"delta": self.message.delta(taken.events), "logprobs": None}
+        if not fields["delta"] and piece.finish is None and self.plan.output_format.markers() == ():
+            fields["delta"] = {"content": ""}  # clients count tokens by such chunks
+        if self.body.logprobs and self.shows_tokens:
+            as_ids = bool(self.body.return_tokens_as_token_ids)
+            fields["logprobs"] = _logprobs(piece.logprobs, self.body.top_logprobs or 0, as_ids)
+            self.logprobs += fields["logprobs"]["content"]
+        fields["finish_reason"] = self.finish_reason()
+        if piece.finish is not None:
+            fields["stop_reason"] = piece.stop_reason
+        if self.body.return_token_ids and self.shows_tokens:
+            fields["token_ids"] = list(piece.ids)
+            self.ids += piece.ids
+        return fields
+
+    def finish_reason(self, *, streamed: bool = True) -> str | None:
+        """B2.3: a call that a stream showed counts there even if it proved broken."""
+        finish = self.last.piece.finish if self.last else None
+        calls = self.message.calls.keys() if streamed else self.message.calls.keys() - self.message.broken
+        return "tool_calls" if finish == "stop" and calls and self.plan.tools.mode != "named" else finish
+
+    def whole(self, index: int) -> dict[str, Any]:
+        assert self.last is not None, "a finished choice had a last delta"
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": self.message.whole(self.plan.role, self.plan.tools.mode),
+            "logprobs": {"content": self.logprobs} if self.body.logprobs and self.shows_tokens else None,
+            "finish_reason": self.finish_reason(streamed=False),
+            "stop_reason": self.last.piece.stop_reason,
+        }
+        if self.body.return_token_ids and self.shows_tokens:
+            choice["token_ids"] = self.ids
+        return choice
+
+
+class ChatReply:
+    """One request under way: its choices, their race, the usage so far."""
+
+    def __init__(self, service: Service, request: Request, body: ChatRequest, plan: ChatPlan, head: Header) -> None:
+        self.service = service
+        self.body = body
+        self.plan = plan
+        self.head = head
+        self.request_id = request.state.request_id
+        self.prompt = plan.prompts[0]
+        self.writers = [Writer(body, service.text.tokenizer, plan) for _ in self.prompt.submits]
+        self.race = Race(service.router.generate_all(self.prompt.submits))
+        self.usage = Usage(len(self.prompt.ids), service.config.compat == "openai")
+        self.prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+    async def pieces(self) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Fields of one choice after the other, in the order in which they come."""
+        try:
+            async for index, delta in self.race.deltas():
+                writer = self.writers[index]
+                fields = writer.take(delta)
+                self.usage.completion = sum(each.tokens for each in self.writers)
+                if writer.state.choice.stopped:
+                    self.race.stop(index)
+                if delta.prompt_logprobs is not None and index == 0 and self.body.prompt_logprobs is not None:
+                    self.prompt_logprobs = prompt_logprobs(
+                        delta.prompt_logprobs, self.body.prompt_logprobs, self.service.text.tokenizer, self.prompt.ids
+                    )
+                self._log(index, writer)
+                yield index, fields
+        finally:
+            self._count()
+
+    def _log(self, index: int, writer: Writer) -> None:
+        if self.service.config.log_outputs == "off" or writer.last is None:
+            return
+        self.service.log.delta(self.request_id, index, writer.last.piece.text)
+        if finish := writer.finish_reason():
+            whole = orjson.dumps(writer.message.whole(self.plan.role, self.plan.tools.mode)).decode()
+            self.service.log.final(self.request_id, index, whole, finish)
+
+    def _count(self) -> None:
+        metrics = self.service.metrics
+        metrics.request_done(len(self.writers), max(writer.tokens for writer in self.writers))
+        if self.plan.tools.calls is not None:
+            for writer in self.writers:
+                found = bool(writer.message.calls.keys() - writer.message.broken)
+                metrics.tool_calls(bool(self.body.stream), found)
+
+    def final_usage(self) -> dict[str, Any]:
+        timing = self.writers[0].state.choice.timing
+        self.usage.cached = timing.cached_tokens if timing else 0
+        if self.plan.output_format.reasoning is not None:
+            self.usage.reasoning = sum(writer.state.reasoning_tokens for writer in self.writers)
+        return self.usage.final()
+
+    async def records(self, wish: UsageWish) -> AsyncIterator[bytes]:
+        for opening in self._openings():
+            yield self._record(opening, wish)
+        async for index, fields in self.pieces():
+            yield self._record({"index": index, **fields}, wish, last=fields["finish_reason"] is not None)
+        if wish.final:
+            fingerprint = {"system_fingerprint": self.head.fingerprint}
+            yield record({**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint})
+
+    def _openings(self) -> list[dict[str, Any]]:
+        """Roles of all choices in order, then what they repeat: clients keep choices in a list by order of arrival."""
+        closed = {"logprobs": None, "finish_reason": None}
+        roles = [
+            {"index": index, "delta": {"role": self.plan.role, "content": ""}, **closed}
+            for index in range(len(self.writers))
+        ]
+        if not self.plan.echo:
+            return roles
+        return [*roles, *({**role, "delta": {"content": self.plan.echo}} for role in roles)]
+
+    def _record(self, choice: dict[str, Any], wish: UsageWish, *, last: bool = False) -> bytes:
+        fields = {**self.head.fields(), "choices": [choice]}
+        if self.body.return_token_ids and "role" in choice["delta"]:
+            fields["prompt_token_ids"] = list(self.prompt.ids)
+        if last and not wish.final:
+            fields["system_fingerprint"] = self.head.fingerprint
+        if wish.every:
+            fields["usage"] = self.usage.plain()
+        return record(fields)
+
+    async def whole(self) -> dict[str, Any]:
+        async with self.race:
+            async for _ in self.pieces():
+                pass
+        return {
+            **self.head.fields(),
+            "choices": [writer.whole(index) for index, writer in enumerate(self.writers)],
+            "service_tier": None,
+            "system_fingerprint": self.head.fingerprint,
+            "usage": self.final_usage(),
+            "prompt_logprobs": self.prompt_logprobs,
+            "prompt_token_ids": list(self.prompt.ids) if self.body.return_token_ids else None,
+            "kv_transfer_params": None,
+        }
+
+
+async def create_chat(service: Service, request: Request, body: ChatRequest) -> Response:
+    model = service.model_name(body.model)
+    plan = await asyncio.to_thread(plan_chat, body, served(service, request))
+    hidden = {"messages", "tools", "documents", "chat_template"}
+    service.log.request(
+        request.state.request_id, "chat", body.model_dump(exclude=hidden, exclude_unset=True, mode="json")
+    )
+    kind = "chat.completion.chunk" if body.stream else "chat.completion"
+    reply = ChatReply(service, request, body, plan, header(service, request, "chatcmpl", kind, model))
+    if body.stream:
+        records = guarded(reply.records(usage_wish(body)), describe_error(service, request))
+        return EventStream(kept_alive(records, service.config.keep_alive_s), reply.race)
+    whole = await until_disconnect(request, reply.whole())
+    return Response(orjson.dumps(whole), media_type="application/json")
+
+
+@router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest), summary="Chat completion")
+async def chat_completions(request: Request) -> Response:
+    return await create_chat(service_of(request), request, await read_body(request, ChatRequest))

@@ -1,0 +1,239 @@
+"""POST /v1/completions (http-api.md B1)."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from appliance.chat.prompt import Plan, Prompt, plan_completion
+from appliance.chat.stream import Choice, Piece, Scored, scored
+from appliance.http.body import json_body, read_body
+from appliance.http.disconnect import until_disconnect
+from appliance.http.reply import (
+    Header,
+    Race,
+    Usage,
+    UsageWish,
+    describe_error,
+    finite,
+    header,
+    prompt_logprobs,
+    served,
+    token_name,
+    usage_wish,
+)
+from appliance.http.service import Service, service_of
+from appliance.http.sse import EventStream, guarded, kept_alive, record
+from appliance.schema.completions import CompletionRequest
+from engine.api.messages import Delta, Logprob
+from engine.text import IncrementalDecoder, Tokenizer, TokenText, decode_all
+
+router = APIRouter()
+
+
+@dataclass
+class LogprobLists:
+    """The four parallel lists of the completions API; `offset` goes on from chunk to chunk."""
+
+    count: int
+    as_ids: bool
+    offset: int = 0
+
+    def of(self, tokens: Sequence[Scored | str]) -> dict[str, Any]:
+        """Lists of these tokens; a bare string is a token without a score, the prompt's first."""
+        lists: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        for token in tokens:
+            name = token if isinstance(token, str) else token_name(token.token, token.text, self.as_ids)
+            lists["text_offset"].append(self.offset)
+            lists["tokens"].append(name)
+            lists["token_logprobs"].append(None if isinstance(token, str) else finite(token.logprob))
+            lists["top_logprobs"].append(None if isinstance(token, str) else self._top(token))
+            self.offset += len(name)
+        return lists
+
+    def _top(self, token: Scored) -> dict[str, float]:
+        """The token and the most likely ones: tokens of equal text (fragments of characters) are told apart by id."""
+        kept = token.top if self.count < 0 else token.top[: self.count]
+        top: dict[str, float] = {}
+        for each, text, value in [
+            (token.token, token.text, token.logprob),
+            *(one for one in kept if one[0] != token.token),
+        ]:
+            name = token_name(each, text, self.as_ids)
+            top[f"token_id:{each}" if name in top else name] = finite(value)
+        return top
+
+
+@dataclass
+class Writer:
+    """One choice on its way out: `take` gives what a delta adds, as the fields of a choice of the reply."""
+
+    body: CompletionRequest
+    tokenizer: Tokenizer
+    prompt: Prompt
+    plan: Plan
+    lists: LogprobLists | None = None
+    first: bool = True
+    choice: Choice = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.choice = Choice(self.tokenizer, self.prompt.ids, self.plan.reading)
+        if self.body.logprobs is not None:
+            self.lists = LogprobLists(self.body.logprobs, bool(self.body.return_tokens_as_token_ids))
+
+    def take(self, delta: Delta) -> dict[str, Any]:
+        piece = self.choice.take(delta)
+        if self.prompt.drops_reply:
+            self.choice.tokens = 0
+            piece = Piece(finish=piece.finish and "length", prompt_logprobs=piece.prompt_logprobs)
+        text, tokens = piece.text, list[Scored | str](piece.logprobs)
+        fields: dict[str, Any] = {}
+        if self.first:
+            self.first = False
+            if self.body.echo:
+                text = self._prompt_text() + text
+                tokens = [*self._prompt_tokens(piece.prompt_logprobs), *tokens] if self.lists else tokens
+            fields = self._once(piece)
+        fields |= {
+            "text": text,
+            "logprobs": self.lists.of(tokens) if self.lists else None,
+            "finish_reason": piece.finish,
+        }
+        if piece.finish is not None:
+            fields["stop_reason"] = piece.stop_reason
+        if self.body.return_token_ids:
+            fields["token_ids"] = list(piece.ids)
+        return fields
+
+    def _once(self, piece: Piece) -> dict[str, Any]:
+        """What the first chunk alone carries."""
+        fields: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            fields["prompt_token_ids"] = list(self.prompt.ids)
+        if self.body.prompt_logprobs is not None and not self.body.stream:
+            fields["prompt_logprobs"] = prompt_logprobs(
+                piece.prompt_logprobs, self.body.prompt_logprobs, self.tokenizer, self.prompt.ids
+            )
+        return fields
+
+    def _prompt_text(self) -> str:
+        return decode_all(
+            IncrementalDecoder(self.tokenizer, skip_special_tokens=self.body.skip_special_tokens), self.prompt.ids
+        )
+
+    def _prompt_tokens(self, entries: Sequence[Logprob | None] | None) -> list[Scored | str]:
+        strings = TokenText(self.tokenizer)
+        as_ids = bool(self.body.return_tokens_as_token_ids)
+        return [
+            token_name(token, strings.push(token), as_ids) if entry is None else scored(entry, strings)
+            for token, entry in zip(self.prompt.ids, entries or [None] * len(self.prompt.ids), strict=True)
+        ]
+
+
+class Completion:
+    """One request under way: its choices, their race, the usage so far."""
+
+    def __init__(self, service: Service, request: Request, body: CompletionRequest, plan: Plan, head: Header) -> None:
+        self.service = service
+        self.body = body
+        self.head = head
+        self.request_id = request.state.request_id
+        tokenizer = service.text.tokenizer
+        self.writers = [Writer(body, tokenizer, prompt, plan) for prompt in plan.prompts for _ in prompt.submits]
+        self.race = Race(service.router.generate_all([submit for prompt in plan.prompts for submit in prompt.submits]))
+        prompt_tokens = sum(len(prompt.ids) for prompt in plan.prompts)
+        self.usage = Usage(prompt_tokens, service.config.compat == "openai")
+        self._texts = [""] * len(self.writers)
+
+    async def pieces(self) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+        """Fields of one choice after the other, in the order in which they come."""
+        try:
+            async for index, delta in self.race.deltas():
+                writer = self.writers[index]
+                fields = writer.take(delta)
+                self.usage.completion = sum(each.choice.tokens for each in self.writers)
+                if writer.choice.stopped:
+                    self.race.stop(index)
+                self._log(index, fields)
+                yield index, fields
+        finally:
+            self.service.metrics.request_done(len(self.writers), max(each.choice.tokens for each in self.writers))
+
+    def _log(self, index: int, fields: dict[str, Any]) -> None:
+        if self.service.config.log_outputs == "off":
+            return
+        self._texts[index] += fields["text"]
+        self.service.log.delta(self.request_id, index, fields["text"])
+        if fields["finish_reason"]:
+            self.service.log.final(self.request_id, index, self._texts[index], fields["finish_reason"])
+
+    def final_usage(self) -> dict[str, Any]:
+        self.usage.cached = sum(
+            writer.choice.timing.cached_tokens if writer.choice.timing else 0 for writer in self._first_of_prompts()
+        )
+        return self.usage.final()
+
+    def _first_of_prompts(self) -> list[Writer]:
+        """One choice a prompt: prompt tokens, so cached ones too, are counted once for n choices."""
+        return self.writers[:: self.body.n or 1]
+
+    async def records(self, wish: UsageWish) -> AsyncIterator[bytes]:
+        async for index, fields in self.pieces():
+            usage = {"usage": self.usage.plain()} if wish.every else {}
+            yield record({**self.head.fields(), "choices": [{"index": index, **fields}], **usage})
+        if wish.final:
+            fingerprint = {"system_fingerprint": self.head.fingerprint}
+            yield record({**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint})
+
+    async def whole(self) -> dict[str, Any]:
+        async with self.race:
+            parts: list[list[dict[str, Any]]] = [[] for _ in self.writers]
+            async for index, fields in self.pieces():
+                parts[index].append(fields)
+        return {
+            **self.head.fields(),
+            "choices": [_joined(index, fields) for index, fields in enumerate(parts)],
+            "service_tier": None,
+            "system_fingerprint": self.head.fingerprint,
+            "usage": self.final_usage(),
+            "kv_transfer_params": None,
+        }
+
+
+def _joined(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """A whole choice of what its deltas added."""
+    whole: dict[str, Any] = {"index": index, "text": "", "logprobs": None, "prompt_logprobs": None, "stop_reason": None}
+    for part in parts:
+        whole["text"] += part["text"]
+        for name in ("finish_reason", "stop_reason", "prompt_logprobs", "prompt_token_ids"):
+            if name in part:
+                whole[name] = part[name]
+        if "token_ids" in part:
+            whole["token_ids"] = [*whole.get("token_ids", ()), *part["token_ids"]]
+        if part["logprobs"] is not None:
+            lists = whole["logprobs"] or {name: [] for name in part["logprobs"]}
+            whole["logprobs"] = {name: [*lists[name], *part["logprobs"][name]] for name in lists}
+    return whole
+
+
+async def create_completion(service: Service, request: Request, body: CompletionRequest) -> Response:
+    model = service.model_name(body.model)
+    plan = await asyncio.to_thread(plan_completion, body, served(service, request))
+    service.log.request(
+        request.state.request_id, "completions", body.model_dump(exclude={"prompt"}, exclude_unset=True, mode="json")
+    )
+    completion = Completion(service, request, body, plan, header(service, request, "cmpl", "text_completion", model))
+    if body.stream:
+        records = guarded(completion.records(usage_wish(body)), describe_error(service, request))
+        return EventStream(kept_alive(records, service.config.keep_alive_s), completion.race)
+    reply = await until_disconnect(request, completion.whole())
+    return Response(orjson.dumps(reply), media_type="application/json")
+
+
+@router.post("/v1/completions", openapi_extra=json_body(CompletionRequest), summary="Text completion")
+async def completions(request: Request) -> Response:
+    return await create_completion(service_of(request), request, await read_body(request, CompletionRequest))

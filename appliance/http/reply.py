@@ -1,0 +1,206 @@
+"""What chat and text completions share: deltas of several choices as they come, usage, logprobs, the reply's header."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+
+from appliance.chat.prompt import Served
+from appliance.http.errors import EngineFailed, error_object, is_unexpected
+from appliance.http.service import Service
+from appliance.schema.common import GenerationRequest
+from engine.api.errors import RequestError
+from engine.api.messages import Delta, Logprob, Timing
+from engine.text import TokenText
+
+T = TypeVar("T")
+LEAST_LOGPROB = -9999.0  # JSON has no -inf
+
+
+class Running(Protocol):
+    """One sequence under way, as the router gives it."""
+
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(self, *error: Any) -> None: ...
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+    def stop(self) -> None: ...
+
+
+class Race:
+    """Deltas of all choices in the order in which they come. Leaving it ends what still runs.
+
+    Raises what a choice raises: one that fails fails the request."""
+
+    def __init__(self, generations: Sequence[Running]) -> None:
+        self._generations = generations
+        self._queue: asyncio.Queue[tuple[int, Delta | None | Exception]] = asyncio.Queue()
+        self._pumps: list[asyncio.Task[None]] = []
+        self._open = set(range(len(generations)))
+
+    async def __aenter__(self) -> "Race":
+        self._pumps = [asyncio.create_task(self._pump(at, each)) for at, each in enumerate(self._generations)]
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        for generation in self._generations:
+            await generation.__aexit__(*error)
+
+    async def _pump(self, index: int, generation: Running) -> None:
+        try:
+            async for delta in generation:
+                self._queue.put_nowait((index, delta))
+        except Exception as error:  # handed to the reader, who raises it
+            self._queue.put_nowait((index, error))
+        else:
+            self._queue.put_nowait((index, None))
+
+    def stop(self, index: int) -> None:
+        """A stop string was met: the choice is complete, the engine may let go of it."""
+        self._generations[index].stop()
+        self._pumps[index].cancel()
+        self._open.discard(index)
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        while self._open:
+            index, delta = await self._queue.get()
+            if index not in self._open:
+                continue  # it came behind a stop string
+            if delta is None:
+                self._open.discard(index)
+            elif isinstance(delta, Exception):
+                raise delta
+            elif delta.finish == "error":
+                raise EngineFailed
+            else:
+                yield index, delta
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is the same in all chunks of a reply."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def fields(self) -> dict[str, Any]:
+        return {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
+
+
+def header(service: Service, request: Request, prefix: str, kind: str, model: str) -> Header:
+    config = service.config
+    fingerprint = f"slipway-{config.version}-{config.manifest_sha256[:8]}"
+    return Header(f"{prefix}-{request.state.request_id}", kind, int(time.time()), model, fingerprint)
+
+
+def served(service: Service, request: Request) -> Served:
+    """What the request is planned against; headers speak for gateways that cannot change bodies."""
+    priority = request.headers.get("x-vllm-priority")
+    if priority is not None and not priority.lstrip("-").isdigit():
+        raise RequestError(f"X-Vllm-Priority must be an integer, got {priority!r}.", "priority")
+    return Served(
+        service.text,
+        service.config,
+        request.state.request_id,
+        request.headers.get("x-cache-salt"),
+        None if priority is None else max(-(2**63), min(2**63 - 1, int(priority))),
+    )
+
+
+@dataclass
+class Usage:
+    """Token counts of a request so far. `details` follows the compat profile; `reasoning` None: no reasoning is
+    read."""
+
+    prompt: int
+    details: bool
+    completion: int = 0
+    cached: int = 0
+    reasoning: int | None = None
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt,
+            "total_tokens": self.prompt + self.completion,
+            "completion_tokens": self.completion,
+        }
+
+    def final(self) -> dict[str, Any]:
+        fields = self.plain()
+        if self.details:
+            fields["prompt_tokens_details"] = {"cached_tokens": self.cached}
+            if self.reasoning is not None:
+                fields["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
+        return fields
+
+    def count_cached(self, timing: Timing | None) -> None:
+        self.cached += timing.cached_tokens if timing else 0
+
+
+@dataclass(frozen=True)
+class UsageWish:
+    """Which chunks of a stream carry usage."""
+
+    final: bool
+    every: bool
+
+
+def usage_wish(body: GenerationRequest) -> UsageWish:
+    options = body.stream_options
+    final = bool(options and options.include_usage)
+    return UsageWish(final, final and bool(options and options.continuous_usage_stats))
+
+
+def finite(logprob: float) -> float:
+    """A logprob that JSON can hold."""
+    return max(LEAST_LOGPROB, logprob)
+
+
+def token_name(token: int, text: str, as_id: bool) -> str:
+    return f"token_id:{token}" if as_id else text
+
+
+def prompt_logprobs(
+    entries: Sequence[Logprob | None] | None, count: int, tokenizer: Any, ids: Sequence[int]
+) -> list[dict[str, Any] | None] | None:
+    """`{id: {logprob, rank, decoded_token}}` a position, the token itself first; null for the first token."""
+    if entries is None:
+        return None
+    strings = TokenText(tokenizer)
+    result: list[dict[str, Any] | None] = []
+    for token, entry in zip(ids, entries, strict=True):
+        if entry is not None:
+            ranked = zip(entry.top_ids, entry.top_logprobs, strict=True)
+            top = [(each, value, rank) for rank, (each, value) in enumerate(ranked, 1)]
+            kept = top if count < 0 else top[:count]
+            own = (entry.token, entry.logprob, entry.rank)
+            result.append(
+                {
+                    str(each): {"logprob": finite(value), "rank": rank, "decoded_token": strings.string(each)}
+                    for each, value, rank in [own, *(other for other in kept if other[0] != entry.token)]
+                }
+            )
+        else:
+            result.append(None)
+        strings.push(token)
+    return result
+
+
+def describe_error(service: Service, request: Request) -> Callable[[Exception], dict[str, Any]]:
+    """The error record of a stream; what is unexpected goes to the log with its traceback."""
+    request_id = request.state.request_id
+
+    def describe(error: Exception) -> dict[str, Any]:
+        if is_unexpected(error):
+            service.log.unexpected(request_id, error)
+        return error_object(error, request_id)
+
+    return describe

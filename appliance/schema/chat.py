@@ -1,0 +1,49 @@
+"""The body of POST /v1/chat/completions. Messages stay as the client wrote them: templates read any field."""
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from appliance.schema.common import GenerationRequest, Wire
+
+
+class FunctionDefinition(Wire):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Wire):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class Conversation(Wire):
+    """What becomes a prompt through the chat template."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    tools: list[Tool] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+
+
+class ChatRequest(Conversation, GenerationRequest):
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool = True
