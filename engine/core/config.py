@@ -1,6 +1,8 @@
 """What the scheduler is told once, and which requests can never be served under it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from engine.api.errors import RequestError
@@ -11,11 +13,12 @@ from engine.models.parts import LongScaling, Rope
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """`blocks` count the null block. `ropes` are the distinct rotations of the model."""
+    """`blocks` count the null block. `ropes` are the distinct rotations of the model, `vocab_size` its logits."""
 
     layout: Layout
     blocks: int
     max_context: int
+    vocab_size: int = 2**32
     max_running: int = 256
     max_step_tokens: int = 512
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -46,6 +49,7 @@ class SchedulerConfig:
             raise RequestError(
                 f"the prompt has {length} tokens; max_context={self.max_context} leaves room for {room}", "prompt"
             )
+        self._check_ids(submit)
         longest = min(length + submit.max_tokens, self.max_context)
         blocks = self.layout.blocks_for(longest, self.max_step_tokens)
         if blocks > self.blocks - 1:
@@ -54,3 +58,21 @@ class SchedulerConfig:
                 f"{self.blocks - 1}: lower max_tokens, or give the engine more cache memory",
                 "max_tokens",
             )
+
+    def _check_ids(self, submit: Submit) -> None:
+        """Token ids index tables of the worker: one out of range would end the process, not the request."""
+        sampling = submit.sampling
+        named: dict[str, Iterable[int]] = {
+            "prompt": submit.prompt,
+            "emitted": submit.emitted,
+            "eos_token_ids": submit.eos_token_ids,
+            "stop_token_ids": submit.stop_token_ids,
+            "logit_bias": sampling.logit_bias,
+            "allowed_token_ids": sampling.allowed_token_ids or (),
+            "bad_words": chain.from_iterable(sampling.bad_words),
+        }
+        for param, ids in named.items():
+            found = tuple(ids)
+            if found and (min(found) < 0 or max(found) >= self.vocab_size):
+                wrong = next(id for id in found if not 0 <= id < self.vocab_size)
+                raise RequestError(f"token id {wrong}: the vocabulary has ids 0 to {self.vocab_size - 1}", param)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from engine.api.errors import RequestError, StepError
 from engine.api.hashes import root_hash
-from engine.api.messages import Delta, Failed, Finish, Logprob, Submit
+from engine.api.messages import Delta, Failed, Finish, Logprob, Stats, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
 from engine.core.order import Ranked
@@ -87,14 +87,36 @@ class Scheduler:
     def in_flight(self) -> int:
         return len(self._in_flight)
 
+    def stats(self) -> Stats:
+        counters, pool = self.counters, self.cache.pool
+        return Stats(
+            step=self.step,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            kv_blocks_used=pool.used,
+            kv_blocks_total=pool.size - 1,
+            prompt_tokens=counters.prompt_tokens,
+            generated_tokens=counters.generated_tokens,
+            cached_tokens=counters.cached_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            preemptions=counters.preemptions,
+            step_tokens=tuple(counters.steps),
+        )
+
     # Events
+
+    def check(self, submit: Submit) -> None:
+        """Raises RequestError for a request that can never be served, or whose id is taken."""
+        if submit.id in self._by_id:
+            raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
+        self.config.check(submit)
 
     def submit(self, submit: Submit, now: float) -> Delta | None:
         """Takes a request in. A resumed one that had all its tokens ends at once, with the Delta returned. Raises
         RequestError for one that can never be served."""
-        if submit.id in self._by_id:
-            raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
-        self.config.check(submit)
+        self.check(submit)
         self._arrivals += 1
         rank = (submit.priority if self.config.policy == "priority" else 0, self._arrivals)
         sequence = Sequence(submit, rank, now, self.config.max_context)
@@ -120,8 +142,8 @@ class Scheduler:
 
     def end_all(self) -> None:
         """Aborts every request, silently: nobody is there to be told."""
-        for id in list(self._by_id):
-            self.end(id, "abort")
+        for sequence in list(self._by_id.values()):
+            self._end(sequence, "abort")
 
     def reset_prefix_cache(self) -> None:
         self.cache.pool.forget_all()

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from engine.models.parts import Model, attentions
 
 NULL_BLOCK = 0  # never given to a request; a released position of a block table points to it
-MAX_SPARE = (
-    0.1  # share of the layers that may be spare so that there are fewer groups, each of which has its own tables
-)
+# Share of the layers that may be spare so that there are fewer groups, each of which has tables of its own.
+MAX_SPARE = 0.1
 
 
 def blocks_of(tokens: int, block_tokens: int) -> int:

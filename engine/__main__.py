@@ -1,0 +1,238 @@
+"""The engine process: `python -m engine CONFIG.json`. Binds its socket at once, tells the gateway of its start, serves.
+
+The main thread only waits for signals, so that SIGTERM is answered within a second whatever the device does; everything
+else runs in the engine's thread, the worker's and the connection's. Exit codes: 0 after SIGTERM or a drain,
+`EXIT_PERMANENT` for what a restart does not repair, `EXIT_CRASH` for the rest.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+
+from engine.api.config import EngineConfig, read_config
+from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError, OutOfMemory
+from engine.api.messages import Failed, FromEngine, Loading, Ready, Submit, ToEngine
+from engine.api.server import Connection, Server
+from engine.core.grammars import Compiler
+from engine.core.loop import Loop, Worker, build_loop
+
+BuildWorker = Callable[[EngineConfig, Callable[[str, float], None]], Worker]
+
+PROGRESS_S = 0.1  # Loading is sent no more often within a phase
+STOP_S = 0.5  # a step that runs when SIGTERM comes has this long to end
+LAST_WORDS_S = 1.0  # a gateway has this long to connect and hear why the start failed
+PR_SET_PDEATHSIG = 1
+
+
+class Engine:
+    """One engine process: the server from the first moment, the loop once the worker is built."""
+
+    def __init__(self, config: EngineConfig, build_worker: BuildWorker) -> None:
+        self._config, self._build_worker = config, build_worker
+        self._lock = threading.Lock()
+        self._loading = Loading("starting", 0.0)
+        self._loading_at = 0.0
+        self._loop: Loop | None = None
+        self._ready: Ready | None = None  # set together with the loop
+        self._connection: Connection | None = None  # the newest; messages to it while loading
+        self._listener: Connection | None = None  # whose requests the loop serves; used in the loop's thread only
+        self._connected = threading.Event()
+        self._ended: SimpleQueue[None] = SimpleQueue()  # its put may interrupt its get, as a signal handler does
+        self._code = 0
+        self._server = Server(config.socket, opened=self._opened, received=self._received, closed=self._closed)
+
+    def serve(self) -> int:
+        """Runs until it is told to stop; the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._ended.put(None))
+        self._server.start()
+        thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        thread.start()
+        self._ended.get()
+        self._server.close()
+        if self._loop is not None:
+            self._loop.stop()
+            thread.join(STOP_S)
+        return self._code
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        try:
+            worker = self._build_worker(self._config, self._progress)
+            _check_room(self._config, worker)
+            loop = build_loop(self._config, worker, self._send, partial(_open_compiler, self._config, worker))
+            ready = _facts(self._config, worker)
+            with self._lock:
+                self._loop = loop
+                if self._connection is not None:
+                    loop.call(partial(self._attach, self._connection, ready))
+                self._ready = ready
+            loop.run()
+            if self._listener is not None:
+                self._listener.flush(LAST_WORDS_S)
+            worker.close()
+        except EngineError as error:
+            self._give_up(EXIT_PERMANENT, error.code, str(error))
+        except (
+            Exception
+        ) as error:  # the last place: whatever it is, the gateway and the log are told and the process ends
+            traceback.print_exc()
+            self._give_up(EXIT_CRASH, "crash", f"{type(error).__name__}: {error}")
+        self._ended.put(None)
+
+    def _progress(self, phase: str, fraction: float) -> None:
+        now = time.monotonic()
+        with self._lock:
+            if phase == self._loading.phase and fraction < 1 and now - self._loading_at < PROGRESS_S:
+                return
+            self._loading, self._loading_at = Loading(phase, fraction), now
+            if self._connection is not None:
+                self._connection.send([self._loading])
+
+    def _give_up(self, code: int, word: str, message: str) -> None:
+        print(f"slipway engine: {message}", file=sys.stderr, flush=True)
+        self._code = code
+        self._connected.wait(LAST_WORDS_S)
+        with self._lock:
+            connection = self._connection
+        if connection is not None:
+            connection.send([Failed(None, word, message)])
+            connection.flush(LAST_WORDS_S)
+
+    def _attach(self, connection: Connection, ready: Ready) -> None:
+        """From now on the loop serves this connection: requests of the one before are aborted."""
+        assert self._loop is not None, "only the loop calls this"
+        self._loop.end_all()
+        self._listener = connection
+        connection.send([ready])
+
+    def _detach(self, connection: Connection) -> None:
+        if self._listener is connection and self._loop is not None:
+            self._loop.end_all()
+            self._listener = None
+
+    def _deliver(self, connection: Connection, messages: list[ToEngine]) -> None:
+        if self._listener is connection and self._loop is not None:
+            self._loop.receive(messages)
+
+    def _send(self, messages: list[FromEngine]) -> None:
+        if self._listener is not None:
+            self._listener.send(messages)
+
+    # The connection's threads
+
+    def _opened(self, connection: Connection) -> None:
+        with self._lock:
+            self._connection = connection
+            if self._loop is None:
+                connection.send([self._loading])
+            elif self._ready is not None:
+                self._loop.call(partial(self._attach, connection, self._ready))
+        self._connected.set()
+
+    def _received(self, connection: Connection, messages: list[ToEngine]) -> None:
+        with self._lock:
+            loop = self._loop
+        if loop is not None:
+            loop.call(partial(self._deliver, connection, messages))
+        else:
+            refused = [Failed(m.id, "engine_gone", "the engine is loading") for m in messages if isinstance(m, Submit)]
+            if refused:
+                connection.send([*refused])
+
+    def _closed(self, connection: Connection) -> None:
+        with self._lock:
+            if self._connection is connection:
+                self._connection = None
+                self._connected.clear()
+            if self._loop is not None:
+                self._loop.call(partial(self._detach, connection))
+
+
+def serve(config: EngineConfig, build_worker: BuildWorker) -> int:
+    """Runs an engine process; the exit code. In the main thread. Expected errors are one line on stderr."""
+    try:
+        return Engine(config, build_worker).serve()
+    except EngineError as error:
+        print(f"slipway engine: {error}", file=sys.stderr, flush=True)
+        return EXIT_PERMANENT
+
+
+def _facts(config: EngineConfig, worker: Worker) -> Ready:
+    blocks = worker.blocks - 1
+    return Ready(
+        max_context=config.max_context,
+        kv_blocks=blocks,
+        block_tokens=worker.layout.block_tokens,
+        kv_tokens=worker.layout.tokens_in(blocks, config.max_step_tokens),
+        weight_bytes=worker.weight_bytes,
+        kv_bytes=worker.kv_bytes,
+        seconds=worker.seconds,
+        pid=os.getpid(),
+    )
+
+
+def _check_room(config: EngineConfig, worker: Worker) -> None:
+    """Raises OutOfMemory if one sequence of max_context tokens does not fit: it could be asked for, never served."""
+    layout, step_tokens = worker.layout, config.max_step_tokens
+    needed = layout.blocks_for(config.max_context, step_tokens) + 1
+    if worker.blocks < needed:
+        fits = layout.tokens_in(worker.blocks - 1, step_tokens)
+        raise OutOfMemory(
+            f"kv_bytes={config.kv_bytes}: the cache has {worker.blocks} blocks, one sequence of "
+            f"max_context={config.max_context} tokens needs {needed} ({needed * layout.block_bytes} bytes); "
+            f"give it more memory, or lower max_context to {fits}"
+        )
+
+
+def _open_compiler(config: EngineConfig, worker: Worker) -> Compiler:
+    from engine.structured.grammar import compiler_for  # at the first grammar: most engines never see one
+
+    return compiler_for(config.model, worker.model.embed.vocab)
+
+
+def _build_worker(config: EngineConfig, progress: Callable[[str, float], None]) -> Worker:
+    progress("importing", 0.0)  # torch takes a second or more, during which the socket already answers
+    from engine.worker.build import build_worker
+
+    return build_worker(config, progress)
+
+
+def _die_with_parent() -> None:
+    """SIGTERM when the process that started this one is gone: a supervisor that was killed cannot stop its programs."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it went before the kernel was told
+        sys.exit(0)
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        print("usage: python -m engine CONFIG.json", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    _die_with_parent()
+    try:
+        config = read_config(Path(arguments[0]))
+    except EngineError as error:
+        print(f"slipway engine: {error}", file=sys.stderr)
+        return EXIT_PERMANENT
+    return serve(config, _build_worker)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(
+        code
+    )  # a device thread may still be in a step: an orderly interpreter exit would wait for it, or crash on it

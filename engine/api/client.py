@@ -1,0 +1,269 @@
+"""The gateway's end of an engine's socket, for asyncio. It connects for ever; engines come and go under it.
+
+Requests belong to the caller: when an engine dies, each open one gets an `Interrupted` that holds what is needed to go
+on with another engine.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from typing import Literal
+
+import msgspec
+
+from engine.api.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    EngineGone,
+    OutOfMemory,
+    RequestError,
+    StepError,
+)
+from engine.api.frames import FrameReader, encode, from_engine
+from engine.api.messages import (
+    Abort,
+    Control,
+    Delta,
+    Failed,
+    FromEngine,
+    Loading,
+    Output,
+    Ready,
+    Stats,
+    Submit,
+    ToEngine,
+)
+
+READ_BYTES = 1 << 18
+RETRY_S = (0.05, 0.5)  # first wait between connections that fail, and the longest
+_BY_CODE = {error.code: error for error in (EngineGone, StepError, ConfigError, CheckpointError, OutOfMemory)}
+
+
+class EngineState(msgspec.Struct, frozen=True):
+    """`failed`: the engine said why it cannot serve (`message`) and is not back. `fraction` of `phase` is done."""
+
+    kind: Literal["down", "loading", "ready", "failed"]
+    phase: str = ""
+    fraction: float = 0.0
+    message: str = ""
+
+    def __str__(self) -> str:
+        if self.kind == "loading":
+            return f"{self.phase} {self.fraction:.0%}"
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+
+DOWN = EngineState("down", message="the engine is not running")
+
+
+class Interrupted(EngineGone):
+    """The engine ended under an open request. `emitted` are all ids it ever gave, those of `submit.emitted` first."""
+
+    def __init__(self, message: str, submit: Submit, emitted: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.submit = submit
+        self.emitted = emitted
+
+    def resume(self) -> Submit:
+        """The same request, to be continued by another engine: its tokens are those that this one would have given."""
+        return msgspec.structs.replace(self.submit, emitted=self.emitted)
+
+
+class _Stream:
+    """What one request has gained and not yet taken. Deltas that wait are merged, so a slow taker costs no memory."""
+
+    def __init__(self, submit: Submit) -> None:
+        self.submit = submit
+        self.emitted = list(submit.emitted)
+        self.error: EngineError | None = None
+        self._waiting: list[Delta] = []
+        self._news = asyncio.Event()
+
+    def put(self, delta: Delta) -> None:
+        self.emitted += delta.ids
+        self._waiting.append(delta)
+        self._news.set()
+
+    def fail(self, error: EngineError) -> None:
+        self.error = error
+        self._news.set()
+
+    async def take(self) -> Delta:
+        """All that came since the last call, as one. What came before an error is given before it is raised."""
+        await self._news.wait()
+        if not self._waiting:
+            assert self.error is not None, "a stream wakes for deltas or an error"
+            raise self.error
+        deltas, self._waiting = self._waiting, []
+        if self.error is None:
+            self._news.clear()
+        return deltas[0] if len(deltas) == 1 else merge(deltas)
+
+
+class EngineClient:
+    """`run` has to run as a task. The callbacks are called in the event loop and must not block."""
+
+    def __init__(
+        self,
+        socket_path: str,
+        *,
+        on_stats: Callable[[Stats], None] | None = None,
+        on_state: Callable[[EngineState], None] | None = None,
+        on_output: Callable[[Output], None] | None = None,
+    ) -> None:
+        self.path = socket_path
+        self.state = DOWN
+        self.ready: Ready | None = None
+        self.stats = Stats()
+        self._on_stats, self._on_state, self._on_output = on_stats, on_state, on_output
+        self._streams: dict[str, _Stream] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._is_ready = asyncio.Event()
+
+    @property
+    def open(self) -> int:
+        return len(self._streams)
+
+    async def run(self) -> None:
+        """Connects, serves the connection until it ends, and again, until cancelled."""
+        wait = RETRY_S[0]
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(self.path)
+            except OSError:
+                await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+                wait = min(2 * wait, RETRY_S[1])
+                continue
+            wait = RETRY_S[0]
+            self._writer = writer
+            try:
+                await self._serve(reader)
+            finally:
+                self._lose()
+                writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()
+            await asyncio.sleep(wait)
+
+    async def wait_ready(self) -> None:
+        await self._is_ready.wait()
+
+    async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
+        """What the request gains, its last delta having `finish` set. Leaving early aborts it. Raises RequestError,
+        StepError, EngineGone (nothing was sent) or Interrupted (see there)."""
+        if self.state.kind != "ready":
+            raise EngineGone(f"the engine is not ready ({self.state})")
+        if submit.id in self._streams:
+            raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
+        stream = self._streams[submit.id] = _Stream(submit)
+        try:
+            self._send([submit])
+            finished = False
+            while not finished:
+                delta = await stream.take()
+                if delta.finish == "error":
+                    delta = msgspec.structs.replace(delta, finish=None)  # `stream.error` tells why
+                finished = delta.finish is not None
+                if finished:
+                    self._forget(stream)
+                if finished or delta.ids or delta.prompt_logprobs is not None:
+                    yield delta
+        finally:
+            if self._forget(stream) and stream.error is None:
+                self._send([Abort((submit.id,))])
+
+    def abort(self, ids: Iterable[str]) -> None:
+        """Their streams yield one more delta with finish "abort"."""
+        self._send([Abort(tuple(ids))])
+
+    def control(self, verb: Literal["stats", "reset_prefix_cache", "drain"]) -> None:
+        self._send([Control(verb)])
+
+    # One connection
+
+    async def _serve(self, reader: asyncio.StreamReader) -> None:
+        frames = FrameReader()
+        with suppress(OSError, ValueError):  # broken, or not our frames: as good as an end
+            while data := await reader.read(READ_BYTES):
+                for body in frames.feed(data):
+                    for message in from_engine(body):
+                        self._receive(message)
+
+    def _receive(self, message: FromEngine) -> None:
+        match message:
+            case Output(deltas=deltas):
+                if self._on_output is not None:
+                    self._on_output(message)
+                for delta in deltas:
+                    stream = self._streams.get(delta.id)
+                    if stream is not None:
+                        stream.put(delta)
+            case Stats():
+                self.stats = message
+                if self._on_stats is not None:
+                    self._on_stats(message)
+            case Failed(id=None):
+                self._become(EngineState("failed", message=message.message))
+            case Failed():
+                stream = self._streams.get(message.id or "")
+                if stream is not None:
+                    stream.fail(_error(message))
+            case Loading(phase, fraction):
+                self._become(EngineState("loading", phase, fraction))
+            case Ready():
+                self.ready = message
+                self._become(EngineState("ready"))
+
+    def _lose(self) -> None:
+        """The connection ended: every open request learns it, with what it needs to go on elsewhere."""
+        self._writer = None
+        self.ready = None
+        self.stats = Stats()
+        for stream in list(self._streams.values()):
+            message = "the engine ended under this request; send it again"
+            stream.fail(Interrupted(message, stream.submit, tuple(stream.emitted)))
+        self._streams.clear()
+        if self.state.kind != "failed":
+            self._become(DOWN)
+
+    def _become(self, state: EngineState) -> None:
+        self.state = state
+        if state.kind == "ready":
+            self._is_ready.set()
+        else:
+            self._is_ready.clear()
+        if self._on_state is not None:
+            self._on_state(state)
+
+    def _forget(self, stream: _Stream) -> bool:
+        """Whether it was open."""
+        if self._streams.get(stream.submit.id) is not stream:
+            return False
+        del self._streams[stream.submit.id]
+        return True
+
+    def _send(self, messages: list[ToEngine]) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode(messages))
+
+
+def merge(deltas: list[Delta]) -> Delta:
+    """Several deltas of one request, in order, as one."""
+    last = deltas[-1]
+    return Delta(
+        last.id,
+        tuple(id for delta in deltas for id in delta.ids),
+        logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
+        prompt_logprobs=next((d.prompt_logprobs for d in deltas if d.prompt_logprobs is not None), None),
+        finish=last.finish,
+        stop_reason=last.stop_reason,
+        timing=next((delta.timing for delta in reversed(deltas) if delta.timing is not None), None),
+    )
+
+
+def _error(failed: Failed) -> EngineError:
+    if failed.code == RequestError.code:
+        return RequestError(failed.message, failed.param)
+    return _BY_CODE.get(failed.code, EngineError)(failed.message)

@@ -1,0 +1,281 @@
+"""The engine's loop: takes messages, plans step n+1 while step n runs, settles step n, sends what it gave.
+
+It owns the scheduler and runs in one thread; `post`, `call` and `stop` may be used from any. Without work it sleeps on
+its inbox.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import msgspec
+
+from engine.api.config import EngineConfig
+from engine.api.errors import EngineError, EngineGone, RequestError
+from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, Submit, ToEngine
+from engine.core.config import SchedulerConfig
+from engine.core.grammars import Compiler, Grammars, Mask
+from engine.core.plan import StepPlan, StepResult
+from engine.core.recorder import Recorder
+from engine.core.scheduler import Planned, Scheduler
+from engine.kv.layout import Layout
+from engine.models.parts import Model, attentions
+
+STATS_S = 0.1  # Stats are sent no more often
+
+
+class Handle(Protocol):
+    def result(self) -> StepResult:
+        """Waits for the step; raises what it raised."""
+
+
+class Worker(Protocol):
+    """What the loop needs of a device. `blocks` count the null block. Steps run in the order they were started."""
+
+    model: Model
+    layout: Layout
+    blocks: int
+    weight_bytes: int
+    kv_bytes: int
+    seconds: dict[str, float]
+
+    def start(self, plan: StepPlan, masks: dict[int, Mask]) -> Handle:
+        """Does not wait. `masks` are by row."""
+
+    def close(self) -> None: ...
+
+
+class Loop:
+    """`send` is called in the loop's thread and must not block; `rest` likewise, before the loop sleeps or ends."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        worker: Worker,
+        send: Callable[[list[FromEngine]], None],
+        *,
+        overlap: bool = True,
+        grammars: Grammars | None = None,
+        rest: Callable[[], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.drained = False
+        self._worker, self._send, self._clock = worker, send, clock
+        self._at_rest = rest or _nothing
+        self._depth = 2 if overlap else 1
+        self._grammars = grammars or Grammars(None)
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._out: list[FromEngine] = []
+        self._stopping = self._draining = False
+        self._stats_at, self._stats_stale = 0.0, True
+
+    # From any thread
+
+    def post(self, messages: list[ToEngine]) -> None:
+        self._inbox.put(lambda: self.receive(messages))
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Runs a function in the loop's thread, in order with the messages."""
+        self._inbox.put(function)
+
+    def stop(self) -> None:
+        self._inbox.put(self._stop)
+
+    # In the loop's thread
+
+    def run(self) -> None:
+        """Returns after `stop`, or when drained. Raises what a step raised: the device's state is unknown then."""
+        flying: deque[tuple[Planned, Handle]] = deque()
+        while True:
+            idle = not flying and not self.scheduler.running and not self.scheduler.waiting
+            if idle:
+                self._rest()
+            self._take(wait=idle)
+            if self._stopping:
+                break
+            planned = self.scheduler.plan(self._clock())
+            if planned is not None:
+                flying.append((planned, self._worker.start(planned.plan, self._masks(planned))))
+            assert flying or not (self.scheduler.running or self.scheduler.waiting), "requests wait and nothing can run"
+            if flying and (planned is None or len(flying) == self._depth):
+                _, handle = flying.popleft()
+                self._settle(handle.result())
+            self._flush()
+        for _, handle in flying:
+            handle.result()
+        self._grammars.close()
+        self._at_rest()
+
+    def end_all(self) -> None:
+        """Aborts every request, silently."""
+        self.scheduler.end_all()
+        self._grammars.drop_all()
+
+    def _take(self, *, wait: bool) -> None:
+        """Does what came in; waits for something to come first, if asked to."""
+        try:
+            while True:
+                self._inbox.get(block=wait)()
+                wait = False
+        except Empty:
+            return
+
+    def _rest(self) -> None:
+        """Before the loop sleeps."""
+        if self._draining and not self._grammars.compiling:
+            self.drained = True
+            self._stop()
+        if self._stats_stale:
+            self._report()
+        self._flush()
+        self._at_rest()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._inbox.put(_nothing)  # wakes a loop that is about to sleep
+
+    def _flush(self) -> None:
+        if self._out:
+            out, self._out = self._out, []
+            self._send(out)
+
+    def receive(self, messages: list[ToEngine]) -> None:
+        for message in messages:
+            match message:
+                case Submit():
+                    self._submit(message)
+                case Abort(ids):
+                    self._abort(ids)
+                case Control(verb="stats"):
+                    self._report()
+                case Control(verb="reset_prefix_cache"):
+                    self.scheduler.reset_prefix_cache()
+                case Control(verb="drain"):
+                    self._draining = True
+
+    def _submit(self, submit: Submit) -> None:
+        self._stats_stale = True
+        try:
+            if self._draining:
+                raise EngineGone("the engine is being stopped; send the request to another one")
+            if submit.grammar is None:
+                self._admit(submit, self._clock())
+            else:
+                self.scheduler.check(submit)
+                self._grammars.start(
+                    submit, self._clock(), lambda done: self.call(lambda: self._compiled(submit, done))
+                )
+        except EngineError as error:
+            self._refuse(submit.id, error)
+
+    def _compiled(self, submit: Submit, future: Future[Any]) -> None:
+        try:
+            arrived = self._grammars.finish(submit, future)
+            if arrived is not None:
+                self._admit(submit, arrived)
+        except RequestError as error:
+            self._grammars.drop(submit.id)
+            self._refuse(submit.id, error)
+
+    def _admit(self, submit: Submit, arrived: float) -> None:
+        delta = self.scheduler.submit(submit, arrived)
+        if delta is not None:
+            self._grammars.drop(submit.id)
+            self._out.append(Output(self.scheduler.step, (delta,)))
+
+    def _abort(self, ids: tuple[str, ...]) -> None:
+        deltas = []
+        for id in ids:
+            delta = self.scheduler.end(id, "abort")
+            if self._grammars.drop(id):
+                delta = Delta(id, finish="abort")
+            if delta is not None:
+                deltas.append(delta)
+        if deltas:
+            self._stats_stale = True
+            self._out.append(Output(self.scheduler.step, tuple(deltas)))
+
+    def _refuse(self, id: str, error: EngineError) -> None:
+        param = error.param if isinstance(error, RequestError) else None
+        self._out.append(Failed(id, error.code, str(error), param))
+
+    # Steps
+
+    def _masks(self, planned: Planned) -> dict[int, Mask]:
+        if not planned.constrained:
+            return {}
+        masks, failed = self._grammars.masks(planned)
+        for id, error in failed:  # its row runs without a mask and is not listened to
+            self._fail(id, error)
+        return masks
+
+    def _settle(self, result: StepResult) -> None:
+        now = self._clock()
+        settled = self.scheduler.apply(result, now)
+        deltas = [self._follow(delta) for delta in settled.deltas]
+        self._out += settled.failed
+        if deltas:
+            self._out.append(Output(result.step, tuple(deltas)))
+        self._stats_stale = True
+        if now - self._stats_at >= STATS_S:
+            self._report()
+
+    def _follow(self, delta: Delta) -> Delta:
+        """Lets the grammar, if there is one, see the delta's tokens; it may end the request."""
+        try:
+            if self._grammars.advance(delta):
+                ended = self._end(delta.id, "stop")
+                return msgspec.structs.replace(delta, finish="stop", timing=ended.timing)
+        except RequestError as error:
+            self._fail(delta.id, error)
+        return delta
+
+    def _fail(self, id: str, error: RequestError) -> None:
+        self._refuse(id, error)
+        self._out.append(Output(self.scheduler.step, (self._end(id, "error"),)))
+
+    def _end(self, id: str, finish: Finish) -> Delta:
+        delta = self.scheduler.end(id, finish)
+        self._grammars.drop(id)
+        assert delta is not None, "only open requests have a matcher"
+        return delta
+
+    def _report(self) -> None:
+        self._stats_at, self._stats_stale = self._clock(), False
+        stats = self.scheduler.stats()
+        self._out.append(msgspec.structs.replace(stats, waiting=stats.waiting + self._grammars.compiling))
+        self.scheduler.counters.steps.clear()
+
+
+def build_loop(
+    config: EngineConfig,
+    worker: Worker,
+    send: Callable[[list[FromEngine]], None],
+    open_compiler: Callable[[], Compiler] | None = None,
+) -> Loop:
+    """The loop over a worker that was built for the same configuration."""
+    ropes = dict.fromkeys(part.rope for part in attentions(worker.model) if part.rope is not None)
+    settings = SchedulerConfig(
+        layout=worker.layout,
+        blocks=worker.blocks,
+        max_context=config.max_context,
+        vocab_size=worker.model.embed.vocab,
+        max_running=config.max_running,
+        max_step_tokens=config.max_step_tokens,
+        policy=config.policy,
+        prefix_cache=config.prefix_cache,
+        ropes=tuple(ropes),
+    )
+    grammars = Grammars(open_compiler)
+    if config.record is None:
+        return Loop(Scheduler(settings), worker, send, overlap=config.overlap, grammars=grammars)
+    recorder = Recorder(settings, config.record)
+    return Loop(recorder, worker, send, overlap=config.overlap, grammars=grammars, rest=recorder.flush)
+
+
+def _nothing() -> None:
+    """Put in the inbox, it wakes the loop."""

@@ -1,0 +1,156 @@
+"""Replays a flight recording: `python -m engine.core.replay FILE [--explain REQUEST_ID]`.
+
+Without more, runs the scheduler again on the recorded events and compares every plan: exit 0 if all are equal, 1 with
+the first step that differs. `--explain` prints what happened to one request and why.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.api.errors import RequestError
+from engine.core.config import SchedulerConfig
+from engine.core.plan import StepPlan, StepResult
+from engine.core.recorder import (
+    LENGTH,
+    AllEnded,
+    Applied,
+    CacheReset,
+    Ended,
+    PlanMade,
+    Record,
+    Started,
+    Submitted,
+)
+from engine.core.scheduler import Scheduler
+from engine.kv.layout import Layout
+from engine.models import parts
+from engine.models.parts import Rope
+
+Note = Callable[[str, str], None]
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The first plan that came out otherwise."""
+
+    recorded: StepPlan | None
+    replayed: StepPlan | None
+
+
+class Replay(msgspec.Struct):
+    """`steps` were equal before the end or the difference; `runs` are the processes that wrote to the file."""
+
+    runs: int = 0
+    steps: int = 0
+    difference: Difference | None = None
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a file; a last one that was cut off by a crash is left out."""
+    decode = msgspec.msgpack.Decoder(Record).decode
+    data = path.read_bytes()
+    at = 0
+    while at + LENGTH.size <= len(data):
+        (length,) = LENGTH.unpack_from(data, at)
+        at += LENGTH.size
+        if at + length > len(data):
+            return
+        yield decode(data[at : at + length])
+        at += length
+
+
+def replay(records: Iterator[Record], note: Note | None = None) -> Replay:
+    """Runs the events; `note` is told of everything that happens to a request, by its id."""
+    result = Replay()
+    scheduler: Scheduler | None = None
+    for record in records:
+        if isinstance(record, Started):
+            scheduler = Scheduler(_config(record), note)
+            result.runs += 1
+            continue
+        assert scheduler is not None, "a recording begins with Started"
+        if isinstance(record, PlanMade):
+            difference = _plan_again(scheduler, record, note)
+            if difference is not None:
+                result.difference = difference
+                return result
+            result.steps += record.plan is not None
+        else:
+            _do(scheduler, record, note)
+    return result
+
+
+def _do(scheduler: Scheduler, record: Record, note: Note | None) -> None:
+    match record:
+        case Submitted(submit, now):
+            with suppress(RequestError):  # it was refused then, too
+                scheduler.submit(submit, now)
+        case Ended(id, finish):
+            scheduler.end(id, finish)
+        case AllEnded():
+            scheduler.end_all()
+        case CacheReset():
+            scheduler.reset_prefix_cache()
+        case Applied(now, step, sampled, failed):
+            settled = scheduler.apply(StepResult(step, sampled, failed=failed), now)
+            for failure in settled.failed:
+                if note is not None and failure.id is not None:
+                    note(failure.id, f"failed in step {step}: {failure.message}")
+
+
+def _plan_again(scheduler: Scheduler, record: PlanMade, note: Note | None) -> Difference | None:
+    planned = scheduler.plan(record.now)
+    plan = None if planned is None else planned.plan
+    if note is not None and planned is not None:
+        for sequence, row in zip(planned.sequences, planned.plan.rows, strict=True):
+            if row.count > 1 or not row.sample:
+                last = row.first + row.count - 1
+                note(sequence.id, f"step {planned.plan.step}: computes positions {row.first} to {last}")
+    return None if plan == record.plan else Difference(record.plan, plan)
+
+
+def _config(started: Started) -> SchedulerConfig:
+    """Scalings are a union of dataclasses, which MessagePack does not tell apart: their types stand beside them."""
+    config = dict(started.config)
+    ropes = []
+    for fields, scaling in zip(config.pop("ropes"), started.scalings, strict=True):
+        kind: Any = getattr(parts, scaling) if scaling else None
+        made = msgspec.convert(fields["scaling"], kind, strict=False) if scaling else None
+        ropes.append(Rope(dim=fields["dim"], theta=fields["theta"], interleaved=fields["interleaved"], scaling=made))
+    config["layout"] = msgspec.convert(config["layout"], Layout)
+    return SchedulerConfig(**config, ropes=tuple(ropes))
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine.core.replay", description="Replays a flight recording.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--explain", metavar="REQUEST_ID", help="print what happened to this request")
+    options = parser.parse_args(arguments)
+    found = False
+
+    def note(id: str, what: str) -> None:
+        nonlocal found
+        if id == options.explain:
+            found = True
+            print(what)
+
+    outcome = replay(read_records(options.file), note if options.explain else None)
+    if outcome.difference is not None:
+        print(f"step {outcome.steps + 1} differs")
+        print(f"recorded: {outcome.difference.recorded}\nreplayed: {outcome.difference.replayed}")
+        return 1
+    if options.explain is None:
+        print(f"{outcome.steps} steps of {outcome.runs} runs: all plans equal")
+    elif not found:
+        print(f"no request {options.explain!r} in {options.file}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
