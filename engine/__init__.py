@@ -11,3 +11,16 @@ source    a tensor of the checkpoint
 rank      one process of a tensor-parallel group
 step      one run of the model over a plan's rows
 """
+
+from typing import Any
+
+_OFFLINE = ("LLM", "Generation", "Params")
+
+
+def __getattr__(name: str) -> Any:
+    """`engine.LLM` and its companions load torch, so they come when they are asked for."""
+    if name not in _OFFLINE:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    from engine import llm
+
+    return getattr(llm, name)

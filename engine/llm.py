@@ -1,0 +1,312 @@
+"""The engine for scripts: `LLM(path).generate(prompts, params)`, with scheduler and worker in this process.
+
+Requests go the same way as those of a gateway; only the socket is missing.
+"""
+
+import itertools
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import msgspec
+import torch
+
+from engine.api.config import EngineConfig
+from engine.api.errors import ConfigError, EngineGone, RequestError
+from engine.api.messages import (
+    Abort,
+    Delta,
+    Failed,
+    Finish,
+    FromEngine,
+    Grammar,
+    Logprob,
+    Output,
+    Sampling,
+    Stats,
+    Submit,
+    Timing,
+)
+from engine.core.loop import build_loop
+from engine.kv.layout import layout
+from engine.models.checkpoint import Checkpoint, read_checkpoint, weight_bytes
+from engine.structured.grammar import compiler_for
+from engine.text import IncrementalDecoder, StopStrings, Tokenizer
+from engine.worker.build import DTYPES, build_worker
+
+CACHE_SHARE = 0.5  # of free memory, if nobody says how large the KV cache may be
+CACHE_BYTES = 2 << 30  # and no more than this, unless one request of full length needs it: pages are zeroed at start
+
+Prompt = str | Sequence[int]
+
+
+class Params(Sampling, frozen=True, kw_only=True):
+    """How to go on from a prompt: `Sampling` and when to stop. `seed` None: another one for each request.
+    `stop` strings are cut off, unless `include_stop`."""
+
+    seed: int | None = None  # type: ignore[assignment]  # resolved before it becomes a Sampling
+    max_tokens: int = 16
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    grammar: Grammar | None = None
+
+    def sampling(self) -> Sampling:
+        seed = secrets.randbits(63) if self.seed is None else self.seed
+        values = {name: getattr(self, name) for name in Sampling.__struct_fields__}
+        return Sampling(**{**values, "seed": seed})
+
+
+@dataclass
+class Generation:
+    """What came of one prompt. `logprobs` has one entry per id if asked; `text` is "" for a checkpoint without a
+    tokenizer. `stop_reason` is the stop string or stop token that ended it, `error` why it could not go on."""
+
+    prompt_ids: tuple[int, ...]
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    finish: Finish | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    timing: Timing | None = None
+
+
+class _Reply:
+    """Turns one request's deltas into its Generation."""
+
+    def __init__(self, prompt_ids: tuple[int, ...], params: Params, tokenizer: Tokenizer | None) -> None:
+        self.generation = Generation(prompt_ids)
+        self._decoder = tokenizer and IncrementalDecoder(
+            tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens
+        )
+        self._stops = StopStrings(params.stop, include=params.include_stop, min_tokens=params.min_tokens)
+        self.stopped = False
+
+    def take(self, delta: Delta) -> bool:
+        """True if this delta completed a stop string, so that the engine may stop."""
+        made = self.generation
+        made.timing = delta.timing or made.timing
+        if self.stopped:
+            return False
+        if delta.prompt_logprobs is not None:
+            made.prompt_logprobs = delta.prompt_logprobs
+        for index, token in enumerate(delta.ids):
+            made.ids.append(token)
+            made.logprobs += delta.logprobs[index : index + 1]
+            if self._decoder is None:
+                continue
+            # the token that ends a reply belongs to its ids and not to its text
+            last = delta.finish == "stop" and index == len(delta.ids) - 1
+            found = self._stops.push("" if last else self._decoder.push(token))
+            made.text += found.text
+            if found.stop is not None:
+                made.finish, made.stop_reason, self.stopped = "stop", found.stop, True
+                return delta.finish is None
+        if delta.finish is not None:
+            made.text += self._stops.flush()
+            made.finish, made.stop_reason = delta.finish, delta.stop_reason
+        return False
+
+
+class LLM:
+    """A loaded checkpoint. `overrides` are fields of EngineConfig; what is not given follows from the checkpoint and
+    the machine. Use it as a context manager, or `close` it. `generate` may be called from one thread at a time."""
+
+    def __init__(self, path: str | Path, **overrides: Any) -> None:
+        self.config = _config(Path(path), overrides)
+        checkpoint = read_checkpoint(self.config.model, self.config.trust_remote_code)
+        self._eos = tuple(token for token in checkpoint.eos_token_ids if token < checkpoint.model.embed.vocab)
+        self.tokenizer = Tokenizer(path) if (Path(path) / "tokenizer.json").exists() else None
+        self._worker = build_worker(self.config, lambda phase, fraction: None)
+        self._messages: SimpleQueue[list[FromEngine] | BaseException] = SimpleQueue()
+        self._loop = build_loop(
+            self.config,
+            self._worker,
+            self._messages.put,
+            lambda: compiler_for(self.config.model, checkpoint.model.embed.vocab),
+        )
+        self._numbers = itertools.count()
+        self._busy = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+        self.stats = Stats()
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: Params | Sampling | Sequence[Params | Sampling] | None = None
+    ) -> list[Generation]:
+        """One Generation per prompt, in their order. A prompt is text or token ids; `params` are for all, or one each.
+        Raises RequestError for a request that cannot be served; the others are aborted then."""
+        each = _each_prompt(prompts)
+        wanted = _each_params(params, len(each))
+        with self._busy:
+            replies: dict[str, _Reply] = {}
+            submits = []
+            for prompt, one in zip(each, wanted, strict=True):
+                submit, reply = self._submit(prompt, one)
+                submits.append(submit)
+                replies[submit.id] = reply
+            self._loop.post(list(submits))
+            self._collect(replies)
+        return [reply.generation for reply in replies.values()]
+
+    def close(self) -> None:
+        self._loop.stop()
+        self._thread.join()
+        self._worker.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException as error:
+            self._messages.put(error)
+
+    def _submit(self, prompt: Prompt, params: Params) -> tuple[Submit, _Reply]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError(f"{self.config.model} has no tokenizer.json; give prompts as token ids", "prompt")
+            prompt = self.tokenizer.encode(prompt)
+        if params.stop and self.tokenizer is None:
+            raise RequestError(f"{self.config.model} has no tokenizer.json; `stop` strings need one", "stop")
+        ids = tuple(prompt)
+        submit = Submit(
+            str(next(self._numbers)),
+            ids,
+            params.sampling(),
+            params.max_tokens,
+            eos_token_ids=self._eos,
+            stop_token_ids=params.stop_token_ids,
+            ignore_eos=params.ignore_eos,
+            grammar=params.grammar,
+        )
+        return submit, _Reply(ids, params, self.tokenizer)
+
+    def _collect(self, replies: dict[str, _Reply]) -> None:
+        """Waits until every request has ended. A refused one ends all."""
+        open_ids = set(replies)
+        try:
+            while open_ids:
+                got = self._messages.get()
+                if isinstance(got, BaseException):
+                    raise EngineGone(f"the engine ended while it worked: {type(got).__name__}: {got}") from got
+                failed = {message.id: message for message in got if isinstance(message, Failed)}
+                for message in got:
+                    if isinstance(message, Stats):
+                        self.stats = message
+                    if isinstance(message, Output):
+                        open_ids -= self._take(message, replies, failed)
+                for refused in open_ids & failed.keys():
+                    raise RequestError(failed[refused].message, failed[refused].param)
+        finally:
+            if open_ids:
+                self._loop.post([Abort(tuple(open_ids))])
+
+    def _take(self, output: Output, replies: dict[str, _Reply], failed: Mapping[str | None, Failed]) -> set[str]:
+        """The ids that ended. Deltas of an earlier call's aborted requests are nobody's."""
+        ended = set()
+        for delta in output.deltas:
+            reply = replies.get(delta.id)
+            if reply is None:
+                continue
+            if reply.take(delta):
+                self._loop.post([Abort((delta.id,))])
+            if delta.finish is not None:
+                ended.add(delta.id)
+            if delta.finish == "error" and delta.id in failed:
+                reply.generation.error = failed[delta.id].message
+        return ended
+
+
+def _each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if prompts and isinstance(prompts[0], int):
+        raise RequestError("prompts are a text, a list of texts, or a list of lists of token ids", "prompt")
+    return list(prompts)  # type: ignore[arg-type]  # a sequence that does not begin with an id
+
+
+def _each_params(params: Params | Sampling | Sequence[Params | Sampling] | None, count: int) -> list[Params]:
+    if params is None:
+        params = Params()
+    if isinstance(params, Sampling):
+        return [_params(params)] * count
+    if len(params) != count:
+        raise RequestError(f"{len(params)} params for {count} prompts; give one for all, or one each", "params")
+    return [_params(one) for one in params]
+
+
+def _params(given: Params | Sampling) -> Params:
+    if isinstance(given, Params):
+        return given
+    return Params(**{name: getattr(given, name) for name in Sampling.__struct_fields__})
+
+
+def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
+    """EngineConfig with defaults from the checkpoint and the machine. Raises ConfigError for an unknown field."""
+    unknown = overrides.keys() - set(EngineConfig.__struct_fields__)
+    if unknown:
+        allowed = ", ".join(EngineConfig.__struct_fields__)
+        raise ConfigError(f"{', '.join(sorted(unknown))}: no such setting; there are {allowed}")
+    checkpoint = read_checkpoint(path, overrides.get("trust_remote_code", False))
+    device = overrides.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = overrides.get("dtype") or ("float32" if device == "cpu" else checkpoint.dtype)
+    config = EngineConfig(
+        **{
+            "model": str(path),
+            "device": device,
+            "dtype": dtype,
+            "kv_dtype": dtype,
+            "kv_bytes": 1,
+            "max_context": checkpoint.model.max_context,
+            "threads": torch.get_num_threads(),
+            **overrides,
+        }
+    )
+    if "kv_bytes" not in overrides:
+        config = msgspec.structs.replace(config, kv_bytes=_cache_bytes(config, checkpoint))
+    if "max_context" not in overrides:
+        config = msgspec.structs.replace(config, max_context=_longest(config, checkpoint))
+    return config
+
+
+def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
+    form = _form(config, checkpoint)
+    one = (form.blocks_for(config.max_context, config.max_step_tokens) + 1) * form.block_bytes
+    weights = weight_bytes(checkpoint.model, DTYPES[config.dtype].itemsize)
+    free = max(0, free_memory(config.device) - weights)
+    return max(1, min(int(free * CACHE_SHARE), max(one, CACHE_BYTES), one * config.max_running))
+
+
+def _longest(config: EngineConfig, checkpoint: Checkpoint) -> int:
+    """The model's context, or what the cache holds of it."""
+    form = _form(config, checkpoint)
+    return max(1, min(config.max_context, form.tokens_in(form.blocks(config.kv_bytes) - 1, config.max_step_tokens)))
+
+
+def _form(config: EngineConfig, checkpoint: Checkpoint) -> Any:
+    return layout(checkpoint.model, block_tokens=config.block_tokens, element_bytes=DTYPES[config.kv_dtype].itemsize)
+
+
+def free_memory(device: str) -> int:
+    """Bytes that a process here could still take."""
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and (most := limit.read_text().strip()) != "max":
+        free = min(free, int(most) - int(used.read_text()))
+    return free

@@ -1,0 +1,245 @@
+"""Masks of grammars: random walks over them stay in the language, whatever the vocabulary (C.7)."""
+
+import json
+import random
+import re
+import threading
+from pathlib import Path
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from engine.api.errors import RequestError
+from engine.api.messages import Grammar
+from engine.structured.grammar import MAX_CACHED, Compiler, compiler_for
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["ab", "abc", "你好"]},
+        "size": {"type": "integer", "minimum": -9, "maximum": 120},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["name", "kind", "size"],
+    "additionalProperties": False,
+}
+LARK = 'start: "[" pair ("," pair)* "]"\npair: KEY "=" value\nvalue: "true" | "12" | start\nKEY: /[ab]{1,3}/\n'
+ENDS = {"byte level": "<|end|>", "byte fallback": "</s>"}
+
+
+def in_lark(text: str) -> bool:
+    """A recursive descent for LARK, by hand."""
+
+    def value(at: int) -> int:
+        for word in ("true", "12"):
+            if text.startswith(word, at):
+                return at + len(word)
+        return whole(at)
+
+    def whole(at: int) -> int:
+        if not text.startswith("[", at):
+            raise ValueError(text)
+        while True:
+            key = re.compile("[ab]{1,3}=").match(text, at + 1)
+            if key is None:
+                raise ValueError(text)
+            at = value(key.end())
+            if text.startswith("]", at):
+                return at + 1
+            if not text.startswith(",", at):
+                raise ValueError(text)
+
+    return whole(0) == len(text)
+
+
+LANGUAGES = {
+    "schema": (Grammar("json_schema", json.dumps(SCHEMA)), lambda t: jsonschema.validate(json.loads(t), SCHEMA) is None),
+    "regex": (Grammar("regex", r"(你|好|😀|a){2,5}-[0-9]{1,3}"), lambda t: re.fullmatch(r"(你|好|😀|a){2,5}-[0-9]{1,3}", t)),
+    "lark": (Grammar("lark", LARK), in_lark),
+}  # fmt: skip
+
+
+class Walk:
+    """Draws tokens among the allowed ones until the end, shortest ways preferred after a while."""
+
+    def __init__(self, directory: Path, name: str, *, extra: int = 3) -> None:
+        self.tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self.vocab = self.tokenizer.get_vocab_size() + extra  # a model's logits may be wider than its tokenizer
+        self.end = self.tokenizer.token_to_id(ENDS[name])
+        self.compiler = compiler_for(str(directory), self.vocab)
+
+    def text(self, grammar: Grammar, seed: int, allowed) -> str:
+        rng = random.Random(seed)
+        matcher = self.compiler.compile(grammar, [self.end])
+        ids: list[int] = []
+        while not matcher.finished:
+            assert len(ids) < 600, self.tokenizer.decode(ids)
+            choice = allowed(matcher.mask())
+            # mostly what closes something, or the walk through strings and lists would not end
+            closing = [i for i in choice if i == self.end or self.tokenizer.decode([i]) in ('"', "]", "}", "2")]
+            token = rng.choice(closing) if closing and rng.random() < 0.5 else rng.choice(choice)
+            assert token < self.tokenizer.get_vocab_size(), "an id without text"
+            matcher.advance(token)
+            ids.append(token)
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@pytest.fixture
+def walk(tokenizer_directory):
+    made: list[Walk] = []
+
+    def build(name: str) -> Walk:
+        made.append(Walk(tokenizer_directory(name), name))
+        return made[-1]
+
+    yield build
+    for one in made:
+        one.compiler.close()
+
+
+@pytest.mark.parametrize("name", list(ENDS))
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_random_walk_over_masks_stays_in_the_language(name, language, walk, allowed):
+    grammar, accepts = LANGUAGES[language]
+    walker = walk(name)
+    texts = [walker.text(grammar, seed, allowed) for seed in range(8)]
+    assert len(set(texts)) > 4
+    for text in texts:
+        assert accepts(text), text
+
+
+def test_end_tokens_are_allowed_exactly_when_the_text_is_complete(walk, allowed):
+    walker = walk("byte level")
+    a, other_end = walker.tokenizer.token_to_id("a"), walker.vocab - 1
+    matcher = walker.compiler.compile(Grammar("regex", "a{2,3}"), [walker.end, other_end, 10**6])
+    seen = []
+    for _ in range(3):
+        seen.append({walker.end, other_end} & set(allowed(matcher.mask())))
+        matcher.advance(a)
+    assert seen == [set(), set(), {walker.end, other_end}]
+    assert matcher.finished
+    assert allowed(matcher.mask()) == [walker.end, other_end]
+
+
+@pytest.mark.parametrize("ending", ["taken", "complete"])
+def test_a_matcher_is_finished_by_an_end_token_or_when_nothing_may_follow(ending, walk):
+    walker = walk("byte level")
+    matcher = walker.compiler.compile(Grammar("regex", "a+b?"), [walker.end])
+    matcher.advance(walker.tokenizer.token_to_id("a"))
+    assert not matcher.finished
+    matcher.advance(walker.end if ending == "taken" else walker.tokenizer.token_to_id("b"))
+    assert matcher.finished
+
+
+def test_no_special_token_is_text(walk, allowed):
+    walker = walk("byte level")
+    matcher = walker.compiler.compile(Grammar("regex", "(?s:.*)"), [])
+    special = {walker.tokenizer.token_to_id(token) for token in ("<|end|>", "<|call|>")}
+    assert not special & set(allowed(matcher.mask()))
+
+
+def test_a_special_token_may_be_part_of_a_lark_grammar(walk, allowed):
+    walker = walk("byte level")
+    matcher = walker.compiler.compile(Grammar("lark", 'start: <|call|> "ab"'), [walker.end])
+    call = walker.tokenizer.token_to_id("<|call|>")
+    assert allowed(matcher.mask()) == [call]
+    matcher.advance(call)
+    assert walker.tokenizer.token_to_id("ab") in allowed(matcher.mask())
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (Grammar("json_schema", '{"type": "object'), "JSON schema"),
+        (Grammar("json_schema", '{"type": "nothing"}'), "nothing"),
+        (Grammar("json_schema", "[1]"), "schema"),
+        (Grammar("regex", "[.*"), "unclosed character class"),
+        (Grammar("regex", "a\0b"), "NUL"),
+        (Grammar("lark", "start: missing"), "missing"),
+        (Grammar("lark", "start: ("), "Lark"),
+        (Grammar("regex", "a" * 300_000), "characters"),
+        (Grammar("regex", "(a{1,9999}b{1,9999}){1,9999}"), "regular expression"),
+    ],
+)
+def test_a_wrong_grammar_is_an_error_of_its_request(grammar, reason, walk, allowed):
+    walker = walk("byte level")
+    with pytest.raises(RequestError, match=reason) as caught:
+        walker.compiler.compile(grammar, [walker.end])
+    assert caught.value.param == "structured_outputs"
+    assert len(str(caught.value)) < 1500
+    assert walker.text(LANGUAGES["regex"][0], 0, allowed)
+
+
+def test_deep_nesting_ends_in_an_error_or_a_matcher_never_in_a_crash(walk):
+    schema: dict[str, object] = {"type": "integer"}
+    for _ in range(200):
+        schema = {"type": "array", "items": schema}
+    walker = walk("byte level")
+    try:
+        matcher = walker.compiler.compile(Grammar("json_schema", json.dumps(schema)), [walker.end])
+    except RequestError as error:
+        assert "nest" in str(error) or "recursion" in str(error) or "deep" in str(error)
+    else:
+        assert matcher.mask().any()
+
+
+def test_a_token_outside_the_language_is_refused(walk):
+    walker = walk("byte level")
+    matcher = walker.compiler.compile(Grammar("regex", "a{2}"), [walker.end])
+    for token in (walker.tokenizer.token_to_id("b"), walker.end):
+        with pytest.raises(RequestError, match="grammar"):
+            walker.compiler.compile(Grammar("regex", "a{2}"), [walker.end]).advance(token)
+    matcher.advance(walker.tokenizer.token_to_id("a"))
+
+
+def test_a_place_that_no_token_leads_out_of_is_an_error(tmp_path, allowed):
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {"z"})  # a vocabulary that cannot write a z
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    compiler = Compiler(tmp_path, len(alphabet))
+    matcher = compiler.compile(Grammar("regex", "az"), [])
+    matcher.advance(alphabet.index("a"))
+    with pytest.raises(RequestError, match=r"no token|cannot go on"):
+        matcher.mask()
+    compiler.close()
+
+
+def test_matchers_of_one_grammar_do_not_share_their_place(walk, allowed):
+    walker = walk("byte level")
+    grammar = Grammar("regex", "ab|cd")
+    one, two = (walker.compiler.compile(grammar, [walker.end]) for _ in range(2))
+    one.advance(walker.tokenizer.token_to_id("c"))
+    fresh = walker.compiler.compile(grammar, [walker.end])
+    assert allowed(two.mask()) == allowed(fresh.mask()) != allowed(one.mask())
+
+
+def test_the_cache_of_grammars_is_bounded(walk):
+    walker = walk("byte level")
+    for number in range(MAX_CACHED + 5):
+        walker.compiler.compile(Grammar("regex", f"a{{{number + 1}}}"), [])
+    assert len(walker.compiler._compiled) == MAX_CACHED
+
+
+def test_a_directory_without_a_usable_tokenizer_says_so(tmp_path):
+    compiler = compiler_for(str(tmp_path), 100)
+    with pytest.raises(RequestError, match=r"tokenizer\.json"):
+        compiler.compile(Grammar("regex", "a"), [])
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(RequestError, match=r"tokenizer\.json"):
+        compiler.compile(Grammar("regex", "a"), [])
+    compiler.close()
+
+
+def test_compilation_runs_in_a_thread_of_its_own(walk):
+    walker = walk("byte level")
+    threads = []
+    future = walker.compiler.start(LANGUAGES["schema"][0], [walker.end])
+    future.add_done_callback(lambda _: threads.append(threading.current_thread().name))
+    assert future.result().mask().any()
+    walker.compiler.close()
+    assert threads[0] == threading.current_thread().name or threads[0].startswith("grammar")
