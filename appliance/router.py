@@ -19,7 +19,7 @@ from appliance.http.errors import EngineFailed, Overloaded, Unavailable
 from appliance.observe.metrics import Metrics, now
 from engine.api.client import EngineClient, EngineState
 from engine.api.errors import EngineError, EngineGone, RequestError
-from engine.api.messages import Delta, Finish, Stats, Submit, Timing
+from engine.api.messages import Delta, Finish, Output, Stats, Submit, Timing
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class Generation:
         self.started = False
         self._router = router
         self._over = False
+        self._uncounted = len(submit.prompt)
         self._arrived_s = self._last_s = self._first_s = now()
         self._deltas = engine.client.generate(msgspec.structs.replace(submit, id=engine_id))
 
@@ -107,6 +108,11 @@ class Generation:
             raise EngineFailed from error
         self._take(delta)
         return msgspec.structs.replace(delta, id=self.submit.id)
+
+    def take_prompt(self) -> int:
+        """Tokens of the prompt the first time, then 0."""
+        tokens, self._uncounted = self._uncounted, 0
+        return tokens
 
     def stop(self) -> None:
         """The reply is complete although the engine goes on: a stop string was met."""
@@ -186,7 +192,11 @@ class Router:
         def on_stats(stats: Stats) -> None:
             self.metrics.stats(index, stats)
 
-        return Engine(index, EngineClient(socket, on_stats=on_stats, on_state=on_state), now())
+        def on_output(output: Output) -> None:
+            self._count_step(self.engines[index], output)
+
+        client = EngineClient(socket, on_stats=on_stats, on_state=on_state, on_output=on_output)
+        return Engine(index, client, now())
 
     def start(self) -> None:
         """Connects to the engines, again and again; needs a running event loop."""
@@ -210,6 +220,16 @@ class Router:
             engine.since_s = now()
             if engine.was_ready or state.kind == "failed":
                 log.error("engine %s is gone: %s", engine.label, state.message or "its connection ended")
+
+    def _count_step(self, engine: Engine, output: Output) -> None:
+        """Tokens of a step as the reference engine counts them: a prompt counts whole, with its first token."""
+        tokens = 0
+        for delta in output.deltas:
+            generation = engine.open.get(delta.id)
+            if generation is not None and delta.ids:
+                tokens += len(delta.ids) + generation.take_prompt()
+        if tokens:
+            self.metrics.observe("iteration_tokens", tokens, engine.label)
 
     @property
     def serves(self) -> bool:

@@ -1,0 +1,144 @@
+"""Log lines: their shape, their ids, what never gets into them."""
+
+import io
+import json
+import logging
+import re
+import subprocess
+import sys
+
+import pytest
+
+from appliance.observe.log import RequestLog, set_up_logging
+
+CANARY = "canary-3f9a"
+
+
+@pytest.fixture
+def logged(new_config, new_engine):
+    """Sets the process's logging up as configured and returns what it wrote."""
+    root = logging.getLogger()
+    kept = (root.handlers, root.level)
+
+    def set_up(**values):
+        out = io.StringIO()
+        config = new_config(new_engine(), **values)
+        set_up_logging(config, out)
+        return RequestLog(config), out
+
+    yield set_up
+    root.handlers, level = kept
+    root.setLevel(level)
+
+
+def test_a_json_line_has_short_module_level_message_and_request_id(logged):
+    """OBS-03 deep module path shortened"""
+    _, out = logged(log_format="json")
+    logging.getLogger("appliance.http.deep.module").warning("two\nlines", extra={"request_id": "r-1"})
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 1
+    line = json.loads(lines[0])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
+    assert line == {"level": "warning", "module": "http.deep.module", "message": "two\nlines", "request_id": "r-1"}
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "two\r\nlines", "two\u2028lines", "two\x85lines"])
+def test_a_text_record_is_one_line_whatever_it_says(logged, text):
+    """OBS-03 nobody forges a line"""
+    _, out = logged()
+    logging.getLogger("appliance.router").warning("%s", text)
+    assert len(out.getvalue().splitlines()) == 1
+    assert " warning router two" in out.getvalue()
+
+
+def test_records_below_the_level_are_left_out(logged):
+    _, out = logged(log_level="warning")
+    logging.getLogger("appliance.router").info("quiet")
+    logging.getLogger("appliance.router").error("loud")
+    assert "quiet" not in out.getvalue() and "loud" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("mode", "lines"), [("off", []), ("final", ["final"]), ("deltas", ["delta", "delta", "final"])]
+)
+def test_outputs_are_logged_as_configured(logged, mode, lines):
+    """OBS-03 off, one full-output line, or per delta plus final"""
+    log, out = logged(log_outputs=mode)
+    log.delta("r", 0, "Hel")
+    log.delta("r", 0, "lo")
+    log.final("r", 0, "Hello", "stop")
+    found = out.getvalue().splitlines()
+    assert ["delta" if "delta of choice 0" in line else "final" for line in found] == lines
+    assert [line for line in found if "Hello" in line] == [line for line in found if "choice 0 (stop): Hello" in line]
+
+
+@pytest.mark.parametrize(("log_requests", "count"), [(False, 0), (True, 1)])
+def test_parameters_are_logged_only_on_demand(logged, log_requests, count):
+    """OBS-03 log_requests"""
+    log, out = logged(log_requests=log_requests, log_format="json")
+    log.request("r", "/v1/completions", {"max_tokens": 7})
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [line["fields"] for line in lines] == [{"max_tokens": 7}] * count
+
+
+def test_an_unexpected_error_is_logged_with_its_place_but_not_its_words(logged):
+    """OBS-03 an exception's message may quote a prompt"""
+    log, out = logged(log_format="json")
+    try:
+        raise RuntimeError(CANARY)
+    except RuntimeError as error:
+        log.unexpected("r-9", error)
+    line = json.loads(out.getvalue())
+    assert (line["message"], line["request_id"]) == ("unexpected RuntimeError", "r-9")
+    assert "test_log.py" in line["traceback"][-1]
+    assert CANARY not in out.getvalue()
+
+
+def test_neither_keys_nor_prompts_get_into_the_log(start_gateway, engine, logged):
+    """OBS-03 canaries in keys, bodies, headers and exceptions"""
+    _, out = logged(log_level="debug", log_requests=True)
+    gateway = start_gateway(engine, keys=[f"{CANARY}-key"], log_level="debug", log_requests=True)
+    good = {"authorization": f"Bearer {CANARY}-key"}
+    send = gateway.client.post
+    assert send("/test/generate", json={}, headers=good).status_code == 200
+    assert send("/test/generate", json={}, headers={"x-api-key": f"{CANARY}-wrong"}).status_code == 401
+    assert send("/test/generate", json={"seed": CANARY}, headers=good).status_code == 400
+    assert send("/test/generate", content=CANARY.encode(), headers=good).status_code == 400
+    assert send("/invocations", json={"input": CANARY}, headers=good).status_code == 400
+    assert send("/test/generate", json={"raises": "RuntimeError"}, headers=good).status_code == 500
+    assert send(f"/test/generate?key={CANARY}", json={}, headers=good).status_code == 200
+    said = out.getvalue()
+    assert said.count(" request ") == 7
+    assert CANARY not in said and "canary-of-an-exception" not in said
+
+
+def test_the_access_log_leaves_probes_out_and_names_the_request(start_gateway, engine, logged):
+    """OBS-03 access log without probes"""
+    _, out = logged(log_format="json")
+    gateway = start_gateway(engine)
+    for path in ("/live", "/ready", "/health", "/ping", "/metrics", "/load", "/version"):
+        gateway.client.get(path)
+    gateway.client.get("/v1/models", headers={"x-request-id": "r-77"})
+    gateway.client.get("/absent")
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    access = [line for line in lines if line["module"] == "requests"]
+    assert [(line["path"], line["status"], line["method"]) for line in access] == [
+        ("/v1/models", 200, "GET"),
+        ("/absent", 404, "GET"),
+    ]
+    assert access[0]["request_id"] == "r-77"
+    assert access[0]["client"] == "127.0.0.1"
+
+
+def test_the_log_goes_to_standard_error_and_not_to_standard_out(tmp_path, new_config, new_engine):
+    code = (
+        "import sys, logging; from pathlib import Path; from appliance.gateway_config import read_config;"
+        "from appliance.observe.log import set_up_logging; set_up_logging(read_config(Path(sys.argv[1])));"
+        "logging.getLogger('appliance.gateway').info('hello')"
+    )
+    from appliance.gateway_config import write_config
+
+    write_config(new_config(new_engine()), tmp_path / "config.json")
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "config.json"], capture_output=True, text=True)
+    assert done.stdout == ""
+    assert " info gateway hello" in done.stderr
