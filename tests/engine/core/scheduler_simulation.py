@@ -1,0 +1,304 @@
+"""A device without a model that checks every read, and a driver that runs random workloads through a scheduler over it.
+
+The device stores at each (group, block, offset) a hash of all tokens up to that position. In a step it first makes all
+writes, then every read that attention would make: position n of a group reads n itself and what its window reaches. A
+read of anything but the hash of that row's own prefix is a fault. The token after a prefix is a pure function of the
+prefix, so each stream has one right answer, whatever happened to it on its way.
+
+It shares no code with the scheduler or the cache: tables are built from the plan alone.
+"""
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.api.errors import RequestError
+from engine.api.messages import Sampling, Submit
+from engine.core.config import SchedulerConfig
+from engine.core.plan import StepResult
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import State
+from engine.kv.layout import Group, Layout
+
+VOCAB = 7
+END, STOP = 5, 6  # rare enough that many streams reach their length
+
+WINDOWS = {  # windows of the groups of a layout; None is full attention
+    "full": (None,),
+    "two full groups": (None, None),
+    "window": (9,),
+    "full and window": (None, 9),
+    "narrow and wide windows": (1, 4, 13, None),
+}
+
+
+def make_layout(windows, block_tokens=4):
+    groups = tuple(Group(f"g{i}", (i,), window) for i, window in enumerate(windows))
+    return Layout(groups, block_tokens, 1, 1, 1, 4)
+
+
+def prefix_values(ids, salt):
+    """The hash after each prefix of 1, 2, … tokens."""
+    values, value = [], hash(("start", salt))
+    for token in ids:
+        value = hash((value, token))
+        values.append(value)
+    return values
+
+
+def next_token(ids):
+    value = 17
+    for token in ids:
+        value = (value * 31 + token + 1) % 1000003
+    value = value * 7919 % 1000003
+    return value % 5 if value % 29 else END + value % 2
+
+
+def expected(submit, max_context):
+    """The undisturbed stream of a request: its tokens, why it ends and the stop token. By itself, with a fresh mind."""
+    ids = list(submit.prompt) + list(submit.emitted)
+    out = list(submit.emitted)
+    while True:
+        if out:
+            if out[-1] in submit.stop_token_ids and len(out) > submit.sampling.min_tokens:
+                return out, "stop", out[-1]
+            if out[-1] in submit.eos_token_ids and not submit.ignore_eos and len(out) > submit.sampling.min_tokens:
+                return out, "stop", None
+        if len(out) >= submit.max_tokens or len(ids) >= max_context:
+            return out, "length", None
+        ids.append(next_token(ids))
+        out.append(ids[-1])
+
+
+@dataclass
+class Known:
+    ids: list
+    salt: object
+    tables: list  # of each group
+    written: int = 0
+
+
+class Device:
+    """`salts`: by slot's new row there is no salt in a plan, so the driver tells whose rows are whose."""
+
+    def __init__(self, layout, blocks, slots, max_step_tokens):
+        self.layout, self.blocks, self.slots, self.max_step_tokens = layout, blocks, slots, max_step_tokens
+        self.memory = {}
+        self.table = {}
+
+    def run(self, plan, salts):
+        """`salts[i]` is what else the contents of row i depend on."""
+        assert sum(row.count for row in plan.rows) <= self.max_step_tokens, "a step over its budget"
+        assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows of one slot"
+        for slot in plan.dropped:
+            del self.table[slot]
+        for new in plan.new:
+            assert new.slot not in self.table and 0 <= new.slot < self.slots, "a slot in use"
+            self.table[new.slot] = Known(list(new.ids), None, [[] for _ in self.layout.groups])
+        values, writers = {}, {}
+        for row, salt in zip(plan.rows, salts, strict=True):
+            self._write(row, salt, values, writers)
+        for row in plan.rows:
+            self._read(row, values[row.slot])
+        return StepResult(plan.step, tuple(self._sample(row) for row in plan.rows))
+
+    def _write(self, row, salt, values, writers):
+        known, size = self.table[row.slot], self.layout.block_tokens
+        for table, blocks in zip(known.tables, row.blocks, strict=True):
+            table.extend(blocks)
+        assert row.count >= 1 and row.first + row.count <= len(known.ids), "positions without tokens"
+        values[row.slot] = prefix_values(known.ids, salt)
+        for group, table in enumerate(known.tables):
+            for position in range(row.first, row.first + row.count):
+                block = table[position // size]
+                assert 0 < block < self.blocks, f"a write to block {block}"
+                place = group, block, position % size
+                value = values[row.slot][position]
+                assert writers.setdefault((block, position % size), (group, value)) == (group, value), "two writers"
+                self.memory[place] = value
+                for other in range(len(self.layout.groups)):  # a block is one group's: the bytes are the same
+                    if other != group:
+                        self.memory.pop((other, block, position % size), None)
+
+    def _read(self, row, values):
+        known, size = self.table[row.slot], self.layout.block_tokens
+        for index, group in enumerate(self.layout.groups):
+            table = known.tables[index]
+            for position in range(row.first, row.first + row.count):
+                first = 0 if group.window is None else max(0, position - (group.window - 1))
+                for read in range(first, position + 1):
+                    found = self.memory.get((index, table[read // size], read % size))
+                    assert found == values[read], f"slot {row.slot}: position {position} reads {read}, not its own"
+
+    def _sample(self, row):
+        if not row.sample:
+            return -1
+        known = self.table[row.slot]
+        assert len(known.ids) == row.first + row.count, "a token is drawn before all known ones are computed"
+        known.ids.append(next_token(known.ids))
+        return known.ids[-1]
+
+
+@dataclass
+class Load:
+    """A random workload. `requests` come over the first steps; odds are per step."""
+
+    seed: int
+    windows: tuple
+    blocks: int = 40
+    requests: int = 24
+    max_running: int = 6
+    max_step_tokens: int = 16
+    max_context: int = 90
+    policy: str = "fcfs"
+    prefix_cache: bool = True
+    overlap: bool = True
+    abort: float = 0.05
+    salts: tuple = ("", "a")
+    resumed: float = 0.2
+    same_prompts: int = 3
+    replies: tuple = (1, 2, 7, 30)
+    scheduler: type = Scheduler
+
+
+@dataclass
+class Outcome:
+    streams: dict = field(default_factory=dict)
+    ends: dict = field(default_factory=dict)
+    submits: dict = field(default_factory=dict)
+    aborted: set = field(default_factory=set)
+    refused: int = 0
+    steps: int = 0
+    scheduler: object = None
+
+
+def make_submits(load, rng):
+    bank = [[rng.randrange(5) for _ in range(rng.randrange(9, 60))] for _ in range(load.same_prompts)]
+    submits = []
+    for number in range(load.requests):
+        prompt = rng.choice(bank)
+        prompt = prompt[: rng.randrange(1, len(prompt) + 1)] + [
+            rng.randrange(5) for _ in range(rng.choice((0, 0, 1, 5)))
+        ]
+        submit = Submit(
+            f"r{number}",
+            tuple(prompt),
+            Sampling(min_tokens=rng.choice((0, 0, 3, 20))),
+            rng.choice(load.replies),
+            eos_token_ids=(END,),
+            stop_token_ids=rng.choice(((), (STOP,))),
+            ignore_eos=rng.random() < 0.2,
+            priority=rng.randrange(3),
+            salt=rng.choice(load.salts),
+        )
+        if rng.random() < load.resumed:
+            done, _, _ = expected(submit, load.max_context)
+            submit = msgspec.structs.replace(submit, emitted=tuple(done[: rng.randrange(0, len(done) + 1)]))
+        submits.append(submit)
+    return submits
+
+
+def run(load):
+    """Runs a workload to its end, checking the device's reads, the blocks' holders and the scheduler's progress."""
+    rng = random.Random(load.seed)
+    layout = make_layout(load.windows)
+    config = SchedulerConfig(
+        layout=layout,
+        blocks=load.blocks,
+        max_context=load.max_context,
+        max_running=load.max_running,
+        max_step_tokens=load.max_step_tokens,
+        policy=load.policy,
+        prefix_cache=load.prefix_cache,
+    )
+    scheduler = load.scheduler(config)
+    device = Device(layout, load.blocks, load.max_running, load.max_step_tokens)
+    outcome = Outcome(scheduler=scheduler)
+    todo = deque(make_submits(load, rng))
+    flying = deque()
+    idle = 0
+    while todo or scheduler.running or scheduler.waiting or flying:
+        outcome.steps += 1
+        assert outcome.steps < 5000, f"seed {load.seed}: no end"
+        while todo and rng.random() < 0.5:
+            _submit(scheduler, todo.popleft(), outcome)
+        _abort_some(scheduler, load, rng, outcome)
+        planned = scheduler.plan(float(outcome.steps))
+        check_holders(scheduler)
+        if planned is not None:
+            # the device runs a step when it is planned: its result is held back until later
+            flying.append(device.run(planned.plan, [s.submit.salt for s in planned.sequences]))
+        if flying and (planned is None or len(flying) == (2 if load.overlap else 1)):
+            _settle(scheduler, flying.popleft(), outcome)
+        idle = 0 if flying or planned or todo else idle + 1
+        assert idle < 2 or not (scheduler.running or scheduler.waiting), (
+            f"seed {load.seed}: nothing runs, requests wait"
+        )
+    assert scheduler.cache.pool.used == 0, f"seed {load.seed}: blocks leak"
+    assert scheduler.plan(0.0) is None
+    return outcome
+
+
+def _submit(scheduler, submit, outcome):
+    outcome.submits[submit.id] = submit
+    outcome.streams[submit.id] = list(submit.emitted)
+    try:
+        delta = scheduler.submit(submit, float(outcome.steps))
+    except RequestError:
+        outcome.refused += 1
+        del outcome.submits[submit.id]
+        return
+    if delta is not None:
+        outcome.ends[submit.id] = delta.finish, delta.stop_reason
+
+
+def _abort_some(scheduler, load, rng, outcome):
+    if outcome.submits and rng.random() < load.abort:
+        id = rng.choice(sorted(outcome.submits))
+        delta = scheduler.end(id, "abort")
+        assert (delta is None) == (id in outcome.ends), f"{id}: an abort of what had ended"
+        if delta is not None:
+            outcome.ends[id] = "abort", None
+            outcome.aborted.add(id)
+
+
+def _settle(scheduler, result, outcome):
+    settled = scheduler.apply(result, float(outcome.steps))
+    for delta in settled.deltas:
+        assert delta.id not in outcome.ends, f"{delta.id}: a token after its end"
+        outcome.streams[delta.id] += delta.ids
+        if delta.finish is not None:
+            outcome.ends[delta.id] = delta.finish, delta.stop_reason
+
+
+def check_holders(scheduler):
+    """Holders are what the tables say, and what nobody holds is free."""
+    pool = scheduler.cache.pool
+    held = Counter()
+    for sequence in scheduler._by_id.values():
+        tables = [block for blocks in sequence.tables.blocks for block in blocks if block]
+        assert sequence.state is State.RUNNING or not tables, f"{sequence.id} waits and holds blocks"
+        held.update(tables)
+    for block in range(1, pool.size):
+        assert pool.holders[block] == held[block], f"block {block}: {pool.holders[block]} holders, {held[block]} tables"
+    free = list(pool._blank) + list(pool._findable)
+    assert len(free) == len(set(free)) == pool.free == pool.size - 1 - len(held), "the free list is wrong"
+
+
+def check_streams(load, outcome):
+    for id, submit in outcome.submits.items():
+        tokens, finish, reason = expected(submit, load.max_context)
+        got = outcome.streams[id]
+        if id in outcome.aborted:
+            assert got == tokens[: len(got)], f"seed {load.seed}: {id} was aborted and had other tokens"
+        else:
+            assert got == tokens, f"seed {load.seed}: {id} gave {got}, not {tokens}"
+            assert outcome.ends[id] == (finish, reason), f"seed {load.seed}: {id} ended with {outcome.ends[id]}"
+
+
+def simulate(load):
+    outcome = run(load)
+    check_streams(load, outcome)
+    return outcome

@@ -1,0 +1,375 @@
+"""Random workloads over the checking device, and the scheduler's rules one by one. Seeds are in the failure messages."""
+
+import random
+from dataclasses import replace
+
+import msgspec
+import pytest
+from scheduler_simulation import WINDOWS, Load, expected, make_layout, next_token, run, simulate
+
+from engine.api.errors import RequestError
+from engine.api.messages import Grammar, Logprob, Sampling, Submit
+from engine.core.config import SchedulerConfig
+from engine.core.plan import StepResult
+from engine.core.scheduler import Scheduler
+from engine.models.parts import DynamicScaling, LongScaling, Rope
+
+
+def scheduler(**changes):
+    settings = {"layout": make_layout((None,)), "blocks": 41, "max_context": 100, "max_step_tokens": 16, **changes}
+    return Scheduler(SchedulerConfig(**settings))
+
+
+def submit(id, prompt, max_tokens=4, **changes):
+    return Submit(id, tuple(prompt), changes.pop("sampling", Sampling()), max_tokens, **changes)
+
+
+def step(scheduler, token=1, now=0.0, **result):
+    """Plans one step and settles it at once."""
+    planned = scheduler.plan(now)
+    sampled = tuple(token if row.sample else -1 for row in planned.plan.rows)
+    return planned, scheduler.apply(StepResult(planned.plan.step, sampled, **result), now)
+
+
+def finish(scheduler, token=1):
+    """Runs to the end: ids by request."""
+    streams = {}
+    while scheduler.running or scheduler.waiting:
+        _, settled = step(scheduler, token)
+        for delta in settled.deltas:
+            streams[delta.id] = streams.get(delta.id, ()) + delta.ids
+    return streams
+
+
+@pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_every_stream_is_the_undisturbed_one_and_every_read_is_right(windows, policy):
+    preemptions = cached = 0
+    for seed in range(3):
+        rng = random.Random(seed)
+        load = Load(
+            seed,
+            windows,
+            blocks=rng.choice((14, 25, 40)) * len(windows) + 10,
+            policy=policy,
+            overlap=seed != 1,
+            max_step_tokens=rng.choice((7, 16, 40)),
+            max_running=rng.choice((1, 4, 7)),
+        )
+        counters = simulate(load).scheduler.counters
+        preemptions += counters.preemptions
+        cached += counters.cached_tokens
+    assert cached, "no prefix was ever found: the workload shows nothing"
+
+
+def test_planning_ahead_changes_no_token_under_stops_aborts_and_preemption():
+    outcomes = [
+        run(Load(11, (None, 9), blocks=44, abort=0.0, overlap=overlap, max_running=8, replies=(30,)))
+        for overlap in (False, True)
+    ]
+    assert outcomes[0].streams == outcomes[1].streams
+    assert outcomes[0].ends == outcomes[1].ends
+    assert all(outcome.scheduler.counters.preemptions for outcome in outcomes)
+
+
+def test_32_requests_with_far_too_few_blocks_give_what_a_large_cache_gives():
+    load = Load(5, (None,), requests=32, max_running=32, max_step_tokens=64, abort=0.0, same_prompts=32, replies=(30,))
+    small = simulate(replace(load, blocks=26))
+    large = simulate(replace(load, blocks=2000))
+    assert small.scheduler.counters.preemptions > 0
+    assert large.scheduler.counters.preemptions == 0
+    assert small.streams == large.streams
+
+
+def test_a_preempted_request_comes_back_with_all_its_ids():
+    s = scheduler(blocks=11, max_step_tokens=40)  # ten blocks of four
+    s.submit(submit("a", [1] * 15, 20), 0.0)
+    s.submit(submit("b", [2] * 15, 20), 0.0)
+    resumed = []
+    seen = {}
+    while s.running or s.waiting:
+        planned, _ = step(s)
+        for new in planned.plan.new:
+            resumed += [new] * (new.ids[0] in seen)
+            seen[new.ids[0]] = True
+    assert s.counters.preemptions == len(resumed) == 1
+    assert resumed[0].ids == (2,) * 15 + (1,) * (len(resumed[0].ids) - 15)
+    assert len(resumed[0].ids) > 15
+    assert resumed[0].prompt_tokens == 15
+
+
+def test_the_last_to_arrive_is_preempted_or_the_one_of_worst_priority():
+    for policy, victim in (("fcfs", "b"), ("priority", "a")):
+        s = scheduler(blocks=11, max_step_tokens=40, policy=policy)
+        s.submit(submit("a", [1] * 15, 20, priority=9), 0.0)
+        s.submit(submit("b", [2] * 15, 20, priority=1), 0.0)
+        deltas = {}
+        while s.running or s.waiting:
+            for delta in step(s)[1].deltas:
+                deltas[delta.id] = delta
+        assert {id for id, delta in deltas.items() if delta.timing.preemptions} == {victim}
+
+
+@pytest.mark.parametrize("policy, first", [("fcfs", ["a", "b", "c"]), ("priority", ["b", "c", "a"])])
+def test_waiting_requests_are_admitted_in_the_order_of_the_policy(policy, first):
+    s = scheduler(policy=policy, max_running=1)
+    for id, priority in (("a", 5), ("b", -1), ("c", -1)):
+        s.submit(submit(id, [1], 1, priority=priority), 0.0)
+    ended = []
+    while s.running or s.waiting:
+        ended += [delta.id for delta in step(s)[1].deltas]
+    assert ended == first
+
+
+def test_a_step_holds_decodes_first_and_a_chunk_of_a_prompt_in_what_is_left():
+    s = scheduler(max_step_tokens=7)
+    s.submit(submit("a", [1, 2, 3], 9), 0.0)
+    step(s)
+    s.submit(submit("b", range(11)), 0.0)
+    counts = []
+    for _ in range(3):
+        planned, _ = step(s)
+        counts.append([(row.slot, row.count, row.sample) for row in planned.plan.rows])
+    assert counts == [
+        [(0, 1, True), (1, 6, False)],
+        [(0, 1, True), (1, 5, True)],
+        [(0, 1, True), (1, 1, True)],
+    ]
+
+
+def test_no_more_run_than_get_a_token_each_step():
+    s = scheduler(max_step_tokens=3, max_running=9)
+    for id in range(5):
+        s.submit(submit(str(id), [id], 5), 0.0)
+    for _ in range(4):
+        step(s)
+    assert (s.running, s.waiting) == (3, 2)
+
+
+def test_blocks_of_an_aborted_request_are_free_in_the_next_plan():
+    s = scheduler(blocks=6, max_step_tokens=40)
+    s.submit(submit("a", [1] * 17, 2), 0.0)
+    s.submit(submit("b", [2] * 17, 2), 0.0)
+    first = s.plan(0.0)
+    assert [row.slot for row in first.plan.rows] == [0]
+    assert s.end("a", "abort").finish == "abort"
+    second = s.plan(0.0)
+    assert second.plan.dropped == (0,)
+    assert [new.ids[0] for new in second.plan.new] == [2]
+    assert s.end("a", "abort") is None, "an unknown id is no error"
+    assert s.apply(StepResult(1, (3,)), 0.0).deltas == [], "what was sampled for an aborted request is dropped"
+
+
+def test_a_stop_in_a_step_drops_the_row_that_was_planned_ahead():
+    s = scheduler()
+    s.submit(submit("a", [1, 2], 9, eos_token_ids=(4,), stop_token_ids=(3,)), 0.0)
+    for _ in range(2):
+        s.plan(0.0)
+    (delta,) = s.apply(StepResult(1, (3,)), 1.0).deltas
+    assert (delta.ids, delta.finish, delta.stop_reason) == ((3,), "stop", 3)
+    assert s.plan(1.0) is None
+    assert s.apply(StepResult(2, (1,)), 1.0).deltas == []
+    assert s.cache.pool.used == 0
+
+
+@pytest.mark.parametrize("planned_ahead", [1, 2])
+def test_no_more_tokens_are_planned_than_max_tokens_or_the_context_allow(planned_ahead):
+    for max_tokens, max_context, length in ((3, 100, 3), (50, 9, 4)):
+        s = scheduler(max_context=max_context)
+        s.submit(submit("a", [1] * 5, max_tokens), 0.0)
+        flying, ids = [], ()
+        while s.running or s.waiting:
+            planned = s.plan(0.0)
+            if planned is not None:
+                flying.append(planned)
+            if planned is None or len(flying) == planned_ahead:
+                (delta,) = s.apply(StepResult(flying.pop(0).plan.step, (1,)), 0.0).deltas
+                ids += delta.ids
+        assert len(ids) == length and delta.finish == "length" and not flying
+
+
+def test_end_tokens_count_only_after_min_tokens_and_not_at_all_when_ignored():
+    for changes, length, finish_word in (
+        ({}, 1, "stop"),
+        ({"sampling": Sampling(min_tokens=2)}, 3, "stop"),
+        ({"ignore_eos": True}, 5, "length"),
+    ):
+        s = scheduler()
+        s.submit(submit("a", [2], 5, eos_token_ids=(1,), **changes), 0.0)
+        ids = []
+        while s.running or s.waiting:
+            (delta,) = step(s)[1].deltas
+            ids += delta.ids
+        assert (len(ids), delta.finish, delta.stop_reason) == (length, finish_word, None)
+
+
+@pytest.mark.parametrize("emitted, finish_word", [((7, 7, 7, 7), "length"), ((7, 4), "stop")])
+def test_a_resumed_request_that_had_all_its_tokens_ends_at_once(emitted, finish_word):
+    s = scheduler()
+    delta = s.submit(submit("a", [1], 4, emitted=emitted, eos_token_ids=(4,)), 0.0)
+    assert (delta.ids, delta.finish) == ((), finish_word)
+    assert s.plan(0.0) is None
+
+
+def test_a_request_that_can_never_be_served_is_refused_with_what_to_change():
+    s = scheduler(blocks=11, vocab_size=50)
+    s.submit(submit("a", [1]), 0.0)
+    for wrong, param, words in (
+        (submit("b", []), "prompt", "no tokens"),
+        (submit("b", [1] * 100), "prompt", "max_context=100"),
+        (submit("b", [1] * 37, 4), "max_tokens", "11 KV blocks"),
+        (submit("a", [1]), "id", "in use"),
+        (submit("b", [1, 50]), "prompt", "0 to 49"),
+        (submit("b", [1, -1]), "prompt", "-1"),
+        (submit("b", [1], sampling=Sampling(logit_bias={99: 1.0})), "logit_bias", "99"),
+    ):
+        with pytest.raises(RequestError, match=words) as caught:
+            s.submit(wrong, 0.0)
+        assert caught.value.param == param
+    s.submit(submit("b", [1] * 36, 4), 0.0)
+    assert finish(s)["b"] == (1,) * 4
+
+
+def test_a_prompt_without_a_reply_is_scored_and_ends():
+    for length in (1, 3, 4, 5, 17):
+        s = scheduler(max_step_tokens=5)
+        s.submit(submit("a", [1] * length, 0, sampling=Sampling(prompt_logprobs=0)), 0.0)
+        while s.running or s.waiting:
+            planned = s.plan(0.0)
+            (row,) = planned.plan.rows
+            assert not row.sample
+            told = range(row.first + 1, min(row.first + row.count, length - 1) + 1)
+            entries = {0: tuple(Logprob(position, -1.0, 1) for position in told)}
+            settled = s.apply(StepResult(planned.plan.step, (-1,), prompt_logprobs=entries), 0.0)
+        (delta,) = settled.deltas
+        assert (delta.ids, delta.finish) == ((), "length")
+        assert [None if p is None else p.token for p in delta.prompt_logprobs] == [None, *range(1, length)]
+
+
+def test_prompt_logprobs_skip_the_cache_and_come_once():
+    s = scheduler()
+    s.submit(submit("warm", [1] * 9), 0.0)
+    finish(s)
+    s.submit(submit("a", [1] * 9, 2, sampling=Sampling(prompt_logprobs=1)), 0.0)
+    planned = s.plan(0.0)
+    assert planned.plan.rows[0].first == 0
+    entries = {0: tuple(Logprob(p, -1.0, 1) for p in range(1, 9))}
+    (first,) = s.apply(StepResult(planned.plan.step, (1,), prompt_logprobs=entries), 0.0).deltas
+    assert len(first.prompt_logprobs) == 9
+    (last,) = step(s)[1].deltas
+    assert last.prompt_logprobs is None
+
+
+@pytest.mark.parametrize("length, hit", [(1, 0), (3, 0), (4, 3), (5, 4), (8, 7), (9, 8), (11, 8)])
+def test_a_fully_cached_prompt_computes_its_last_token_alone(length, hit):
+    s = scheduler()
+    s.submit(submit("a", range(length), 1), 0.0)
+    finish(s)
+    before = msgspec.structs.asdict(s.stats())
+    s.submit(submit("b", range(length), 1), 0.0)
+    planned, settled = step(s)
+    after = msgspec.structs.asdict(s.stats())
+    assert planned.plan.rows[0].first == hit == settled.deltas[0].timing.cached_tokens
+    assert after["cached_tokens"] - before["cached_tokens"] == hit
+    whole = length % 4 == 0
+    assert after["recomputed_tokens"] - before["recomputed_tokens"] == (1 if whole else 0)
+    assert after["prefix_queries"] - before["prefix_queries"] == length
+    assert after["prompt_tokens"] == 2 * length
+
+
+def test_a_fully_cached_prompt_whose_last_block_is_in_use_computes_that_block():
+    s = scheduler()
+    s.submit(submit("a", range(8), 9), 0.0)
+    step(s)
+    s.submit(submit("b", range(8), 1), 0.0)
+    planned, _ = step(s)
+    assert [row.first for row in planned.plan.rows] == [8, 4]
+    assert s.stats().recomputed_tokens == 4
+
+
+def test_the_same_salt_hits_and_another_or_none_does_not():
+    s = scheduler()
+    s.submit(submit("a", range(9), 1, salt="x"), 0.0)
+    finish(s)
+    for id, salt, hit in (("b", "x", 8), ("c", "y", 0), ("d", "", 0)):
+        s.submit(submit(id, range(9), 1, salt=salt), 0.0)
+        assert step(s)[1].deltas[0].timing.cached_tokens == hit
+
+
+def test_a_row_that_failed_ends_its_request_alone_and_its_blocks_are_not_found_again():
+    s = scheduler()
+    s.submit(submit("a", range(9)), 0.0)
+    s.submit(submit("b", range(20, 25)), 0.0)
+    _, settled = step(s, failed={0: "logits are not finite"})
+    (failed,) = settled.failed
+    assert (failed.id, failed.code, failed.message) == ("a", "step", "logits are not finite")
+    assert {delta.id: delta.finish for delta in settled.deltas} == {"a": "error", "b": None}
+    s.submit(submit("c", range(9)), 0.0)
+    planned, _ = step(s)
+    assert planned.plan.rows[-1].first == 0
+    assert finish(s).keys() == {"b", "c"}
+
+
+def test_a_constrained_row_is_planned_only_when_its_last_token_is_known():
+    s = scheduler()
+    s.submit(submit("a", [1], 3, grammar=Grammar("regex", "x*")), 0.0)
+    s.submit(submit("b", [1], 3), 0.0)
+    first, second = s.plan(0.0), s.plan(0.0)
+    assert first.constrained == [0] and [q.id for q in second.sequences] == ["b"]
+    s.apply(StepResult(1, (1, 1)), 0.0)
+    third = s.plan(0.0)
+    assert {q.id for q in third.sequences} == {"a", "b"}
+    assert [third.sequences[i].id for i in third.constrained] == ["a"]
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_a_sequence_that_grows_past_the_original_length_is_computed_anew(ahead):
+    rope = Rope(dim=2, theta=1e4, scaling=LongScaling(short=(1.0,), long=(2.0,), original=8))
+    s = scheduler(ropes=(rope,))
+    s.submit(submit("a", range(6), 6), 0.0)
+    flying, fresh = [], []
+    while s.running or s.waiting:
+        planned = s.plan(0.0)
+        if planned is not None:
+            flying.append(planned)
+            fresh += [
+                (len(new.ids), new.rope_length, row.first) for new in planned.plan.new for row in planned.plan.rows
+            ]
+        if planned is None or len(flying) == ahead:
+            s.apply(StepResult(flying.pop(0).plan.step, (1,)), 0.0)
+    assert fresh == [(6, 6, 0), (9, 9, 0)], "blocks of the other rotation are of no use"
+    assert s.stats().preemptions == 0
+
+
+def test_rotations_that_depend_on_the_prompt_share_no_blocks():
+    rope = Rope(dim=2, theta=1e4, scaling=DynamicScaling(factor=2.0, original=8))
+    s = scheduler(ropes=(rope,))
+    for id, length, hit in (("a", 8, 0), ("b", 7, 4), ("c", 13, 0), ("d", 14, 0), ("e", 13, 12)):
+        s.submit(submit(id, range(length), 1), 0.0)
+        assert step(s)[1].deltas[0].timing.cached_tokens == hit, id
+
+
+def test_times_are_those_of_the_events_and_in_order():
+    s = scheduler(max_step_tokens=2)
+    s.submit(submit("a", [1, 2, 3], 2), 1.0)
+    deltas = [delta for now in (2.0, 3.0, 4.0) for delta in step(s, now=now)[1].deltas]
+    timing = deltas[-1].timing
+    assert (timing.arrived, timing.scheduled, timing.first_token, timing.last_token) == (1.0, 2.0, 3.0, 4.0)
+    assert deltas[0].timing is not None, "the first delta has the time to it"
+
+
+def test_forgetting_the_prefix_cache_leaves_what_runs_alone():
+    s = scheduler()
+    s.submit(submit("a", range(9), 6), 0.0)
+    step(s)
+    s.reset_prefix_cache()
+    s.submit(submit("b", range(9), 2), 0.0)
+    planned, _ = step(s)
+    assert planned.plan.rows[-1].first == 0
+    assert {id: len(ids) for id, ids in finish(s).items()} == {"a": 4, "b": 1}
+    assert s.cache.pool.free == 40
+
+
+def test_the_oracle_knows_the_first_token():
+    request = submit("a", [1, 2, 3], 1)
+    assert expected(request, 100) == ([next_token([1, 2, 3])], "length", None)

@@ -1,0 +1,59 @@
+"""How many blocks, how many groups: small numbers worked out by hand."""
+
+import pytest
+
+from engine.kv.layout import Group, Layout, blocks_of, layout
+from engine.models.parts import Attention, Branch, Embedding, Head, Model
+
+
+def model(windows, kv_heads=2):
+    blocks = tuple(
+        (Branch(body=Attention(hidden=8, heads=2, kv_heads=kv_heads, head_dim=4, rope=None, window=window)),)
+        for window in windows
+    )
+    return Model(embed=Embedding(vocab=7, hidden=8), blocks=blocks, norm=None, head=Head(tied=True), max_context=64)
+
+
+def one(window, block_tokens=4):
+    return Layout((Group("g", (0,), window),), block_tokens, 1, 1, 1, 4)
+
+
+@pytest.mark.parametrize("tokens, blocks", [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (31, 2), (32, 2), (33, 3)])
+def test_tokens_need_as_many_blocks_as_they_begin(tokens, blocks):
+    assert blocks_of(tokens, 16) == blocks
+    assert one(None, 16).blocks_for(tokens) == blocks
+
+
+@pytest.mark.parametrize(
+    "full, window, size, groups",
+    [(4, 22, 4, 7), (28, 0, 28, 1), (13, 13, 13, 2), (1, 5, 1, 6), (10, 52, 13, 5), (5, 5, 5, 2), (1, 0, 1, 1)],
+)
+def test_layers_fall_into_few_groups_with_little_spare(full, window, size, groups):
+    made = layout(model([None] * full + [9] * window), block_tokens=4, element_bytes=4)
+    assert (made.layers_per_block, len(made.groups)) == (size, groups)
+    assert sorted(i for group in made.groups for i in group.layers) == list(range(full + window))
+    assert groups * size - full - window <= 0.1 * (full + window)
+
+
+def test_a_block_holds_keys_and_values_of_all_its_layers():
+    made = layout(model([None] * 3), block_tokens=5, element_bytes=2)
+    assert made.page_bytes == 2 * 5 * 2 * 4 * 2
+    assert made.block_bytes == 3 * made.page_bytes
+    assert made.blocks(10 * made.block_bytes - 1) == 9
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("step_tokens", [1, 3, 4, 7])
+def test_a_window_never_needs_more_blocks_than_stated_and_once_just_that(window, step_tokens):
+    block_tokens, length = 4, 60
+    stated = one(window).blocks_for(length, step_tokens)
+    most = 0
+    for first in range(length - step_tokens + 1):
+        needed = range(max(0, first - window + 1), first + step_tokens)
+        most = max(most, len({position // block_tokens for position in needed}))
+    assert most == stated
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 2, 7])
+def test_the_longest_request_is_the_one_that_still_fits(blocks):
+    assert one(None).tokens_in(blocks) == 4 * blocks
