@@ -1,10 +1,11 @@
 """Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v, grouped heads, no copy of K or V
 per query head.
 
-What a step reads is planned once for each group of layers (`plan_reads`) and used by all of them: rows with one new
-token go together in buckets of similar length, as one padded gather and two batched products for each KV head; each
-longer row is one call of torch's fused attention over its own gathered pages, or over the step's own keys where nothing
-precedes them. Position p reads positions max(0, p - window + 1) … p. `softcap` c: scores become c · tanh(s / c).
+What a step reads is planned once, for each window (`cut_rows`) and each group of layers (`plan_reads`), and used by all
+of its layers. Rows with one new token go together in buckets of similar length, as one padded gather and two batched
+products for each KV head; each longer row is one call of torch's fused attention over its own gathered pages, or over
+the step's own keys where nothing precedes them. Position p reads positions max(0, p - window + 1) … p. `softcap` c:
+scores become c · tanh(s / c).
 
 A masked score is -inf, so its weight is exactly 0; pages are finite (see paged_kv), so what it weighs does not matter.
 """
@@ -27,58 +28,81 @@ class Bucket:
     """Rows with one token each, padded to the same number of blocks."""
 
     tokens: Tensor  # [rows] int64, where the row's token stands in the step
-    planes: Tensor  # [layers, 2, rows · blocks] int64, pages of the flat view of K and V
-    bias: Tensor  # [rows, 1, blocks · block_tokens] fp32, 0 or -inf
+    rows: Tensor  # [rows, 1] int64, the row of the block table
+    columns: Tensor  # [rows, blocks] int64, which of its blocks are read
+    bias: Tensor  # [rows, 1, blocks * block_tokens] fp32, 0 or -inf
 
 
 @dataclass(frozen=True)
 class Span:
-    """A row of several tokens. `planes` None: nothing precedes it, the step's own keys and values are all it reads.
+    """A row of several tokens. `columns` None: nothing precedes it, the step's own keys and values are all it reads.
     `mask` None: plain causal."""
 
     start: int
     stop: int
+    row: int
+    columns: slice | None
     length: int  # keys that are read
-    planes: Tensor | None  # [layers, 2, blocks] int64
     mask: Tensor | None  # [tokens, length] fp32, 0 or -inf
 
 
 @dataclass(frozen=True)
-class Reads:
+class Cuts:
+    """How a step's rows are read under one window; groups with the same window share it."""
+
     buckets: tuple[Bucket, ...]
     spans: tuple[Span, ...]
 
 
-def plan_reads(
-    table: Tensor,
+@dataclass(frozen=True)
+class Reads:
+    """The same with the pages of one group: planes of the flat view, [layers, 2, blocks] int64, for each bucket and for
+    each span that reads pages."""
+
+    cuts: Cuts
+    buckets: tuple[Tensor, ...]
+    spans: tuple[Tensor | None, ...]
+
+
+def cut_rows(
     first: Sequence[int],
     count: Sequence[int],
     *,
-    layers: int,
-    block_tokens: int,
     window: int | None,
+    block_tokens: int,
+    columns: int,
     page_elements: int,
-) -> Reads:
-    """What the rows of a step read in one group. table: [rows, blocks] int64; row i computes `count[i]` positions from
-    `first[i]`; page_elements: numbers in one layer's K of one block."""
-    singles: list[tuple[int, int, int, int]] = []  # blocks, row, token, first block
+    device: torch.device,
+) -> Cuts:
+    """Row i computes `count[i]` positions from `first[i]`. columns: blocks in a row of the tables; page_elements: those
+    in one layer's K of one block."""
+    singles: list[_Single] = []
     spans = []
-    plane = torch.arange(2 * layers, device=table.device).view(layers, 2, 1)
     token = 0
     for row, (begin, size) in enumerate(zip(first, count, strict=True)):
-        needed = 0 if window is None else max(0, begin - window + 1)
-        low, high = needed // block_tokens, -(-(begin + size) // block_tokens)
+        low = 0 if window is None else max(0, begin - window + 1) // block_tokens
         if size == 1:
-            singles.append((high - low, row, token, low))
+            singles.append((begin // block_tokens + 1 - low, row, token, low, begin))
         else:
-            blocks = table[row, low:high]
-            spans.append(_span(blocks, begin, size, token, low * block_tokens, window, plane))
+            spans.append(_span(row, begin, size, token, low, window, block_tokens, device))
         token += size
-    buckets = [
-        _bucket(table, first, members, plane, block_tokens, window)
-        for members in _similar(singles, max(1, GATHER_ELEMENTS // page_elements))
-    ]
-    return Reads(tuple(buckets), tuple(spans))
+    most = max(1, GATHER_ELEMENTS // page_elements)
+    buckets = [_bucket(members, columns, block_tokens, window, device) for members in _similar(singles, most)]
+    return Cuts(tuple(buckets), tuple(spans))
+
+
+def plan_reads(cuts: Cuts, table: Tensor, layers: int) -> Reads:
+    """table: [rows, blocks] int64, block ids of one group, whose blocks hold `layers` layers."""
+    plane = torch.arange(2 * layers, device=table.device).view(layers, 2, 1)
+
+    def planes(blocks: Tensor) -> Tensor:
+        return blocks.flatten() * (2 * layers) + plane
+
+    return Reads(
+        cuts,
+        tuple(planes(table[bucket.rows, bucket.columns]) for bucket in cuts.buckets),
+        tuple(None if span.columns is None else planes(table[span.row, span.columns]) for span in cuts.spans),
+    )
 
 
 def paged_attention(
@@ -88,27 +112,25 @@ def paged_attention(
     pages: [blocks, layers, 2, block_tokens, kv_heads, dim] → [tokens, heads, dim] of q's type."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = pages.view(-1, *pages.shape[-3:])  # [blocks · layers · 2, block_tokens, kv_heads, dim]
-    for bucket in reads.buckets:
+    for bucket, planes in zip(reads.cuts.buckets, reads.buckets, strict=True):
         rows, whole = bucket.tokens.shape[0], bucket.tokens.shape[0] == q.shape[0]
         some = q if whole else q.index_select(0, bucket.tokens)
         keys, values = (
-            flat.index_select(0, planes).view(rows, -1, *pages.shape[-2:]).to(q.dtype)
-            for planes in bucket.planes[layer]
+            flat.index_select(0, plane).view(rows, -1, *pages.shape[-2:]).to(q.dtype) for plane in planes[layer]
         )
         result = _decode(some, keys, values, bucket.bias, scale, softcap)
         if whole:
-            out = result
-        else:
-            out.index_copy_(0, bucket.tokens, result)
-    for span in reads.spans:
+            return result
+        out.index_copy_(0, bucket.tokens, result)
+    attend = _fused if softcap is None else _capped
+    for span, planes in zip(reads.cuts.spans, reads.spans, strict=True):
         own = slice(span.start, span.stop)
-        if span.planes is None:
+        if planes is None:
             keys, values = k[own], v[own]
         else:
             keys, values = (
-                flat.index_select(0, planes).flatten(0, 1)[: span.length].to(q.dtype) for planes in span.planes[layer]
+                flat.index_select(0, plane).flatten(0, 1)[: span.length].to(q.dtype) for plane in planes[layer]
             )
-        attend = _fused if softcap is None else _capped
         out[own] = attend(q[own], keys, values, span.mask, scale, softcap)
     return out
 
@@ -161,61 +183,63 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, 
     return torch.cat(pieces, 2).permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _span(blocks: Tensor, first: int, count: int, token: int, low: int, window: int | None, plane: Tensor) -> Span:
-    """`low`: position of the first key that the blocks hold."""
+_Single = tuple[int, int, int, int, int]  # blocks, row, token, first block, position
+
+
+def _span(
+    row: int,
+    first: int,
+    count: int,
+    token: int,
+    low: int,
+    window: int | None,
+    block_tokens: int,
+    device: torch.device,
+) -> Span:
+    """`low`: the first block that is read."""
     stop = token + count
     if first == 0:
         masked = window is not None and window < count
-        mask = _mask(count, 0, 0, count, window, blocks.device) if masked else None
-        return Span(token, stop, count, None, mask)
-    length = first + count - low
-    return Span(
-        token, stop, length, blocks * plane.numel() + plane, _mask(count, first, low, length, window, blocks.device)
-    )
+        return Span(token, stop, row, None, count, _mask(count, 0, 0, count, window, device) if masked else None)
+    begin = low * block_tokens
+    length = first + count - begin
+    columns = slice(low, -(-(first + count) // block_tokens))
+    return Span(token, stop, row, columns, length, _mask(count, first, begin, length, window, device))
 
 
 def _mask(count: int, first: int, low: int, length: int, window: int | None, device: torch.device) -> Tensor:
     """[count, length] fp32: 0 where position first + i reads position low + j, else -inf."""
     query = torch.arange(first, first + count, device=device).unsqueeze(1)
-    key = torch.arange(low, low + length, device=device)
+    return _bias(query, torch.arange(low, low + length, device=device), window)
+
+
+def _bias(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+    """0 where the position `query` reads the position `key`, else -inf."""
     hidden = key > query if window is None else (key > query) | (key <= query - window)
-    return torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
+    return torch.zeros(hidden.shape, device=key.device).masked_fill_(hidden, float("-inf"))
 
 
-def _similar(singles: list[tuple[int, int, int, int]], most: int) -> list[list[tuple[int, int, int, int]]]:
+def _similar(singles: list[_Single], most: int) -> list[list[_Single]]:
     """Cuts rows into buckets of at most `most` padded blocks in which no row is less than three quarters as long as the
     longest, a few blocks aside."""
-    buckets: list[list[tuple[int, int, int, int]]] = []
+    buckets: list[list[_Single]] = []
     longest = 0
-    for row in sorted(singles, key=lambda one: (-one[0], one[1])):
-        if not buckets or row[0] < longest * 0.75 - 4 or (len(buckets[-1]) + 1) * longest > most:
+    for single in sorted(singles, key=lambda one: (-one[0], one[1])):
+        if not buckets or single[0] < longest * 0.75 - 4 or (len(buckets[-1]) + 1) * longest > most:
             buckets.append([])
-            longest = row[0]
-        buckets[-1].append(row)
+            longest = single[0]
+        buckets[-1].append(single)
     return [sorted(bucket, key=lambda one: one[1]) for bucket in buckets]
 
 
 def _bucket(
-    table: Tensor,
-    first: Sequence[int],
-    members: list[tuple[int, int, int, int]],
-    plane: Tensor,
-    block_tokens: int,
-    window: int | None,
+    members: list[_Single], columns: int, block_tokens: int, window: int | None, device: torch.device
 ) -> Bucket:
-    device = table.device
+    table = torch.tensor(members, device=device)
+    _, rows, tokens, low, position = table.unbind(1)
     width = max(member[0] for member in members)
-    rows = torch.tensor([member[1] for member in members], device=device)
-    low = torch.tensor([member[3] for member in members], device=device).unsqueeze(1)
-    position = torch.tensor([first[member[1]] for member in members], device=device).unsqueeze(1)
-    # Past its own end a row reads its last column again; the bias hides it.
-    columns = (low + torch.arange(width, device=device)).clamp_(max=table.shape[1] - 1)
-    blocks = table[rows.unsqueeze(1), columns]
+    low, position = low.unsqueeze(1), position.unsqueeze(1)
     key = low * block_tokens + torch.arange(width * block_tokens, device=device)
-    hidden = key > position if window is None else (key > position) | (key <= position - window)
-    bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, float("-inf"))
-    return Bucket(
-        tokens=torch.tensor([member[2] for member in members], device=device),
-        planes=blocks.flatten() * plane.numel() + plane,
-        bias=bias.unsqueeze(1),
-    )
+    # Past its own end a row reads the last column again; the bias hides it.
+    reached = (low + torch.arange(width, device=device)).clamp_(max=columns - 1)
+    return Bucket(tokens, rows.unsqueeze(1), reached, _bias(position, key, window).unsqueeze(1))

@@ -11,7 +11,7 @@ from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.rope import angles
 from engine.models.parts import Rope
-from kernels.paged_attention import Reads, plan_reads
+from kernels.paged_attention import Reads, cut_rows, plan_reads
 from kernels.paged_kv import write_rows
 
 
@@ -25,17 +25,20 @@ class Step:
 
 def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ...]) -> Step:
     layers, block_tokens = layout.layers_per_block, layout.block_tokens
-    reads = tuple(
-        plan_reads(
-            table,
+    cuts = {
+        window: cut_rows(
             batch.first,
             batch.count,
-            layers=layers,
+            window=window,
             block_tokens=block_tokens,
-            window=group.window,
+            columns=batch.tables[0].shape[1],
             page_elements=block_tokens * layout.kv_heads * layout.head_dim,
+            device=pages.device,
         )
-        for group, table in zip(layout.groups, batch.tables, strict=True)
+        for window in {group.window for group in layout.groups}
+    }
+    reads = tuple(
+        plan_reads(cuts[group.window], table, layers) for group, table in zip(layout.groups, batch.tables, strict=True)
     )
     writes = tuple(write_rows(slots, layers, block_tokens) for slots in batch.slots)
     turned = {rope: angles(rope, batch.positions, batch.rope_lengths) for rope in ropes}

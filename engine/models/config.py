@@ -44,12 +44,12 @@ class Config:
     def of(cls, config: Mapping[str, Any], **defaults: Any) -> "Config":
         return cls({**defaults, **normalised(config)})
 
-    def whole(self, key: str) -> int:
+    def whole(self, key: str, least: int = 1) -> int:
         value = self._known(key)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise CheckpointError(f"config.json: {key} is {value!r}; it must be a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise CheckpointError(f"config.json: {key} is {value!r}; it must be a whole number of at least {least}")
         return value
 
     def number(self, key: str) -> float:
@@ -114,7 +114,7 @@ class Config:
     def layer_types(self, default: tuple[str, ...]) -> tuple[str, ...]:
         """The kind of each layer, "full_attention" or "sliding_attention"."""
         kinds = self.values.get("layer_types")
-        kinds = default if kinds is None else tuple(kinds)
+        kinds = tuple(kinds) if isinstance(kinds, list) else default
         strange = set(kinds) - {"full_attention", "sliding_attention"}
         if strange or len(kinds) != self.layers:
             raise CheckpointError(

@@ -55,6 +55,6 @@ def layer_windows(c: Config) -> tuple[int | None, ...]:
     """Windows in Qwen's way: switched on by use_sliding_window, for the layers from max_window_layers on."""
     if not c.flag("use_sliding_window") or c.window() is None:
         return (None,) * c.layers
-    first = c.values["max_window_layers"]
+    first = c.whole("max_window_layers", least=0)
     usual = tuple("sliding_attention" if i >= first else "full_attention" for i in range(c.layers))
     return tuple(c.window() if kind == "sliding_attention" else None for kind in c.layer_types(usual))

@@ -1,4 +1,4 @@
-"""Every architecture and rope scaling against transformers in float32: same checkpoint, same tokens, logits within 1e-4.
+"""Every architecture and rope scaling against transformers in float32: same checkpoint and tokens, logits within 1e-4.
 
 Checkpoints are tiny, random, and saved by transformers in several shards.
 """

@@ -1,0 +1,163 @@
+"""Paged attention of ragged rows against a loop over single queries in float64."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from kernels import paged_attention as module
+from kernels.paged_attention import cut_rows, paged_attention, plan_reads
+from kernels.paged_kv import write_kv, write_rows
+
+BLOCK, LAYERS, LAYER = 4, 3, 1
+
+
+def brute_force(q, keys, values, first, window, scale, softcap):
+    """q: [count, heads, dim] at positions first…; keys, values: [length, kv_heads, dim], all positions of the row."""
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    group = q.shape[1] // keys.shape[1]
+    for i in range(q.shape[0]):
+        position = first + i
+        low = 0 if window is None else max(0, position - window + 1)
+        for head in range(q.shape[1]):
+            k = keys[low : position + 1, head // group].double()
+            scores = k @ q[i, head].double() * scale
+            if softcap is not None:
+                scores = softcap * torch.tanh(scores / softcap)
+            out[i, head] = scores.softmax(0) @ values[low : position + 1, head // group].double()
+    return out
+
+
+class Rows:
+    """Rows of (first, count), whose earlier positions are in shuffled pages; blocks out of the window are released."""
+
+    def __init__(self, rows, *, heads=6, kv_heads=2, dim=8, window=None, seed=0):
+        self.window, draw = window, torch.Generator().manual_seed(seed)
+        self.first, self.count = [first for first, _ in rows], [count for _, count in rows]
+        total = sum(self.count)
+        width = max(-(-(first + count) // BLOCK) for first, count in rows)
+        blocks = torch.randperm(len(rows) * width, generator=draw) + 1
+        self.table = blocks.view(len(rows), width)
+        self.pages = torch.full((len(rows) * width + 1, LAYERS, 2, BLOCK, kv_heads, dim), 50.0)
+        self.q = torch.randn((total, heads, dim), generator=draw)
+        self.kv = [torch.randn((2, first + count, kv_heads, dim), generator=draw) for first, count in rows]
+        new = [kv[:, first:] for kv, first in zip(self.kv, self.first, strict=True)]
+        self.k, self.v = torch.cat([x[0] for x in new]), torch.cat([x[1] for x in new])
+        for row, kv in enumerate(self.kv):
+            self._write(row, 0, kv.shape[1], kv[0], kv[1])
+            released = 0 if window is None else max(0, self.first[row] - window + 1) // BLOCK
+            self.table[row, :released] = 0
+
+    def _write(self, row, first, stop, k, v):
+        positions = torch.arange(first, stop)
+        slots = self.table[row, positions // BLOCK] * BLOCK + positions % BLOCK
+        write_kv(self.pages, write_rows(slots, LAYERS, BLOCK)[LAYER], k, v)
+
+    def reads(self):
+        cuts = cut_rows(
+            self.first,
+            self.count,
+            window=self.window,
+            block_tokens=BLOCK,
+            columns=self.table.shape[1],
+            page_elements=BLOCK * self.k.shape[1] * self.k.shape[2],
+            device=self.table.device,
+        )
+        return plan_reads(cuts, self.table, LAYERS)
+
+    def attention(self, scale, softcap=None):
+        return paged_attention(self.q, self.k, self.v, self.pages, LAYER, self.reads(), scale=scale, softcap=softcap)
+
+    def expected(self, scale, softcap=None):
+        pieces, at = [], 0
+        for first, count, kv in zip(self.first, self.count, self.kv, strict=True):
+            q = self.q[at : at + count]
+            pieces.append(brute_force(q, kv[0], kv[1], first, self.window, scale, softcap))
+            at += count
+        return torch.cat(pieces)
+
+
+def check(rows, scale=0.35, softcap=None):
+    torch.testing.assert_close(
+        rows.attention(scale, softcap).double(), rows.expected(scale, softcap), atol=1e-5, rtol=0
+    )
+
+
+MIXES = {
+    "one token": [(0, 1)],
+    "decode": [(9, 1)],
+    "decode at block edges": [(3, 1), (4, 1), (5, 1), (7, 1), (8, 1)],
+    "decode of very different lengths": [(0, 1), (200, 1), (3, 1), (90, 1), (199, 1)],
+    "a whole prompt": [(0, 11)],
+    "a later chunk": [(7, 6)],
+    "everything": [(5, 1), (0, 7), (8, 3), (30, 1), (4, 4), (0, 1), (13, 2)],
+}
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 4, 5, 64])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("mix", MIXES)
+def test_rows_equal_a_loop_over_queries(mix, window, softcap):
+    check(Rows(MIXES[mix], window=window), softcap=softcap)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 2), (5, 1, 16), (7, 7, 3), (14, 2, 64)])
+def test_head_counts_and_sizes_of_all_kinds(heads, kv_heads, dim):
+    check(Rows(MIXES["everything"], heads=heads, kv_heads=kv_heads, dim=dim), scale=1 / math.sqrt(dim))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_mixes(seed):
+    draw = random.Random(seed)
+    rows = [
+        (draw.choice([0, draw.randint(0, 60)]), draw.choice([1, 1, draw.randint(2, 20)]))
+        for _ in range(draw.randint(1, 9))
+    ]
+    check(Rows(rows, window=draw.choice([None, draw.randint(1, 30)]), seed=seed))
+
+
+@pytest.mark.parametrize("limit", [1, 64, 1000])
+def test_small_gathers_and_slices_give_the_same(monkeypatch, limit):
+    """The limits that keep temporary buffers small cut the work, not the result."""
+    monkeypatch.setattr(module, "GATHER_ELEMENTS", limit)
+    monkeypatch.setattr(module, "SCORE_ELEMENTS", limit)
+    check(Rows(MIXES["everything"]))
+    check(Rows(MIXES["everything"]), softcap=2.0)
+
+
+def test_rows_of_similar_length_share_a_bucket_and_others_do_not():
+    lengths = [400, 390, 350, 100, 98, 3, 9]
+    reads = Rows([(length - 1, 1) for length in lengths]).reads()
+    assert [sorted(lengths[i] for i in bucket.tokens.tolist()) for bucket in reads.cuts.buckets] == [
+        [350, 390, 400],
+        [98, 100],
+        [3, 9],
+    ]
+
+
+def test_a_windowed_row_gathers_only_the_blocks_of_its_window():
+    (bucket,) = Rows([(199, 1)], window=6).reads().cuts.buckets
+    assert bucket.bias.shape[-1] == 2 * BLOCK  # positions 194 to 199 lie in blocks 48 and 49
+
+
+def test_other_layers_and_blocks_are_not_written():
+    rows = Rows([(0, 5)])
+    assert (rows.pages[:, 0] == 50).all() and (rows.pages[:, 2] == 50).all() and (rows.pages[0] == 50).all()
+    assert rows.pages[rows.table[0, 1], LAYER, :, 1:].eq(50).all()
+
+
+def test_numbers_that_are_not_finite_are_written_as_zero():
+    pages = torch.ones(2, 1, 2, BLOCK, 1, 3)
+    k = torch.tensor([[[math.nan, math.inf, 2.0]]])
+    write_kv(pages, write_rows(torch.tensor([BLOCK + 2]), 1, BLOCK)[0], k, -k)
+    assert pages[1, 0, 0, 2, 0].tolist() == [0, 0, 2] and pages[1, 0, 1, 2, 0].tolist() == [0, 0, -2]
+
+
+def test_pages_in_half_precision_are_read_as_the_type_of_the_queries():
+    rows = Rows(MIXES["everything"])
+    want = rows.attention(0.3)
+    rows.pages = rows.pages.bfloat16()
+    got = rows.attention(0.3)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got, want, atol=3e-2, rtol=0)
