@@ -108,9 +108,17 @@ class Tree:
             wake.cancel()
             await processes.sweep(_SWEEP_S, self._reaped)
             self._drain()
-            for lines in self._lines.values():
-                os.close(lines.descriptor)
+            self._close()
         return outcome
+
+    def _close(self) -> None:
+        self._loop.remove_signal_handler(signal.SIGCHLD)
+        for number in _stop_signals():
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # the run directory is still to be removed, then it is over anyway
+        for lines in self._lines.values():
+            self._loop.remove_reader(lines.descriptor)
+            os.close(lines.descriptor)
 
     def _open_pipes(self) -> None:
         """Opened for reading and writing: so neither end ever waits for the other, nor sees an end of file."""
@@ -140,7 +148,7 @@ class Tree:
             stdin=subprocess.DEVNULL,
             stdout=writing,
             stderr=writing,
-            start_new_session=True,  # a terminal's Ctrl-C reaches only us, who know the order of stopping
+            process_group=0,  # a terminal's Ctrl-C reaches only us, who know the order of stopping
             preexec_fn=processes.end_with_parent,  # no thread runs yet
         )
         os.close(writing)

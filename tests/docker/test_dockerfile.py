@@ -1,0 +1,48 @@
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def _instructions() -> list[tuple[str, str]]:
+    """Instructions of the last stage: name and the rest, continuation lines joined, without comments."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", "")
+    pairs = [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
+    last = max(index for index, (name, _) in enumerate(pairs) if name == "FROM")
+    return pairs[last:]
+
+
+def _of(name: str) -> list[str]:
+    return [rest for each, rest in _instructions() if each == name]
+
+
+def test_the_entry_point_and_the_health_check_are_in_exec_form():
+    assert json.loads(_of("ENTRYPOINT")[0]) == ["/opt/slipway/entrypoint.sh"]
+    command = json.loads(_of("HEALTHCHECK")[0].partition("CMD")[2])
+    assert command[1:] == ["healthcheck"]
+
+
+def test_the_image_stops_by_sigterm_and_runs_as_a_number_that_is_not_root():
+    assert _of("STOPSIGNAL") == ["SIGTERM"]
+    (user,) = _of("USER")
+    assert re.fullmatch(r"[1-9]\d*:0", user)
+
+
+def test_everything_that_libraries_write_goes_below_tmp():
+    environment = dict(re.findall(r"(\w+)=(\S+)", _of("ENV")[0]))
+    places = {"HOME", "XDG_CACHE_HOME", "HF_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"}
+    assert all(environment[name].startswith("/tmp") for name in places)
+
+
+def test_the_entry_point_can_be_executed():
+    assert (ROOT / "entrypoint.sh").stat().st_mode & 0o111 == 0o111
+
+
+def test_what_the_image_copies_is_not_ignored():
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    text = (ROOT / "Dockerfile").read_text()
+    sources = [word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for word in line.split()]
+    assert sources
+    assert set(sources) <= kept
+    assert all((ROOT / source).exists() for source in sources)
