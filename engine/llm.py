@@ -123,7 +123,8 @@ class LLM:
     def __init__(self, path: str | Path, **overrides: Any) -> None:
         self.config = _config(Path(path), overrides)
         checkpoint = read_checkpoint(self.config.model, self.config.trust_remote_code)
-        self._eos = tuple(token for token in checkpoint.eos_token_ids if token < checkpoint.model.embed.vocab)
+        self.vocab = checkpoint.model.embed.vocab
+        self._eos = tuple(token for token in checkpoint.eos_token_ids if token < self.vocab)
         self.tokenizer = Tokenizer(path) if (Path(path) / "tokenizer.json").exists() else None
         self._worker = build_worker(self.config, lambda phase, fraction: None)
         self._messages: SimpleQueue[list[FromEngine] | BaseException] = SimpleQueue()
@@ -131,7 +132,7 @@ class LLM:
             self.config,
             self._worker,
             self._messages.put,
-            lambda: compiler_for(self.config.model, checkpoint.model.embed.vocab),
+            lambda: compiler_for(self.config.model, self.vocab),
         )
         self._numbers = itertools.count()
         self._busy = threading.Lock()

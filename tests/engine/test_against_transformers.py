@@ -58,11 +58,11 @@ class Case:
         with torch.no_grad():
             if not any(word in self.name for word in KEPT_ROTATION):
                 return model(ids).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+            model.generation_config = tiny.transformers.GenerationConfig(eos_token_id=None, pad_token_id=0)
             made = model.generate(
                 ids[:, : len(prompt)],
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
                 max_new_tokens=len(reply),
-                min_new_tokens=len(reply),
                 do_sample=False,
                 output_logits=True,
                 return_dict_in_generate=True,

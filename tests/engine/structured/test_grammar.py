@@ -26,6 +26,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 LARK = 'start: "[" pair ("," pair)* "]"\npair: KEY "=" value\nvalue: "true" | "12" | start\nKEY: /[ab]{1,3}/\n'
+REGEX = r"(你|好|😀|a){2,5}-[0-9]{1,3}"
 ENDS = {"byte level": "<|end|>", "byte fallback": "</s>"}
 
 
@@ -55,10 +56,13 @@ def in_lark(text: str) -> bool:
 
 
 LANGUAGES = {
-    "schema": (Grammar("json_schema", json.dumps(SCHEMA)), lambda t: jsonschema.validate(json.loads(t), SCHEMA) is None),
-    "regex": (Grammar("regex", r"(你|好|😀|a){2,5}-[0-9]{1,3}"), lambda t: re.fullmatch(r"(你|好|😀|a){2,5}-[0-9]{1,3}", t)),
+    "schema": (
+        Grammar("json_schema", json.dumps(SCHEMA)),
+        lambda text: jsonschema.validate(json.loads(text), SCHEMA) is None,
+    ),
+    "regex": (Grammar("regex", REGEX), lambda text: re.fullmatch(REGEX, text)),
     "lark": (Grammar("lark", LARK), in_lark),
-}  # fmt: skip
+}
 
 
 class Walk:

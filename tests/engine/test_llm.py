@@ -1,0 +1,210 @@
+"""The offline engine: text in, text out, stops, errors, times, structured output."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from engine.api.errors import ConfigError, RequestError
+from engine.api.messages import Grammar, Sampling
+from engine.llm import LLM, Params
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama over bytes, with a token that ends."""
+    path = tmp_path_factory.mktemp("llm") / "model"
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
+    config = transformers.LlamaConfig(
+        vocab_size=263,  # six more than the tokenizer has
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=256,
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(path)
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
+    with LLM(path, kv_bytes=1 << 20, block_tokens=4, max_running=8, max_step_tokens=16, threads=1) as made:
+        yield made
+
+
+def test_importing_engine_does_not_load_torch():
+    code = "import engine, sys; assert 'torch' not in sys.modules; print(engine.LLM.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "LLM", done.stderr
+
+
+def test_prompts_are_a_text_texts_or_ids_and_replies_keep_their_order(llm):
+    params = Params(temperature=0.0, max_tokens=5)
+    one = llm.generate("abc", params)
+    several = llm.generate(["xyz", "abc", [*llm.tokenizer.encode("abc")]], params)
+    assert len(one) == 1 and len(several) == 3
+    assert one[0].ids == several[1].ids == several[2].ids
+    assert several[0].prompt_ids == tuple(llm.tokenizer.encode("xyz"))
+    assert one[0].text == llm.tokenizer.decode(one[0].ids)
+    assert one[0].finish == "length" and one[0].logprobs == []
+
+
+def test_params_are_for_all_or_one_each(llm):
+    replies = llm.generate(["a", "a"], [Params(max_tokens=2), Sampling(temperature=0.0)])
+    assert [len(reply.ids) for reply in replies] == [2, Params().max_tokens]
+    with pytest.raises(RequestError, match="1 params for 2 prompts"):
+        llm.generate(["a", "b"], [Params()])
+
+
+def test_without_a_seed_replies_differ_and_with_one_they_do_not(llm):
+    free = llm.generate(["a"] * 4, Params(max_tokens=12))
+    fixed = llm.generate(["a"] * 4, Params(max_tokens=12, seed=5))
+    assert len({reply.text for reply in free}) > 1 and len({reply.text for reply in fixed}) == 1
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_ends_the_reply_with_its_tokens_and_logprobs(include, llm):
+    whole = llm.generate("hello", Params(seed=3, max_tokens=40, ignore_eos=True))[0]
+    at = next(i for i in range(4, 30) if whole.text[i : i + 2].isprintable() and "\ufffd" not in whole.text[: i + 2])
+    stop = whole.text[at : at + 2]
+    at = whole.text.index(stop)
+    cut = llm.generate(
+        "hello",
+        Params(seed=3, max_tokens=40, ignore_eos=True, logprobs=0, stop=("never there", stop), include_stop=include),
+    )[0]
+    assert cut.text == whole.text[: at + 2 if include else at]
+    assert (cut.finish, cut.stop_reason) == ("stop", stop)
+    assert cut.ids == whole.ids[: len(cut.ids)] and len(cut.ids) == len(cut.logprobs) < 40
+
+
+def test_the_end_token_is_in_the_ids_and_not_in_the_text(llm):
+    forced = Params(temperature=0.0, logit_bias={256: 100.0})
+    reply = llm.generate("a", forced)[0]
+    assert reply.ids == [256] and reply.text == "" and (reply.finish, reply.stop_reason) == ("stop", None)
+    ignored = llm.generate("a", Params(temperature=0.0, logit_bias={256: 100.0}, ignore_eos=True, max_tokens=3))[0]
+    assert ignored.ids == [256] * 3 and ignored.finish == "length"
+    as_stop = Params(temperature=0.0, logit_bias={65: 100.0}, stop_token_ids=(65,), min_tokens=2)
+    stopped = llm.generate("a", as_stop)[0]
+    assert stopped.stop_reason == 65 and len(stopped.ids) == 3 and 65 not in stopped.ids[:2]
+
+
+def test_times_never_run_backwards(llm):
+    for reply in llm.generate(["abc" * n for n in (1, 9, 30)], Params(max_tokens=4)):
+        times = reply.timing
+        assert 0 < times.arrived <= times.scheduled <= times.first_token <= times.last_token
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "param"),
+    [
+        ([], Params(), "prompt"),
+        ([263], Params(), "prompt"),
+        ([1] * 512, Params(), "prompt"),
+        ([1], Params(logit_bias={9999: 1.0}), "logit_bias"),
+        ([1], Params(grammar=Grammar("regex", "[")), "structured_outputs"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_an_error_and_the_engine_goes_on(prompt, params, param, llm):
+    with pytest.raises(RequestError) as caught:
+        llm.generate([[1, 2], prompt], [Params(max_tokens=400), params])
+    assert caught.value.param == param
+    assert len(llm.generate("a", Params(max_tokens=3, ignore_eos=True))[0].ids) == 3
+
+
+def test_no_prompts_give_no_replies(llm):
+    assert llm.generate([]) == []
+
+
+def test_an_unknown_setting_is_named_with_those_that_exist(path):
+    with pytest.raises(ConfigError, match=r"max_contxt.*max_context"):
+        LLM(path, max_contxt=3)
+
+
+def test_defaults_follow_from_the_checkpoint_and_the_machine(path):
+    with LLM(path) as made:
+        assert made.config.max_context == 512 and made.config.dtype == "float32"
+        assert made.config.kv_bytes >= 512 * made._worker.layout.block_bytes // made.config.block_tokens
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "maximum": 9999}, "b": {"enum": ["x", "é", "好"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+REGEX = r"(你|好|😀|a){2,5}-[0-9]{1,3}"
+LARK = 'start: "<" ("yes" | "no" | start) ">"'
+
+
+def in_schema(text: str) -> bool:
+    return jsonschema.validate(json.loads(text), SCHEMA) is None
+
+
+def in_lark(text: str) -> bool:
+    whole = re.fullmatch(r"(<+)(yes|no)(>+)", text)
+    return whole is not None and len(whole[1]) == len(whole[3])
+
+
+LANGUAGES = {
+    "schema": (Grammar("json_schema", json.dumps(SCHEMA)), in_schema),
+    "regex": (Grammar("regex", REGEX), lambda text: re.fullmatch(REGEX, text)),
+    "lark": (Grammar("lark", LARK), in_lark),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_grammar_holds_beside_free_requests(language, temperature, llm):
+    grammar, accepts = LANGUAGES[language]
+    # a random model likes white space and brackets as much as anything: a bias lets it come to an end
+    bias = {llm.tokenizer.encode(text)[0]: -6.0 for text in (" ", "\n", "\t", "\r", "<", "0")}
+    held = [
+        Params(temperature=temperature, seed=seed, max_tokens=300, grammar=grammar, logit_bias=bias)
+        for seed in range(5 if temperature else 1)
+    ]
+    free = Params(temperature=1.0, seed=1, max_tokens=20, ignore_eos=True)
+    replies = llm.generate(["x"] * (len(held) + 2), [free, *held, free])
+    assert [len(reply.ids) for reply in (replies[0], replies[-1])] == [20, 20]
+    assert replies[0].ids == replies[-1].ids == llm.generate("x", free)[0].ids
+    for reply in replies[1:-1]:
+        assert reply.finish == "stop", reply.text
+        assert accepts(reply.text), reply.text
+
+
+def test_a_reply_cut_by_its_length_is_a_prefix_of_the_language(llm):
+    grammar = Grammar("regex", "(abc){50}")
+    for count in (1, 7):
+        reply = llm.generate("x", Params(seed=count, max_tokens=count, grammar=grammar))[0]
+        assert reply.text == ("abc" * 9)[:count] and reply.finish == "length"
+
+
+def test_a_dead_end_ends_its_own_request_only(llm):
+    letters = tuple(llm.tokenizer.encode(letter)[0] for letter in "ab")
+    rng = random.Random(0)
+    dead = Params(
+        grammar=Grammar("regex", "a+Z"), allowed_token_ids=tuple(letters), max_tokens=30, seed=rng.getrandbits(9)
+    )
+    never = Params(grammar=Grammar("regex", "[0-9]"), allowed_token_ids=tuple(letters), max_tokens=30)
+    free = Params(max_tokens=30, ignore_eos=True, seed=1)
+    replies = llm.generate(["x", "x", "x"], [dead, never, free])
+    assert replies[0].finish == "length" and set(replies[0].text) == {"a"}
+    assert replies[1].finish == "error" and "no token is possible" in replies[1].error
+    assert len(replies[2].ids) == 30 and replies[2].finish == "length"

@@ -1,0 +1,150 @@
+"""A worker by itself: plans in, results out, on a tiny model; and what a start refuses."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from engine.api.config import EngineConfig
+from engine.api.errors import CheckpointError, ConfigError, OutOfMemory
+from engine.api.messages import Sampling
+from engine.core.plan import NewRow, Row, StepPlan
+from engine.worker.build import build_worker
+from engine.worker.worker import Worker
+
+VOCAB = 53
+POISON = 50  # its embedding is NaN
+GREEDY = Sampling(temperature=0.0, logprobs=0)
+
+
+def silent(phase: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    config = transformers.Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=24,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(1)
+    made = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (parameter if parameter.ndim == 1 else 0))
+        made.model.embed_tokens.weight[POISON] = torch.nan
+    return made
+
+
+@pytest.fixture(scope="module")
+def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    path = tmp_path_factory.mktemp("worker") / "model"
+    model.save_pretrained(path)
+    return EngineConfig(
+        model=str(path), kv_bytes=100_000, max_context=40, block_tokens=4, max_running=4, max_step_tokens=16
+    )
+
+
+@pytest.fixture
+def worker(config: EngineConfig) -> Iterator[Worker]:
+    made = build_worker(config, silent)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def best(model: Any) -> Callable[[tuple[int, ...]], int]:
+    """The token that transformers would go on with."""
+    return lambda ids: int(model(torch.tensor([ids])).logits[0, -1].argmax())
+
+
+def new(slot: int, ids: tuple[int, ...], sampling: Sampling = GREEDY) -> NewRow:
+    return NewRow(slot, ids, len(ids), sampling, (), len(ids))
+
+
+def test_two_steps_may_be_queued_before_the_first_token_is_known(worker, best):
+    ids = (1, 2, 3)
+    handles = [worker.start(StepPlan(1, (new(0, ids),), (), (Row(0, 0, 3, True, ((1, 2),)),)), {})]
+    handles += [worker.start(StepPlan(i, (), (), (Row(0, 1 + i, 1, True, ((),)),)), {}) for i in (2, 3)]
+    for number, handle in enumerate(handles, start=1):
+        result = handle.result()
+        assert result.step == number and result.sampled == (best(ids),)
+        assert result.logprobs[0].token == result.sampled[0]
+        ids += result.sampled
+
+
+def test_rows_that_draw_nothing_give_minus_one(worker, best):
+    rows = (Row(0, 0, 2, False, ((1,),)), Row(1, 0, 2, True, ((2,),)))
+    result = worker.start(StepPlan(1, (new(0, (4, 5, 6)), new(1, (7, 8))), (), rows), {}).result()
+    assert result.sampled == (-1, best((7, 8))) and set(result.logprobs) == {1}
+
+
+def test_an_empty_step_is_a_step(worker):
+    assert worker.start(StepPlan(7, (), (0,), ()), {}).result().sampled == ()
+
+
+@pytest.mark.parametrize("draws", [True, False])
+def test_a_request_that_is_not_finite_fails_and_its_neighbours_and_heirs_do_not(draws, worker, best):
+    rows = (Row(0, 0, 2, True, ((1,),)), Row(1, 0, 3, draws, ((2,),)), Row(2, 0, 2, True, ((3,),)))
+    plan = StepPlan(1, (new(0, (1, 2)), new(1, (3, POISON, 4)), new(2, (5, 6))), (), rows)
+    result = worker.start(plan, {}).result()
+    assert set(result.failed) == {1} and "not finite" in result.failed[1]
+    assert (result.sampled[0], result.sampled[2]) == (best((1, 2)), best((5, 6)))
+    heir = StepPlan(2, (new(1, (9, 8)),), (1,), (Row(1, 0, 2, True, ((2,),)),))
+    assert worker.start(heir, {}).result().sampled == (best((9, 8)),)
+
+
+def test_a_mask_holds_for_its_row_alone(worker, best):
+    mask = np.zeros(2, np.uint32)
+    mask[1] = 1 << (VOCAB - 1 - 32)
+    rows = (Row(0, 0, 2, True, ((1,),)), Row(1, 0, 2, False, ((2,),)), Row(2, 0, 2, True, ((3,),)))
+    plan = StepPlan(1, (new(0, (1, 2)), new(1, (3, 4)), new(2, (5, 6))), (), rows)
+    assert worker.start(plan, {2: mask}).result().sampled == (best((1, 2)), -1, VOCAB - 1)
+
+
+def test_what_a_start_tells_is_what_was_allocated(worker, config, model):
+    assert worker.blocks == config.kv_bytes // worker.layout.block_bytes
+    assert worker.kv_bytes == worker.blocks * worker.layout.block_bytes <= config.kv_bytes
+    assert worker.weight_bytes == sum(parameter.nbytes for parameter in model.parameters())
+    assert set(worker.seconds) == {"reading", "loading", "allocating", "warming"}
+
+
+def test_progress_names_phases_in_order_and_ends_loading_at_one(config):
+    seen: list[tuple[str, float]] = []
+    build_worker(config, lambda phase, fraction: seen.append((phase, fraction))).close()
+    assert list(dict.fromkeys(phase for phase, _ in seen)) == ["reading", "loading", "allocating", "warming"]
+    fractions = [fraction for phase, fraction in seen if phase == "loading"]
+    assert fractions == sorted(fractions) and fractions[-1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("kv_bytes", [1, 3_000])
+def test_a_cache_too_small_for_one_request_states_the_size_it_takes(kv_bytes, config):
+    with pytest.raises(OutOfMemory, match=r"hardware\.kv_cache_memory.*model\.max_context") as caught:
+        build_worker(msgspec.structs.replace(config, kv_bytes=kv_bytes), silent)
+    needed = int(str(caught.value).split("tokens need ")[1].split(" bytes")[0].replace(",", ""))
+    build_worker(msgspec.structs.replace(config, kv_bytes=needed), silent).close()
+    with pytest.raises(OutOfMemory):
+        build_worker(msgspec.structs.replace(config, kv_bytes=needed - 1), silent)
+
+
+def test_a_cache_that_no_machine_has_is_out_of_memory(config):
+    with pytest.raises(OutOfMemory, match="kv_cache_memory"):
+        build_worker(msgspec.structs.replace(config, kv_bytes=1 << 50), silent)
+
+
+def test_a_missing_checkpoint_and_a_missing_device_are_told_apart(config, tmp_path):
+    with pytest.raises(CheckpointError):
+        build_worker(msgspec.structs.replace(config, model=str(tmp_path / "none")), silent)
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"hardware\.device"):
+            build_worker(msgspec.structs.replace(config, device="cuda"), silent)
