@@ -1,0 +1,105 @@
+"""One streamed request against any OpenAI endpoint, with the times that matter."""
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from benchmarks.load import Ask
+
+
+_TEXT_KEYS = frozenset({"content", "reasoning", "reasoning_content", "tool_calls"})
+
+
+@dataclass
+class Outcome:
+    """What became of one request, in seconds since it was sent. `pauses_s` lie between chunks that brought tokens.
+    `error` is empty for a complete reply."""
+
+    index: int
+    sent_s: float
+    first_s: float = 0.0
+    last_s: float = 0.0
+    pauses_s: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    finish: str = ""
+    error: str = ""
+
+
+def body_of(ask: Ask, model: str, *, chat: bool) -> dict[str, Any]:
+    """The request's body. `ignore_eos` keeps lengths as drawn where the server knows it."""
+    content = {"messages": [{"role": "user", "content": ask.prompt}]} if chat else {"prompt": ask.prompt}
+    return content | {
+        "model": model,
+        "max_tokens": ask.max_tokens,
+        "temperature": 0.0,
+        "seed": ask.seed,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def brings_text(choice: dict[str, Any]) -> bool:
+    """Whether a chunk carries a token: its text may be empty (a part of a character), an opening role chunk is none."""
+    if "text" in choice:
+        return True
+    delta = choice.get("delta", {})
+    return "role" not in delta and any(
+        key in delta for key in ("content", "reasoning", "reasoning_content", "tool_calls")
+    )
+
+
+async def send(client: httpx.AsyncClient, ask: Ask, model: str, *, chat: bool, began_s: float) -> Outcome:
+    """Sends one request and reads its stream to the end. Never raises for what a server or a network does."""
+    start = time.perf_counter()
+    outcome = Outcome(ask.index, start - began_s)
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    try:
+        async with client.stream("POST", path, json=body_of(ask, model, chat=chat)) as reply:
+            if reply.status_code != 200:
+                await reply.aread()
+                outcome.error = f"HTTP {reply.status_code}: {reply.text[:200]}"
+                return outcome
+            await _read(reply, outcome, start)
+    except httpx.HTTPError as error:
+        outcome.error = f"{type(error).__name__}: {error}"
+    except (ValueError, KeyError, TypeError) as error:
+        outcome.error = f"not an OpenAI stream: {type(error).__name__}: {error}"
+    return outcome
+
+
+async def _read(reply: httpx.Response, outcome: Outcome, start: float) -> None:
+    chunks, done = 0, False
+    async for line in reply.aiter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            done = True
+            break
+        record = json.loads(data)
+        if "error" in record:
+            outcome.error = f"mid-stream: {record['error'].get('message', record['error'])}"
+            return
+        if usage := record.get("usage"):
+            outcome.prompt_tokens, outcome.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+        for choice in record.get("choices", ()):
+            outcome.finish = choice.get("finish_reason") or outcome.finish
+            if brings_text(choice):
+                chunks += 1
+                _note(outcome, time.perf_counter() - start)
+    outcome.output_tokens = outcome.output_tokens or chunks
+    if not done or not outcome.finish:
+        outcome.error = "the stream ended before its reply was complete"
+
+
+def _note(outcome: Outcome, now_s: float) -> None:
+    if outcome.first_s:
+        outcome.pauses_s.append(now_s - outcome.last_s)
+    else:
+        outcome.first_s = now_s
+    outcome.last_s = now_s
