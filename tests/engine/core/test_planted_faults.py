@@ -1,4 +1,4 @@
-"""The checking device is worth something only if it sees faults: each of these, planted in the code, has to be caught."""
+"""The checking device is worth something only if it sees faults: each of these, planted, has to be caught."""
 
 import pytest
 from scheduler_simulation import Load, simulate
@@ -18,6 +18,10 @@ LOADS = [
         (3, (9,), 26, 40, True),
         (4, (None, 5), 40, 16, True),
     )
+]
+LOADS += [
+    Load(seed, (None,), max_step_tokens=7, abort=0.9, same_prompts=1, salts=("",), resumed=0.0, replies=(30,))
+    for seed in (5, 6, 7)
 ]
 
 

@@ -1,4 +1,4 @@
-"""Random workloads over the checking device, and the scheduler's rules one by one. Seeds are in the failure messages."""
+"""Random workloads over the checking device, and the scheduler's rules one by one. Failures name their seed."""
 
 import random
 from dataclasses import replace
