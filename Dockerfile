@@ -23,11 +23,7 @@ COPY requirements/runtime.txt /source/requirements/
 RUN torch=$(grep '^torch==' /source/requirements/runtime.txt) && \
     /opt/slipway/venv/bin/pip install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch" && \
     /opt/slipway/venv/bin/pip install -r /source/requirements/runtime.txt
-COPY pyproject.toml README.md /source/
-COPY appliance /source/appliance
-COPY engine /source/engine
-COPY kernels /source/kernels
-COPY benchmarks /source/benchmarks
+COPY . /source/
 # The build's own tool comes from the pinned requirements; nothing is fetched here.
 RUN /opt/slipway/venv/bin/pip install --no-deps --no-build-isolation /source && \
     /opt/slipway/venv/bin/pip uninstall --yes pip

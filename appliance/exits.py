@@ -7,7 +7,7 @@ the two.
 
 from dataclasses import dataclass
 
-PERMANENT = 78  # EX_CONFIG of sysexits.h: a program that ends with it says that a restart cannot help
+from engine.api.errors import EXIT_PERMANENT
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ RESTARTS = Exit(
 ENGINE = Exit(
     "engine",
     15,
-    f"A program ended with code {PERMANENT}: it found an error that a restart cannot cure.",
+    f"A program ended with code {EXIT_PERMANENT}: it found an error that a restart cannot cure.",
     "Read the message, which carries the last log lines of that program, and correct what it names.",
 )
 SUPERVISOR = Exit(

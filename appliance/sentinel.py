@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 import msgspec
 from supervisor.xmlrpc import Faults, SupervisorTransport
 
-from appliance import exits
+from engine.api.errors import EXIT_PERMANENT
 
 _LONGEST_DELAY_S = 30.0
 
@@ -100,7 +100,7 @@ class Sentinel:
         status = self._status(name)
         if status is None:
             return
-        if status == exits.PERMANENT:
+        if status == EXIT_PERMANENT:
             self._notify(Notice(kind="permanent", program=program))
             return
         deaths = [death for death in self._deaths.get(name, []) if now - death < self._policy.window_s]

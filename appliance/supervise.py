@@ -24,10 +24,11 @@ from pathlib import Path
 
 import msgspec
 
-from appliance import exits, gateway_config, sentinel
+from appliance import gateway_config, sentinel
 from appliance.gateway_config import GatewayConfig
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
+from engine.api.errors import EXIT_PERMANENT
 
 ENGINE_STOP_S = 2  # time an engine gets from SIGTERM to SIGKILL: it has nothing to save
 
@@ -162,7 +163,7 @@ def _program(program: Program) -> list[tuple[str, object]]:
         ("command", f"/bin/sh {program.name}.sh"),
         ("autorestart", "false"),
         ("startsecs", 0),
-        ("exitcodes", f"0,{exits.PERMANENT}"),  # decides only how loud Supervisor logs the end
+        ("exitcodes", f"0,{EXIT_PERMANENT}"),  # decides only how loud Supervisor logs the end
         ("stopsignal", "TERM"),
         ("stopwaitsecs", program.stop_s),
         ("killasgroup", "true"),

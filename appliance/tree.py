@@ -6,6 +6,7 @@ Fit to be PID 1 of a container. What is restarted, and when not, is the sentinel
 import asyncio
 import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -31,7 +32,8 @@ _SWEEP_S = 0.8
 _LAST_LINES = 5
 _LONGEST_LINE = 2**16
 _MOST_FILES = 2**16
-# The first word of a program's last line when it ends for good is EngineError.code.
+# A program's last line when it ends for good: EngineError.code and the message.
+_LAST_WORDS = re.compile(r"(?:slipway \w+: )?((\w+): .*|.*)")
 _PERMANENT = {"checkpoint": exits.CHECKPOINT, "architecture": exits.CHECKPOINT, "memory": exits.MEMORY}
 
 
@@ -207,9 +209,10 @@ class Tree:
         self._drain()  # its last words were written before the notice was
         last = tuple(line.decode(errors="replace") for line in self._lines[notice.program].last)
         if notice.kind == "permanent":
-            word = last[-1].partition(":")[0] if last else ""
-            message = f"{notice.program} ended for good: {last[-1] if last else 'it did not say why'}"
-            self._settle(Outcome(_PERMANENT.get(word, exits.ENGINE), message, notice.program, last))
+            words = _LAST_WORDS.fullmatch(last[-1] if last else "it did not say why")
+            assert words is not None, "the expression takes every line"
+            message = f"{notice.program} ended for good: {words[1]}"
+            self._settle(Outcome(_PERMANENT.get(words[2], exits.ENGINE), message, notice.program, last))
         elif notice.kind == "exhausted":
             limit = f"lifecycle.restart.max is {policy.max} within {policy.window_s:g} s"
             message = f"{notice.program} died once too often ({notice.how}); {limit}"

@@ -99,7 +99,7 @@ class Engine:
                 self._connection.send([self._loading])
 
     def _give_up(self, code: int, word: str, message: str) -> None:
-        print(f"slipway engine: {message}", file=sys.stderr, flush=True)
+        print(f"slipway engine: {word}: {message}", file=sys.stderr, flush=True)
         self._code = code
         self._connected.wait(LAST_WORDS_S)
         with self._lock:
@@ -163,7 +163,7 @@ def serve(config: EngineConfig, build_worker: BuildWorker) -> int:
     try:
         return Engine(config, build_worker).serve()
     except EngineError as error:
-        print(f"slipway engine: {error}", file=sys.stderr, flush=True)
+        print(f"slipway engine: {error.code}: {error}", file=sys.stderr, flush=True)
         return EXIT_PERMANENT
 
 
@@ -224,7 +224,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = read_config(Path(arguments[0]))
     except EngineError as error:
-        print(f"slipway engine: {error}", file=sys.stderr)
+        print(f"slipway engine: {error.code}: {error}", file=sys.stderr)
         return EXIT_PERMANENT
     return serve(config, _build_worker)
 

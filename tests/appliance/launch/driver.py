@@ -34,7 +34,7 @@ def main(directory: Path, given: dict[str, object]) -> int:
             api_keys=SecretRef(env=secrets[0]) if secrets else None,
         ),
         engines=tuple(EngineConfig(model="/nowhere", kv_bytes=1, max_context=64, threads=3) for _ in engines),
-        startup_s=given.get("startup_s", 60.0),
+        startup_s=given.get("startup_s", 600.0),
         restarts=Policy(given.get("max", 5), given.get("window_s", 600.0)),
         secrets=secrets,
     )

@@ -27,12 +27,12 @@ def test_a_killed_gateway_comes_back_on_the_same_port(launched):
 
 
 def test_a_permanent_exit_ends_everything_at_once_with_its_own_words(launched):
-    appliance = launched(engines=[["run"], ["permanent", "memory: one block needs 96 MiB"]], max=5)
+    appliance = launched(engines=[["run"], ["permanent", "slipway engine: memory: one block needs 96 MiB"]], max=5)
     assert appliance.end() == 11
     reason = appliance.reason()
     assert reason["exit"] == "memory"
     assert reason["program"] == "engine-1"
-    assert "memory: one block needs 96 MiB" in reason["message"]
+    assert reason["message"] == "engine-1 ended for good: memory: one block needs 96 MiB"
     assert len(appliance.pids("engine-1")) == 1
     assert appliance.alive() == {}
 
