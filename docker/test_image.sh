@@ -62,3 +62,134 @@ case $engine in
 buildah) build_with_buildah "$@" ;;
 *) $engine build ${BASE:+--build-arg "BASE=$BASE"} "$@" -t "$IMAGE" . ;;
 esac
+
+# One container with a user that /etc/passwd does not know, on a read-only root where the engine can do that.
+PORT=${PORT:-$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
+URL=http://127.0.0.1:$PORT
+MARK=slipway-image-$$
+USER_ID=12345:0
+manifest=$(mktemp)
+log=$(mktemp)
+chmod 644 "$manifest"
+printf 'apiVersion: slipway/v1\nmodel: {path: /opt/slipway/manifests/demo, names: [mounted]}\n' >"$manifest"
+
+clean() {
+    status=$?
+    trap - EXIT
+    for pid in $(marked); do kill -9 "$pid" 2>/dev/null || true; done
+    if test "$engine" != buildah; then $engine rm -f "$MARK" >/dev/null 2>&1 || true; fi
+    if test "$engine" = buildah; then $buildah rm "$MARK" >/dev/null 2>&1 || true; fi
+    test $status = 0 || { say "log of the container"; tail -n 40 "$log" >&2; }
+    if ! $keep; then
+        if test "$engine" = buildah; then $buildah rmi "$IMAGE" >/dev/null 2>&1 || true; else $engine rmi "$IMAGE" >/dev/null 2>&1 || true; fi
+    fi
+    rm -f "$manifest" "$log"
+    exit $status
+}
+
+# Host process ids of everything the container runs.
+marked() {
+    grep -lz "^MARK=$MARK\$" /proc/[0-9]*/environ 2>/dev/null | while read -r path; do
+        pid=${path#/proc/}
+        pid=${pid%/environ}
+        test "$pid" != $$ && grep -qaz . "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"
+    done
+}
+trap clean EXIT
+
+# start ARGUMENT… as `docker run` would; `serving` is then what waits for its end.
+start() {
+    case $engine in
+    buildah)
+        $buildah from --name "$MARK" "$IMAGE" >/dev/null
+        entry=$($buildah inspect --format '{{index .Docker.Config.Entrypoint 0}}' "$MARK")
+        $buildah run --isolation chroot --user $USER_ID --env "MARK=$MARK" --volume "$manifest:/manifest.yaml:ro" \
+            "$MARK" -- "$entry" --host 127.0.0.1 --port "$PORT" "$@" >"$log" 2>&1 &
+        serving=$!
+        ;;
+    *)
+        $engine run --name "$MARK" --read-only --tmpfs /tmp --user $USER_ID --env "MARK=$MARK" --volume "$manifest:/manifest.yaml:ro" \
+            -p "127.0.0.1:$PORT:8000" "$IMAGE" "$@" >"$log" 2>&1 &
+        serving=$!
+        ;;
+    esac
+}
+
+# inside COMMAND… runs beside the service, with the image's own environment.
+inside() {
+    case $engine in
+    buildah) $buildah run --isolation chroot --user $USER_ID "$MARK" -- "$@" ;;
+    *) $engine exec "$MARK" "$@" ;;
+    esac
+}
+
+process() { for pid in $(marked); do tr '\0' ' ' <"/proc/$pid/cmdline" | grep -q -- "$1" && echo "$pid" && return; done; }
+
+until_ready() {
+    for _ in $(seq 600); do
+        curl -fs -o /dev/null "$URL/ready" && return
+        kill -0 "$serving" 2>/dev/null || fail "the container ended before it was ready"
+        sleep 0.5
+    done
+    fail "not ready after 300 s"
+}
+
+chat() {
+    curl -fsN "$URL/v1/chat/completions" -H 'Content-Type: application/json' \
+        -d '{"model": "mounted", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "temperature": 0, "stream": true}'
+}
+
+answers() {
+    reply=$(chat) || fail "the chat request failed"
+    printf '%s\n' "$reply" | grep -q '^data: \[DONE\]' || fail "the stream did not end: $reply"
+    text=$(printf '%s\n' "$reply" | sed -n 's/^data: {/{/p' | python3 -c '
+import json, sys
+chunks = [json.loads(line) for line in sys.stdin]
+print("".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]), len(chunks))')
+    say "answer and number of chunks: $text"
+    test "${text##* }" -gt 2 || fail "the answer was not streamed"
+}
+
+say "starting as user $USER_ID with /manifest.yaml"
+began=$(date +%s)
+start
+until_ready
+say "ready after $(($(date +%s) - began)) s"
+answers
+
+launcher=$(process 'slipway serve')
+test -n "$launcher" || fail "no slipway serve"
+for pid in $(marked); do
+    test "$(awk '/^Uid:/ {print $2}' "/proc/$pid/status")" != 0 || fail "process $pid runs as root: $(tr '\0' ' ' <"/proc/$pid/cmdline")"
+done
+say "no process runs as root"
+
+inside slipway healthcheck || fail "healthcheck does not find the service healthy"
+inside slipway check /opt/slipway/manifests/demo.yaml >/dev/null || fail "slipway check refuses the demo"
+say "health check and other subcommands work"
+
+say "killing the engine"
+kill -9 "$(process '-m engine')"
+for _ in $(seq 200); do curl -fs -o /dev/null "$URL/ready" || break; sleep 0.05; done
+curl -fs -o /dev/null "$URL/live" || fail "the gateway died with the engine"
+until_ready
+test "$(process 'slipway serve')" = "$launcher" || fail "the launcher changed"
+answers
+say "it came back, the launcher is the same"
+
+say "SIGTERM"
+case $engine in
+buildah) kill -TERM "$launcher" ;;
+*) $engine stop -t 30 "$MARK" >/dev/null ;;
+esac
+code=0
+wait "$serving" || code=$?
+test $code = 0 || fail "ended with code $code"
+test -z "$(marked)" || fail "left behind: $(marked)"
+say "ended with 0 and left nothing"
+
+case $engine in
+buildah) $buildah images --format '{{.Size}}' "$IMAGE" ;;
+*) $engine images --format '{{.Size}}' "$IMAGE" ;;
+esac
+say "the image keeps its promises"
