@@ -5,6 +5,7 @@
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,13 +20,21 @@ class _Parser(argparse.ArgumentParser):
     """Ends with the code of a wrong command line, and suggests the command or option that was meant."""
 
     def error(self, message: str) -> NoReturn:
-        known = [*COMMANDS, *self._option_string_actions]
-        words = [word.split("=", 1)[0] for word in sys.argv[1:] if word in message or word.startswith("-")]
-        wrong = [word for word in words if word not in known]
-        close = [match for word in wrong for match in difflib.get_close_matches(word, known, 1, 0.6)]
-        hint = f"; did you mean {close[0]}?" if close else ""
         message = message.split(" (choose from", 1)[0]
+        words = [quoted or option for quoted, option in re.findall(r"'([^']+)'|(--[\w-]+)", message)]
+        known = (*COMMANDS, *_long_options())
+        close = [match for word in words for match in difflib.get_close_matches(word, known, 1, 0.6) if match != word]
+        hint = f"; did you mean {close[0]}?" if close else ""
         self.exit(exits.MANIFEST.number, f"{self.prog}: {message}{hint}\nSee {self.prog} --help.\n")
+
+
+def _long_options() -> set[str]:
+    """All long options of all commands: a misspelt one is reported without its command."""
+    every = argparse.ArgumentParser(conflict_handler="resolve")
+    for _, _, arguments in COMMANDS.values():
+        for add in arguments:
+            add(every)
+    return {flag for flag in every._option_string_actions if flag.startswith("--")}
 
 
 class _Set(argparse.Action):
@@ -90,7 +99,10 @@ def _manifest(command: argparse.ArgumentParser) -> None:
 
 
 def _address(command: argparse.ArgumentParser) -> None:
-    for short, long, what in (("-p", "--port", "the port, 0 for a free one"), ("-H", "--host", "the address")):
+    for short, long, what in (
+        ("-p", "--port", "port to listen on, 0 for a free one"),
+        ("-H", "--host", "address to listen on"),
+    ):
         command.add_argument(
             short,
             long,
@@ -99,7 +111,7 @@ def _address(command: argparse.ArgumentParser) -> None:
             action=_Set,
             const=f"endpoints.{long[2:]}",
             metavar=long[2:].upper(),
-            help=f"{what} to listen on; the same as --set endpoints.{long[2:]}=…",
+            help=f"{what}; the same as --set endpoints.{long[2:]}=…",
         )
 
 

@@ -10,6 +10,8 @@ from appliance.keys import Key, keys, schema
 def manifest_schema() -> dict[str, Any]:
     """The schema with the keywords that editors look for. `format` size and duration are annotations of our own."""
     value = copy.deepcopy(schema())
+    # pydantic says which names a mapping takes, but leaves other names open.
+    value["properties"]["secrets"]["additionalProperties"] = False
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Slipway manifest, version 1"}
     return {**head, **{name: part for name, part in value.items() if name != "title"}}
 
