@@ -127,7 +127,7 @@ class LLM:
         self._eos = tuple(token for token in checkpoint.eos_token_ids if token < self.vocab)
         self.tokenizer = Tokenizer(path) if (Path(path) / "tokenizer.json").exists() else None
         self._worker = build_worker(self.config, lambda phase, fraction: None)
-        self._messages: SimpleQueue[list[FromEngine] | BaseException] = SimpleQueue()
+        self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
         self._loop = build_loop(
             self.config,
             self._worker,
@@ -172,7 +172,8 @@ class LLM:
     def _run(self) -> None:
         try:
             self._loop.run()
-        except BaseException as error:
+            self._messages.put(EngineGone("it was closed"))
+        except Exception as error:
             self._messages.put(error)
 
     def _submit(self, prompt: Prompt, params: Params) -> tuple[Submit, _Reply]:
@@ -201,8 +202,9 @@ class LLM:
         try:
             while open_ids:
                 got = self._messages.get()
-                if isinstance(got, BaseException):
-                    raise EngineGone(f"the engine ended while it worked: {type(got).__name__}: {got}") from got
+                if isinstance(got, Exception):
+                    self._messages.put(got)  # for the next call
+                    raise EngineGone(f"the engine does not run: {type(got).__name__}: {got}") from got
                 failed = {message.id: message for message in got if isinstance(message, Failed)}
                 for message in got:
                     if isinstance(message, Stats):

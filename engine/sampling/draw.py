@@ -29,11 +29,16 @@ class Draw:
 
 
 def draw(logits: Tensor, rows: Rows, noise: Noise, cuts: Sequence[Cut]) -> Draw:
-    ids = logits.argmax(1)
-    score = logits.gather(1, ids[:, None])[:, 0]
-    chosen = np.flatnonzero(~rows.greedy)
-    if not len(chosen):
+    greedy = rows.greedy
+    if greedy.all():
+        ids, score = _best(logits)
         return Draw(ids, score)
+    ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    score = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
+    if greedy.any():
+        at = rows.to_device(np.flatnonzero(greedy))
+        ids[at], score[at] = _best(logits[at])
+    chosen = np.flatnonzero(~greedy)
     keys = rows.to_device(row_keys(rows.columns.seed[rows.slots], rows.lengths))
     columns, slots = rows.columns, rows.slots[chosen]
     is_cut = (columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0) | (columns.min_p[slots] > 0.0)
@@ -45,19 +50,21 @@ def draw(logits: Tensor, rows: Rows, noise: Noise, cuts: Sequence[Cut]) -> Draw:
             at = rows.to_device(part)
             perturbed = found.values + noise.some_tokens(keys[at], found.ids)
             beyond = torch.arange(found.width, device=logits.device) >= keep[:, None]
-            best = perturbed.masked_fill_(beyond, -torch.inf).argmax(1, keepdim=True)
-            ids[at] = found.ids.gather(1, best)[:, 0]
-            score[at] = perturbed.gather(1, best)[:, 0]
+            best, score[at] = _best(perturbed.masked_fill_(beyond, -torch.inf))
+            ids[at] = found.ids.gather(1, best[:, None])[:, 0]
     return Draw(ids, score, parts)
+
+
+def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Index of each row's largest value (NaN counts as largest, the first of equals wins), and that value."""
+    best = scores.argmax(1)
+    return best, scores.gather(1, best[:, None])[:, 0]
 
 
 def _draw_whole(logits: Tensor, at: Tensor, keys: Tensor, noise: Noise, ids: Tensor, score: Tensor) -> None:
     """Draws over the whole vocabulary, for as many rows at once as the device likes."""
     for part in at.split(noise.rows_at_once(logits.device)):
-        perturbed = noise.all_tokens(keys[part]).add_(logits[part])
-        best = perturbed.argmax(1, keepdim=True)
-        ids[part] = best[:, 0]
-        score[part] = perturbed.gather(1, best)[:, 0]
+        ids[part], score[part] = _best(noise.all_tokens(keys[part]).add_(logits[part]))
 
 
 def _cut(

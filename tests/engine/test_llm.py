@@ -13,7 +13,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine.api.errors import ConfigError, RequestError
+from engine.api.errors import ConfigError, EngineGone, RequestError
 from engine.api.messages import Grammar, Sampling
 from engine.llm import LLM, Params
 
@@ -129,6 +129,14 @@ def test_a_request_that_cannot_be_served_is_an_error_and_the_engine_goes_on(prom
     assert len(llm.generate("a", Params(max_tokens=3, ignore_eos=True))[0].ids) == 3
 
 
+def test_a_closed_engine_says_so_instead_of_waiting(path):
+    with LLM(path, kv_bytes=1 << 20) as made:
+        pass
+    for _ in range(2):
+        with pytest.raises(EngineGone, match="closed"):
+            made.generate("a")
+
+
 def test_no_prompts_give_no_replies(llm):
     assert llm.generate([]) == []
 
@@ -198,11 +206,8 @@ def test_a_reply_cut_by_its_length_is_a_prefix_of_the_language(llm):
 
 def test_a_dead_end_ends_its_own_request_only(llm):
     letters = tuple(llm.tokenizer.encode(letter)[0] for letter in "ab")
-    rng = random.Random(0)
-    dead = Params(
-        grammar=Grammar("regex", "a+Z"), allowed_token_ids=tuple(letters), max_tokens=30, seed=rng.getrandbits(9)
-    )
-    never = Params(grammar=Grammar("regex", "[0-9]"), allowed_token_ids=tuple(letters), max_tokens=30)
+    dead = Params(grammar=Grammar("regex", "a+Z"), allowed_token_ids=letters, max_tokens=30, seed=3)
+    never = Params(grammar=Grammar("regex", "[0-9]"), allowed_token_ids=letters, max_tokens=30)
     free = Params(max_tokens=30, ignore_eos=True, seed=1)
     replies = llm.generate(["x", "x", "x"], [dead, never, free])
     assert replies[0].finish == "length" and set(replies[0].text) == {"a"}

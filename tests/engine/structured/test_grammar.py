@@ -164,7 +164,6 @@ def test_a_special_token_may_be_part_of_a_lark_grammar(walk, allowed):
         (Grammar("lark", "start: missing"), "missing"),
         (Grammar("lark", "start: ("), "Lark"),
         (Grammar("regex", "a" * 300_000), "characters"),
-        (Grammar("regex", "(a{1,9999}b{1,9999}){1,9999}"), "regular expression"),
     ],
 )
 def test_a_wrong_grammar_is_an_error_of_its_request(grammar, reason, walk, allowed):
