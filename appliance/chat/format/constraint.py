@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from appliance.chat.format.declaration import Calls, Function, Reasoning
-from appliance.chat.format.lark import json_schema, literal, without
+from appliance.chat.format.lark import ANY_TEXT, json_schema, literal, pattern, without
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
 
@@ -101,35 +101,50 @@ class Constraint:
 
     def text_with_calls(self, calls: Calls, functions: Sequence[Function], *, one_call: bool) -> Grammar:
         """Free text in which each call that is begun is one of these functions."""
-        call = self._one_of(calls, functions)
-        if one_call:
-            return self._lark(f"TEXT ({call} TEXT)?", TEXT=self._text(calls.begin))
-        return self._lark(f"TEXT ({call} TEXT)*", TEXT=self._text(calls.begin))
+        call = f"begun {self._inside(calls, functions)}"
+        token = self.special(calls.begin)
+        rest = without(calls.begin) if token is None else ANY_TEXT
+        rules = {"begun": self._until(calls.begin), "REST": rest}
+        return self._lark(f"({call})? REST" if one_call else f"({call})* REST", rules)
 
     def _one_of(self, calls: Calls, functions: Sequence[Function]) -> str:
-        bodies = " | ".join(calls.body.grammar(function) for function in functions)
         if not calls.begin:
-            return f"({bodies})"
+            return self._bodies(calls, functions)
+        return f"{self._marker(calls.begin)} {self._inside(calls, functions)}"
+
+    def _inside(self, calls: Calls, functions: Sequence[Function]) -> str:
+        """A call behind its begin marker."""
         pad = literal(calls.pad)
-        return f"{self._marker(calls.begin)} {pad} ({bodies}) {pad} {self._marker(calls.end)}"
+        return f"{pad} {self._bodies(calls, functions)} {pad} {self._marker(calls.end)}"
+
+    def _bodies(self, calls: Calls, functions: Sequence[Function]) -> str:
+        return "(" + " | ".join(calls.body.grammar(function) for function in functions) + ")"
 
     def _marker(self, text: str) -> str:
         token = self.special(text)
         return literal(text) if token is None else f"<[{token}]>"
 
-    def _text(self, *markers: str) -> str:
-        """Text without these markers; special tokens are no text anyway."""
-        return without(*(marker for marker in markers if self.special(marker) is None))
+    def _until(self, marker: str) -> str:
+        """The body of a rule: any text up to and with the marker. A textual marker belongs into the expression itself,
+        as the lexer takes the longest text and does not give back the marker's first characters."""
+        token = self.special(marker)
+        return ANY_TEXT[:-1] + pattern(marker) + "/" if token is None else f"any <[{token}]>"
 
-    def _lark(self, expression: str, **terminals: str) -> Grammar:
-        lines = []
+    def _lark(self, expression: str, rules: dict[str, str] | None = None) -> Grammar:
+        rules = dict(rules or {})
         if self.reasoning is not None:
-            start = "" if self.reasons else self._marker(self.reasoning.start)
-            thoughts = f"{start} THOUGHTS {self._marker(self.reasoning.end)} SPACE"
-            expression = f"{thoughts if self.reasons else f'({thoughts})?'} {expression}"
-            terminals |= {"THOUGHTS": self._text(self.reasoning.end), "SPACE": r"/[ \n]{0,4}/"}
-        lines.append(f"start: {expression}")
-        lines += [f"{name}: {body}" for name, body in terminals.items()]
+            rules |= {"thoughts": self._until(self.reasoning.end), "space": r"/[ \n]{0,4}/"}
+            if self.reasons:
+                expression = f"thoughts space {expression}"
+            else:
+                expression = f"({self._marker(self.reasoning.start)} thoughts space)? {expression}"
+        lines = [f"start: {expression}"]
+        for name, body in rules.items():
+            # Lazy: the expression ends at the first marker, not at the last one.
+            lazy = "[lazy]" if name in ("begun", "thoughts") and body.startswith("/") else ""
+            lines.append(f"{name}{lazy}: {body}")
+        if any(body.startswith("any ") for body in rules.values()):
+            lines.append(f"any: {ANY_TEXT}")
         return Grammar("lark", "\n".join(lines))
 
 

@@ -155,13 +155,17 @@ class _ArgumentsReader:
         self.started = False
         self._name = name
         self._value = JsonValue()
+        self._is_object = True
 
     @property
     def status(self) -> Literal["open", "done", "broken"]:
-        return self._value.status
+        return self._value.status if self._is_object else "broken"
 
     def feed(self, text: str) -> tuple[list[Event], int]:
         start = 0 if self.started else _SPACE.match(text).end()  # type: ignore[union-attr]
+        if not self.started and start < len(text) and text[start] != "{":
+            self._is_object = False
+            return [], start
         after = self._value.feed(text, start)
         events: list[Event] = []
         if after > start:

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+ANY_TEXT = "/(?s:.*)/"
+
 
 def literal(text: str) -> str:
     """Exactly this text."""
@@ -16,12 +18,11 @@ def json_schema(schema: Mapping[str, Any]) -> str:
     return "%json " + json.dumps(schema or {"type": "object", "properties": {}}, ensure_ascii=False)
 
 
-def without(*markers: str) -> str:
-    """A terminal: any text in which none of the markers occurs."""
-    anything = r"/(?s:.*)/"
-    banned = [f"~/(?s:.*){_pattern(marker)}(?s:.*)/" for marker in markers]
-    return " & ".join([anything, *banned])
+def without(marker: str) -> str:
+    """Any text in which the marker does not occur."""
+    return f"{ANY_TEXT} & ~/(?s:.*){pattern(marker)}(?s:.*)/"
 
 
-def _pattern(text: str) -> str:
+def pattern(text: str) -> str:
+    """Exactly this text, inside a regular expression."""
     return re.escape(text).replace("/", r"\/").replace("\n", r"\n")

@@ -195,7 +195,10 @@ class ReplyReader:
             self._state = self._in_broken
         elif self._body.status == "broken":
             self._has_content, self._may_reason, self._state = True, False, self._in_content
-            events.append(Content(self._raw))
+            if self._raw:
+                events.append(Content(self._raw))
+            if self._calls and not self._calls.begin:
+                self._calls = None  # the bare call that all of the reply was to be is none: the rest is text
         return self._body.status != "open"
 
     def _after_call(self, events: list[Event]) -> bool:

@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
@@ -94,6 +94,7 @@ def test_every_split_reads_the_same(text: str, events: list[Event]) -> None:
         assert read(text, pieces) == events
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(
@@ -184,6 +185,7 @@ def test_json_values_end_where_they_end(text: str) -> None:
         assert (value.status, used) == ("done", len(text))
 
 
+@settings(deadline=None)
 @given(st.text('{}[]",:\\ 01-.eEtrufalsn\n', max_size=9))
 def test_what_json_refuses_is_never_done(text: str) -> None:
     value = JsonValue()
@@ -195,6 +197,7 @@ def test_what_json_refuses_is_never_done(text: str) -> None:
             json.loads("[" + text)
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),

@@ -22,7 +22,8 @@ TEMPLATES = {
     "tools": "{% if tools %}{{ tools | tojson(indent=2) }}{{ tools[0] | tojson }}{% endif %}{{ messages | length }}"
     "{{ messages[-1].content }}{{ documents }}",
     "generation": "{% for m in messages %}{% if m.role == 'assistant' %}"
-    "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content | upper }}{% endif %}{% if loop.index == 2 %}{% break %}{% endif %}{% endfor %}",
+    + "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content | upper }}{% endif %}"
+    + "{% if loop.index == 2 %}{% break %}{% endif %}{% endfor %}",
     "variables": "{{ enable_thinking | default('unset') }} {{ messages[0].content }} {{ dict(a=1) | tojson }}",
 }
 MESSAGES = [

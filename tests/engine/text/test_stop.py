@@ -3,7 +3,7 @@
 from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text import StopStrings
@@ -47,6 +47,7 @@ def test_every_cut_of_the_text_stops_at_the_same_place(stops: list[str], include
             assert feed(stops, parts, include=include) == brute_force(stops, text, include), parts
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
     st.lists(st.text("ab", max_size=3), max_size=8),
@@ -56,6 +57,7 @@ def test_random_texts_stop_as_by_brute_force(stops: list[str], parts: list[str],
     assert feed(stops, parts, include=include) == brute_force(stops, "".join(parts), include)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=3),
     st.lists(st.text("abc", max_size=3), max_size=9),
