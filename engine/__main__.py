@@ -6,6 +6,7 @@ else runs in the engine's thread, the worker's and the connection's. Exit codes:
 """
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -76,6 +77,8 @@ class Engine:
                 if self._connection is not None:
                     loop.call(partial(self._attach, self._connection, ready))
                 self._ready = ready
+            gc.collect()
+            gc.freeze()  # modules and the model live as long as the process: no collection needs to walk them
             loop.run()
             if self._listener is not None:
                 self._listener.flush(LAST_WORDS_S)

@@ -25,7 +25,7 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     rope_length: int
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Positions [first, first + count) of the request in `slot` are computed. `blocks` are block ids appended to its
     table, one tuple a group. `sample`: the token after the last position is drawn, written to the table at position
     first + count, and returned."""
