@@ -1,8 +1,8 @@
 """y = x Wᵀ (+ b).
 
-On a CPU in fp32 the weight is stored transposed, [inputs, outputs], which MKL multiplies by few rows much faster than the
-checkpoint's order. Measured on one core (Xeon model 167, torch 2.13, CPU time, least of 11, four layers of a 0.5B model:
-1152x896, 896x896, 9728x896, 896x4864), checkpoint's order → oneDNN's prepacked layout → transposed, in ms:
+On a CPU in fp32 the weight is stored transposed, [inputs, outputs], which MKL multiplies by few rows much faster than
+the checkpoint's order. Measured on one core (Xeon model 167, torch 2.13, CPU time, least of 11) with four layers of a
+0.5B model (1152x896, 896x896, 9728x896, 896x4864): checkpoint's order → oneDNN's prepacked → transposed, in ms:
 
 rows       1                 4                  8                  16                 256
 AVX-512    94 → 68 → 39      175 → 102 → 67     256 → 124 → 91     197 → 94 → 88      586 → 446 → 378

@@ -23,7 +23,8 @@ def in_old_spelling(config):
     kind = parameters.pop("rope_type")
     if "original_max_position_embeddings" in config:
         parameters.pop("original_max_position_embeddings", None)
-    old["rope_scaling"] = None if kind == "default" else {"type": kind, **parameters}
+    name = "rope_type" if "rope_local_base_freq" in old else "type"  # Gemma 3 is younger than "type"
+    old["rope_scaling"] = None if kind == "default" else {name: kind, **parameters}
     return old
 
 
@@ -72,7 +73,7 @@ def test_keys_that_are_missing_have_the_defaults_of_transformers(name, own_check
     """All keys but the sizes are left out of config.json; transformers reads the same file."""
     saved = own_checkpoint(name)
     sizes = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"}
-    kept = sizes | {"architectures", "model_type", "num_key_value_heads", "dtype"}
+    kept = sizes | {"architectures", "model_type", "num_key_value_heads", "dtype", "pad_token_id", "eos_token_id"}
     # Tied weights are saved once: whether they are tied must stay known.
     saved.rewrite({k: v for k, v in saved.config().items() if k in kept or k == "tie_word_embeddings"})
     prompt = ids(13)
