@@ -61,8 +61,11 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sentinel:
-    """`start` starts a program by its Supervisor name; `status` tells its exit status, -1 after a signal, and None when
-    Supervisor is shutting down."""
+    """`start` starts a program by its Supervisor name; `status` tells its exit status, -1 after a signal, and None if it
+    is not dead (any more), or when Supervisor is shutting down.
+
+    So each death that is counted is followed by one start, also when its event comes late: a new sentinel looks first and
+    gets the events of the time before afterwards."""
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class _Supervisor:
             if fault.faultCode != Faults.SHUTDOWN_STATE:
                 raise
             return None
-        return int(info["exitstatus"])
+        return int(info["exitstatus"]) if info["statename"] == "EXITED" else None
 
     def all(self) -> list[dict[str, Any]]:
         """Every program: group, name, statename, pid and more."""

@@ -89,7 +89,8 @@ def test_a_death_that_is_told_twice_counts_once():
     assert len(world.notices) == 2
 
 
-def test_nothing_is_restarted_while_supervisor_shuts_down():
+def test_a_death_told_late_of_a_program_that_runs_again_does_not_count():
+    """Nor is anything restarted while Supervisor shuts down, which looks the same from here."""
     world = World(Policy(max=5, window_s=600.0))
     world.dies(0.0, status=None)
     assert world.notices == world.started == []
