@@ -272,10 +272,10 @@ class ChatReply:
 async def create_chat(service: Service, request: Request, body: ChatRequest) -> Response:
     model = service.model_name(body.model)
     plan = await asyncio.to_thread(plan_chat, body, served(service, request))
-    hidden = {"messages", "tools", "documents", "chat_template"}
-    service.log.request(
-        request.state.request_id, "chat", body.model_dump(exclude=hidden, exclude_unset=True, mode="json")
-    )
+    if service.config.log_requests:
+        hidden = {"messages", "tools", "documents", "chat_template"}
+        shown = body.model_dump(exclude=hidden, exclude_unset=True, mode="json")
+        service.log.request(request.state.request_id, "chat", shown)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     reply = ChatReply(service, request, body, plan, header(service, request, "chatcmpl", kind, model))
     if body.stream:

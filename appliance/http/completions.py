@@ -223,9 +223,9 @@ def _joined(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
 async def create_completion(service: Service, request: Request, body: CompletionRequest) -> Response:
     model = service.model_name(body.model)
     plan = await asyncio.to_thread(plan_completion, body, served(service, request))
-    service.log.request(
-        request.state.request_id, "completions", body.model_dump(exclude={"prompt"}, exclude_unset=True, mode="json")
-    )
+    if service.config.log_requests:
+        shown = body.model_dump(exclude={"prompt"}, exclude_unset=True, mode="json")
+        service.log.request(request.state.request_id, "completions", shown)
     completion = Completion(service, request, body, plan, header(service, request, "cmpl", "text_completion", model))
     if body.stream:
         records = guarded(completion.records(usage_wish(body)), describe_error(service, request))

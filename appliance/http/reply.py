@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from starlette.requests import Request
 
@@ -13,10 +13,9 @@ from appliance.http.errors import EngineFailed, error_object, is_unexpected
 from appliance.http.service import Service
 from appliance.schema.common import GenerationRequest
 from engine.api.errors import RequestError
-from engine.api.messages import Delta, Logprob, Timing
+from engine.api.messages import Delta, Logprob
 from engine.text import TokenText
 
-T = TypeVar("T")
 LEAST_LOGPROB = -9999.0  # JSON has no -inf
 
 
@@ -140,9 +139,6 @@ class Usage:
             if self.reasoning is not None:
                 fields["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
         return fields
-
-    def count_cached(self, timing: Timing | None) -> None:
-        self.cached += timing.cached_tokens if timing else 0
 
 
 @dataclass(frozen=True)

@@ -240,8 +240,3 @@ class ReplyReader:
         self._body, self._raw = None, ""
         self._has_content, self._blank = False, ""
         self._state = self._in_content
-
-
-def read_reply(reader: ReplyReader, text: str) -> list[Event]:
-    """All events of a whole reply."""
-    return [*reader.feed(text), *reader.finish()]

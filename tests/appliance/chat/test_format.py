@@ -14,7 +14,7 @@ from appliance.chat.format.declaration import Function, OutputFormat
 from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText, joined
 from appliance.chat.format.formats import HERMES, PLAIN, THINK, named_call, recognise
 from appliance.chat.format.json_text import JsonValue
-from appliance.chat.format.reader import ReplyReader, read_reply
+from appliance.chat.format.reader import ReplyReader
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
 
@@ -338,7 +338,3 @@ def test_a_grammar_that_does_not_compile_names_its_field() -> None:
     with pytest.raises(RequestError, match="missing") as caught:
         check_grammar(Grammar("lark", "start: missing"), "structured_outputs")
     assert caught.value.param == "structured_outputs"
-
-
-def test_reading_a_reply_whole_is_reading_it_in_one_piece() -> None:
-    assert joined(read_reply(ReplyReader(QWEN3), CALL)) == F

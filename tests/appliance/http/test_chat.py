@@ -476,6 +476,18 @@ def test_tool_choices_that_cannot_be_are_refused(gateway: Any, body: dict[str, A
     assert error(gateway, body)["param"] == param
 
 
+def test_a_template_that_shows_no_calls_takes_required_ones_only(
+    make_gateway: Callable[..., Any], tmp_path: Any
+) -> None:
+    """D.2: the model would never know how to call, so automatic choice is refused; a bound one works."""
+    template = tmp_path / "plain.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    plain = make_gateway(chat_template=str(template))
+    assert "model.chat_template" in error(plain, TOOLS)["message"]
+    choice = whole(plain.says(CALL), {**TOOLS, "tool_choice": "required"})["choices"][0]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+
+
 def test_required_calls_bind_the_engine_and_automatic_ones_do_not(gateway: Any) -> None:
     gateway.says(CALL)
     for choice in ("required", "auto"):
