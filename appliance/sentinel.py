@@ -61,10 +61,10 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sentinel:
-    """`start` starts a program by its Supervisor name; `status` tells its exit status, -1 after a signal, and None if it
+    """`start` starts a program by its Supervisor name; `status` tells its exit status, -1 after a signal, None if it
     is not dead (any more), or when Supervisor is shutting down.
 
-    So each death that is counted is followed by one start, also when its event comes late: a new sentinel looks first and
+    So each death that counts is followed by one start, also when its event comes late: a new sentinel looks first and
     gets the events of the time before afterwards."""
 
     def __init__(

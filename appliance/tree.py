@@ -27,6 +27,7 @@ from appliance.supervise import Service
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _STOP_EXTRA_S = 2.0  # for Supervisor and the engines, beside the gateway's drain
+_AGAIN_S = 1.0
 _WAKE_S = 0.05
 _SWEEP_S = 0.8
 _LAST_LINES = 5
@@ -87,6 +88,7 @@ class Tree:
         self._outcome: asyncio.Future[Outcome] = self._loop.create_future()
         self._supervisor_gone = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._ended = 0.0
         self._lines: dict[str, Lines] = {}
 
     async def run(self) -> Outcome:
@@ -185,13 +187,16 @@ class Tree:
         """The first reason to end is the one that counts."""
         if not self._outcome.done():
             self._console.end_progress()
+            self._ended = self._loop.time()
             self._outcome.set_result(outcome)
 
     def _signalled(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._outcome.done():
-            self._console.say("slipway", f"{name} again: not waiting any longer")
-            self._hurry.set()
+            # Some tools signal a process and its group: the same wish twice, not impatience.
+            if self._loop.time() - self._ended > _AGAIN_S and not self._hurry.is_set():
+                self._console.say("slipway", f"{name} again: not waiting any longer")
+                self._hurry.set()
             return
         self._console.say("slipway", f"{name}: stopping; open requests have {self._service.gateway.drain_s:g} s")
         self._settle(Outcome(exits.OK))

@@ -72,7 +72,12 @@ def test_a_second_signal_does_not_wait_for_the_drain(launched):
     appliance.started("gateway")
     appliance.process.send_signal(signal.SIGINT)
     appliance.until(lambda: b"stopping" in appliance.out())
-    appliance.process.send_signal(signal.SIGINT)
+
+    def signalled_until_gone() -> bool:
+        appliance.process.send_signal(signal.SIGINT)
+        return appliance.process.poll() is not None
+
+    appliance.until(signalled_until_gone)
     assert appliance.end() == 0
     assert appliance.alive() == {}
 
