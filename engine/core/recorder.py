@@ -70,16 +70,16 @@ class Recorder(Scheduler):
 
     def __init__(self, config: SchedulerConfig, path: str) -> None:
         super().__init__(config)
-        try:
-            self._file = Path(path).open("ab")  # noqa: SIM115 - open as long as the process lives
-        except OSError as error:
-            raise ConfigError(f"record={path}: {error.strerror}; name a file that can be written, or none") from error
+        self._path = Path(path)
         self._encode = msgspec.msgpack.Encoder().encode
         self._pending = bytearray()
         self._flushed_at = 0.0
         scalings = tuple("" if rope.scaling is None else type(rope.scaling).__name__ for rope in config.ropes)
         self._write(Started(msgspec.to_builtins(config), scalings))
-        self.flush()
+        try:
+            self.flush()
+        except OSError as error:
+            raise ConfigError(f"record={path}: {error.strerror}; name a file that can be written, or none") from error
 
     def submit(self, submit: Submit, now: float) -> Delta | None:
         self._write(Submitted(submit, now))
@@ -111,9 +111,10 @@ class Recorder(Scheduler):
 
     def flush(self) -> None:
         """Hands what is pending to the operating system: it survives the end of the process."""
-        self._file.write(self._pending)
-        self._file.flush()
-        self._pending.clear()
+        if self._pending:
+            with self._path.open("ab") as file:
+                file.write(self._pending)
+            self._pending.clear()
 
     def _write(self, record: Record) -> None:
         body = self._encode(record)

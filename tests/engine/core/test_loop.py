@@ -1,0 +1,199 @@
+"""The loop over a device that needs no model: grammars, statistics, recordings. It runs in the test's own thread."""
+
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+from scheduler_simulation import VOCAB, make_layout
+
+from engine.api.config import EngineConfig
+from engine.api.errors import RequestError
+from engine.api.messages import Abort, Control, Failed, Grammar, Output, Sampling, Stats, Submit
+from engine.core.loop import build_loop
+from engine.core.plan import StepResult
+from engine.core.recorder import PlanMade, Submitted
+from engine.core.replay import main as replay_main
+from engine.core.replay import read_records, replay
+from engine.models.parts import Attention, Branch, Embedding, Head, Model
+
+
+class Device:
+    """Draws the lowest token a row's mask allows, or 1."""
+
+    weight_bytes = kv_bytes = 0
+    seconds = {}
+
+    def __init__(self, blocks=40):
+        part = Attention(hidden=1, heads=1, kv_heads=1, head_dim=1, rope=None)
+        self.model = Model(
+            embed=Embedding(vocab=VOCAB, hidden=1),
+            blocks=((Branch(body=part),),),
+            norm=None,
+            head=Head(tied=True),
+            max_context=100,
+        )
+        self.layout, self.blocks = make_layout((None,)), blocks
+        self.started, self.waited = [], []
+
+    def start(self, plan, masks):
+        self.started.append(plan.step)
+        sampled = []
+        for index, row in enumerate(plan.rows):
+            allowed = [t for t in range(VOCAB) if masks[index][0] >> t & 1] if index in masks else [1]
+            sampled.append(allowed[0] if row.sample else -1)
+        device, result = self, StepResult(plan.step, tuple(sampled))
+
+        class Handle:
+            def result(self):
+                device.waited.append((plan.step, device.started[-1]))
+                return result
+
+        return Handle()
+
+    def close(self):
+        pass
+
+
+class Word:
+    """Allows a word's tokens one after the other, then the end; a word "!" has no way on after its first token."""
+
+    def __init__(self, text, ends):
+        self.left, self.ends, self.dead = [int(c) for c in text.rstrip("!")], list(ends), text.endswith("!")
+
+    @property
+    def finished(self):
+        return not self.left and not self.dead
+
+    def mask(self):
+        if not self.left and self.dead:
+            raise RequestError("nothing may follow", "response_format")
+        mask = np.zeros(1, np.uint32)
+        for token in self.left[:1] or self.ends:
+            mask[0] |= np.uint32(1 << token)
+        return mask
+
+    def advance(self, token):
+        if self.left and self.left.pop(0) != token:
+            raise RequestError(f"token {token} does not fit", "response_format")
+
+
+class Compiler:
+    def start(self, grammar, ends):
+        future = Future()
+        if grammar.text == "bad":
+            future.set_exception(RequestError("no grammar", "response_format"))
+        else:
+            future.set_result(Word(grammar.text, ends))
+        return future
+
+    def close(self):
+        pass
+
+
+def run(messages, *, device=None, **changes):
+    """What the loop sends for these messages until all is done."""
+    config = EngineConfig(**{"model": "m", "kv_bytes": 1, "max_context": 100, "max_step_tokens": 16, **changes})
+    sent = []
+    loop = build_loop(config, device or Device(), sent.extend, Compiler)
+    loop.post([*messages, Control("drain")])
+    loop.run()
+    assert loop.drained
+    return sent
+
+
+def streams(sent):
+    ids, ends = {}, {}
+    for message in sent:
+        for delta in message.deltas if isinstance(message, Output) else ():
+            ids[delta.id] = ids.get(delta.id, ()) + delta.ids
+            if delta.finish:
+                ends[delta.id] = delta.finish
+    return ids, ends
+
+
+def ask(id, prompt=(1, 2, 3), max_tokens=4, **changes):
+    return Submit(id, prompt, Sampling(), max_tokens, **changes)
+
+
+def test_the_next_step_is_started_before_the_last_one_is_waited_for():
+    ahead, behind = Device(), Device()
+    run([ask("a", max_tokens=5)], device=ahead)
+    run([ask("a", max_tokens=5)], device=behind, overlap=False)
+    assert ahead.waited == [(1, 2), (2, 3), (3, 4), (4, 5), (5, 5)]
+    assert behind.waited == [(step, step) for step in range(1, 6)]
+
+
+def test_a_grammar_steers_its_request_and_ends_it_where_only_an_end_may_follow():
+    word = ask("a", max_tokens=9, grammar=Grammar("regex", "304"), eos_token_ids=(5,))
+    ids, ends = streams(run([word, ask("b")]))
+    assert ids == {"a": (3, 0, 4), "b": (1,) * 4}
+    assert ends == {"a": "stop", "b": "length"}
+
+
+def test_a_resumed_request_resumes_its_grammar():
+    word = ask("a", max_tokens=9, emitted=(3, 0), grammar=Grammar("regex", "304"), eos_token_ids=(5,))
+    assert streams(run([word])) == ({"a": (4,)}, {"a": "stop"})
+
+
+@pytest.mark.parametrize("text, words, ids", [("bad", "no grammar", ()), ("3!", "nothing may follow", (3,))])
+def test_a_grammar_that_fails_fails_its_request_alone(text, words, ids):
+    sent = run([ask("a", grammar=Grammar("regex", text)), ask("b")])
+    (failed,) = [message for message in sent if isinstance(message, Failed)]
+    assert (failed.id, failed.code, failed.message) == ("a", "request", words)
+    assert streams(sent)[0].get("a", ()) == ids
+    assert streams(sent)[1]["b"] == "length"
+
+
+def test_wrong_requests_are_refused_and_aborted_ones_end_whatever_their_state():
+    sent = run([ask("a"), ask("a"), ask("c", ()), ask("d", grammar=Grammar("regex", "3")), Abort(("a", "d", "none"))])
+    assert [(f.id, f.param) for f in sent if isinstance(f, Failed)] == [("a", "id"), ("c", "prompt")]
+    assert streams(sent)[1] == {"a": "abort", "d": "abort"}
+
+
+def test_an_engine_at_rest_has_told_its_counters():
+    sent = run([ask("a", tuple(range(5)), 3), ask("b", tuple(range(5)), 3)], max_running=1)
+    last = [message for message in sent if isinstance(message, Stats)][-1]
+    assert (last.running, last.waiting, last.kv_blocks_used, last.kv_blocks_total) == (0, 0, 0, 39)
+    assert (last.prompt_tokens, last.cached_tokens, last.generated_tokens) == (10, 4, 6)
+    assert sum(sum(m.step_tokens) for m in sent if isinstance(m, Stats)) == 5 + 2 + 1 + 2
+
+
+def record(path, **changes):
+    messages = [ask(str(i), tuple((i + j) % VOCAB for j in range(7)), 30, salt=str(i)) for i in range(5)]
+    run(messages, device=Device(blocks=13), record=str(path), **changes)
+
+
+def test_a_recorded_run_replays_to_equal_plans(tmp_path, capsys):
+    record(tmp_path / "r")
+    record(tmp_path / "r", policy="priority", overlap=False)
+    assert replay_main([str(tmp_path / "r")]) == 0
+    assert "2 runs: all plans equal" in capsys.readouterr().out
+    plans = [r for r in read_records(tmp_path / "r") if isinstance(r, PlanMade) and r.plan is not None]
+    assert len(plans) == replay(read_records(tmp_path / "r")).steps > 60
+
+
+def test_a_replay_of_other_events_names_the_first_step_that_differs(tmp_path):
+    record(tmp_path / "r")
+    records = [
+        Submitted(ask(r.submit.id, (1,)), r.now) if isinstance(r, Submitted) and r.submit.id == "1" else r
+        for r in read_records(tmp_path / "r")
+    ]
+    outcome = replay(iter(records))
+    assert outcome.difference.recorded.step == outcome.difference.replayed.step == outcome.steps + 1
+
+
+def test_a_request_can_be_explained(tmp_path, capsys):
+    record(tmp_path / "r")
+    assert replay_main([str(tmp_path / "r"), "--explain", "1"]) == 0
+    said = capsys.readouterr().out
+    for words in ("queued with 7 prompt", "runs in slot", "preempted at", "needs blocks", "ends with length after 30"):
+        assert words in said
+    assert replay_main([str(tmp_path / "r"), "--explain", "nobody"]) == 1
+
+
+def test_a_recording_cut_off_by_a_crash_replays_as_far_as_it_goes(tmp_path):
+    record(tmp_path / "r")
+    data = (tmp_path / "r").read_bytes()
+    (tmp_path / "r").write_bytes(data[: len(data) * 2 // 3])
+    outcome = replay(read_records(tmp_path / "r"))
+    assert outcome.difference is None and outcome.steps > 0
