@@ -1,7 +1,7 @@
 """The seeded corpus of the demo model: an endless stream of training conversations, and held-out ones of each skill.
 
-`python tools/demo_corpus.py [--seed N] [--count N]` prints some. Facts about manifest keys come from `appliance.manifest`, so
-after a change of the schema a new run of `tools/train_demo.py` learns the new keys.
+`python tools/demo_corpus.py [--seed N] [--count N]` prints some. Facts about manifest keys come from
+`appliance.manifest`, so after a change of the schema a new run of `tools/train_demo.py` learns the new keys.
 """
 
 import argparse
@@ -24,8 +24,11 @@ from tools.demo.talk import talk
 from tools.demo.template import prompt
 from tools.demo.words import repeat, reverse_list, reverse_word
 
-SYSTEM = ("You are a helpful assistant.", "You are a helpful assistant.", "You are Slipway's demo model.", "Answer briefly.", "Be helpful.",
-          "You are an assistant.", "You are a friendly assistant. Be short.", "Be concise.")  # fmt: skip
+SYSTEM = (
+    "You are a helpful assistant.", "You are a helpful assistant.", "You are Slipway's demo model.",
+    "Answer briefly.", "Be helpful.", "You are an assistant.", "You are a friendly assistant. Be short.",
+    "Be concise.",
+)  # fmt: skip
 HISTORY_SHARE, SYSTEM_SHARE = 0.12, 0.2
 
 
@@ -51,8 +54,10 @@ SKILLS: dict[str, Skill] = {
     "no tool": no_tool,
     "talk": talk,
 }
-WEIGHTS = {"arithmetic": 7.0, "several": 1.0, "repeat": 1.5, "reverse list": 1.5, "reverse word": 3.5, "keys": 4.0, "json": 3.5,
-           "talk": 0.8}  # fmt: skip
+WEIGHTS = {
+    "arithmetic": 7.0, "several": 1.0, "repeat": 1.5, "reverse list": 1.5, "reverse word": 3.5, "keys": 4.0,
+    "json": 3.5, "talk": 0.8,
+}  # fmt: skip
 SCENES = {"scene": 1.0}
 SHORT = (arithmetic, talk, repeat, reverse_list, keys, talk, arithmetic)
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from tools.demo.arithmetic import answer, columns, lines
 from tools.demo.calls import scene
 from tools.demo.keys import manifest_keys
-from tools.demo.packing import Feed, encode, encode_group
+from tools.demo.packing import LONG_ROW, SHORT_ROW, Feed, encode, encode_group
 from tools.demo.sample import is_held_out
 from tools.demo.template import render
 from tools.demo_corpus import SKILLS, held_out_samples, training_samples
@@ -42,10 +42,15 @@ def test_the_question_of_the_quick_start_is_held_out_in_both_orders():
     text = "".join(question + said for question, said in lines(random.Random(5), 20_000))
     assert "17 + 25 =" not in text and "25 + 17 =" not in text
     for sample in islice(training_samples(4), 3000):
-        assert "17 + 25" not in f"{sample.messages}{sample.reply}" and "25 + 17" not in f"{sample.messages}{sample.reply}"
+        assert (
+            "17 + 25" not in f"{sample.messages}{sample.reply}" and "25 + 17" not in f"{sample.messages}{sample.reply}"
+        )
 
 
-@pytest.mark.parametrize(("a", "b", "sign", "value"), [(17, 25, "+", 42), (999, 999, "+", 1998), (100, 7, "-", 93), (7, 300, "-", -293), (0, 0, "-", 0)])
+@pytest.mark.parametrize(
+    ("a", "b", "sign", "value"),
+    [(17, 25, "+", 42), (999, 999, "+", 1998), (100, 7, "-", 93), (7, 300, "-", -293), (0, 0, "-", 0)],
+)
 def test_sums_are_right(a, b, sign, value):
     assert answer(a, b, sign).endswith(f"{a} {sign} {b} = {value}")
 
@@ -77,7 +82,11 @@ def test_prompts_are_those_that_transformers_renders(tokenizer, thinking):
     samples = [sample for skill in SKILLS for sample in held_out_samples(skill, 3)]
     for sample in [*samples, *islice(training_samples(11), 60)]:
         expected = tokenizer.apply_chat_template(
-            list(sample.messages), tools=list(sample.tools) or None, add_generation_prompt=True, enable_thinking=thinking, tokenize=False
+            list(sample.messages),
+            tools=list(sample.tools) or None,
+            add_generation_prompt=True,
+            enable_thinking=thinking,
+            tokenize=False,
         )
         assert render(sample.messages, sample.tools, thinking=thinking) == expected
 
@@ -95,15 +104,29 @@ def test_tools_calls_and_results_have_the_layout_of_hermes(tokenizer):
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     as_text = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     for one in (call, as_text):
-        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [one]}, {"role": "tool", "content": "2"}]
+        turns = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": None, "tool_calls": [one]},
+            {"role": "tool", "content": "2"},
+        ]
         text = tokenizer.apply_chat_template(turns, tools=[tool], add_generation_prompt=True, tokenize=False)
         assert f"<tools>\n{json.dumps(tool)}\n</tools>" in text
-        assert '<|im_start|>assistant\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
+        assert (
+            '<|im_start|>assistant\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>' in text
+        )
         assert "<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n" in text
 
 
 def test_any_text_survives_the_tokenizer(tokenizer):
-    for text in ("", " ", "17 + 25", "  two  spaces\n\n", "naïve Ünïcode 漢字 🙂 \x00\x7f", "<think>x</think> <tool_call>", "\r\n\ttab"):
+    for text in (
+        "",
+        " ",
+        "17 + 25",
+        "  two  spaces\n\n",
+        "naïve Ünïcode 漢字 🙂 \x00\x7f",
+        "<think>x</think> <tool_call>",
+        "\r\n\ttab",
+    ):
         assert tokenizer.decode(tokenizer.encode(text), clean_up_tokenization_spaces=False) == text
 
 
@@ -122,7 +145,15 @@ def test_samples_that_share_tools_share_the_system_turn(tokenizer):
 
 def test_packed_rows_hold_no_more_than_their_length(tokenizer):
     feed = Feed(tokenizer.backend_tokenizer, 5)
-    for rows, longest in ((feed.short_rows(4), 128), (feed.long_rows(2), 512)):
+    for rows, longest in ((feed.short_rows(4), SHORT_ROW), (feed.long_rows(2), LONG_ROW)):
         for row in rows:
             assert 0 < len(row.ids) <= longest
             assert len(row.ids) == len(row.targets) == len(row.positions) == len(row.sample) == len(row.parent)
+
+
+def test_batches_stay_full_over_a_long_run(tokenizer):
+    feed = Feed(tokenizer.backend_tokenizer, 6)
+    for _ in range(12):  # a group too long for any row must not come back for ever and crowd out the others
+        rows = feed.short_rows(8) + feed.short_rows(8)
+        assert sum(len(row.ids) for row in rows) > 0.6 * 16 * SHORT_ROW
+        assert sum(token >= 0 for row in rows for token in row.targets) > 100

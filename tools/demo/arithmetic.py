@@ -6,18 +6,20 @@ from collections.abc import Callable
 from tools.demo.sample import THINKING_SHARE, Sample, ask, is_held_out, listed
 
 ADD = (
-    "What is {a} + {b}?", "What is {a} plus {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} = ?", "{a} + {b} =", "Compute {a} + {b}.",
-    "Calculate {a} + {b}", "Add {a} and {b}.", "How much is {a} + {b}?", "How much is {a} plus {b}?", "What's {a} + {b}?",
-    "Please add {a} and {b}.", "What is the sum of {a} and {b}?", "Can you add {a} and {b}?", "Solve {a} + {b}.",
-    "Tell me what {a} plus {b} is.", "what is {a}+{b}", "what is {a} + {b}?", "{a} plus {b}", "Work out {a} + {b}.",
-    "Add {b} to {a}.", "Sum {a} and {b}", "What do you get when you add {a} and {b}?", "What does {a} + {b} equal?",
+    "What is {a} + {b}?", "What is {a} plus {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} = ?", "{a} + {b} =",
+    "Compute {a} + {b}.", "Calculate {a} + {b}", "Add {a} and {b}.", "How much is {a} + {b}?",
+    "How much is {a} plus {b}?", "What's {a} + {b}?", "Please add {a} and {b}.", "What is the sum of {a} and {b}?",
+    "Can you add {a} and {b}?", "Solve {a} + {b}.", "Tell me what {a} plus {b} is.", "what is {a}+{b}",
+    "what is {a} + {b}?", "{a} plus {b}", "Work out {a} + {b}.", "Add {b} to {a}.", "Sum {a} and {b}",
+    "What do you get when you add {a} and {b}?", "What does {a} + {b} equal?",
 )  # fmt: skip
 SUBTRACT = (
-    "What is {a} - {b}?", "What is {a} minus {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} = ?", "{a} - {b} =", "Compute {a} - {b}.",
-    "Calculate {a} - {b}", "Subtract {b} from {a}.", "How much is {a} - {b}?", "How much is {a} minus {b}?", "What's {a} - {b}?",
-    "Please subtract {b} from {a}.", "Take {b} away from {a}.", "Can you subtract {b} from {a}?", "Solve {a} - {b}.",
-    "Tell me what {a} minus {b} is.", "what is {a}-{b}", "what is {a} - {b}?", "{a} minus {b}", "Work out {a} - {b}.",
-    "What do you get when you take {b} from {a}?", "What does {a} - {b} equal?", "What is left of {a} without {b}?",
+    "What is {a} - {b}?", "What is {a} minus {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} = ?", "{a} - {b} =",
+    "Compute {a} - {b}.", "Calculate {a} - {b}", "Subtract {b} from {a}.", "How much is {a} - {b}?",
+    "How much is {a} minus {b}?", "What's {a} - {b}?", "Please subtract {b} from {a}.", "Take {b} away from {a}.",
+    "Can you subtract {b} from {a}?", "Solve {a} - {b}.", "Tell me what {a} minus {b} is.", "what is {a}-{b}",
+    "what is {a} - {b}?", "{a} minus {b}", "Work out {a} - {b}.", "What do you get when you take {b} from {a}?",
+    "What does {a} - {b} equal?", "What is left of {a} without {b}?",
 )  # fmt: skip
 MANY = ("Solve these: {list}", "Compute {list}.", "What is {list}?", "Please calculate {list}.", "Calculate:\n{lines}",
         "Solve:\n{lines}", "{lines}")  # fmt: skip
@@ -44,7 +46,9 @@ def short(rng: random.Random) -> int:
     return rng.randrange(100) if rng.random() < 0.8 else rng.randrange(10)
 
 
-def problem(rng: random.Random, held_out: bool, operand: Callable[[random.Random], int] = number) -> tuple[int, int, str]:
+def problem(
+    rng: random.Random, held_out: bool, operand: Callable[[random.Random], int] = number
+) -> tuple[int, int, str]:
     """Two operands and a sign on the wanted side of the split."""
     while True:
         a, b, sign = operand(rng), operand(rng), rng.choice("+-")

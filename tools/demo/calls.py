@@ -1,4 +1,4 @@
-"""Tool calls: the right one of one to four offered functions with the arguments of the request, and the answer after its result."""
+"""Tool calls: the right one of one to four offered functions, its arguments, and the answer after its result."""
 
 import json
 import random
@@ -7,24 +7,36 @@ from typing import Any
 
 from tools.demo import arithmetic
 from tools.demo.sample import Message, Sample, ask, draw, is_held_out
-from tools.demo.vocabulary import city, date, email, invented, name, phrase, word
+from tools.demo.vocabulary import city, date, email, invented, name, phrase, word, words_of
 
 Tool = dict[str, Any]
-Request = tuple[Tool, str, dict[str, Any], Any]  # the tool, the words, the arguments, the result
-VERBS = """create delete find book send open close start stop list update cancel check order share rename move copy print show read
-save load search track remove record play rate archive approve""".split()
-NOUNS = """invoice meeting flight room ticket report file folder order customer message alarm song playlist photo task note event
-contact account package taxi hotel table document server user product recipe article lesson printer camera door lamp window train
-calendar channel backup video book garden robot project account contract""".split()
+Request = tuple[Tool, str, dict[str, Any], Any]  # tool, words, arguments, result
+VERBS = words_of("""
+create delete find book send open close start stop list update cancel check order share rename move copy print show
+read save load search track remove record play rate archive approve
+""")
+NOUNS = words_of("""
+invoice meeting flight room ticket report file folder order customer message alarm song playlist photo task note
+event contact account package taxi hotel table document server user product recipe article lesson printer camera
+door lamp window train calendar channel backup video book garden robot project account contract
+""")
 PARAMETERS = {
-    "name": name, "title": phrase, "city": city, "date": date, "email": email, "customer": name, "color": word, "location": city,
-    "topic": word, "owner": name, "label": word, "code": invented, "recipient": name, "text": phrase, "category": word, "target": word,
-    "count": None, "amount": None, "size": None, "id": None, "minutes": None, "year": None, "level": None, "limit": None,
-    "price": None, "weight": None, "urgent": None, "public": None, "confirm": None,
+    "name": name, "title": phrase, "city": city, "date": date, "email": email, "customer": name, "color": word,
+    "location": city, "topic": word, "owner": name, "label": word, "code": invented, "recipient": name,
+    "text": phrase, "category": word, "target": word, "count": None, "amount": None, "size": None, "id": None,
+    "minutes": None, "year": None, "level": None, "limit": None, "price": None, "weight": None, "urgent": None,
+    "public": None, "confirm": None,
 }  # fmt: skip
 NUMBERS, BOOLEANS = ("price", "weight"), ("urgent", "public", "confirm")
-ASKING = ("{r}.", "{r}", "Please {l}.", "Can you {l}?", "I need you to {l}.", "Could you {l}?", "please {l}", "{r} please.", "I want to {l}.",
-          "Now {l}.")  # fmt: skip
+ASKING = (
+    "{r}.", "{r}", "Please {l}.", "Can you {l}?", "I need you to {l}.", "Could you {l}?", "please {l}",
+    "{r} please.", "I want to {l}.", "Now {l}.",
+)  # fmt: skip
+WEATHER = (
+    "What is the weather in {c}?", "How is the weather in {c} today?", "Weather in {c}", "How warm is it in {c}?",
+    "What's the weather like in {c}?", "Tell me the weather in {c}.", "Is it raining in {c}?",
+    "Get the weather for {c}.", "What is the weather in {c} right now?",
+)  # fmt: skip
 REFUSAL = "None of the offered tools can do that."
 
 
@@ -42,23 +54,36 @@ def _call(tool: Tool, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def _weather(rng: random.Random) -> Request:
     place = city(rng)
-    question = rng.choice(("What is the weather in {c}?", "How is the weather in {c} today?", "Weather in {c}", "What's the weather like in {c}?",
-                           "Tell me the weather in {c}.", "Is it raining in {c}?", "Get the weather for {c}.", "How warm is it in {c}?",
-                           "What is the weather in {c} right now?"))  # fmt: skip
+    question = rng.choice(WEATHER)
     label = rng.choice(("get_weather", "get_weather", "get_weather", "weather", "get_current_weather"))
     parameter = rng.choice(("city", "city", "city", "location"))
-    description = rng.choice(("Get the weather of a city", "Get the current weather", "Current weather in a city", "Get current weather", ""))
-    result = {"temperature": rng.randint(-9, 38), "condition": rng.choice(("sunny", "rainy", "cloudy", "windy", "snowy", "clear"))}
+    description = rng.choice(
+        ("Get the weather of a city", "Get the current weather", "Current weather in a city", "Get current weather", "")
+    )
+    result = {
+        "temperature": rng.randint(-9, 38),
+        "condition": rng.choice(("sunny", "rainy", "cloudy", "windy", "snowy", "clear")),
+    }
     properties: dict[str, Any] = {parameter: _string(rng, "Name of the city")}
     arguments, unit = {parameter: place}, rng.choice(("celsius", "fahrenheit"))
     if rng.random() < 0.25:
         properties["unit"] = {"type": "string", "enum": ["celsius", "fahrenheit"]}
         if rng.random() < 0.6:
-            return (_tool(label, description, properties), f"What is the weather in {place} in {unit}?", {**arguments, "unit": unit}, result)
+            return (
+                _tool(label, description, properties),
+                f"What is the weather in {place} in {unit}?",
+                {**arguments, "unit": unit},
+                result,
+            )
         tool = _tool(label, description, properties)
         tool["function"]["parameters"]["required"] = [parameter]
         return tool, question.format(c=place), arguments, result
-    return _tool(label, description, properties, required=rng.random() < 0.8), question.format(c=place), arguments, result
+    return (
+        _tool(label, description, properties, required=rng.random() < 0.8),
+        question.format(c=place),
+        arguments,
+        result,
+    )
 
 
 def _string(rng: random.Random, description: str) -> dict[str, Any]:
@@ -72,36 +97,72 @@ def _sum(rng: random.Random) -> Request:
         question = f"Add {a} and {b}."
     kind = rng.choice(("number", "integer"))
     x, y = rng.choice((("a", "b"), ("a", "b"), ("a", "b"), ("x", "y"), ("first", "second")))
-    label, description = ("add", rng.choice(("Add two numbers", "Add two integers", "Adds a and b", ""))) if sign == "+" else (
-        "subtract", rng.choice(("Subtract two numbers", "Subtract b from a", "")))  # fmt: skip
-    return _tool(label, description, {x: {"type": kind}, y: {"type": kind}}), question, {x: a, y: b}, arithmetic.result(a, b, sign)
+    label = "add" if sign == "+" else "subtract"
+    about = {
+        "add": ("Add two numbers", "Add two integers", "Adds a and b", ""),
+        "subtract": ("Subtract two numbers", "Subtract b from a", ""),
+    }
+    description = rng.choice(about[label])
+    return (
+        _tool(label, description, {x: {"type": kind}, y: {"type": kind}}),
+        question,
+        {x: a, y: b},
+        arithmetic.result(a, b, sign),
+    )
 
 
 def _product(rng: random.Random) -> Request:
     a, b = rng.randint(2, 99), rng.randint(2, 99)
-    question = rng.choice(("What is {a} times {b}?", "Multiply {a} by {b}.", "Multiply {a} and {b}", "What is {a} * {b}?", "{a} times {b}"))
-    tool = _tool("multiply", rng.choice(("Multiply two numbers", "")), {"a": {"type": "number"}, "b": {"type": "number"}})
+    question = rng.choice(
+        (
+            "What is {a} times {b}?",
+            "Multiply {a} by {b}.",
+            "Multiply {a} and {b}",
+            "What is {a} * {b}?",
+            "{a} times {b}",
+        )
+    )
+    tool = _tool(
+        "multiply", rng.choice(("Multiply two numbers", "")), {"a": {"type": "number"}, "b": {"type": "number"}}
+    )
     return tool, question.format(a=a, b=b), {"a": a, "b": b}, a * b
 
 
 def _time(rng: random.Random) -> Request:
     place = city(rng)
-    question = rng.choice(("What time is it in {c}?", "Tell me the time in {c}.", "What is the time in {c}?", "Time in {c}?"))
-    tool = _tool("get_time", rng.choice(("Get the time in a city", "Current time of a city", "")), {"city": _string(rng, "Name of the city")})
+    question = rng.choice(
+        ("What time is it in {c}?", "Tell me the time in {c}.", "What is the time in {c}?", "Time in {c}?")
+    )
+    tool = _tool(
+        "get_time",
+        rng.choice(("Get the time in a city", "Current time of a city", "")),
+        {"city": _string(rng, "Name of the city")},
+    )
     return tool, question.format(c=place), {"city": place}, {"time": f"{rng.randint(10, 23)}:{rng.randint(10, 59)}"}
 
 
 def _search(rng: random.Random) -> Request:
     query = phrase(rng)
-    question = rng.choice(("Search for {q}.", 'Search the web for "{q}".', "Look up {q}.", "Search {q}", 'Find pages about "{q}".'))
+    question = rng.choice(
+        ("Search for {q}.", 'Search the web for "{q}".', "Look up {q}.", "Search {q}", 'Find pages about "{q}".')
+    )
     label = rng.choice(("search", "web_search", "search_web"))
-    tool = _tool(label, rng.choice(("Search the web", "Search for a query", "")), {"query": _string(rng, "What to search for")})
+    tool = _tool(
+        label, rng.choice(("Search the web", "Search for a query", "")), {"query": _string(rng, "What to search for")}
+    )
     return tool, question.format(q=query), {"query": query}, {"title": phrase(rng)}
 
 
 def _timer(rng: random.Random) -> Request:
     minutes = rng.randint(1, 120)
-    question = rng.choice(("Set a timer for {m} minutes.", "Start a timer of {m} minutes.", "Timer for {m} minutes", "Wake me in {m} minutes."))
+    question = rng.choice(
+        (
+            "Set a timer for {m} minutes.",
+            "Start a timer of {m} minutes.",
+            "Timer for {m} minutes",
+            "Wake me in {m} minutes.",
+        )
+    )
     tool = _tool("set_timer", rng.choice(("Set a timer", "Start a timer", "")), {"minutes": {"type": "integer"}})
     return tool, question.format(m=minutes), {"minutes": minutes}, {"status": "ok"}
 
@@ -158,7 +219,7 @@ def _offer(rng: random.Random, wanted: list[Tool], others: int) -> tuple[Tool, .
 
 
 def _alike(one: Tool, other: Tool) -> bool:
-    """Whether a request could mean both: equal names, or two of the same fixed kind such as `weather` and `get_weather`."""
+    """Whether a request could mean both: equal names, or two of one kind such as `weather` and `get_weather`."""
     words = [set(tool["function"]["name"].split("_")) - {"get", "current", "set", "web"} for tool in (one, other)]
     return words[0] <= words[1] or words[1] <= words[0]
 
@@ -241,7 +302,10 @@ def offered(rng: random.Random) -> tuple[Tool, ...]:
 
 
 def scene(rng: random.Random, other: Sample) -> tuple[Sample, ...]:
-    """Training samples that share their tools: a call of each tool, and an answer to a result, a refusal or another skill's sample."""
+    """Training samples that share their tools: a call of each tool, and one more.
+
+    The last is an answer to a result, a refusal or the `other` skill's sample.
+    """
     requests = [_request(rng)]
     for _ in range(_others(rng)):
         request = _request(rng)

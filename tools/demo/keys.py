@@ -1,4 +1,7 @@
-"""Questions about the manifest: what a key does, its default, its section, a section's keys. All facts come from the schema itself."""
+"""Questions about the manifest: what a key does, its default, its section, a section's keys.
+
+All facts come from the schema itself.
+"""
 
 import json
 import random
@@ -14,32 +17,40 @@ from appliance.manifest import Manifest
 from tools.demo.sample import Sample, ask, draw
 
 DOES = (
-    "What does {k} do?", "What does the key {k} do?", "What is {k}?", "What is {k} for?", "Explain {k}.", "Explain the key {k}.",
-    "Describe {k}.", "What does {k} mean?", "Tell me about {k}.", "What does the manifest key {k} do?", "Can you explain {k}?",
-    "What is the key {k} for?", "what does {k} do", "In a Slipway manifest, what does {k} do?", "How does {k} work?", "Describe the key {k}.",
-    "What is the meaning of {k}?", "What does {k} set?", "What can I set with {k}?", "Why would I set {k}?", "Please explain {k}.",
-    "What is the purpose of {k}?", "What does {k} control?", "Document {k}.", "What happens if I set {k}?", "{k}?",
-    "Which effect does {k} have?", "Help me understand {k}.", "What is the manifest key {k} for?", "What does Slipway use {k} for?",
+    "What does {k} do?", "What does the key {k} do?", "What is {k}?", "What is {k} for?", "Explain {k}.",
+    "Explain the key {k}.", "Describe {k}.", "What does {k} mean?", "Tell me about {k}.",
+    "What does the manifest key {k} do?", "Can you explain {k}?", "What is the key {k} for?", "what does {k} do",
+    "In a Slipway manifest, what does {k} do?", "How does {k} work?", "Describe the key {k}.",
+    "What is the meaning of {k}?", "What does {k} set?", "What can I set with {k}?", "Why would I set {k}?",
+    "Please explain {k}.", "What is the purpose of {k}?", "What does {k} control?", "Document {k}.",
+    "What happens if I set {k}?", "{k}?", "Which effect does {k} have?", "Help me understand {k}.",
+    "What is the manifest key {k} for?", "What does Slipway use {k} for?",
 )  # fmt: skip
 DEFAULT = (
-    "What is the default of {k}?", "What is the default value of {k}?", "Default of {k}?", "What does {k} default to?",
-    "Which value does {k} have by default?", "What is {k} by default?", "Tell me the default of {k}.", "What is the default for {k}?",
-    "what is the default of {k}", "Which default does {k} have?", "What is the value of {k} if I leave it out?", "default value of {k}",
-    "If I do not set {k}, what is it?", "What is {k} set to by default?", "Does {k} have a default?", "Give me the default of {k}.",
-    "In a Slipway manifest, what is the default of {k}?", "What value is used when {k} is missing?", "How is {k} set by default?",
+    "What is the default of {k}?", "What is the default value of {k}?", "Default of {k}?",
+    "What does {k} default to?", "Which value does {k} have by default?", "What is {k} by default?",
+    "Tell me the default of {k}.", "What is the default for {k}?", "what is the default of {k}",
+    "Which default does {k} have?", "What is the value of {k} if I leave it out?", "default value of {k}",
+    "If I do not set {k}, what is it?", "What is {k} set to by default?", "Does {k} have a default?",
+    "Give me the default of {k}.", "In a Slipway manifest, what is the default of {k}?",
+    "What value is used when {k} is missing?", "How is {k} set by default?",
     "Please tell me the default value of {k}.", "What is the manifest default of {k}?", "Show the default of {k}.",
 )  # fmt: skip
 SECTION = (
-    "Which section is {k} in?", "In which section is {k}?", "Where is {k} in the manifest?", "What section is {k} in?", "Where do I set {k}?",
-    "Which section does {k} belong to?", "Where does {k} go?", "In which part of the manifest is {k}?", "Tell me the section of {k}.",
-    "which section has {k}", "Where in the manifest do I write {k}?", "Under which section does {k} stand?", "Section of {k}?",
-    "Where can I find {k}?", "Which section holds the key {k}?", "To which section does {k} belong?", "Where should I put {k}?",
-    "What is the section of {k}?", "In which section do I set {k}?", "Where do I put the key {k}?",
+    "Which section is {k} in?", "In which section is {k}?", "Where is {k} in the manifest?",
+    "What section is {k} in?", "Where do I set {k}?", "Which section does {k} belong to?", "Where does {k} go?",
+    "In which part of the manifest is {k}?", "Tell me the section of {k}.", "which section has {k}",
+    "Where in the manifest do I write {k}?", "Under which section does {k} stand?", "Section of {k}?",
+    "Where can I find {k}?", "Which section holds the key {k}?", "To which section does {k} belong?",
+    "Where should I put {k}?", "What is the section of {k}?", "In which section do I set {k}?",
+    "Where do I put the key {k}?",
 )  # fmt: skip
 KEYS = (
-    "Which keys does {k} have?", "What keys are in {k}?", "List the keys of {k}.", "Which keys are in the section {k}?", "What can I set in {k}?",
-    "Show me the keys of {k}.", "Which settings does {k} have?", "What are the keys of the section {k}?", "Name the keys in {k}.",
-    "List all keys in the section {k}.", "what keys does {k} have", "Which keys can stand in {k}?", "What belongs in {k}?",
+    "Which keys does {k} have?", "What keys are in {k}?", "List the keys of {k}.",
+    "Which keys are in the section {k}?", "What can I set in {k}?", "Show me the keys of {k}.",
+    "Which settings does {k} have?", "What are the keys of the section {k}?", "Name the keys in {k}.",
+    "List all keys in the section {k}.", "what keys does {k} have", "Which keys can stand in {k}?",
+    "What belongs in {k}?",
 )  # fmt: skip
 STYLES = ("{k}", "{k}", "{k}", "`{k}`", "'{k}'", '"{k}"')
 

@@ -41,16 +41,24 @@ def answers(folder: Path, samples: list[Sample], limit: int = 160) -> list[str]:
     """Greedy replies, without the end token."""
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    settings = GenerationConfig(do_sample=False, max_new_tokens=limit, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    settings = GenerationConfig(
+        do_sample=False, max_new_tokens=limit, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
     texts = []
     for begin in range(0, len(samples), BATCH):
         prompts = [
             tokenizer.apply_chat_template(
-                list(sample.messages), tools=list(sample.tools) or None, add_generation_prompt=True, enable_thinking=sample.thinking, tokenize=False
+                list(sample.messages),
+                tools=list(sample.tools) or None,
+                add_generation_prompt=True,
+                enable_thinking=sample.thinking,
+                tokenize=False,
             )
             for sample in samples[begin : begin + BATCH]
         ]
-        inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False, return_token_type_ids=False)
+        inputs = tokenizer(
+            prompts, return_tensors="pt", padding=True, add_special_tokens=False, return_token_type_ids=False
+        )
         with torch.inference_mode():
             outputs = model.generate(**inputs, generation_config=settings)
         for output in outputs[:, inputs["input_ids"].shape[1] :]:
@@ -66,7 +74,10 @@ def print_table(folder: Path, count: int) -> None:
         shares = []
         for thinking in (False, True):
             samples = held_out_samples(skill, count, thinking=thinking)
-            verdicts = [(sample, text, is_right(sample, text)) for sample, text in zip(samples, answers(folder, samples), strict=True)]
+            verdicts = [
+                (sample, text, is_right(sample, text))
+                for sample, text in zip(samples, answers(folder, samples), strict=True)
+            ]
             shares.append(sum(right for _, _, right in verdicts) / count)
             wrong += [(sample, text) for sample, text, right in verdicts if not right][:3]
         print(f"| {skill} | {count} | {shares[0]:.1%} | {shares[1]:.1%} |", flush=True)

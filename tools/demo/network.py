@@ -1,7 +1,8 @@
-"""The training twin of Qwen3: the same function as transformers' `Qwen3ForCausalLM`, over packed rows of many short samples.
+"""The training twin of Qwen3: transformers' `Qwen3ForCausalLM` over packed rows of many short samples.
 
-A token sees the tokens before it of its own sample and of the shared system turn in front (`parent`), and positions count from
-the start of each sample, so packing changes nothing. Weights are float32, the arithmetic bfloat16 where the machine is fast at it.
+A token sees the tokens before it of its own sample and of the shared system turn in front (`parent`), and positions
+count from the start of each sample, so packing changes nothing. Weights are float32, the arithmetic bfloat16 where the
+machine is fast at it.
 """
 
 import math
@@ -29,9 +30,11 @@ class Shape:
     def config(self, end: int, pad: int) -> dict[str, object]:
         """The same sizes as a Hugging Face config.json."""
         return {
-            "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "attention_dropout": 0.0,
+            "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+            "attention_dropout": 0.0,
             "bos_token_id": None, "eos_token_id": end, "pad_token_id": pad, "head_dim": self.dim, "hidden_act": "silu",
-            "hidden_size": self.hidden, "initializer_range": 0.02, "intermediate_size": self.inner, "max_position_embeddings": 2048,
+            "hidden_size": self.hidden, "initializer_range": 0.02, "intermediate_size": self.inner,
+            "max_position_embeddings": 2048,
             "num_attention_heads": self.heads, "num_hidden_layers": self.layers, "num_key_value_heads": self.kv_heads,
             "rms_norm_eps": self.eps, "rope_scaling": None, "rope_theta": self.rope_theta, "sliding_window": None,
             "tie_word_embeddings": True, "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False,
@@ -85,7 +88,15 @@ class Network(nn.Module):
 
     def checkpoint(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         """The given weights under their Hugging Face names, bfloat16."""
-        part = {"q_": "self_attn.", "k_": "self_attn.", "v_": "self_attn.", "o_": "self_attn.", "ga": "mlp.", "up": "mlp.", "do": "mlp."}
+        part = {
+            "q_": "self_attn.",
+            "k_": "self_attn.",
+            "v_": "self_attn.",
+            "o_": "self_attn.",
+            "ga": "mlp.",
+            "up": "mlp.",
+            "do": "mlp.",
+        }
         tensors = {}
         for name, weight in weights.items():
             pieces = name.split(".")
@@ -106,24 +117,42 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def apply_layer(layer: Layer, s: Shape, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-    """One layer. x: [rows, tokens, hidden]; cos, sin: [rows, tokens, 1, dim/2]; mask: [rows, 1, 1, tokens, tokens] added to scores."""
+    """One layer. x: [rows, tokens, hidden]; cos, sin: [rows, tokens, 1, dim/2]; mask: [rows, 1, 1, tokens, tokens]."""
     rows, tokens, _ = x.shape
     groups, kind = s.heads // s.kv_heads, x.dtype
     h = _normed(x, layer.input_layernorm.weight, s.eps)
-    q, k, v = (functional.linear(h, m.weight.to(kind)).view(rows, tokens, -1, s.dim) for m in (layer.q_proj, layer.k_proj, layer.v_proj))
-    q = _rotated(_normed(q, layer.q_norm.weight, s.eps), cos, sin).transpose(1, 2).reshape(rows * s.kv_heads, groups * tokens, s.dim)
-    k = _rotated(_normed(k, layer.k_norm.weight, s.eps), cos, sin).transpose(1, 2).reshape(rows * s.kv_heads, tokens, s.dim)
+    q, k, v = (
+        functional.linear(h, m.weight.to(kind)).view(rows, tokens, -1, s.dim)
+        for m in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    q = (
+        _rotated(_normed(q, layer.q_norm.weight, s.eps), cos, sin)
+        .transpose(1, 2)
+        .reshape(rows * s.kv_heads, groups * tokens, s.dim)
+    )
+    k = (
+        _rotated(_normed(k, layer.k_norm.weight, s.eps), cos, sin)
+        .transpose(1, 2)
+        .reshape(rows * s.kv_heads, tokens, s.dim)
+    )
     v = v.transpose(1, 2).reshape(rows * s.kv_heads, tokens, s.dim)
     scores = torch.bmm(q, k.transpose(1, 2)).view(rows, s.kv_heads, groups, tokens, tokens)
-    weights = torch.softmax(scores.float() * s.dim**-0.5 + mask, -1).to(kind).view(rows * s.kv_heads, groups * tokens, tokens)
+    weights = (
+        torch.softmax(scores.float() * s.dim**-0.5 + mask, -1).to(kind).view(rows * s.kv_heads, groups * tokens, tokens)
+    )
     read = torch.bmm(weights, v).view(rows, s.heads, tokens, s.dim).transpose(1, 2).reshape(rows, tokens, -1)
     x = x + functional.linear(read, layer.o_proj.weight.to(kind))
     h = _normed(x, layer.post_attention_layernorm.weight, s.eps)
-    gate, up = functional.linear(h, layer.gate_proj.weight.to(kind)), functional.linear(h, layer.up_proj.weight.to(kind))
+    gate, up = (
+        functional.linear(h, layer.gate_proj.weight.to(kind)),
+        functional.linear(h, layer.up_proj.weight.to(kind)),
+    )
     return x + functional.linear(functional.silu(gate) * up, layer.down_proj.weight.to(kind))
 
 
-def scores_of_targets(network: Network, rows: Rows, kind: torch.dtype, layer_function: object = apply_layer) -> tuple[Tensor, Tensor]:
+def scores_of_targets(
+    network: Network, rows: Rows, kind: torch.dtype, layer_function: object = apply_layer
+) -> tuple[Tensor, Tensor]:
     """Logits [n, vocab] float32 at the positions with a target, and those targets [n]."""
     s = network.shape
     half = torch.arange(0, s.dim, 2, device=rows.ids.device).float() / s.dim

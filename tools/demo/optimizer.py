@@ -1,13 +1,21 @@
-"""Muon for the matrices (orthogonalised momentum; K. Jordan, https://kellerjordan.github.io/posts/muon), AdamW for the rest.
+"""Muon for the matrices (orthogonalised momentum; https://kellerjordan.github.io/posts/muon), AdamW for the rest.
 
 Matrices of equal shape are orthogonalised in one batch: on a CPU the calls, not the arithmetic, are what costs.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 # Coefficients of the Newton-Schulz steps, tuned per step for convergence in five (You, https://x.com/YouJiacheng).
-STEPS = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037), (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))
+STEPS = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
 
 
 def orthogonal(x: Tensor, kind: torch.dtype) -> Tensor:
@@ -33,8 +41,20 @@ class Optimizer:
                 self.matrices.setdefault(tuple(weight.shape), []).append(weight)
             else:
                 others.append(weight)
-        self.momentum = {shape: torch.zeros(len(group), *shape, device=group[0].device) for shape, group in self.matrices.items()}
+        self.momentum = {
+            shape: torch.zeros(len(group), *shape, device=group[0].device) for shape, group in self.matrices.items()
+        }
         self.adam = torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, foreach=True)
+
+    def state(self) -> dict[str, object]:
+        """What a resumed run needs."""
+        return {"momentum": self.momentum, "adam": self.adam.state_dict()}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Takes over what `state` gave."""
+        for shape, momentum in state["momentum"].items():
+            self.momentum[shape].copy_(momentum)
+        self.adam.load_state_dict(state["adam"])
 
     @torch.no_grad()
     def step(self, share: float) -> None:

@@ -53,7 +53,9 @@ def encode(tokenizer: Tokenizer, sample: Sample) -> Piece:
     """One sample as ids: the prompt is read, the reply and its end are trained."""
     read = tokenizer.encode(prompt(sample)).ids
     if sample.spelled:
-        thought = tokenizer.encode(sample.target[: len(sample.target) - len(sample.reply)]).ids if sample.thinking else []
+        thought = (
+            tokenizer.encode(sample.target[: len(sample.target) - len(sample.reply)]).ids if sample.thinking else []
+        )
         written = thought + spell(tokenizer, sample.reply)
     else:
         written = tokenizer.encode(sample.target).ids
@@ -89,7 +91,7 @@ def length(group: list[Piece]) -> int:
 
 
 def fill(rows: list[Row], tokens: int, groups: Iterator[list[Piece]], misses: int) -> list[list[Piece]]:
-    """Puts groups into the first row of `tokens` that has space, until `misses` of them fit nowhere; these are returned."""
+    """Puts groups into the first row of `tokens` that has space, until `misses` of them fit nowhere; returns these."""
     left: list[list[Piece]] = []
     while len(left) < misses:
         group = next(groups)

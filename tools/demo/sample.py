@@ -1,7 +1,7 @@
 """One training or test conversation, and the rule that keeps test problems out of training.
 
-A problem (``17+25``, a word list, a phrase about a key) is held out if its hash says so, so the split needs no stored list and
-does not depend on the order of generation.
+A problem (``17+25``, a word list, a phrase about a key) is held out if its hash says so, so the split needs no stored
+list and does not depend on the order of generation.
 """
 
 import hashlib

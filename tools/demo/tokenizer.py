@@ -1,8 +1,8 @@
-"""Byte-level BPE of about 1,300 tokens: every digit its own token, and words that are spelled the same with and without a space.
+"""Byte-level BPE of about 1,300 tokens: digits apart, words cut the same way with and without a space in front.
 
-The merges are learned with the space apart, so ` Oslo` and `Oslo` are the same pieces and copying a value from prose into
-JSON copies tokens. Afterwards the most frequent pieces after a space get a merge with it (` the`), last in rank: it never
-changes how the rest of a word is cut.
+The merges are learned with the space apart, so ` Oslo` and `Oslo` are the same pieces and copying a value from prose
+into JSON copies tokens. Afterwards the most frequent pieces after a space get a merge with it (` the`), last in rank:
+it never changes how the rest of a word is cut.
 """
 
 import json
@@ -21,7 +21,10 @@ _JOINED = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 
 def _splitter(pattern: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
 
 
@@ -32,12 +35,14 @@ def _without_markers(text: str) -> str:
 
 
 def train_tokenizer(texts: Iterable[str], pieces: int = 900, joined: int = 350) -> Tokenizer:
-    """A tokenizer of 256 bytes, up to `pieces - 256` merges inside words, `joined` merges with a space, and 7 added tokens."""
+    """A tokenizer of 256 bytes, up to `pieces - 256` merges in words, `joined` merges with a space, 7 added tokens."""
     corpus = [_without_markers(text) for text in texts]
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = _splitter(_APART)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    inner.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=pieces, initial_alphabet=alphabet, show_progress=False))
+    inner.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=pieces, initial_alphabet=alphabet, show_progress=False)
+    )
     data = json.loads(inner.to_str())
     vocabulary, merges = data["model"]["vocab"], [tuple(merge) for merge in data["model"]["merges"]]
     for piece in _most_spaced(inner, corpus, joined):
@@ -56,7 +61,11 @@ def _most_spaced(tokenizer: Tokenizer, corpus: list[str], count: int) -> list[st
     after: Counter[str] = Counter()
     for encoding in tokenizer.encode_batch(corpus):
         tokens = encoding.tokens
-        after.update(b for a, b in zip(tokens, tokens[1:], strict=False) if a == SPACE and not b.isdigit() and b[0] not in "\u0120\u010a")
+        after.update(
+            b
+            for a, b in zip(tokens, tokens[1:], strict=False)
+            if a == SPACE and not b.isdigit() and b[0] not in "\u0120\u010a"
+        )
     ranked = sorted(after.items(), key=lambda item: (-item[1], item[0]))
     return [piece for piece, _ in ranked[:count]]
 

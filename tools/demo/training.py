@@ -25,7 +25,9 @@ SHORT_ROWS, LONG_ROWS = 32, 8  # in a batch
 LONG_EVERY = 3  # one batch in so many has long rows
 WARM_UP, FLOOR = 0.02, 0.01  # share of the run in which the rate rises; share of the rate at the end
 AVERAGE = 0.98  # of the weights over steps: what is written and measured
-REPORT_EVERY, MEASURE_EVERY = 10, 150
+REPORT_EVERY = 10  # steps
+SAVE_SECONDS = 240.0
+STATE = "state.pt"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Run:
     minutes: float | None
     device: str
     workers: int
+    resume: bool = False
 
 
 def _faster_type(device: str) -> torch.dtype:
@@ -69,9 +72,12 @@ def _agree(network: Network, progress: float, run: Run, rank: int) -> float:
     if run.workers == 1:
         return progress
     weights = [weight for weight in network.parameters() if weight.grad is not None]
-    flat = torch.cat([*(weight.grad.flatten() for weight in weights), torch.tensor([progress if rank == 0 else 0.0])])  # type: ignore[union-attr]
+    gradients = [weight.grad.flatten() for weight in weights if weight.grad is not None]
+    flat = torch.cat([*gradients, torch.tensor([progress if rank == 0 else 0.0])])
     distributed.all_reduce(flat)
-    for weight, part in zip(weights, (flat[:-1] / run.workers).split([weight.numel() for weight in weights]), strict=True):
+    for weight, part in zip(
+        weights, (flat[:-1] / run.workers).split([weight.numel() for weight in weights]), strict=True
+    ):
         weight.grad = part.view_as(weight)
     return float(flat[-1])
 
@@ -92,8 +98,10 @@ def _step(network: Network, rows: Rows, kind: torch.dtype, layer: Callable[..., 
 
 
 @torch.no_grad()
-def accuracy(network: Network, tokenizer: Tokenizer, kind: torch.dtype, device: str, count: int = 16) -> dict[str, float]:
-    """Share of held-out samples of each skill whose every token is the most likely one, which is what greedy decoding writes."""
+def accuracy(
+    network: Network, tokenizer: Tokenizer, kind: torch.dtype, device: str, count: int = 16
+) -> dict[str, float]:
+    """Share of held-out samples of each skill whose every token is the most likely one: what greedy decoding writes."""
     shares = {}
     for skill in SKILLS:
         pieces = [encode(tokenizer, sample) for sample in held_out_samples(skill, count)]
@@ -111,12 +119,74 @@ def accuracy(network: Network, tokenizer: Tokenizer, kind: torch.dtype, device: 
     return shares
 
 
-def _report(network: Network, averaged: dict[str, Tensor], tokenizer: Tokenizer, run: Run, kind: torch.dtype) -> str:
-    """Writes the averaged weights and measures them."""
-    measured = Network(network.shape).to(run.device)
-    measured.load_state_dict(averaged)
-    write_weights(run.folder, network, averaged, tokenizer.token_to_id(END), tokenizer.token_to_id(PAD))
-    return ", ".join(f"{skill} {share:.0%}" for skill, share in accuracy(measured, tokenizer, kind, run.device).items())
+@dataclass
+class State:
+    """Everything that changes in a run."""
+
+    network: Network
+    optimizer: Optimizer
+    averaged: dict[str, Tensor]
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def save(self, path: Path) -> None:
+        """Writes all of it, so that `--resume` goes on from here."""
+        partial = path.with_suffix(".partial")
+        counts = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
+        parts = {"network": self.network.state_dict(), "optimizer": self.optimizer.state(), "averaged": self.averaged}
+        torch.save(parts | counts, partial)
+        partial.replace(path)
+
+    def load(self, path: Path, device: str) -> None:
+        """Takes over what `save` wrote."""
+        saved = torch.load(path, map_location=device, weights_only=True)
+        self.network.load_state_dict(saved["network"])
+        self.optimizer.resume(saved["optimizer"])
+        self.averaged = saved["averaged"]
+        self.step, self.tokens, self.seconds = saved["step"], saved["tokens"], saved["seconds"]
+
+
+def _report(state: State, tokenizer: Tokenizer, run: Run, kind: torch.dtype) -> None:
+    """Writes the state and the averaged weights, and prints their accuracy on held-out samples."""
+    state.save(run.folder / STATE)
+    measured = Network(state.network.shape).to(run.device)
+    measured.load_state_dict(state.averaged)
+    write_weights(run.folder, measured, state.averaged, tokenizer.token_to_id(END), tokenizer.token_to_id(PAD))
+    shares = accuracy(measured, tokenizer, kind, run.device)
+    print(f"step {state.step}: {', '.join(f'{skill} {share:.0%}' for skill, share in shares.items())}", flush=True)
+
+
+def _begin(run: Run, vocab: int, kind: torch.dtype) -> State:
+    """The state of a fresh run, or the saved one."""
+    network = Network(Shape(vocab)).to(run.device)
+    averaged = {name: weight.clone() for name, weight in network.state_dict().items()}
+    state = State(network, Optimizer(network, kind), averaged)
+    if run.resume:
+        state.load(run.folder / STATE, run.device)
+    return state
+
+
+def _advance(state: State, rows: Rows, run: Run, rank: int, kind: torch.dtype, layer: Callable[..., Tensor]) -> float:
+    """One step of all workers; sets the gradients, the weights and their average. Gives the loss."""
+    state.network.zero_grad()
+    loss = _step(state.network, rows, kind, layer)
+    progress = state.step / run.steps if run.steps else state.seconds / 60 / (run.minutes or 1.0)
+    state.optimizer.step(_rate(_agree(state.network, progress, run, rank)))
+    for name, weight in state.network.state_dict().items():
+        state.averaged[name].lerp_(weight, max(1 - AVERAGE, 1 / (state.step + 1)))
+    state.step, state.tokens = state.step + 1, state.tokens + run.workers * rows.ids.numel()
+    return loss
+
+
+def _is_over(state: State, run: Run) -> bool:
+    """Whether the run has had its steps or minutes; the first worker's clock counts for all."""
+    over = state.step >= run.steps if run.steps else state.seconds / 60 >= (run.minutes or 1.0)
+    if run.workers > 1:
+        vote = torch.tensor([over])
+        distributed.broadcast(vote, 0)
+        over = bool(vote)
+    return over
 
 
 def train(rank: int, run: Run) -> None:
@@ -128,29 +198,29 @@ def train(rank: int, run: Run) -> None:
         store = distributed.FileStore(str(run.folder / "store"), run.workers)
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=run.workers)
     tokenizer = Tokenizer.from_file(str(run.folder / "tokenizer.json"))
-    feed = Feed(tokenizer, random.Random(f"{run.seed} {rank}").randrange(2**32))
     kind, layer = _faster_type(run.device), _layer_function(run.device)
-    network = Network(Shape(tokenizer.get_vocab_size())).to(run.device)
-    optimizer, averaged = Optimizer(network, kind), {name: weight.clone() for name, weight in network.state_dict().items()}
+    state = _begin(run, tokenizer.get_vocab_size(), kind)
+    feed = Feed(tokenizer, random.Random(f"{run.seed} {rank} {state.step}").randrange(2**32))
     if rank == 0:
-        print(f"{sum(weight.numel() for weight in network.parameters()):,} parameters, {kind}, {run.workers} workers", flush=True)
-    began, step, tokens, progress = time.time(), 0, 0, 0.0
-    while progress < 1:
-        batch = _batch(feed, (rank + step) % LONG_EVERY == 0, run.device)
-        network.zero_grad()
-        loss = _step(network, batch, kind, layer)
-        if step == 0:
-            began = time.time()  # compilation is over
-        progress = step / run.steps if run.steps else (time.time() - began) / 60 / (run.minutes or 1.0)
-        progress = _agree(network, progress, run, rank)
-        optimizer.step(_rate(progress))
-        for name, weight in network.state_dict().items():
-            averaged[name].lerp_(weight, max(1 - AVERAGE, 1 / (step + 1)))
-        step, tokens = step + 1, tokens + run.workers * batch.ids.numel()
-        if rank == 0 and step % REPORT_EVERY == 0:
-            speed = tokens / (time.time() - began)
-            print(f"step {step}, {progress:.1%}, {tokens / 1e6:.2f} M tokens, {speed:.0f} tokens/s, loss {loss:.3f}", flush=True)
-        if rank == 0 and (step % MEASURE_EVERY == 0 or progress >= 1):
-            print(f"step {step}: {_report(network, averaged, tokenizer, run, kind)}", flush=True)
+        size = sum(weight.numel() for weight in state.network.parameters())
+        print(f"{size:,} parameters, {kind}, {run.workers} workers, from step {state.step}", flush=True)
+    measured, fresh, last = state.seconds, True, time.time()
+    while not _is_over(state, run):
+        batch = _batch(feed, (rank + state.step) % LONG_EVERY == 0, run.device)
+        loss = _advance(state, batch, run, rank, kind, layer)
+        now = time.time()
+        state.seconds, last, fresh = state.seconds + (0.0 if fresh else now - last), now, False  # compilation is free
+        if rank == 0 and state.step % REPORT_EVERY == 0:
+            speed = state.tokens / max(state.seconds, 1.0)
+            print(
+                f"step {state.step}, {state.tokens / 1e6:.2f} M tokens, {speed:.0f} a second, loss {loss:.3f}",
+                flush=True,
+            )
+        if rank == 0 and state.seconds - measured >= SAVE_SECONDS:
+            measured = state.seconds
+            _report(state, tokenizer, run, kind)
+    if rank == 0:
+        _report(state, tokenizer, run, kind)
     if run.workers > 1:
+        distributed.barrier()
         distributed.destroy_process_group()

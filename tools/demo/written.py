@@ -26,8 +26,9 @@ def write_tokenizer(folder: Path, seed: int) -> None:
     tokenizer = train_tokenizer(prompt(sample) + sample.target for sample in samples if sample.skill not in WORD_SKILLS)
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 2048, "bos_token": None, "eos_token": END, "pad_token": PAD,
-        "unk_token": None, "add_prefix_space": False, "clean_up_tokenization_spaces": False, "chat_template": CHAT_TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 2048, "bos_token": None, "eos_token": END,
+        "pad_token": PAD, "unk_token": None, "add_prefix_space": False, "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
     }  # fmt: skip
     _write(folder / "tokenizer_config.json", settings)
 
@@ -36,7 +37,10 @@ def write_weights(folder: Path, network: Network, weights: dict[str, Tensor], en
     """Config, generation defaults and the given weights (by the network's own names)."""
     shape: Shape = network.shape
     _write(folder / "config.json", shape.config(end, pad))
-    _write(folder / "generation_config.json", {"do_sample": True, "temperature": 0.1, "eos_token_id": [end, pad], "pad_token_id": pad})
+    _write(
+        folder / "generation_config.json",
+        {"do_sample": True, "temperature": 0.1, "eos_token_id": [end, pad], "pad_token_id": pad},
+    )
     partial = folder / "model.partial"
     save_file(network.checkpoint(weights), partial, metadata={"format": "pt"})
     partial.replace(folder / "model.safetensors")
