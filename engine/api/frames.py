@@ -30,7 +30,9 @@ class FrameReader:
         while len(self._buffer) - at >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer, at)
             if length > MAX_FRAME_BYTES:
-                raise ValueError(f"frame of {length} bytes: at most {MAX_FRAME_BYTES} are allowed; the stream is damaged")
+                raise ValueError(
+                    f"frame of {length} bytes: at most {MAX_FRAME_BYTES} are allowed; the stream is damaged"
+                )
             if len(self._buffer) - at - _LENGTH.size < length:
                 break
             bodies.append(bytes(self._buffer[at + _LENGTH.size : at + _LENGTH.size + length]))
