@@ -9,7 +9,6 @@ import httpx
 
 from benchmarks.load import Ask
 
-
 _TEXT_KEYS = frozenset({"content", "reasoning", "reasoning_content", "tool_calls"})
 
 

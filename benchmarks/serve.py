@@ -1,7 +1,7 @@
 """`python -m benchmarks.serve --url http://127.0.0.1:8000 [--rate R | --concurrency C]`: load on any OpenAI endpoint.
 
 Open loop (`--rate`): Poisson arrivals, whatever the server manages. Closed loop (`--concurrency`): so many clients,
-each sends its next request when it has its reply. Streams, so that time to first token and pauses between tokens are seen.
+each sends its next request when it has its reply. It streams, to see the first token and the pauses between tokens.
 Exit code 1 when a request failed.
 """
 

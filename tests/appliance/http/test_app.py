@@ -8,6 +8,12 @@ from appliance.gateway import build_service
 from appliance.http.app import ROUTES, build_app
 
 
+@pytest.fixture
+def gateway(start_gateway, engine):
+    """Live on a port, with a fake engine behind it."""
+    return start_gateway(engine)
+
+
 def operations(app):
     return [
         (method, route.path)

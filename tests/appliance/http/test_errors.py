@@ -8,6 +8,13 @@ from appliance.http.errors import ApiError, BadRequest, NotFound, api_error, err
 from engine.api.errors import EngineGone, RequestError
 from engine.api.messages import Failed
 
+
+@pytest.fixture
+def gateway(start_gateway, engine):
+    """Live on a port, with a fake engine behind it."""
+    return start_gateway(engine)
+
+
 KEYS = {"message", "type", "param", "code", "request_id"}
 
 

@@ -5,6 +5,12 @@ import pytest
 from engine.api.messages import Failed, Loading
 
 
+@pytest.fixture
+def gateway(start_gateway, engine):
+    """Live on a port, with a fake engine behind it."""
+    return start_gateway(engine)
+
+
 def test_the_gateway_answers_with_phase_and_progress_while_the_engine_loads(start_gateway, new_engine, eventually):
     engine = new_engine()
     engine.first = [Loading("loading", 0.41)]

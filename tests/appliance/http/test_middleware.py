@@ -10,6 +10,13 @@ from appliance.gateway import read_keys
 from appliance.gateway_config import SecretRef
 from engine.api.errors import ConfigError
 
+
+@pytest.fixture
+def gateway(start_gateway, engine):
+    """Live on a port, with a fake engine behind it."""
+    return start_gateway(engine)
+
+
 BEARER = {"authorization": "Bearer key-two"}
 
 
