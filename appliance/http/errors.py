@@ -79,14 +79,14 @@ class MethodNotAllowed(ApiError):
 
 
 class TooLarge(ApiError):
-    """The body is over limits.max_body; the connection is closed since the rest of it is not read."""
+    """The body is over limits.max_body. The rest is read and dropped: a reset would reach the client before this reply."""
 
     status = 413
     type = "RequestEntityTooLargeError"
 
     def __init__(self, limit: int) -> None:
         message = f"The request body is larger than {limit} bytes, the server's limits.max_body."
-        super().__init__(message, headers={"Connection": "close"})
+        super().__init__(message)
 
 
 class Unavailable(ApiError):
