@@ -79,7 +79,7 @@ class MethodNotAllowed(ApiError):
 
 
 class TooLarge(ApiError):
-    """The body is over limits.max_body. The rest is read and dropped: a reset would reach the client before this reply."""
+    """The body is over limits.max_body. The rest is read and dropped: a reset would overtake this reply."""
 
     status = 413
     type = "RequestEntityTooLargeError"
