@@ -82,12 +82,14 @@ class Generation:
 class _Reply:
     """Turns one request's deltas into its Generation."""
 
-    def __init__(self, prompt_ids: tuple[int, ...], params: Params, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, submit: Submit, params: Params, tokenizer: Tokenizer | None) -> None:
+        prompt_ids = submit.prompt
         self.generation = Generation(prompt_ids)
         self._decoder = tokenizer and IncrementalDecoder(
             tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens
         )
         self._stops = StopStrings(params.stop, include=params.include_stop, min_tokens=params.min_tokens)
+        self._ends = {*submit.stop_token_ids, *(() if submit.ignore_eos else submit.eos_token_ids)}
         self.stopped = False
 
     def take(self, delta: Delta) -> bool:
@@ -103,8 +105,8 @@ class _Reply:
             made.logprobs += delta.logprobs[index : index + 1]
             if self._decoder is None:
                 continue
-            # the token that ends a reply belongs to its ids and not to its text
-            last = delta.finish == "stop" and index == len(delta.ids) - 1
+            # an end token belongs to the ids and not to the text; a complete grammar's last token belongs to both
+            last = delta.finish == "stop" and index == len(delta.ids) - 1 and token in self._ends
             found = self._stops.push("" if last else self._decoder.push(token))
             made.text += found.text
             if found.stop is not None:
@@ -194,7 +196,7 @@ class LLM:
             ignore_eos=params.ignore_eos,
             grammar=params.grammar,
         )
-        return submit, _Reply(ids, params, self.tokenizer)
+        return submit, _Reply(submit, params, self.tokenizer)
 
     def _collect(self, replies: dict[str, _Reply]) -> None:
         """Waits until every request has ended. A refused one ends all."""
