@@ -170,8 +170,13 @@ class _Supervisor:
         return int(info["exitstatus"]) if info["statename"] == "EXITED" else None
 
     def all(self) -> list[dict[str, Any]]:
-        """Every program: group, name, statename, pid and more."""
-        return cast(list[dict[str, Any]], self._proxy.supervisor.getAllProcessInfo())
+        """Every program: group, name, statename, pid and more; none when Supervisor is shutting down."""
+        try:
+            return cast(list[dict[str, Any]], self._proxy.supervisor.getAllProcessInfo())
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode != Faults.SHUTDOWN_STATE:
+                raise
+            return []
 
 
 class _Ends:
@@ -195,7 +200,7 @@ class _Ends:
 
 def main(path: Path) -> int:
     config = msgspec.json.decode(path.read_bytes(), type=Config)
-    pipe = os.open(config.notices, os.O_WRONLY)
+    pipe = os.open(config.notices, os.O_RDWR)  # for writing alone it would wait for a launcher that may be gone
     supervisor = _Supervisor(config.supervisor, config.password)
     sentinel = Sentinel(
         config.policy,

@@ -144,7 +144,11 @@ class Tree:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))  # each open stream is one
-        reading, writing = os.pipe()
+        # No plain pipe: when we are killed, the next line would break it, and Supervisor with it. Supervisor holds both
+        # ends of this one.
+        path = self._directory / "supervisor.log"
+        os.mkfifo(path, 0o600)
+        reading, writing = (os.open(path, os.O_RDWR) for _ in range(2))
         supervisor = subprocess.Popen(
             [sys.executable, "-P", "-m", "supervisor.supervisord", "-n", "-c", "supervisord.conf"],
             cwd=self._directory,

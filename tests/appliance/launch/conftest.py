@@ -3,10 +3,12 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -42,8 +44,8 @@ class Appliance:
         self.directory = directory
         self.port = given.setdefault("port", free_port())
         self.mark = f"slipway-test-{uuid.uuid4()}"
-        self.runs = directory / "runs"
-        self.runs.mkdir()
+        # Not in pytest's own folder: its path is too long for Unix sockets.
+        self.runs = Path(tempfile.mkdtemp(prefix="slipway-runs-"))
         with (directory / "out").open("wb") as out, (directory / "err").open("wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("driver.py")), str(directory), json.dumps(given)],
@@ -111,6 +113,7 @@ def launched(tmp_path: Path) -> Iterator[Callable[..., Appliance]]:
     for appliance in appliances:
         appliance.process.kill()
         appliance.process.wait()
+        shutil.rmtree(appliance.runs)
         for pid in appliance.alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
