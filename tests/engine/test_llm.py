@@ -57,7 +57,8 @@ def test_importing_engine_does_not_load_torch():
 
 
 def test_prompts_are_a_text_texts_or_ids_and_replies_keep_their_order(llm):
-    params = Params(temperature=0.0, max_tokens=5, ignore_eos=True)
+    letters = tuple(llm.tokenizer.encode("abcdefgh"))  # whole characters: bytes that are none have no text yet
+    params = Params(temperature=0.0, max_tokens=5, allowed_token_ids=letters)
     one = llm.generate("abc", params)
     several = llm.generate(["xyz", "abc", [*llm.tokenizer.encode("abc")]], params)
     assert len(one) == 1 and len(several) == 3
