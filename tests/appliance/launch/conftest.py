@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-DEADLINE_S = 100.0
+DEADLINE_S = 120.0
 
 
 def free_port() -> int:
