@@ -28,8 +28,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`engines` are the Unix sockets of the engine processes; `names` the served names, canonical first. Durations in
-    seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts the
-    model's logits."""
+    seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts
+    the model's logits."""
 
     host: str
     port: int

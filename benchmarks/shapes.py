@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from engine.models.families import declare
+from engine.models.families import declaration
 from engine.models.sources import sources
 
 _QWEN2 = {
@@ -61,7 +61,7 @@ def make(shape: str, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(0)
     tensors = {}
-    for name, size in sources(declare(config)).items():
+    for name, size in sources(declaration(config["architectures"][0])(config)).items():
         if len(size) == 1 and "norm" in name:
             tensors[name] = torch.ones(size, dtype=torch.bfloat16)
         else:

@@ -52,18 +52,13 @@ Side = Callable[[list[Job]], None]
 
 
 def slipway(checkpoint: Path, concurrency: int, threads: int, limit: int) -> Side:
-    from engine.api.messages import Sampling
-    from engine.llm import LLM
+    from engine.llm import LLM, Params
 
     llm = LLM(checkpoint, threads=threads, max_running=concurrency, max_context=2 * limit + 8, prefix_cache=False)
 
     def run(work: list[Job]) -> None:
-        got = llm.generate(
-            [job.prompt for job in work],
-            [Sampling(temperature=0.0)] * len(work),
-            max_tokens=[job.tokens for job in work],
-            ignore_eos=True,
-        )
+        wishes = [Params(temperature=0.0, max_tokens=job.tokens, ignore_eos=True) for job in work]
+        got = llm.generate([job.prompt for job in work], wishes)
         assert [len(generation.ids) for generation in got] == [job.tokens for job in work], "a reply has another length"
 
     return run

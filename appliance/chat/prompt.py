@@ -63,6 +63,7 @@ class Reading:
     include_stop: bool
     min_tokens: int
     skip_special_tokens: bool
+    end_ids: frozenset[int] = frozenset()  # tokens that end the reply and are no text
     shown_ids: frozenset[int] = frozenset()
 
 
@@ -182,14 +183,12 @@ def _submit(
     sampling: Sampling,
     max_tokens: int,
 ) -> Submit:
-    ends = served.config.eos_token_ids
-    own_end = served.text.tokenizer.eos_id
     return Submit(
         id=name,
         prompt=tuple(ids),
         sampling=sampling,
         max_tokens=max_tokens,
-        eos_token_ids=ends or (() if own_end is None else (own_end,)),
+        eos_token_ids=_eos_token_ids(served),
         stop_token_ids=stop_ids(body, served.config),
         ignore_eos=body.ignore_eos,
         priority=body.priority or served.priority or 0,
@@ -198,12 +197,19 @@ def _submit(
     )
 
 
-def _reading(body: GenerationRequest, config: GatewayConfig, shown: frozenset[int] = frozenset()) -> Reading:
+def _eos_token_ids(served: Served) -> tuple[int, ...]:
+    own = served.text.tokenizer.eos_id
+    return served.config.eos_token_ids or (() if own is None else (own,))
+
+
+def _reading(body: GenerationRequest, served: Served, shown: frozenset[int] = frozenset()) -> Reading:
+    ends = () if body.ignore_eos else _eos_token_ids(served)
     return Reading(
-        stops=stop_strings(body.stop, config),
+        stops=stop_strings(body.stop, served.config),
         include_stop=body.include_stop_str_in_output,
         min_tokens=body.min_tokens,
         skip_special_tokens=body.skip_special_tokens,
+        end_ids=frozenset((*ends, *stop_ids(body, served.config))),
         shown_ids=shown,
     )
 
@@ -251,7 +257,7 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
                 check_text(prompt, tokenizer, config)
             prompt = tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
         planned.append(_prompt(prompt, body, asked, served, at * n))
-    return Plan(tuple(planned), _reading(body, config))
+    return Plan(tuple(planned), _reading(body, served))
 
 
 # Chat
@@ -373,7 +379,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     role, echo = _reply_role(body, rendered)
     return ChatPlan(
         prompts=(prompt,),
-        reading=_reading(body, config, shown),
+        reading=_reading(body, served, shown),
         output_format=output_format,
         tools=use,
         reasons=reasons and (thinks or grammar is None),

@@ -64,8 +64,9 @@ class Choice:
         used = 0
         for token in delta.ids:
             used += 1
-            # The token that ended the reply is counted but is no text (C.5).
-            hidden = delta.finish == "stop" and used == len(delta.ids) and not self._reading.include_stop
+            last = delta.finish == "stop" and used == len(delta.ids)
+            # The token that ended the reply is counted but is no text (C.5); a complete grammar's last token is both.
+            hidden = last and token in self._reading.end_ids and not self._reading.include_stop
             result = self._stops.push("" if hidden else self._decoder.push(token))
             piece.text += result.text
             if result.stop is not None:

@@ -235,6 +235,18 @@ def test_a_response_format_binds_the_reply(gateway: Any) -> None:
     assert fault["param"] == "response_format"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_last_token_of_a_complete_grammar_is_text(gateway: Any, stream: bool) -> None:
+    """CH-13: the engine ends such a reply with "stop" and no end token."""
+    text = '{"a": 1}'
+    body = {"response_format": {"type": "json_object"}}
+    gateway.gives(gateway.ids(text), finish="stop")
+    if stream:
+        assert "".join(delta.get("content") or "" for delta in deltas(gateway, body)) == text
+    else:
+        assert message(gateway, body)["content"] == text
+
+
 def test_a_null_tool_choice_is_the_default(gateway: Any) -> None:
     """CH-14"""
     reply = whole(gateway.says(CALL), {**TOOLS, "tool_choice": None})
