@@ -13,10 +13,10 @@ HEAD = """# Models that are served
 
 <!-- made by tools/models_page.py from engine/models; a test keeps it so -->
 
-Any checkpoint folder in Hugging Face layout whose `config.json` names one of these architectures: safetensors (one file or shards),
-float32, bfloat16 or float16, old and new spellings of the configuration (`rope_theta` or `rope_parameters`, `torch_dtype` or `dtype`,
-`text_config`). Rotary scalings: linear, dynamic, llama3, yarn, longrope. Sliding windows free the blocks they leave behind.
-Quantized checkpoints are refused for now.
+Any checkpoint folder in Hugging Face layout whose `config.json` names one of these architectures: safetensors (one file
+or shards), float32, bfloat16 or float16, old and new spellings of the configuration (`rope_theta` or `rope_parameters`,
+`torch_dtype` or `dtype`, `text_config`). Rotary scalings: linear, dynamic, llama3, yarn, longrope. Sliding windows free
+the blocks they leave behind. Quantized checkpoints are refused for now.
 
 | architecture | family | declared in |
 |---|---|---|
@@ -28,8 +28,9 @@ Each is held to transformers in float32: logits within 1e-4, greedy tokens and l
 
 ## Another architecture
 
-One file of declared parts and one line in `engine/models/families.py`. A checkpoint folder may also bring its own: `slipway_model.py` with
-`ARCHITECTURES` and `declare(config)`, used only with `model.trust_remote_code: true`, because its code is then run.
+One file of declared parts and one line in `engine/models/families.py`. A checkpoint folder may also bring its own:
+`slipway_model.py` with `ARCHITECTURES` and `declare(config)`, used only with `model.trust_remote_code: true`, because
+its code is then run.
 """
 
 

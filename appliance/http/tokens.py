@@ -40,7 +40,9 @@ def _tokenized(service: Service, body: TokenizeText | TokenizeChat) -> dict[str,
 async def tokenize(request: Request) -> dict[str, Any]:
     raw = await read_json(request)
     service = service_of(request)
-    body: TokenizeText | TokenizeChat = parse_body(raw, TokenizeChat if _is_chat(raw) else TokenizeText)
+    body: TokenizeText | TokenizeChat = (
+        parse_body(raw, TokenizeChat) if _is_chat(raw) else parse_body(raw, TokenizeText)
+    )
     service.model_name(body.model)
     return await asyncio.to_thread(_tokenized, service, body)
 

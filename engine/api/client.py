@@ -6,7 +6,7 @@ on with another engine.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from typing import Literal
 
@@ -150,7 +150,7 @@ class EngineClient:
     async def wait_ready(self) -> None:
         await self._is_ready.wait()
 
-    async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
+    async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """What the request gains, its last delta having `finish` set. Leaving early aborts it. Raises RequestError,
         StepError, EngineGone (nothing was sent) or Interrupted (see there)."""
         if self.state.kind != "ready":

@@ -12,7 +12,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
-    reply. `record` is the file of the flight recorder, or None. `socket` is the path of the Unix socket to listen on."""
+    reply. `record` is the file of the flight recorder, or None. `socket` is the Unix socket to listen on."""
 
     model: str
     socket: str = ""

@@ -1,6 +1,7 @@
 """Messages between gateway and engine. Times are seconds of the sender's monotonic clock unless said otherwise.
 
-To the engine: Submit, Abort, Control. From it: Loading, Ready, Output (one frame a step, for all requests), Failed, Stats.
+To the engine: Submit, Abort, Control. From it: Loading, Ready, Output (one frame a step for all requests), Failed,
+Stats.
 """
 
 from typing import Literal

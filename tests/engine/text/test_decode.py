@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from engine.text import IncrementalDecoder, TokenText, Tokenizer, decode_all
+from engine.text import IncrementalDecoder, Tokenizer, TokenText, decode_all
 
 TEXTS = {
     "emoji": "🎉 party 🎉🎉",
@@ -30,7 +30,7 @@ def pieces(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: boo
 def test_streamed_text_is_the_full_text_and_never_a_broken_character(
     tokenizer_dirs: dict[str, Path], kind: str, text: str
 ) -> None:
-    """DT-01 DT-03: emoji, joined sequences, CJK and Devanagari, by bytes of a byte-level or a byte-fallback tokenizer."""
+    """DT-01 DT-03: emoji, joined sequences, CJK and Devanagari, by byte-level and byte-fallback tokenizers."""
     tokenizer = Tokenizer(tokenizer_dirs[kind])
     ids = tokenizer.encode(text, add_special_tokens=False)
     deltas = pieces(tokenizer, [], ids)
