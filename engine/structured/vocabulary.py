@@ -4,6 +4,7 @@ llguidance knows one set of end tokens per vocabulary and mixes them into its ma
 vocabulary gets an extra end token that no model has (id `vocab`), and `grammar.Matcher` sets the real ones itself.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,17 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, source: Any, vocab: int) -> None:
+    def __init__(self, source: Any, texts: dict[int, str], vocab: int) -> None:
+        """`texts` are the added tokens that are text, whatever they look like: llguidance takes every `<…>` for
+        special, but a model's `<tool_call>` may be an ordinary token."""
         known = min(source.vocab_size, vocab)
-        self.tokens = [source.decode_bytes([token]) for token in range(known)]
+        self.tokens = [
+            texts[token].encode() if token in texts else source.decode_bytes([token]) for token in range(known)
+        ]
         # ids that the model has and the tokenizer does not: no text, so never allowed
         self.tokens += [b""] * (vocab - known) + [b"<end of text>"]
-        self.special_token_ids = [*filter(source.is_special_token, range(known)), vocab]
+        special = (token for token in range(known) if token not in texts and source.is_special_token(token))
+        self.special_token_ids = [*special, vocab]
         self.eos_token_id = vocab
         self._source = source
 
@@ -32,4 +38,6 @@ def read_vocabulary(directory: Path, vocab: int) -> Any:
     """The LLTokenizer of `directory`'s tokenizer.json with `vocab` + 1 tokens. Raises OSError or ValueError."""
     text = (directory / "tokenizer.json").read_text(encoding="utf-8")
     source = LLTokenizer(text, slices=[])
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(source, vocab)), n_vocab=vocab + 1, eos_token=vocab)
+    added = json.loads(text).get("added_tokens") or ()
+    texts = {token["id"]: token["content"] for token in added if not token.get("special")}
+    return LLTokenizer(TokenizerWrapper(_Vocabulary(source, texts, vocab)), n_vocab=vocab + 1, eos_token=vocab)

@@ -26,6 +26,7 @@ def byte_level() -> Tokenizer:
     made = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     made.pre_tokenizer, made.decoder = to_letters, decoders.ByteLevel()
     made.add_special_tokens([AddedToken("<|end|>", special=True), AddedToken("<|call|>", special=True)])
+    made.add_tokens([AddedToken("<tool_call>", normalized=False)])
     return made
 
 

@@ -144,6 +144,15 @@ def test_no_special_token_is_text(walk, allowed):
     assert not special & set(allowed(matcher.mask()))
 
 
+def test_an_added_token_that_is_not_special_is_text_whatever_it_looks_like(walk, allowed):
+    walker = walk("byte level")
+    matcher = walker.compiler.compile(Grammar("lark", 'start: "<tool_call>" "ab"'), [walker.end])
+    marker = walker.tokenizer.token_to_id("<tool_call>")
+    assert marker in allowed(matcher.mask())
+    matcher.advance(marker)
+    assert walker.tokenizer.token_to_id("ab") in allowed(matcher.mask())
+
+
 def test_a_special_token_may_be_part_of_a_lark_grammar(walk, allowed):
     walker = walk("byte level")
     matcher = walker.compiler.compile(Grammar("lark", 'start: <|call|> "ab"'), [walker.end])
