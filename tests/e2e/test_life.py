@@ -11,6 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from appliance import exits
+
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "manifests" / "demo"
 ASK = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
@@ -88,14 +90,14 @@ def test_a_missing_shard_is_one_message_and_nothing_starts(checkpoint, refused):
     (checkpoint / "model.safetensors").unlink()
     (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
     code, said = refused(manifest(checkpoint))
-    assert code == 2 and "model-00002-of-00002.safetensors" in said and "Traceback" not in said
+    assert code == exits.CHECKPOINT.number and "model-00002-of-00002.safetensors" in said and "Traceback" not in said
 
 
 def test_a_truncated_shard_is_named(checkpoint, refused):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     code, said = refused(manifest(checkpoint))
-    assert code == 2 and "model.safetensors" in said and "Traceback" not in said
+    assert code == exits.CHECKPOINT.number and "model.safetensors" in said and "Traceback" not in said
 
 
 def test_an_unknown_architecture_is_refused_with_the_nearest(checkpoint, refused):
@@ -103,7 +105,7 @@ def test_an_unknown_architecture_is_refused_with_the_nearest(checkpoint, refused
     config["architectures"] = ["Qwen3ForCausalLN"]
     (checkpoint / "config.json").write_text(json.dumps(config))
     code, said = refused(manifest(checkpoint))
-    assert code == 2 and "Qwen3ForCausalLM" in said and "Traceback" not in said
+    assert code == exits.CHECKPOINT.number and "Qwen3ForCausalLM" in said and "Traceback" not in said
 
 
 def test_a_tensor_of_another_shape_is_refused(checkpoint, refused):
@@ -115,18 +117,18 @@ def test_a_tensor_of_another_shape_is_refused(checkpoint, refused):
     body = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(body)) + body + data[8 + length :])
     code, said = refused(manifest(checkpoint))
-    assert code == 2 and "model.norm.weight" in said and "Traceback" not in said
+    assert code == exits.CHECKPOINT.number and "model.norm.weight" in said and "Traceback" not in said
 
 
 def test_no_memory_for_one_block_names_the_key(refused):
     code, said = refused(manifest(DEMO, "hardware: {kv_cache_memory: 10B}\n"))
-    assert code == 2 and "kv_cache_memory" in said and "Traceback" not in said
+    assert code == exits.MEMORY.number and "kv_cache_memory" in said and "Traceback" not in said
 
 
 def test_a_busy_port_is_one_message(demo, refused):
     port = demo.url.rpartition(":")[2]
     code, said = refused(ROOT / "manifests" / "demo.yaml", "--port", port)
-    assert code not in (0, 1) and port in said and "Traceback" not in said
+    assert code == exits.PORT.number and port in said and "Traceback" not in said
 
 
 def test_a_misspelt_key_is_shown_where_it_stands(refused):
@@ -146,7 +148,7 @@ def test_a_checkpoint_with_own_code_is_refused_without_the_flag(checkpoint, refu
         'Path(__file__).with_name("ran").touch()\n'
     )
     code, said = refused(manifest(checkpoint))
-    assert code == 2 and "trust_remote_code" in said and not (checkpoint / "ran").exists()
+    assert code == exits.CHECKPOINT.number and "trust_remote_code" in said and not (checkpoint / "ran").exists()
     path = checkpoint / "trusting.yaml"
     path.write_text(manifest(checkpoint).replace("names:", "trust_remote_code: true, names:"))
     appliance = launch(path)

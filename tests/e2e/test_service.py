@@ -153,7 +153,8 @@ def test_a_client_that_leaves_frees_its_blocks(demo, eventually):
         httpx.Client(base_url=demo.url, timeout=60) as client,
         client.stream("POST", "/v1/completions", json=LONG | {"stream": True, "n": 2}) as reply,
     ):
-        next(reply.iter_lines())
+        lines = reply.iter_lines()  # kept: a line iterator that is let go closes the stream
+        next(lines)
         eventually("two sequences run", lambda: demo.metric("vllm:num_requests_running") == 2)
         assert demo.metric("vllm:kv_cache_usage_perc") > 0
     eventually("nothing runs", lambda: demo.metric("vllm:num_requests_running") == 0)
