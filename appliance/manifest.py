@@ -1,6 +1,6 @@
 """The manifest, version 1: every key an operator can write, its type, its default and what it does.
 
-Strict: unknown keys, wrong types and out-of-range values are errors (``appliance.problems`` says where).
+Strict: unknown keys, wrong types and out-of-range values are errors (``appliance.declare.problems`` says where).
 A key exists only if it has an effect. ``auto`` values are resolved by ``appliance.plan``, which says to what and why.
 """
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from appliance.schema_file import manifest_page, schema_text
+from appliance.declare.schema_file import manifest_page, schema_text
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -16,7 +16,7 @@ from appliance.chat.sampling import check_n, child_seeds, logprob_count, resolve
 from appliance.chat.template import ChatTemplate
 from appliance.chat.tools import ToolUse, tool_grammar, tool_use
 from appliance.chat.window import check_ids, check_text, reply_tokens, truncated
-from appliance.gateway_config import GatewayConfig
+from appliance.gateway.config import GatewayConfig
 from appliance.schema.chat import ChatRequest, Conversation
 from appliance.schema.common import GenerationRequest
 from appliance.schema.completions import CompletionRequest

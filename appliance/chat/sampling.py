@@ -8,7 +8,7 @@ import math
 import secrets
 from collections.abc import Iterable
 
-from appliance.gateway_config import GatewayConfig
+from appliance.gateway.config import GatewayConfig
 from appliance.schema.common import SamplingFields
 from engine.api.errors import RequestError
 from engine.api.messages import Sampling

@@ -1,7 +1,7 @@
 """How prompt and reply share the model's window: truncation, lengths, clamping (http-api.md ER-06…ER-11, section 0
 #13)."""
 
-from appliance.gateway_config import GatewayConfig
+from appliance.gateway.config import GatewayConfig
 from appliance.schema.common import GenerationRequest
 from engine.api.errors import RequestError
 from engine.text import Tokenizer

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from appliance.gateway_config import GatewayConfig
+from appliance.gateway.config import GatewayConfig
+from appliance.gateway.router import Router
 from appliance.http.errors import NotFound, Unavailable
 from appliance.observe.log import RequestLog
 from appliance.observe.metrics import Metrics
-from appliance.router import Router
 
 if TYPE_CHECKING:
     from appliance.chat.template import ChatTemplate

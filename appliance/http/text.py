@@ -2,7 +2,7 @@
 
 from appliance.chat.prompt import Text
 from appliance.chat.template import load_template
-from appliance.gateway_config import GatewayConfig
+from appliance.gateway.config import GatewayConfig
 from engine.text import Tokenizer
 
 __all__ = ["Text", "load_text"]

@@ -10,7 +10,7 @@ import time
 import traceback
 from typing import Any, TextIO
 
-from appliance.gateway_config import GatewayConfig
+from appliance.gateway.config import GatewayConfig
 
 _SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\u2028": "\\u2028", "\u2029": "\\u2029", "\x85": "\\x85"})
 _FIELDS = ("request_id", "status", "method", "path", "seconds", "client", "fields")

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
-from appliance.gateway_config import GatewayConfig
+from appliance.gateway.config import GatewayConfig
 from appliance.observe.families import Family, counters, gauges, histograms
 from appliance.observe.http_metrics import HttpMetrics
 from engine.api.messages import Finish, Ready, Stats

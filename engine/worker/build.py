@@ -1,5 +1,6 @@
 """From an EngineConfig to a Worker that is loaded, allocated and warm."""
 
+import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,6 +97,10 @@ def _memory_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as error:
+        raise _no_memory(what) from error
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
         raise _no_memory(what) from error
     except RuntimeError as error:
         # the CPU allocator of torch has no class of its own for it

@@ -17,8 +17,8 @@ from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from appliance.gateway import build_server, build_service, connected
-from appliance.gateway_config import GatewayConfig
+from appliance.gateway.config import GatewayConfig
+from appliance.gateway.process import build_server, build_service, connected
 from appliance.http.app import build_app
 from appliance.http.body import json_body, read_body
 from appliance.http.disconnect import until_disconnect
@@ -307,7 +307,7 @@ class Gateway:
 
 @contextmanager
 def running(service: Service, app: FastAPI, listener: socket.socket) -> Iterator[None]:
-    """The application in a thread, as appliance.gateway runs it in a process."""
+    """The application in a thread, as appliance.gateway.process runs it in a process."""
     server = build_server(app, service)
     server.capture_signals = contextmanager(lambda: iter([None]))  # type: ignore[method-assign]  # threads get none
 
@@ -364,7 +364,7 @@ def start_gateway(
     new_config: Callable[..., GatewayConfig], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Gateway]]:
     """Starts gateways over fake engines: `start_gateway(engine, keys=[…], ready=False, **config)`."""
-    monkeypatch.setattr("appliance.gateway.load_text", lambda config: FakeText())
+    monkeypatch.setattr("appliance.gateway.process.load_text", lambda config: FakeText())
     with ExitStack() as stack:
 
         def start(*engines: FakeEngine, keys: list[str] | None = None, ready: bool = True, **values: Any) -> Gateway:

@@ -19,6 +19,7 @@ import torch
 from engine.kv.layout import layout
 from engine.llm import LLM, Generation, Params
 from engine.models.checkpoint import read_checkpoint
+from engine.models.parts import attentions
 
 TOLERANCE = 2e-4  # of a logprob
 MAX_CONTEXT = 48
@@ -141,7 +142,9 @@ def test_preempted_requests_end_as_if_they_had_been_alone(case, engine):
     prompts = prompts_of(2)
     with engine(case.path, kv_bytes=case.tight_bytes(), overlap=False, prefix_cache=False) as llm:
         made = llm.generate(prompts, greedy(15))
-    assert sum(one.timing.preemptions for one in made) > 0, "the cache was large enough for all"
+    # where all layers have a window, a request may never need more blocks than it was admitted with
+    grows = any(part.window is None for part in attentions(read_checkpoint(case.path).model))
+    assert not grows or sum(one.timing.preemptions for one in made) > 0, "the cache was large enough for all"
     for one in made:
         assert_same(case, one)
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from appliance.gateway_config import GatewayConfig
+from appliance.gateway.config import GatewayConfig
 from appliance.http.app import build_app
 from appliance.http.service import Service
 from appliance.http.text import load_text

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from appliance.gateway import build_service
+from appliance.gateway.process import build_service
 from appliance.http.app import ROUTES, build_app
 
 

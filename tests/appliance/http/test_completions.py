@@ -513,7 +513,7 @@ def test_languages_reach_the_engine(gateway: Any) -> None:
 
 def test_resolved_sampling_reaches_the_engine(make_gateway: Callable[..., Any]) -> None:
     """C.2: the request wins over the server's defaults, those over the API's."""
-    from appliance.gateway_config import SamplingDefaults
+    from appliance.gateway.config import SamplingDefaults
 
     gateway = make_gateway(sampling=SamplingDefaults(temperature=0.6, top_k=20), eos_token_ids=(2, 5))
     body = {"top_k": -1, "logit_bias": {"70": 500, "71": -1}, "bad_words": ["hello"], "cache_salt": "s", "priority": 3}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.gateway import read_keys
-from appliance.gateway_config import SecretRef
+from appliance.gateway.config import SecretRef
+from appliance.gateway.process import read_keys
 from engine.api.errors import ConfigError
 
 

@@ -8,10 +8,10 @@ import os
 import sys
 from pathlib import Path
 
-from appliance.gateway_config import GatewayConfig, SecretRef
-from appliance.launch import launch
-from appliance.sentinel import Policy
-from appliance.supervise import Program, Service, engine_names, engine_program, gateway_program
+from appliance.gateway.config import GatewayConfig, SecretRef
+from appliance.launch.launch import launch
+from appliance.launch.sentinel import Policy
+from appliance.launch.supervise import Program, Service, engine_names, engine_program, gateway_program
 from engine.api.config import EngineConfig
 
 FAKE = str(Path(__file__).with_name("fake.py"))

@@ -97,7 +97,7 @@ def test_a_killed_sentinel_is_replaced_and_finds_who_died_meanwhile(launched):
     appliance = launched()
     engine = appliance.started("engine-0")
     appliance.ready()
-    (sentinel,) = [pid for pid, command in appliance.alive().items() if "appliance.sentinel" in command]
+    (sentinel,) = [pid for pid, command in appliance.alive().items() if "appliance.launch.sentinel" in command]
     os.kill(sentinel, signal.SIGSTOP)
     os.kill(engine, signal.SIGKILL)
     appliance.until(lambda: engine not in appliance.alive())

@@ -38,7 +38,7 @@ def test_only_the_gateway_gets_the_variable_of_a_secret(launched):
     appliance.ready()
     assert b"canary-4711" in Path(f"/proc/{gateway}/environ").read_bytes()
     assert b"THE_KEYS" not in Path(f"/proc/{engine}/environ").read_bytes()
-    (sentinel,) = [pid for pid, command in appliance.alive().items() if "appliance.sentinel" in command]
+    (sentinel,) = [pid for pid, command in appliance.alive().items() if "appliance.launch.sentinel" in command]
     assert b"THE_KEYS" not in Path(f"/proc/{sentinel}/environ").read_bytes()
     assert not any("canary-4711" in command for command in appliance.alive().values())
 

@@ -49,15 +49,15 @@ def test_a_json_line_has_short_module_level_message_and_request_id(logged):
 def test_a_text_record_is_one_line_whatever_it_says(logged, text):
     """OBS-03 nobody forges a line"""
     _, out = logged()
-    logging.getLogger("appliance.router").warning("%s", text)
+    logging.getLogger("appliance.gateway.router").warning("%s", text)
     assert len(out.getvalue().splitlines()) == 1
-    assert " warning router two" in out.getvalue()
+    assert " warning gateway.router two" in out.getvalue()
 
 
 def test_records_below_the_level_are_left_out(logged):
     _, out = logged(log_level="warning")
-    logging.getLogger("appliance.router").info("quiet")
-    logging.getLogger("appliance.router").error("loud")
+    logging.getLogger("appliance.gateway.router").info("quiet")
+    logging.getLogger("appliance.gateway.router").error("loud")
     assert "quiet" not in out.getvalue() and "loud" in out.getvalue()
 
 
@@ -135,13 +135,13 @@ def test_the_access_log_leaves_probes_out_and_names_the_request(start_gateway, e
 
 def test_the_log_goes_to_standard_error_and_not_to_standard_out(tmp_path, new_config, new_engine):
     code = (
-        "import sys, logging; from pathlib import Path; from appliance.gateway_config import read_config;"
+        "import sys, logging; from pathlib import Path; from appliance.gateway.config import read_config;"
         "from appliance.observe.log import set_up_logging; set_up_logging(read_config(Path(sys.argv[1])));"
-        "logging.getLogger('appliance.gateway').info('hello')"
+        "logging.getLogger('appliance.gateway.process').info('hello')"
     )
-    from appliance.gateway_config import write_config
+    from appliance.gateway.config import write_config
 
     write_config(new_config(new_engine()), tmp_path / "config.json")
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "config.json"], capture_output=True, text=True)
     assert done.stdout == ""
-    assert " info gateway hello" in done.stderr
+    assert " info gateway.process hello" in done.stderr

@@ -1,0 +1,1 @@
+"""The gateway process: its configuration, the router to the engines, admission."""

@@ -1,0 +1,188 @@
+"""The gateway process: `python -m appliance.gateway CONFIG.json`. Answers long before an engine serves.
+
+SIGTERM drains: /ready turns 503, new requests get 503, open streams have drain_s to finish, the rest ends with
+finish_reason "abort", then exit 0. A second SIGTERM or SIGINT ends at once.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI
+
+from appliance.gateway.config import GatewayConfig, SecretRef, read_config
+from appliance.gateway.router import Router
+from appliance.http.app import build_app
+from appliance.http.service import Service
+from appliance.http.text import load_text
+from appliance.observe.log import RequestLog, set_up_logging
+from appliance.observe.metrics import Metrics, now
+from engine.api.errors import EXIT_PERMANENT, CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 0.5
+"""After the drain: time for last records to reach the sockets. The supervisor kills one second after drain_s."""
+
+
+class PortTaken(ConfigError):
+    """The address cannot be listened on."""
+
+    code = "port"
+
+
+def read_keys(secret: SecretRef | None) -> list[str]:
+    """The API keys, one a line. Raises ConfigError naming the place if it cannot be read or has none."""
+    if secret is None:
+        return []
+    if secret.file is not None:
+        place = f"file {secret.file}"
+        try:
+            text = Path(secret.file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"endpoints.api_keys: {place} cannot be read: {error}") from error
+    else:
+        place = f"environment variable {secret.env}"
+        text = os.environ.get(secret.env or "", "")
+    keys = [line.strip() for line in text.splitlines() if line.strip()]
+    if not keys:
+        raise ConfigError(f"endpoints.api_keys: {place} holds no key; write one a line, or drop endpoints.api_keys")
+    return keys
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises PortTaken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        cure = "choose another endpoints.port (0 takes a free one) or endpoints.host"
+        raise PortTaken(f"{host}:{port}: {os.strerror(error.errno or 0)}; {cure}") from error
+    return listener
+
+
+def build_service(config: GatewayConfig) -> Service:
+    metrics = Metrics(config)
+    return Service(config, Router(config.engines, config.max_waiting, metrics), metrics, RequestLog(config))
+
+
+@asynccontextmanager
+async def connected(service: Service) -> AsyncIterator[None]:
+    """The service with its router connecting and its text side loading. The tokenizer of a large vocabulary takes
+    longer than the gateway may take to answer, so a thread reads it."""
+    service.router.start()
+    loading = asyncio.create_task(_load_text(service))
+    try:
+        yield
+    finally:
+        loading.cancel()
+        await service.router.stop()
+
+
+async def _load_text(service: Service) -> None:
+    try:
+        service.set_text(await asyncio.to_thread(load_text, service.config))
+    except CheckpointError as error:
+        _die(f"{error.code}: {error}", EXIT_PERMANENT)
+    except Exception:
+        log.exception("the tokenizer or the chat template cannot be loaded")
+        _die("text: the tokenizer or the chat template cannot be loaded", EXIT_PERMANENT)
+
+
+def _die(message: str, code: int) -> None:
+    """Ends the process from inside the event loop; the last line on standard error says why."""
+    print(message, file=sys.stderr, flush=True)
+    os._exit(code)
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our way to end: it keeps answering while it drains, so that clients hear 503 and not a reset."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.service = service
+        self._deadline_s: float | None = None
+        self._aborted = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.service.draining:
+            # Nothing of the gateway's is on disk, so nothing is lost that the client does not see.
+            os._exit(128 + sig)
+        self.service.draining = True
+        self._deadline_s = now() + self.service.config.drain_s
+        log.info("%s: draining %d requests", signal.Signals(sig).name, self.service.open_requests)
+
+    async def on_tick(self, counter: int) -> bool:
+        await super().on_tick(counter)
+        if self._deadline_s is None:
+            return False
+        if self.service.open_requests and now() < self._deadline_s:
+            return False
+        if self.service.open_requests:
+            log.warning("drain_s is over: %d requests are aborted", self.service.open_requests)
+            self.service.router.abort_all()
+            deadline_s = now() + FLUSH_S
+            while self.service.open_requests and now() < deadline_s:
+                await asyncio.sleep(0.02)
+            self.force_exit = self.service.open_requests > 0
+        return True
+
+
+def build_server(app: FastAPI, service: Service) -> Server:
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    return Server(config, service)
+
+
+async def serve(config: GatewayConfig, listener: socket.socket, keys: list[str]) -> None:
+    """Serves on the socket until a signal ends it."""
+    service = build_service(config)
+    server = build_server(build_app(service, keys), service)
+    host, port = listener.getsockname()[:2]
+    log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    async with connected(service):
+        await server.serve([listener])
+    log.info("ended")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    if len(given) != 1:
+        print("usage: python -m appliance.gateway CONFIG.json", file=sys.stderr)
+        return 2
+    try:
+        config = read_config(Path(given[0]))
+        set_up_logging(config)
+        keys = read_keys(config.api_keys)
+        listener = listen(config.host, config.port)
+    except (OSError, msgspec.DecodeError) as error:
+        print(f"config: {given[0]}: {error}", file=sys.stderr)
+        return EXIT_PERMANENT
+    except ConfigError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return EXIT_PERMANENT
+    import uvloop
+
+    uvloop.run(serve(config, listener, keys))
+    return 0

@@ -1,0 +1,1 @@
+"""A plan as a process tree: run directory, Supervisor, sentinel, signals, the end."""

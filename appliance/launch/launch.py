@@ -1,0 +1,106 @@
+"""`slipway serve` after its checks: launches a plan in the foreground and turns the ways things end into exit codes."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from appliance import exits
+from appliance.declare import settings
+from appliance.launch import listen, rundir, supervise
+from appliance.launch.console import Console
+from appliance.launch.sentinel import Policy
+from appliance.launch.supervise import Program, Service
+from appliance.launch.tree import Outcome, Tree
+
+if TYPE_CHECKING:
+    from appliance.plan.plan import Plan
+
+TERMINATION_LOG = Path("/dev/termination-log")
+
+_TERMINATION_BYTES = 4096  # what Kubernetes keeps
+
+
+class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Why the appliance ended: one JSON line on standard error, and the termination log of Kubernetes."""
+
+    message: str
+    exit: str
+    code: int
+    cure: str
+    program: str = ""
+    last_lines: tuple[str, ...] = ()
+
+
+def serve(plan: "Plan") -> int:
+    """Launches a plan in the foreground. Returns the exit code when everything has ended."""
+    manifest = plan.manifest
+    restart = manifest.lifecycle.restart
+    keys = plan.gateway.api_keys
+    service = Service(
+        gateway=plan.gateway,
+        engines=plan.engines,
+        startup_s=manifest.health.startup_budget,
+        restarts=Policy(restart.max, restart.window),
+        secrets=(keys.env,) if keys is not None and keys.env is not None else (),
+    )
+    return launch(service, settings.environment())
+
+
+def launch(
+    service: Service,
+    environment: Mapping[str, str],
+    *,
+    programs: Callable[[Service, Path], Sequence[Program]] = supervise.programs,
+    termination_log: Path = TERMINATION_LOG,
+) -> int:
+    """`programs` writes the programs' configurations into the run directory and says how they are started."""
+    console = Console(sys.stdout.fileno(), service.gateway.log_format)
+    try:
+        port = listen.free_port(service.gateway.host, service.gateway.port)
+        service = replace(service, gateway=msgspec.structs.replace(service.gateway, port=port))
+        with rundir.run_directory(environment) as directory:
+            supervise.write(directory, programs(service, directory), service)
+            outcome = asyncio.run(_run(service, directory, environment, console))
+    except listen.AddressTaken as error:
+        outcome = Outcome(exits.PORT, str(error))
+    except (rundir.NoRunDirectory, OSError) as error:
+        outcome = Outcome(exits.INTERNAL, f"cannot start: {error}")
+    finally:
+        console.close(timeout_s=0.2)
+    if outcome.exit is not exits.OK:
+        _report(outcome, termination_log)
+    return outcome.exit.number
+
+
+async def _run(service: Service, directory: Path, environment: Mapping[str, str], console: Console) -> Outcome:
+    return await Tree(service, directory, environment, console).run()
+
+
+def _report(outcome: Outcome, termination_log: Path) -> None:
+    reason = Reason(
+        message=outcome.message,
+        exit=outcome.exit.name,
+        code=outcome.exit.number,
+        cure=outcome.exit.cure,
+        program=outcome.program,
+        last_lines=outcome.last_lines,
+    )
+    text = msgspec.json.encode(reason)
+    if sys.stderr.isatty():
+        lines = [f"slipway: {outcome.message}", *(f"    {line}" for line in outcome.last_lines), outcome.exit.cure]
+        print("\n".join(lines), file=sys.stderr)
+    else:
+        print(text.decode(), file=sys.stderr)
+    while len(text) > _TERMINATION_BYTES and reason.last_lines:
+        reason = msgspec.structs.replace(reason, last_lines=reason.last_lines[1:])
+        text = msgspec.json.encode(reason)
+    # Kubernetes lays the file out; where nobody does, /dev is not ours to fill.
+    with contextlib.suppress(OSError), termination_log.open("r+b") as log:
+        log.truncate()
+        log.write(text[:_TERMINATION_BYTES])

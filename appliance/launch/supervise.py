@@ -1,0 +1,189 @@
+"""The service as programs under Supervisor: what is written into the run directory before supervisord starts.
+
+supervisord.conf holds fixed words only. Its `command=` takes `;` for a comment even inside quotes and `%` for an
+expansion, and a program's environment cannot lose a variable there; so each command is `/bin/sh NAME.sh`, relative to
+the run directory, and that script, quoted by shlex, replaces itself with the program.
+
+Why these settings (all tried with Supervisor 4.3.0):
+- `startsecs=0`: with more, an early death goes to BACKOFF, where Supervisor forgets the exit status and restarts the
+  program whatever it was; with 0 every death ends in EXITED, which keeps the status.
+- `autorestart=false`: Supervisor's own restarts have no delay and no limit once a program ran for `startsecs`. The
+  sentinel restarts, with backoff and within a window, through Supervisor.
+- `priority`: groups stop from the highest to the lowest, one after another: gateway, engines, sentinel.
+- `killasgroup` for what a program left in its group; the launcher's sweep for what left the group.
+"""
+
+import math
+import os
+import secrets
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from appliance.gateway import config as gateway_config
+from appliance.gateway.config import GatewayConfig
+from appliance.launch import sentinel
+from engine.api import config as engine_config
+from engine.api.config import EngineConfig
+from engine.api.errors import EXIT_PERMANENT
+
+ENGINE_STOP_S = 2  # time an engine gets from SIGTERM to SIGKILL: it has nothing to save
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is to be launched. `gateway.engines` and each engine's `socket` are filled in when the run directory exists.
+    `secrets` names the environment variables that only the gateway may see."""
+
+    gateway: GatewayConfig
+    engines: tuple[EngineConfig, ...]
+    startup_s: float
+    restarts: sentinel.Policy
+    secrets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Program:
+    """One process. Programs of one group stop together; groups stop by descending priority. `argv` arrives as it is."""
+
+    name: str
+    argv: tuple[str, ...]
+    group: str
+    priority: int
+    stop_s: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+
+
+def engine_names(service: Service) -> tuple[str, ...]:
+    return tuple(f"engine-{index}" for index in range(len(service.engines)))
+
+
+def programs(service: Service, directory: Path) -> tuple[Program, ...]:
+    """Gateway and engines, with their configuration files written to `directory`."""
+    sockets = [directory / f"{name}.sock" for name in engine_names(service)]
+    path = directory / "gateway.json"
+    gateway_config.write_config(
+        msgspec.structs.replace(service.gateway, engines=tuple(str(socket) for socket in sockets)), path
+    )
+    found = [gateway_program(service, (sys.executable, "-P", "-m", "appliance.gateway", str(path)))]
+    for name, config, socket in zip(engine_names(service), service.engines, sockets, strict=True):
+        path = directory / f"{name}.json"
+        engine_config.write_config(msgspec.structs.replace(config, socket=str(socket)), path)
+        argv = (sys.executable, "-P", "-m", "engine", str(path))
+        found.append(engine_program(service, name, argv, threads=config.threads))
+    return tuple(found)
+
+
+def gateway_program(service: Service, argv: tuple[str, ...]) -> Program:
+    stop_s = math.ceil(service.gateway.drain_s) + 1
+    return Program("gateway", argv, "gateway", 30, stop_s, environment=_threads(1))
+
+
+def engine_program(service: Service, name: str, argv: tuple[str, ...], *, threads: int) -> Program:
+    return Program(name, argv, "engines", 20, ENGINE_STOP_S, environment=_threads(threads), without=service.secrets)
+
+
+def _threads(count: int) -> dict[str, str]:
+    """Thread pools that libraries would otherwise size by the machine's cores, whatever the cgroup allows."""
+    return {name: str(count) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+
+
+def write(directory: Path, programs: Sequence[Program], service: Service) -> None:
+    """Everything that supervisord needs, in `directory`: its configuration, scripts, and the pipes to the launcher."""
+    password = secrets.token_urlsafe(24)
+    watch = sentinel.Config(
+        supervisor=str(directory / "supervisor.sock"),
+        password=password,
+        notices=str(directory / "notices"),
+        policy=service.restarts,
+    )
+    (directory / "sentinel.json").write_bytes(msgspec.json.encode(watch))
+    listener = Program(
+        "sentinel",
+        (sys.executable, "-P", "-m", "appliance.launch.sentinel", str(directory / "sentinel.json")),
+        "sentinel",
+        -1,
+        1,
+        without=service.secrets,
+    )
+    for program in (*programs, listener):
+        (directory / f"{program.name}.sh").write_bytes(os.fsencode(script(program)))
+        os.mkfifo(directory / f"{program.name}.log", 0o600)
+    os.mkfifo(directory / "notices", 0o600)
+    (directory / "supervisord.conf").write_text(configuration(programs, password, root=os.geteuid() == 0))
+
+
+def script(program: Program) -> str:
+    """A shell script that becomes the program, in the launcher's own working directory."""
+    lines = ["#!/bin/sh", f"cd -- {shlex.quote(os.getcwd())} || exit 1"]
+    lines += [f"unset {name}" for name in program.without]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(program.environment.items())]
+    return "\n".join([*lines, f"exec {shlex.join(program.argv)}", ""])
+
+
+def configuration(programs: Sequence[Program], password: str, *, root: bool) -> str:
+    """The text of supervisord.conf. `root`: without an explicit user Supervisor warns that it runs as root."""
+    access = [("username", "slipway"), ("password", password)]
+    sections: list[tuple[str, list[tuple[str, object]]]] = [
+        (
+            "supervisord",
+            [
+                ("nodaemon", "true"),
+                ("logfile", "/dev/null"),
+                ("logfile_maxbytes", 0),
+                ("loglevel", "warn"),
+                ("pidfile", "supervisord.pid"),
+                ("minfds", 256),  # below any container's limit; the launcher has raised what it could
+                ("minprocs", 1),
+                *([("user", "root")] if root else []),
+            ],
+        ),
+        ("unix_http_server", [("file", "supervisor.sock"), ("chmod", "0700"), *access]),
+        (
+            "rpcinterface:supervisor",
+            [("supervisor.rpcinterface_factory", "supervisor.rpcinterface:make_main_rpcinterface")],
+        ),
+        ("supervisorctl", [("serverurl", "unix://supervisor.sock"), *access]),
+    ]
+    sections += [(f"program:{program.name}", _program(program)) for program in programs]
+    for name in dict.fromkeys(program.group for program in programs):
+        members = [program for program in programs if program.group == name]
+        joined = ",".join(program.name for program in members)
+        sections.append((f"group:{name}", [("programs", joined), ("priority", members[0].priority)]))
+    sections.append(("eventlistener:sentinel", _listener()))
+    return "\n".join("\n".join([f"[{name}]", *(f"{k}={v}" for k, v in keys), ""]) for name, keys in sections)
+
+
+def _program(program: Program) -> list[tuple[str, object]]:
+    return [
+        ("command", f"/bin/sh {program.name}.sh"),
+        ("autorestart", "false"),
+        ("startsecs", 0),
+        ("exitcodes", f"0,{EXIT_PERMANENT}"),  # decides only how loud Supervisor logs the end
+        ("stopsignal", "TERM"),
+        ("stopwaitsecs", program.stop_s),
+        ("killasgroup", "true"),
+        ("redirect_stderr", "true"),
+        ("stdout_logfile", f"{program.name}.log"),
+        ("stdout_logfile_maxbytes", 0),
+    ]
+
+
+def _listener() -> list[tuple[str, object]]:
+    return [
+        ("command", "/bin/sh sentinel.sh"),
+        ("events", "PROCESS_STATE_RUNNING,PROCESS_STATE_EXITED,PROCESS_STATE_FATAL"),
+        ("buffer_size", 100),
+        ("autorestart", "true"),
+        # The sentinel keeps no state worth waiting for; it may be killed as often as anyone likes.
+        ("startsecs", 0),
+        ("stopwaitsecs", 1),
+        ("killasgroup", "true"),
+        ("stderr_logfile", "sentinel.log"),
+        ("stderr_logfile_maxbytes", 0),
+    ]

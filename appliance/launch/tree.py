@@ -1,0 +1,268 @@
+"""The running appliance, seen from the process above Supervisor: signals, orphans, log lines, readiness, the end.
+
+Fit to be PID 1 of a container. What is restarted, and when not, is the sentinel's business; it tells here over a pipe.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from appliance import exits
+from appliance.exits import Exit
+from appliance.launch import listen, processes, rundir, supervise
+from appliance.launch.console import Console
+from appliance.launch.sentinel import Notice, wake_supervisor
+from appliance.launch.startup import Startup
+from appliance.launch.supervise import Service
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_STOP_EXTRA_S = 2.0  # for Supervisor and the engines, beside the gateway's drain
+_AGAIN_S = 1.0
+_WAKE_S = 0.05
+_SWEEP_S = 0.8
+_LAST_LINES = 5
+_LONGEST_LINE = 2**16
+_MOST_FILES = 2**16
+# A program's last line when it ends for good: EngineError.code and the message.
+_LAST_WORDS = re.compile(r"(?:slipway \w+: )?((\w+): .*|.*)")
+_PERMANENT = {"checkpoint": exits.CHECKPOINT, "architecture": exits.CHECKPOINT, "memory": exits.MEMORY}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the appliance ended, and what there is to say about it."""
+
+    exit: Exit
+    message: str = ""
+    program: str = ""
+    last_lines: tuple[str, ...] = ()
+
+
+class Lines:
+    """Cuts what comes out of a pipe into lines; keeps the last ones."""
+
+    def __init__(self, descriptor: int, take: Callable[[bytes], None]) -> None:
+        os.set_blocking(descriptor, False)
+        self.descriptor = descriptor
+        self.last: deque[bytes] = deque(maxlen=_LAST_LINES)
+        self._take = take
+        self._rest = b""
+
+    def read(self) -> bool:
+        """Takes all that is there; False at the end of the file."""
+        while True:
+            try:
+                data = os.read(self.descriptor, 2**16)
+            except BlockingIOError:
+                return True
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if self._rest and (not data or len(self._rest) > _LONGEST_LINE):
+                lines, self._rest = [*lines, self._rest], b""
+            for line in lines:
+                self.last.append(line)
+                self._take(line)
+            if not data:
+                return False
+
+
+class Tree:
+    """One run of supervisord and all below it. Made inside the event loop; `run` is called once."""
+
+    def __init__(self, service: Service, directory: Path, environment: Mapping[str, str], console: Console) -> None:
+        self._service = service
+        self._directory = directory
+        self._environment = environment
+        self._console = console
+        self._startup = Startup(service, console)
+        self._loop = asyncio.get_running_loop()
+        self._outcome: asyncio.Future[Outcome] = self._loop.create_future()
+        self._supervisor_gone = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._ended = 0.0
+        self._lines: dict[str, Lines] = {}
+
+    async def run(self) -> Outcome:
+        """Starts everything, waits for the end, and leaves nothing behind."""
+        processes.become_subreaper()
+        for number in _stop_signals():
+            self._loop.add_signal_handler(number, self._signalled, number)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        self._open_pipes()
+        self._supervisor = self._start_supervisor()
+        self._console.start()
+        self._announce()
+        watch = self._loop.create_task(self._watch())
+        wake = self._loop.create_task(self._wake_until_up())
+        try:
+            outcome = await self._outcome
+            if outcome.exit is exits.OK:
+                await self._stop()
+        finally:
+            watch.cancel()
+            wake.cancel()
+            await processes.sweep(_SWEEP_S, self._reaped)
+            self._drain()
+            self._close()
+        return outcome
+
+    def _close(self) -> None:
+        self._loop.remove_signal_handler(signal.SIGCHLD)
+        for number in _stop_signals():
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # the run directory is still to be removed, then it is over anyway
+        for lines in self._lines.values():
+            self._loop.remove_reader(lines.descriptor)
+            os.close(lines.descriptor)
+
+    def _open_pipes(self) -> None:
+        """Opened for reading and writing: so neither end ever waits for the other, nor sees an end of file."""
+        for name in ("gateway", *supervise.engine_names(self._service), "sentinel"):
+            descriptor = os.open(self._directory / f"{name}.log", os.O_RDWR)
+            self._follow(name, Lines(descriptor, lambda line, name=name: self._console.log(name, line)))  # type: ignore[misc]
+        self._follow("notices", Lines(os.open(self._directory / "notices", os.O_RDWR), self._noticed))
+
+    def _follow(self, name: str, lines: Lines) -> None:
+        self._lines[name] = lines
+
+        def readable() -> None:
+            if not lines.read():
+                self._loop.remove_reader(lines.descriptor)
+
+        self._loop.add_reader(lines.descriptor, readable)
+
+    def _start_supervisor(self) -> subprocess.Popen[bytes]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))  # each open stream is one
+        # No plain pipe: when we are killed, the next line would break it, and Supervisor with it. Supervisor holds both
+        # ends of this one.
+        path = self._directory / "supervisor.log"
+        os.mkfifo(path, 0o600)
+        reading, writing = (os.open(path, os.O_RDWR) for _ in range(2))
+        supervisor = subprocess.Popen(
+            [sys.executable, "-P", "-m", "supervisor.supervisord", "-n", "-c", "supervisord.conf"],
+            cwd=self._directory,
+            env={**self._environment, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=writing,
+            process_group=0,  # a terminal's Ctrl-C reaches only us, who know the order of stopping
+            preexec_fn=processes.end_with_parent,  # no thread runs yet
+        )
+        os.close(writing)
+        self._follow("supervisor", Lines(reading, lambda line: self._console.log("supervisor", line)))
+        return supervisor
+
+    def _announce(self) -> None:
+        gateway = self._service.gateway
+        rundir.write_address(
+            self._directory, rundir.Address(os.getpid(), listen.local_host(gateway.host), gateway.port)
+        )
+        engines = len(self._service.engines)
+        self._console.say(
+            "slipway",
+            f"starting {gateway.names[0]} with {engines} engine{'s' * (engines != 1)}; run directory {self._directory}",
+        )
+
+    async def _watch(self) -> None:
+        try:
+            self._settle(Outcome(exits.STARTUP, await self._startup.watch()))
+        except Exception as error:
+            if not self._outcome.done():
+                self._outcome.set_exception(error)
+
+    async def _wake_until_up(self) -> None:
+        """Supervisor starts its programs after its first look, which is a second away unless it is woken."""
+        while not self._startup.gateway_up:
+            wake_supervisor(str(self._directory / "supervisor.sock"))
+            await asyncio.sleep(_WAKE_S)
+
+    def _settle(self, outcome: Outcome) -> None:
+        """The first reason to end is the one that counts."""
+        if not self._outcome.done():
+            self._console.end_progress()
+            self._ended = self._loop.time()
+            self._outcome.set_result(outcome)
+
+    def _signalled(self, number: int) -> None:
+        name = signal.Signals(number).name
+        if self._outcome.done():
+            # Some tools signal a process and its group: the same wish twice, not impatience.
+            if self._loop.time() - self._ended > _AGAIN_S and not self._hurry.is_set():
+                self._console.say("slipway", f"{name} again: not waiting any longer")
+                self._hurry.set()
+            return
+        self._console.say("slipway", f"{name}: stopping; open requests have {self._service.gateway.drain_s:g} s")
+        self._settle(Outcome(exits.OK))
+
+    def _noticed(self, line: bytes) -> None:
+        notice = msgspec.json.decode(line, type=Notice)
+        policy = self._service.restarts
+        if notice.kind == "restart":
+            if not self._outcome.done():
+                later = f" in {notice.delay_s:g} s" if notice.delay_s else ""
+                count = f"{notice.restart} of {policy.max} within {policy.window_s:g} s"
+                self._console.say(notice.program, f"died ({notice.how}); restart {count}{later}")
+                self._startup.restarted()
+            return
+        self._drain()  # its last words were written before the notice was
+        last = tuple(line.decode(errors="replace") for line in self._lines[notice.program].last)
+        if notice.kind == "permanent":
+            words = _LAST_WORDS.fullmatch(last[-1] if last else "it did not say why")
+            assert words is not None, "the expression takes every line"
+            message = f"{notice.program} ended for good: {words[1]}"
+            self._settle(Outcome(_PERMANENT.get(words[2], exits.ENGINE), message, notice.program, last))
+        elif notice.kind == "exhausted":
+            limit = f"lifecycle.restart.max is {policy.max} within {policy.window_s:g} s"
+            message = f"{notice.program} died once too often ({notice.how}); {limit}"
+            self._settle(Outcome(exits.RESTARTS, message, notice.program, last))
+        else:
+            message = f"Supervisor could not start {notice.program}"
+            self._settle(Outcome(exits.SUPERVISOR, message, notice.program, last))
+
+    def _drain(self) -> None:
+        for name, lines in self._lines.items():
+            if name != "notices":
+                lines.read()
+
+    def _reap(self) -> None:
+        self._reaped(processes.reap())
+
+    def _reaped(self, ended: dict[int, int]) -> None:
+        status = ended.get(self._supervisor.pid)
+        if status is None:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        self._supervisor.returncode = code  # reaped here, not by subprocess
+        self._supervisor_gone.set()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        lines = self._lines["supervisor"]
+        lines.read()
+        last = tuple(line.decode(errors="replace") for line in lines.last)
+        self._settle(Outcome(exits.SUPERVISOR, f"supervisord {how} without having been asked", "supervisor", last))
+
+    async def _stop(self) -> None:
+        """Lets Supervisor stop gateway, engines and sentinel in this order, unless the time or our patience ends."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._supervisor.pid, signal.SIGTERM)
+        deadline = self._loop.time() + self._service.gateway.drain_s + _STOP_EXTRA_S
+        while not self._supervisor_gone.is_set() and not self._hurry.is_set() and self._loop.time() < deadline:
+            wake_supervisor(str(self._directory / "supervisor.sock"))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._supervisor_gone.wait(), _WAKE_S)
+
+
+def _stop_signals() -> list[signal.Signals]:
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup means it
+    return [number for number in _STOP_SIGNALS if number != signal.SIGHUP or not ignored]

@@ -1,0 +1,1 @@
+"""What will run, known before anything starts: manifest × checkpoint × machine, and how it is told."""

@@ -1,0 +1,23 @@
+"""What a plan decides: a value with its reason, or a refusal with the place of the key to change."""
+
+from dataclasses import dataclass
+from typing import Generic, NoReturn, TypeVar
+
+from appliance import exits
+from appliance.declare.problems import Problem, Refused
+from appliance.declare.settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Choice(Generic[T]):
+    """A value, and the reason where it was not simply asked for."""
+
+    value: T
+    reason: str = ""
+
+
+def refuse(settings: Settings, key: str, message: str, cause: exits.Exit = exits.MANIFEST) -> NoReturn:
+    """Refuses the plan because of one key, at the place where it, or the section around it, was written."""
+    raise Refused([Problem(settings.place(tuple(key.split("."))), key, message)], cause)

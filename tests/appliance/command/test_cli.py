@@ -1,0 +1,242 @@
+"""The command line: exit codes, one message, suggestions; checkpoints with a fault of each kind, written by hand."""
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance import exits
+from appliance.command.cli import COMMANDS, main, parser
+
+HIDDEN, INNER, VOCAB = 8, 16, 11
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e4,
+    "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "torch_dtype": "float32",
+    "eos_token_id": 1,
+}
+SHAPES = {
+    "model.embed_tokens.weight": (VOCAB, HIDDEN),
+    "model.norm.weight": (HIDDEN,),
+    "model.layers.0.input_layernorm.weight": (HIDDEN,),
+    "model.layers.0.post_attention_layernorm.weight": (HIDDEN,),
+    "model.layers.0.self_attn.q_proj.weight": (HIDDEN, HIDDEN),
+    "model.layers.0.self_attn.q_proj.bias": (HIDDEN,),
+    "model.layers.0.self_attn.k_proj.weight": (HIDDEN // 2, HIDDEN),
+    "model.layers.0.self_attn.k_proj.bias": (HIDDEN // 2,),
+    "model.layers.0.self_attn.v_proj.weight": (HIDDEN // 2, HIDDEN),
+    "model.layers.0.self_attn.v_proj.bias": (HIDDEN // 2,),
+    "model.layers.0.self_attn.o_proj.weight": (HIDDEN, HIDDEN),
+    "model.layers.0.mlp.gate_proj.weight": (INNER, HIDDEN),
+    "model.layers.0.mlp.up_proj.weight": (INNER, HIDDEN),
+    "model.layers.0.mlp.down_proj.weight": (HIDDEN, INNER),
+}
+
+
+def write_safetensors(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Zeros in float32, by the format's specification."""
+    header, at = {}, 0
+    for name, shape in shapes.items():
+        size = 4
+        for axis in shape:
+            size *= axis
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(at))
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """A manifest beside a small whole checkpoint in the folder `tiny`."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
+    write_safetensors(folder / "model.safetensors", SHAPES)
+    path = tmp_path / "m.yaml"
+    path.write_text("apiVersion: slipway/v1\nmodel:\n  path: tiny\nhardware: {device: cpu}\n")
+    return path
+
+
+Output = pytest.CaptureFixture[str]
+
+
+def test_a_good_manifest_is_ok_in_one_line(manifest: Path, capsys: Output) -> None:
+    assert main(["check", str(manifest)]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{manifest}: ok, tiny (Qwen2ForCausalLM, float32, cpu") and out.count("\n") == 1 and not err
+
+
+def test_a_wrong_manifest_ends_with_2_and_one_message(manifest: Path, capsys: Output) -> None:
+    manifest.write_text(manifest.read_text() + "endpoints:\n  prot: 1\nlimits: {max_stop: no}\n")
+    for command in ("check", "plan", "serve"):
+        assert main([command, str(manifest)]) == 2
+        out, err = capsys.readouterr()
+        assert not out and err.count("\n") == 3 and err.endswith(f"{manifest}: 2 problems\n")
+        assert err.startswith(f"{manifest}:6:3: endpoints.prot: unknown key")
+
+
+def faults(folder: Path) -> dict[str, Any]:
+    weights = folder / "model.safetensors"
+    return {
+        "no such directory": lambda: folder.rename(folder.parent / "gone"),
+        "config.json": lambda: (folder / "config.json").unlink(),
+        "is damaged": lambda: (folder / "config.json").write_text("{"),
+        "NoSuchForCausalLM": lambda: change(folder, architectures=["NoSuchForCausalLM"]),
+        "no weights": lambda: weights.unlink(),
+        "cut off": lambda: weights.write_bytes(weights.read_bytes()[:-1]),
+        "cut off within its header": lambda: weights.write_bytes(weights.read_bytes()[:20]),
+        "lacks model.norm.weight": lambda: write_safetensors(weights, without("model.norm.weight")),
+        "has model.extra": lambda: write_safetensors(weights, SHAPES | {"model.extra": (3,)}),
+        "has shape [3]": lambda: write_safetensors(weights, SHAPES | {"model.norm.weight": (3,)}),
+        "tokenizer.json: missing": lambda: (folder / "tokenizer.json").unlink(),
+        "tokenizer.json: cannot be read": lambda: (folder / "tokenizer.json").write_text('{"model": '),
+    }
+
+
+def change(folder: Path, **values: Any) -> None:
+    (folder / "config.json").write_text(json.dumps(CONFIG | values))
+
+
+def without(name: str) -> dict[str, tuple[int, ...]]:
+    return {known: shape for known, shape in SHAPES.items() if known != name}
+
+
+@pytest.mark.parametrize("words", faults(Path()))
+def test_a_faulty_checkpoint_is_refused_at_model_path(manifest: Path, capsys: Output, words: str) -> None:
+    faults(manifest.parent / "tiny")[words]()
+    assert main(["check", str(manifest)]) == exits.CHECKPOINT.number
+    err = capsys.readouterr().err
+    assert err.startswith(f"{manifest}:3:9: model.path: ") and words in err, err
+
+
+def test_files_that_the_manifest_names_must_be_there(
+    manifest: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    text = (
+        "apiVersion: slipway/v1\nmodel: {path: tiny, chat_template: chat.jinja}\nengine: {record: no/run.log}\n"
+        "secrets: {a: {file: a.txt}, b: {env: NO_SUCH_KEY}, c: {file: c.txt}}\n"
+    )
+    manifest.write_text(text)
+    (manifest.parent / "c.txt").write_text(" \n")
+    assert main(["check", str(manifest)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    for value in ("chat.jinja", "no/run.log", "a.txt", "NO_SUCH_KEY", "c.txt"):
+        before = text[: text.index(value)]
+        place = f"{manifest}:{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}: "
+        assert any(line.startswith(place) for line in lines), (place, lines)
+    for words in ("chat.jinja: no such file", "no: no such directory", "NO_SUCH_KEY is not set", "c.txt: is empty"):
+        assert any(words in line for line in lines), words
+
+
+def test_options_of_the_command_line_count(manifest: Path, capsys: Output) -> None:
+    arguments = ["plan", str(manifest), "--port", "9000", "-H", "127.0.0.1", "--set", "endpoints.port=9001", "--json"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["gateway"]["port"], found["gateway"]["host"]) == (9001, "127.0.0.1")
+    origins = {one["key"]: one["origin"] for one in found["effective"]}
+    assert (origins["endpoints.port"], origins["endpoints.host"]) == ("--set endpoints.port", "--host")
+
+
+def test_a_plan_shows_every_key_and_no_secret(manifest: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", "hunter2")
+    arguments = [str(manifest), "--set", "secrets={k: {env: CANARY}}", "--set", "endpoints.api_keys=k"]
+    for flag in ([], ["--json"]):
+        assert main(["plan", *arguments, *flag]) == 0
+        out = capsys.readouterr().out
+        assert "secrets.k" in out and "hunter2" not in out
+    assert "auto → 64" not in out and main(["plan", *arguments]) == 0
+    text = capsys.readouterr().out
+    for words in ("auto → 64", "what the checkpoint supports", "KV cache", f"{manifest}:3:9", "weights", "default"):
+        assert words in text
+
+
+def test_the_environment_counts_and_a_wrong_name_in_it_is_refused(
+    manifest: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPWAY__ENDPOINTS__PROT", "1")
+    assert main(["check", str(manifest)]) == 2
+    assert "did you mean SLIPWAY__ENDPOINTS__PORT?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["chekc", "m.yaml"], "did you mean check?"),
+        (["serv", "m.yaml"], "did you mean serve?"),
+        (["check", "m.yaml", "--sett", "a=b"], "did you mean --set?"),
+        (["serve", "m.yaml", "--prot", "1"], "did you mean --port?"),
+        (["check", "m.yaml", "--set", "a"], "a has no '='; write --set key=value"),
+        (["check"], "MANIFEST"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_a_suggestion(arguments: list[str], words: str, capsys: Output) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_hyphens_and_underscores_are_one_in_options_but_not_in_values(capsys: Output) -> None:
+    for spelling in ("--api-key-env", "--api_key_env"):
+        options = parser().parse_args(["chat", "--api-key-env=MY_KEY"])
+        assert options.api_key_env == "MY_KEY", spelling
+    with pytest.raises(SystemExit) as ended:
+        main(["chat", "--api_key_env=MY_KEY", "--help"])
+    assert ended.value.code == 0 and "--api-key-env" in capsys.readouterr().out
+
+
+def test_every_option_has_help_and_no_short_form_stands_for_two_options() -> None:
+    shorts: dict[str, str] = {}
+    for name in COMMANDS:
+        actions = parser()._subparsers._group_actions[0].choices[name]._actions  # type: ignore[union-attr]
+        for action in actions:
+            assert action.help, (name, action.dest)
+            long = next((flag for flag in action.option_strings if flag.startswith("--")), "")
+            for flag in action.option_strings:
+                if not flag.startswith("--"):
+                    assert shorts.setdefault(flag, long) == long, (name, flag)
+
+
+def test_the_schema_and_the_version_are_printed(capsys: Output) -> None:
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["properties"]["apiVersion"]
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out.startswith("slipway ")
+
+
+def test_the_environment_report_tells_torch_python_and_platform(capsys: Output) -> None:
+    import platform
+
+    assert main(["env", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["python"] == platform.python_version() and facts["platform"] == platform.platform()
+    assert facts["torch"].split(",")[0].startswith(facts["packages"]["torch"].split("+")[0])
+
+
+def test_no_command_but_env_imports_torch(manifest: Path) -> None:
+    code = f"import sys; from appliance.command.cli import main; main(['plan', {str(manifest)!r}])"
+    code += "; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+    light = "import sys, appliance.command.cli; heavy = ('pydantic', 'yaml', 'httpx', 'torch')"
+    light += "; print([name for name in heavy if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", light], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

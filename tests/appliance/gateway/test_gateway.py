@@ -1,0 +1,210 @@
+"""The gateway as a process: how it starts, what it weighs, how it ends. Real sockets, real signals."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from appliance.gateway.config import write_config
+from engine.api.errors import EXIT_PERMANENT
+
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A folder with a word-level tokenizer of a prime number of words, enough for the gateway's side of a model."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    words = {"[UNK]": 0} | {f"w{number}": number for number in range(1, 997)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "[UNK]"}))
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+class Process:
+    """A gateway process whose standard error is collected line by line."""
+
+    def __init__(self, path: Path) -> None:
+        command = [sys.executable, "-P", "-m", "appliance.gateway", str(path)]
+        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=lambda: self.lines.extend(iter(self.popen.stderr.readline, "")))
+        self._reader.start()
+
+    @property
+    def said(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def url(self) -> str | None:
+        match = re.search(r"listening on (http://\S+)", self.said)
+        return match[1] if match else None
+
+    def get(self, path: str) -> int:
+        try:
+            return httpx.get(self.url + path).status_code
+        except httpx.TransportError:
+            return 0
+
+    def kill(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def wait(self) -> int:
+        code = self.popen.wait(PATIENCE_S)
+        self._reader.join()
+        return code
+
+
+@pytest.fixture
+def run(tmp_path, new_config, checkpoint, eventually):
+    """Starts the gateway process over fake engines and waits until it answers."""
+    started = []
+
+    def start(*engines, answers=True, **values):
+        path = tmp_path / "gateway.json"
+        write_config(new_config(*engines, model=str(checkpoint), **values), path)
+        started.append(Process(path))
+        if answers:
+            process = started[-1]
+            eventually("the address", lambda: process.url is not None or process.popen.poll() is not None)
+            assert process.url, process.said
+            eventually("/live", lambda: process.get("/live") == 200)
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.popen.poll() is None:
+            process.kill(signal.SIGKILL)
+        process.wait()
+        process.popen.stdout.close()
+        process.popen.stderr.close()
+
+
+def stream_in_background(url, max_tokens):
+    """Opens a stream; returns (lines so far, thread)."""
+    lines = []
+
+    def read():
+        body = {"prompt": [1, 2, 3], "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as reply:
+            lines.extend(line for line in reply.iter_lines() if line)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return lines, thread
+
+
+def finishes(lines):
+    records = [json.loads(line.removeprefix("data: ")) for line in lines if line != "data: [DONE]"]
+    reasons = [choice["finish_reason"] for record in records for choice in record.get("choices", ())]
+    return [reason for reason in reasons if reason]
+
+
+def test_it_answers_on_a_free_port_without_an_engine_and_ends_with_0(run, new_engine):
+    """RT-07 SIGTERM with nothing open"""
+    process = run(new_engine())
+    assert process.get("/live") == 200
+    assert process.get("/ready") == 503
+    process.kill(signal.SIGTERM)
+    assert process.wait() == 0
+
+
+def test_it_has_no_torch_and_weighs_less_than_200_mb(run, engine, eventually):
+    process = run(engine)
+    eventually("ready", lambda: process.get("/ready") == 200)
+    maps = Path(f"/proc/{process.popen.pid}/maps").read_text()
+    assert "torch" not in maps
+    status = Path(f"/proc/{process.popen.pid}/status").read_text()
+    kilobytes = int(re.search(r"VmRSS:\s+(\d+) kB", status)[1])
+    assert kilobytes < 200_000
+
+
+def test_a_taken_port_is_one_clear_line_and_a_code(run, new_engine):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = run(new_engine(), answers=False, port=port)
+        assert process.wait() == EXIT_PERMANENT
+    assert f"port: 127.0.0.1:{port}: Address already in use" in process.lines[-1]
+    assert "endpoints.port" in process.lines[-1]
+
+
+def test_a_missing_tokenizer_is_one_clear_line_and_a_code(run, new_engine, checkpoint):
+    (checkpoint / "tokenizer.json").unlink()
+    process = run(new_engine(), answers=False)
+    assert process.wait() == EXIT_PERMANENT
+    assert "tokenizer.json" in process.lines[-1]
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["absent.json"]])
+def test_a_wrong_command_line_is_told(arguments):
+    done = subprocess.run([sys.executable, "-m", "appliance.gateway", *arguments], capture_output=True, text=True)
+    assert done.returncode in (2, EXIT_PERMANENT)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_open_streams_finish_in_the_drain_and_new_requests_go_elsewhere(run, engine, eventually):
+    """ER-23 SIGTERM with a drain budget"""
+    process = run(engine, drain_s=PATIENCE_S)
+    eventually("ready", lambda: process.get("/ready") == 200)
+    engine.holding = True
+    lines, reading = stream_in_background(process.url, max_tokens=3)
+    eventually("submitted", lambda: len(engine.open) == 1)
+    engine.give(1)
+    process.kill(signal.SIGTERM)
+    eventually("not ready", lambda: process.get("/ready") == 503)
+    assert process.get("/live") == 200
+    refused = httpx.post(f"{process.url}/v1/completions", json={"prompt": [1], "max_tokens": 1})
+    assert refused.status_code == 503
+    assert refused.headers["connection"] == "close"
+    assert int(refused.headers["retry-after"]) >= 1
+    engine.give(2)
+    reading.join()
+    assert finishes(lines) == ["length"]
+    assert lines[-1] == "data: [DONE]"
+    assert process.wait() == 0
+
+
+def test_what_is_open_after_the_drain_budget_ends_with_abort(run, engine, eventually):
+    """ER-23 with a budget of 0, in-flight requests get finish_reason abort"""
+    process = run(engine, drain_s=0.0)
+    eventually("ready", lambda: process.get("/ready") == 200)
+    engine.holding = True
+    lines, reading = stream_in_background(process.url, max_tokens=9)
+    eventually("submitted", lambda: len(engine.open) == 1)
+    engine.give(1)
+    process.kill(signal.SIGTERM)
+    reading.join()
+    assert finishes(lines) == ["abort"]
+    assert lines[-1] == "data: [DONE]"
+    assert process.wait() == 0
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_at_once(run, engine, eventually, second):
+    """RT-07 an impatient operator"""
+    process = run(engine, drain_s=PATIENCE_S)
+    eventually("ready", lambda: process.get("/ready") == 200)
+    engine.holding = True
+    with httpx.stream(
+        "POST",
+        f"{process.url}/v1/completions",
+        json={"prompt": [1], "max_tokens": 9, "stream": True},
+        timeout=PATIENCE_S,
+    ):
+        eventually("submitted", lambda: len(engine.open) == 1)
+        process.kill(signal.SIGTERM)
+        eventually("draining", lambda: process.get("/ready") == 503)
+        process.kill(second)
+        assert process.wait() == 128 + second

@@ -1,0 +1,241 @@
+"""Several engines, one journal: who gets a request, what is remembered of it, what happens when its client leaves."""
+
+import asyncio
+import threading
+
+import pytest
+
+from appliance.gateway.router import Router
+from appliance.http.errors import EngineFailed, Overloaded, Unavailable
+from appliance.observe.metrics import Metrics
+from engine.api.messages import Sampling, Submit
+
+
+@pytest.fixture
+def routed(new_config):
+    """Runs a test's coroutine with a connected router over the given fake engines."""
+
+    def run(engines, body, max_waiting=1024):
+        async def main():
+            router = Router([str(engine.path) for engine in engines], max_waiting, Metrics(new_config(*engines)))
+            router.start()
+            try:
+                await asyncio.gather(*(engine.client.wait_ready() for engine in router.engines))
+                return await asyncio.wait_for(body(router), 60)
+            finally:
+                await router.stop()
+
+        return asyncio.run(main())
+
+    return run
+
+
+def submit(name="r", prompt=(1, 2, 3), max_tokens=3):
+    return Submit(name, tuple(prompt), Sampling(), max_tokens)
+
+
+async def until(check):
+    while not check():
+        await asyncio.sleep(0.002)
+
+
+def test_deltas_carry_the_caller_s_id_and_the_journal_keeps_what_was_given(routed, engine):
+    async def body(router):
+        async with router.generate(submit("mine")) as generation:
+            deltas = [delta async for delta in generation]
+        assert {delta.id for delta in deltas} == {"mine"}
+        assert [id for delta in deltas for id in delta.ids] == [100, 101, 102] == generation.emitted
+        assert deltas[-1].finish == "length"
+        assert (generation.submit, generation.engine) == (submit("mine"), router.engines[0])
+        assert router.open == 0
+
+    routed([engine], body)
+
+
+def test_two_requests_of_one_id_do_not_mix(routed, engine):
+    """X-Request-Id is the client's: it may come twice"""
+
+    async def body(router):
+        async def collect(max_tokens):
+            async with router.generate(submit("same", max_tokens=max_tokens)) as generation:
+                return [id async for delta in generation for id in delta.ids]
+
+        return await asyncio.gather(collect(2), collect(5))
+
+    assert [len(ids) for ids in routed([engine], body)] == [2, 5]
+
+
+def test_the_least_loaded_engine_takes_the_next_request(routed, new_engine):
+    first, second = new_engine().start(), new_engine().start()
+    first.holding = second.holding = True
+
+    async def body(router):
+        generations = router.generate_all([submit(str(number)) for number in range(3)])
+        assert [generation.engine.index for generation in generations] == [0, 1, 0]
+        await generations[0].aclose()
+        await generations[2].aclose()
+        assert router.generate(submit("3")).engine.index == 0
+
+    routed([first, second], body)
+
+
+def test_leaving_early_aborts_in_the_engine(routed, engine, eventually):
+    """ER-15 ER-16 the engine lets go of what nobody reads"""
+    engine.holding = True
+
+    async def body(router):
+        async with router.generate(submit(max_tokens=9)) as generation:
+            reading = asyncio.ensure_future(anext(aiter(generation)))
+            await until(lambda: engine.open)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        assert router.open == 0
+        await until(lambda: not engine.open)
+
+    routed([engine], body)
+    assert engine.aborted == [engine.submits[0].id]
+
+
+def test_a_stop_string_ends_the_request_in_the_engine(routed, engine):
+    engine.holding = True
+
+    async def body(router):
+        async with router.generate(submit(max_tokens=9)) as generation:
+            reading = asyncio.ensure_future(anext(aiter(generation)))
+            await until(lambda: engine.open)
+            await asyncio.to_thread(engine.give)
+            assert (await reading).ids == (100,)
+            generation.stop()
+            assert [delta async for delta in generation] == []
+        await until(lambda: not engine.open)
+
+    routed([engine], body)
+
+
+def test_all_sequences_of_a_request_are_admitted_or_none(routed, engine):
+    """ER-13 overload"""
+    engine.holding = True
+
+    async def body(router):
+        waiting = router.generate_all([submit("a"), submit("b")])
+        with pytest.raises(Overloaded, match="currently busy") as refused:
+            router.generate_all([submit("c"), submit("d")])
+        assert int(refused.value.headers["Retry-After"]) >= 1
+        assert router.open == 2
+        for generation in waiting:
+            await generation.aclose()
+        router.generate(submit("e"))
+
+    routed([engine], body, max_waiting=2)
+
+
+def test_running_requests_are_no_waiting_ones(routed, engine):
+    """ER-13 the limit counts the queue, not what runs"""
+    engine.holding = True
+
+    async def body(router):
+        generation = router.generate(submit(max_tokens=9))
+        reading = asyncio.ensure_future(anext(aiter(generation)))
+        await until(lambda: engine.open)
+        assert router.waiting == 1
+        await asyncio.to_thread(engine.give)
+        await reading
+        assert (router.open, router.waiting) == (1, 0)
+        router.generate(submit("next"))
+        await generation.aclose()
+
+    routed([engine], body, max_waiting=1)
+
+
+def test_without_an_engine_requests_are_refused_at_once(new_engine, new_config):
+    async def body():
+        router = Router([str(new_engine().path)], 1, Metrics(new_config(new_engine())))
+        with pytest.raises(Unavailable, match="starting") as refused:
+            router.generate(submit())
+        assert int(refused.value.headers["Retry-After"]) >= 1
+        assert router.open == 0
+
+    asyncio.run(body())
+
+
+def test_a_dead_engine_fails_its_own_requests_and_the_other_goes_on(routed, new_engine):
+    """ER-12 with data parallelism"""
+    first, second = new_engine().start(), new_engine().start()
+    first.holding = second.holding = True
+
+    async def body(router):
+        async def collect(generation):
+            async with generation:
+                return [id async for delta in generation for id in delta.ids]
+
+        doomed, safe = (
+            asyncio.ensure_future(collect(each)) for each in router.generate_all([submit("a"), submit("b")])
+        )
+        await until(lambda: first.open and second.open)
+        await asyncio.to_thread(first.die)
+        with pytest.raises(EngineFailed):
+            await doomed
+        await until(lambda: not router.engines[0].serves)
+        later = router.generate(submit("c"))
+        assert later.engine.index == 1
+        await later.aclose()
+        await asyncio.to_thread(second.give, 3)
+        assert await safe == [100, 101, 102]
+        assert router.open == 0
+
+    routed([first, second], body)
+
+
+def test_abort_all_ends_every_stream_with_abort(routed, engine):
+    """RT-07 after the drain budget"""
+    engine.holding = True
+
+    async def body(router):
+        async def last(generation):
+            async with generation:
+                return [delta async for delta in generation][-1]
+
+        reading = [asyncio.ensure_future(last(each)) for each in router.generate_all([submit("a"), submit("b")])]
+        await until(lambda: len(engine.open) == 2)
+        router.abort_all()
+        assert [delta.finish for delta in await asyncio.gather(*reading)] == ["abort", "abort"]
+
+    routed([engine], body)
+
+
+def test_clients_that_leave_free_their_requests_and_the_next_one_is_served(gateway, engine, eventually):
+    """ER-18 many impatient clients, then a patient one"""
+    engine.holding = True
+    leaving = threading.Event()
+
+    def impatient():
+        with gateway.client.stream("POST", "/test/generate", json={"max_tokens": 9, "stream": True}):
+            leaving.wait(60)
+
+    clients = [threading.Thread(target=impatient) for _ in range(50)]
+    for client in clients:
+        client.start()
+    eventually("all submitted", lambda: len(engine.open) == 50)
+    leaving.set()
+    for client in clients:
+        client.join()
+    eventually("all freed", lambda: not engine.open and gateway.service.router.open == 0)
+    engine.holding = False
+    assert gateway.generate(max_tokens=2).json()["choices"] == [{"ids": [100, 101], "finish": "length"}]
+
+
+def test_a_client_that_leaves_before_its_whole_reply_frees_the_request(gateway, engine, eventually):
+    """ER-15 client disconnect, non-stream"""
+    import socket
+
+    engine.holding = True
+    body = b'{"max_tokens": 9, "n": 2}'
+    with socket.create_connection(("127.0.0.1", gateway.client.base_url.port)) as connection:
+        head = (
+            b"POST /test/generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        )
+        connection.sendall(head % len(body) + body)
+        eventually("submitted", lambda: len(engine.open) == 1)
+    eventually("freed", lambda: not engine.open and gateway.service.router.open == 0)
+    assert gateway.metric("vllm:request_success_total", finished_reason="abort") == 2
+    eventually("no load", lambda: gateway.client.get("/load").json() == {"server_load": 0})

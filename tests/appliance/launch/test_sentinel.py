@@ -1,0 +1,131 @@
+import msgspec
+import pytest
+
+from appliance.launch.sentinel import Notice, Policy, Sentinel, take_event
+
+
+class World:
+    """What a sentinel sees and does: exit statuses in, starts and notices out."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.status: int | None = -1
+        self.started: list[str] = []
+        self.notices: list[Notice] = []
+        self.sentinel = Sentinel(
+            policy, notify=self.notices.append, start=self.started.append, status=lambda name: self.status
+        )
+
+    def dies(self, now: float, name: str = "engine-0", status: int | None = -1) -> None:
+        self.status = status
+        payload = {"processname": name, "groupname": "engines", "from_state": "RUNNING", "expected": "0", "pid": "7"}
+        self.sentinel.event("PROCESS_STATE_EXITED", payload, now)
+
+
+def test_the_first_restart_is_at_once_and_the_next_ones_wait_longer_and_longer():
+    world = World(Policy(max=9, window_s=1000.0))
+    delays = []
+    for now in range(0, 900, 100):
+        world.dies(now)
+        due = world.sentinel.next_due()
+        assert due is not None
+        delays.append(due - now)
+        world.sentinel.start_due(due - 0.001)
+        assert len(world.started) == len(delays) - 1
+        world.sentinel.start_due(due)
+        assert world.started == ["engines:engine-0"] * len(delays)
+    assert delays == [0, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_one_restart_too_many_in_the_window_is_reported_and_not_made(most):
+    world = World(Policy(max=most, window_s=600.0))
+    for now in range(most + 1):
+        world.dies(now * 100.0)
+        world.sentinel.start_due(now * 100.0 + 99)
+    assert [notice.kind for notice in world.notices] == ["restart"] * most + ["exhausted"]
+    assert len(world.started) == most
+    assert world.sentinel.next_due() is None
+
+
+def test_a_death_counts_until_the_window_has_passed_over_it():
+    world = World(Policy(max=1, window_s=10.0))
+    world.dies(0.0)
+    world.sentinel.start_due(0.0)
+    world.dies(10.0)
+    world.sentinel.start_due(10.0)
+    assert [notice.kind for notice in world.notices] == ["restart", "restart"]
+    world.dies(19.9)
+    assert world.notices[-1].kind == "exhausted"
+
+
+def test_programs_are_counted_apart():
+    world = World(Policy(max=1, window_s=600.0))
+    world.dies(0.0, "engine-0")
+    world.dies(1.0, "engine-1")
+    world.sentinel.start_due(1.0)
+    assert sorted(world.started) == ["engines:engine-0", "engines:engine-1"]
+
+
+def test_the_permanent_code_is_reported_and_never_restarted():
+    world = World(Policy(max=5, window_s=600.0))
+    world.dies(0.0, status=78)
+    assert world.notices == [Notice(kind="permanent", program="engine-0")]
+    assert world.sentinel.next_due() is None
+
+
+@pytest.mark.parametrize(("status", "how"), [(-1, "killed by a signal"), (0, "exit code 0"), (3, "exit code 3")])
+def test_every_other_end_is_a_crash_and_the_notice_says_how_it_ended(status, how):
+    world = World(Policy(max=5, window_s=600.0))
+    world.dies(0.0, status=status)
+    assert world.notices == [Notice(kind="restart", program="engine-0", how=how, restart=1, delay_s=0.0)]
+
+
+def test_a_death_that_is_told_twice_counts_once():
+    world = World(Policy(max=5, window_s=600.0))
+    world.dies(0.0)
+    world.sentinel.start_due(0.0)
+    world.dies(1.0)
+    world.dies(1.1)
+    assert len(world.notices) == 2
+
+
+def test_a_death_told_late_of_a_program_that_runs_again_does_not_count():
+    """Nor is anything restarted while Supervisor shuts down, which looks the same from here."""
+    world = World(Policy(max=5, window_s=600.0))
+    world.dies(0.0, status=None)
+    assert world.notices == world.started == []
+    assert world.sentinel.next_due() is None
+
+
+def test_a_program_that_cannot_be_started_is_reported():
+    world = World(Policy(max=5, window_s=600.0))
+    world.sentinel.event("PROCESS_STATE_FATAL", {"processname": "gateway", "groupname": "gateway"}, 0.0)
+    assert world.notices == [Notice(kind="unstartable", program="gateway")]
+
+
+def _event(serial: int) -> bytes:
+    payload = f"processname:engine-{serial} groupname:engines from_state:RUNNING expected:0 pid:{serial}"
+    return (
+        f"ver:3.0 server:supervisor serial:{serial} pool:sentinel poolserial:{serial} "
+        f"eventname:PROCESS_STATE_EXITED len:{len(payload)}\n{payload}"
+    ).encode()
+
+
+def test_events_are_found_however_the_bytes_are_cut():
+    stream = b"".join(_event(serial) for serial in range(3))
+    for size in (1, 2, 7, 101, len(stream)):
+        buffer, found = bytearray(), []
+        for start in range(0, len(stream), size):
+            buffer += stream[start : start + size]
+            while (event := take_event(buffer)) is not None:
+                found.append(event)
+        assert [(kind, payload["processname"]) for kind, payload in found] == [
+            ("PROCESS_STATE_EXITED", f"engine-{serial}") for serial in range(3)
+        ]
+        assert buffer == b""
+
+
+def test_a_notice_is_written_in_one_piece():
+    """A pipe keeps writes of up to 4096 bytes together."""
+    notice = Notice(kind="exhausted", program="engine-63", how="killed by a signal", restart=10**6, delay_s=1e300)
+    assert len(msgspec.json.encode(notice)) < 4096

@@ -1,0 +1,260 @@
+"""The plan: every auto settled, memory shared out, what does not fit refused. Byte counts are worked out by hand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance import exits
+from appliance.declare.problems import Refused
+from appliance.declare.settings import Given, Option, Settings, load
+from appliance.plan.machine import Gpu, Machine
+from appliance.plan.memory import CPU_CACHE_BYTES, FIXED_BYTES, Memory
+from appliance.plan.plan import Plan, fingerprint, plan
+from engine.api.config import EngineConfig
+from engine.models.checkpoint import Checkpoint
+from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model, RMSNorm, Rope
+
+BASE = "apiVersion: slipway/v1\nmodel: {path: /models/tiny}\n"
+GIB, MIB = 2**30, 2**20
+LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB, CONTEXT = 3, 32, 4, 2, 8, 48, 131, 1000
+ATTENTION = HIDDEN * DIM * (2 * HEADS + 2 * KV_HEADS)
+PARAMETERS = VOCAB * HIDDEN + HIDDEN + LAYERS * (ATTENTION + 3 * HIDDEN * INNER + 2 * HIDDEN)
+BLOCK = LAYERS * 2 * 16 * KV_HEADS * DIM * 4  # bytes of 16 tokens in float32
+CPU = Machine(cores=6, cores_from="affinity", memory_free=20 * GIB, memory_from="MemAvailable", no_gpu="no driver")
+H100 = Gpu("NVIDIA H100", 80 * GIB, 79 * GIB, (9, 0))
+GPU_HOST = Machine(cores=16, cores_from="affinity", memory_free=128 * GIB, memory_from="MemAvailable", gpus=(H100,))
+
+
+def model(window: int | None = None) -> Model:
+    norm = RMSNorm(size=HIDDEN, eps=1e-6)
+    attention = Attention(
+        hidden=HIDDEN, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, rope=Rope(dim=DIM, theta=1e4), window=window
+    )
+    block = (
+        Branch(body=attention, before=RMSNorm(size=HIDDEN, eps=1e-6, name="input_layernorm")),
+        Branch(body=MLP(hidden=HIDDEN, inner=INNER), before=RMSNorm(size=HIDDEN, eps=1e-6, name="post_layernorm")),
+    )
+    embed = Embedding(vocab=VOCAB, hidden=HIDDEN)
+    return Model(embed=embed, blocks=(block,) * LAYERS, norm=norm, head=Head(tied=True), max_context=CONTEXT)
+
+
+def checkpoint(generation: dict[str, object] | None = None, window: int | None = None) -> Checkpoint:
+    return Checkpoint(
+        path=Path("/models/tiny"),
+        architecture="TinyForCausalLM",
+        config={"eos_token_id": 7},
+        generation=generation or {},
+        model=model(window),
+        dtype="bfloat16",
+        eos_token_ids=(7, 9),
+        tensors={},
+    )
+
+
+def settings(tmp_path: Path, *sets: str, text: str = BASE) -> Settings:
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    return load(Given(path, tuple(Option(f"--set {one.partition('=')[0]}", *one.split("=", 1)) for one in sets)))
+
+
+def planned(tmp_path: Path, *sets: str, machine: Machine = CPU, facts: Checkpoint | None = None) -> Plan:
+    return plan(settings(tmp_path, *sets), facts or checkpoint(), machine)
+
+
+def refused(tmp_path: Path, *sets: str, machine: Machine = CPU) -> Refused:
+    with pytest.raises(Refused) as caught:
+        planned(tmp_path, *sets, machine=machine)
+    return caught.value
+
+
+def free(count: int) -> Machine:
+    return Machine(cores=1, cores_from="affinity", memory_free=count, memory_from="cgroup limit", no_gpu="no driver")
+
+
+def reason(found: Plan, key: str) -> tuple[object, str]:
+    return next((one.resolved, one.reason) for one in found.effective if one.key == key)
+
+
+def test_auto_on_a_cpu_is_float32_small_steps_and_all_cores(tmp_path: Path) -> None:
+    engine = planned(tmp_path).engines[0]
+    assert (engine.device, engine.dtype, engine.kv_dtype) == ("cpu", "float32", "float32")
+    assert (engine.max_step_tokens, engine.threads, engine.max_context) == (512, 6, CONTEXT)
+
+
+def test_auto_on_a_gpu_is_the_checkpoints_type_and_wide_steps(tmp_path: Path) -> None:
+    engine = planned(tmp_path, machine=GPU_HOST).engines[0]
+    assert (engine.device, engine.dtype, engine.kv_dtype) == ("cuda", "bfloat16", "bfloat16")
+    assert engine.max_step_tokens == 8192
+
+
+def test_what_is_asked_is_not_changed(tmp_path: Path) -> None:
+    sets = ("model.dtype=float16", "quantization.kv_cache=bfloat16", "hardware={device: cpu, threads: 3}")
+    more = ("engine={scheduling: {max_step_tokens: 77, max_running: 5, policy: priority, overlap: false}}",)
+    engine = planned(tmp_path, *sets, *more, "engine.cache={block_tokens: 7, prefix: false}", machine=GPU_HOST).engines[
+        0
+    ]
+    assert (engine.dtype, engine.kv_dtype, engine.device, engine.threads) == ("float16", "bfloat16", "cpu", 3)
+    assert (engine.max_step_tokens, engine.max_running, engine.policy, engine.overlap) == (77, 5, "priority", False)
+    assert (engine.block_tokens, engine.prefix_cache) == (7, False)
+
+
+def test_memory_is_the_sum_of_its_parts_and_within_the_share(tmp_path: Path) -> None:
+    memory = planned(tmp_path).memory
+    assert memory.weights == PARAMETERS * 4
+    assert memory.block_bytes == BLOCK
+    assert memory.workspace > FIXED_BYTES["cpu"]
+    assert memory.total == memory.weights + memory.workspace + memory.cache <= memory.budget == int(20 * GIB * 0.85)
+
+
+def test_auto_takes_no_more_cache_than_all_running_requests_can_use(tmp_path: Path) -> None:
+    found = planned(tmp_path, "engine.scheduling.max_running=3")
+    per_request = -(-CONTEXT // 16)
+    assert found.memory.cache == (3 * per_request + 1) * BLOCK
+    assert (found.memory.blocks, found.memory.whole_contexts) == (3 * per_request + 1, 3)
+    assert found.engines[0].kv_bytes == found.memory.cache
+
+
+def test_auto_takes_a_bounded_part_of_a_cpu_hosts_memory(tmp_path: Path) -> None:
+    long = replace(checkpoint(), model=replace(model(), max_context=100 * CONTEXT))
+    found = planned(tmp_path, machine=free(200 * GIB), facts=long)
+    assert found.memory.cache == CPU_CACHE_BYTES < 256 * 100 * CONTEXT // 16 * BLOCK
+    assert "the most that auto takes on a CPU" in reason(found, "hardware.kv_cache_memory")[1]
+
+
+def test_auto_context_shrinks_to_what_the_cache_holds_and_says_so(tmp_path: Path) -> None:
+    rest = planned(tmp_path).memory
+    needed = rest.weights + rest.workspace + 5 * BLOCK + BLOCK // 2  # the null block and four others
+    found = planned(tmp_path, machine=free(int(needed / 0.85) + 2))
+    assert (found.engines[0].max_context, found.memory.blocks, found.memory.tokens) == (64, 5, 64)
+    assert "what the cache can hold" in reason(found, "model.max_context")[1]
+
+
+def test_a_window_needs_blocks_for_its_reach_only(tmp_path: Path) -> None:
+    whole = planned(tmp_path, "engine.scheduling.max_running=1").memory.blocks
+    windowed = planned(tmp_path, "engine.scheduling.max_running=1", facts=checkpoint(window=32)).memory.blocks
+    assert (whole, windowed) == (64, 4)
+
+
+def test_several_engines_share_cores_and_memory(tmp_path: Path) -> None:
+    one, two = planned(tmp_path), planned(tmp_path, "parallelism.data=2")
+    assert len(two.engines) == 2 and two.engines[0].threads == 3
+    assert two.memory.budget == one.memory.budget // 2
+    assert planned(tmp_path, "parallelism.data=7").engines[0].threads == 1
+
+
+def test_several_engines_record_into_files_of_their_own(tmp_path: Path) -> None:
+    records = [engine.record for engine in planned(tmp_path, "parallelism.data=2", "engine.record=run.log").engines]
+    assert records == [str(tmp_path / "run-0.log"), str(tmp_path / "run-1.log")]
+
+
+def test_a_context_beyond_the_models_is_refused_with_the_limit(tmp_path: Path) -> None:
+    error = refused(tmp_path, "model.max_context=1001")
+    assert str(error) == (
+        "--set model.max_context: 1001: the checkpoint supports 1000 tokens; use at most 1000, or auto"
+    )
+    assert error.cause == exits.MANIFEST
+    assert planned(tmp_path, "model.max_context=1000").engines[0].max_context == 1000
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
+    message = str(refused(tmp_path, "hardware.device=cuda"))
+    assert "no usable GPU here (no driver); use cpu or auto" in message
+
+
+@pytest.mark.parametrize("count", [0, 10 * MIB, 400 * MIB])
+def test_no_memory_for_one_block_is_refused_with_sizes_and_keys(tmp_path: Path, count: int) -> None:
+    error = refused(tmp_path, machine=free(count))
+    assert error.cause == exits.MEMORY
+    for words in ("hardware.memory_share", "no memory for one block", "free by cgroup limit", "are needed"):
+        assert words in str(error)
+
+
+def test_the_last_byte_decides_whether_one_block_fits(tmp_path: Path) -> None:
+    rest = planned(tmp_path, "hardware.memory_share=1").memory
+    enough = rest.weights + rest.workspace + 2 * BLOCK
+    assert planned(tmp_path, "hardware.memory_share=1", machine=free(enough)).memory.blocks == 2
+    refused(tmp_path, "hardware.memory_share=1", machine=free(enough - 1))
+
+
+def test_a_wanted_context_that_does_not_fit_is_refused_with_the_size_it_needs(tmp_path: Path) -> None:
+    error = refused(tmp_path, "model.max_context=1000", f"hardware.kv_cache_memory={63 * BLOCK}")
+    assert error.cause == exits.MEMORY and "a request of 1000 tokens needs" in str(error)
+    assert "raise hardware.kv_cache_memory" in str(error)
+    fits = planned(tmp_path, "model.max_context=1000", f"hardware.kv_cache_memory={64 * BLOCK}")
+    assert (fits.memory.blocks, fits.memory.whole_contexts) == (64, 1)
+
+
+def test_a_cache_larger_than_what_is_left_is_refused_with_the_most_it_may_be(tmp_path: Path) -> None:
+    error = refused(tmp_path, "hardware.kv_cache_memory=19GiB")
+    assert error.cause == exits.MEMORY
+    assert "19.0 GiB make 19.4 GiB in all" in str(error) and "use at most 16.6 GiB" in str(error)
+
+
+def test_sampling_defaults_are_manifest_over_generation_config_over_the_api(tmp_path: Path) -> None:
+    facts = checkpoint({"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 5, "do_sample": True})
+    found = planned(tmp_path, "engine.sampling.top_p=0.5", facts=facts)
+    sampling = found.gateway.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.5, 20, 0.0)
+    assert sampling.max_tokens == 5
+    assert reason(found, "engine.sampling.temperature") == (0.6, "generation_config.json")
+    assert reason(found, "engine.sampling.top_p")[1] == ""
+
+
+def test_an_ignored_generation_config_gives_neither_sampling_nor_end_tokens(tmp_path: Path) -> None:
+    facts = checkpoint({"temperature": 0.6, "eos_token_id": [9]})
+    found = planned(tmp_path, "model.generation_config=ignore", facts=facts).gateway
+    assert (found.sampling.temperature, found.eos_token_ids) == (1.0, (7,))
+    assert planned(tmp_path, facts=facts).gateway.eos_token_ids == (7, 9)
+
+
+def test_names_are_those_given_or_the_folders(tmp_path: Path) -> None:
+    assert planned(tmp_path).gateway.names == ("tiny",)
+    assert planned(tmp_path, "model.names=[a, b]").gateway.names == ("a", "b")
+
+
+def test_the_gateway_is_told_what_the_manifest_says(tmp_path: Path) -> None:
+    sets = (
+        *("endpoints={host: '::1', port: 9, compat: vllm, cors_origins: ['*'], keep_alive: 2s, docs: false}",),
+        *("limits={max_waiting: 1, max_body: 2KiB, max_output_tokens: 3, max_choices: 4, max_prompts: 5}",),
+        *("limits={max_logprobs: -1, max_stop: 7}", "lifecycle.drain=500ms"),
+        "observability={log_level: debug, log_format: json, log_requests: true, log_outputs: final}",
+        "observability.vllm_metrics=false",
+    )
+    found = planned(tmp_path, *sets).gateway
+    assert (found.host, found.port, found.compat, found.cors_origins) == ("::1", 9, "vllm", ("*",))
+    assert (found.keep_alive_s, found.docs, found.drain_s) == (2.0, False, 0.5)
+    limits = (found.max_waiting, found.max_body_bytes, found.max_output_tokens, found.max_choices, found.max_prompts)
+    assert limits == (1, 2048, 3, 4, 5)
+    assert (found.max_logprobs, found.max_stop, found.max_context, found.vocab_size) == (-1, 7, CONTEXT, VOCAB)
+    logs = (found.log_level, found.log_format, found.log_requests, found.log_outputs, found.vllm_metrics)
+    assert logs == ("debug", "json", True, "final", False)
+
+
+def test_a_secret_reaches_the_gateway_as_a_reference(tmp_path: Path) -> None:
+    by_file = planned(tmp_path, "secrets={k: {file: keys.txt}}", "endpoints.api_keys=k").gateway.api_keys
+    by_name = planned(tmp_path, "secrets={k: {env: KEYS}}", "endpoints.api_keys=k").gateway.api_keys
+    assert by_file and (by_file.file, by_file.env) == (str(tmp_path / "keys.txt"), None)
+    assert by_name and (by_name.file, by_name.env) == (None, "KEYS")
+
+
+def test_the_fingerprint_depends_on_values_not_on_spelling(tmp_path: Path) -> None:
+    plain = fingerprint(settings(tmp_path, text=BASE).manifest)
+    assert fingerprint(settings(tmp_path, text=BASE + "limits:\n  max_stop: 16 # the default\n").manifest) == plain
+    assert fingerprint(settings(tmp_path, "limits.max_stop=17").manifest) != plain
+
+
+def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
+    found = {one.key: one for one in planned(tmp_path, "limits.max_stop=2").effective}
+    assert found["limits.max_stop"].origin == "--set limits.max_stop"
+    assert found["model.path"].origin == f"{tmp_path / 'm.yaml'}:2:15"
+    assert found["limits.max_body"].origin == "default"
+    assert len(found) == 50
+    assert all(one.reason for one in found.values() if one.value == "auto" and one.key != "model.generation_config")
+
+
+def test_the_plan_is_complete(tmp_path: Path) -> None:
+    found = planned(tmp_path)
+    assert isinstance(found.memory, Memory) and isinstance(found.engines[0], EngineConfig)
+    assert (found.engines[0].socket, found.gateway.engines) == ("", ())
+    assert found.sha256 == found.gateway.manifest_sha256
