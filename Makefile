@@ -47,8 +47,7 @@ $(BIN)/pip:
 	@echo "setting up $(VENV) with $(PYTHON) (once; downloads about 300 MB)"
 	@$(PYTHON) -m venv $(VENV)
 
-# Pinned dependencies first, then the package itself, which must find them all there. triton has no pin: the torch build
-# in place says which one it takes.
+# Pinned dependencies first, then the package itself, which must find them all there.
 $(VENV)/.runtime: requirements/runtime.txt pyproject.toml | $(BIN)/pip
 	@echo "installing the pinned dependencies"
 	@$(PIP) install -r requirements/runtime.txt

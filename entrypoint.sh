@@ -3,13 +3,13 @@
 #
 #   (nothing), serve, --port 9000 …     serve /manifest.yaml if it was mounted, else the demo
 #   serve FILE …, FILE …                serve that manifest
-#   check FILE, plan FILE, chat …       any other subcommand of slipway
+#   check FILE, plan FILE, chat, env …  any other subcommand of slipway
 #
 # All arguments go on exactly as they came. The shell is replaced, so that slipway is process 1 and gets the signals.
 set -eu
 
 case ${1-} in
-check | plan | chat | schema | healthcheck | help | --help | -h | --version)
+check | plan | chat | schema | healthcheck | env | version | help | --help | -h | --version)
     exec slipway "$@"
     ;;
 serve)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.load import Shape
 from benchmarks.machine import facts
 from benchmarks.shapes import SHAPES, make
 
@@ -35,15 +36,12 @@ class Job:
 
 
 def jobs(count: int, *, lengths: str, vocab: int, seed: int, limit: int) -> list[Job]:
-    """Requests with lengths as in a chat service (log-normal, medians 100 and 120, cut at `limit`), or all equal."""
+    """Requests with the length mix of `benchmarks.load`, cut at `limit`, or all of 128 tokens in and out."""
     rng = random.Random(seed)
-
-    def length(median: float, sigma: float) -> int:
-        return max(4, min(limit, round(rng.lognormvariate(0, sigma) * median)))
-
+    prompt, reply = Shape(100, 0.9, limit), Shape(180, 0.9, limit)
     made = []
     for _ in range(count):
-        into, out = (length(100, 0.9), length(120, 0.9)) if lengths == "mixed" else (128, 128)
+        into, out = (prompt.draw(rng), reply.draw(rng)) if lengths == "mixed" else (128, 128)
         made.append(Job([rng.randrange(10, vocab) for _ in range(into)], out))
     return made
 

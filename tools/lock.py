@@ -3,7 +3,7 @@
     python tools/lock.py            # in an environment where the test suite passes
 
 torch is pinned to the release without its build suffix, so that each machine takes the build that fits it. triton is
-not pinned: the torch build in place says which one it wants, within the range of pyproject.toml.
+not pinned: a torch build for GPUs says which one it wants, within the range of pyproject.toml.
 """
 
 import re
