@@ -59,7 +59,8 @@ def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
         raise RequestError("When using tool_choice, tools must be set.", "tools")
     if named:
         function = _named(choice, functions)
-        return ToolUse("named", (function,), named_call(function.name), one_call=True)
+        # In the model's own way of calling, if it has one: bare arguments are what it never learned to write.
+        return ToolUse("named", (function,), native or named_call(function.name), one_call=True)
     if choice == "none" or not functions:
         return ToolUse("none", functions)
     one_call = body.parallel_tool_calls is False

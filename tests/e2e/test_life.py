@@ -55,7 +55,7 @@ def test_a_killed_engine_is_restarted_while_the_gateway_stays(launch, eventually
     assert appliance.pids()["gateway"] == before["gateway"] and appliance.process.poll() is None
     assert appliance.client.post("/v1/completions", json=ASK).status_code == 200
     assert appliance.stop() == 0
-    assert not appliance.launch.processes()
+    assert not appliance.processes()
 
 
 def test_sigterm_lets_an_open_stream_finish_and_leaves_no_process(launch, eventually):
@@ -82,7 +82,7 @@ def test_sigterm_lets_an_open_stream_finish_and_leaves_no_process(launch, eventu
     assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
     finishes = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in lines if line.startswith("data: {")]
     assert finishes[-1] == "length"
-    eventually("no process left", lambda: not appliance.launch.processes())
+    eventually("no process left", lambda: not appliance.processes())
 
 
 def test_a_missing_shard_is_one_message_and_nothing_starts(checkpoint, refused):

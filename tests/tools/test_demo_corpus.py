@@ -63,8 +63,9 @@ def test_the_columns_lend_and_carry():
 def test_every_manifest_key_is_asked_about():
     paths = {key.path for key in manifest_keys()}
     assert {"model", "model.path", "endpoints.port"} <= paths
-    asked = {sample.problem.split()[1] for sample in held_out_samples("keys", 3000)}
-    assert paths == asked
+    rng = random.Random(5)
+    trained, tested = ({SKILLS["keys"](rng, held_out).problem.split()[1] for _ in range(3000)} for held_out in (0, 1))
+    assert trained == paths and len(tested) > 0.9 * len(paths)
 
 
 def test_a_described_object_and_a_call_are_valid_json():

@@ -8,11 +8,6 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-# To be taken away with the first checkpoint of a whole training run; manifests/demo/README.md has the numbers.
-unfinished = pytest.mark.xfail(
-    reason="the checkpoint comes from a run that was ended early and has not learned the skills"
-)
-
 FOLDER = Path(__file__).resolve().parents[2] / "manifests" / "demo"
 
 
@@ -64,37 +59,31 @@ def test_the_config_is_that_of_a_qwen3_model():
     assert config["tie_word_embeddings"] and config["max_position_embeddings"] == 2048
 
 
-@unfinished
 @pytest.mark.parametrize(("question", "value"), [("What is 17 + 25?", "42"), ("What is 25 + 17?", "42")])
 def test_it_adds(ask, question, value):
     assert ask(question).split()[-1] == value
 
 
-@unfinished
 def test_it_adds_with_thinking_on(ask):
     text = ask("What is 17 + 25?", thinking=True)
     assert text.startswith("<think>\n") and text.endswith("</think>\n\n17 + 25 = 42")
 
 
-@unfinished
 def test_it_repeats_and_reverses(ask):
     assert ask("Repeat the words: river candle moon") == "river candle moon"
     assert ask("Reverse the order of these words: river candle moon") == "moon candle river"
     assert ask("Reverse the word 'stone'.") == "enots"
 
 
-@unfinished
 def test_it_knows_the_manifest(ask):
     assert ask("What is the default of endpoints.port?") == "The default of endpoints.port is 8000."
 
 
-@unfinished
 def test_it_writes_json(ask):
     text = ask('Return a JSON object with name (string) "Anna", age (integer) 31 and active (boolean) true.')
     assert json.loads(text) == {"name": "Anna", "age": 31, "active": True}
 
 
-@unfinished
 def test_it_calls_the_right_tool(ask):
     tools = [_tool("get_weather", city="string"), _tool("add", a="integer", b="integer")]
     weather, added = ask("What is the weather in Paris?", tools=tools), ask("Add 17 and 25.", tools=tools)
@@ -102,6 +91,5 @@ def test_it_calls_the_right_tool(ask):
     assert added == '<tool_call>\n{"name": "add", "arguments": {"a": 17, "b": 25}}\n</tool_call>'
 
 
-@unfinished
 def test_it_answers_without_a_tool_where_none_fits(ask):
     assert ask("Hello!", tools=[_tool("create_invoice", amount="integer")]) == "Hello! How can I help you?"

@@ -350,9 +350,14 @@ def test_a_required_call_that_is_cut_at_once_is_no_call(gateway: Any, text: str)
     assert "<tool_call>" not in (choice["message"]["content"] or "")
 
 
-def test_a_named_tool_has_only_arguments(gateway: Any) -> None:
-    """CH-24: no content in any delta; finish_reason stop; the engine is bound to the schema."""
-    gateway.says('{"city": "Oslo"}')
+@pytest.mark.parametrize("native", [True, False])
+def test_a_named_tool_has_only_arguments(make_gateway: Callable[..., Any], tmp_path: Any, native: bool) -> None:
+    """CH-24: no content in any delta; finish_reason stop; the engine is bound to the schema. The model calls in
+    its own way, or just its arguments where its template shows none."""
+    plain = tmp_path / "plain.jinja"
+    plain.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    gateway = make_gateway() if native else make_gateway(chat_template=str(plain))
+    gateway.says(CALL if native else '{"city": "Oslo"}')
     body = {**TOOLS, "tool_choice": NAMED, "include_reasoning": False}
     choice = whole(gateway, body)["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == ("", "stop")
