@@ -184,6 +184,7 @@ class Router:
         self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
+        self._letting_go = False
 
     def _engine(self, index: int, socket: str) -> Engine:
         def on_state(state: EngineState) -> None:
@@ -203,6 +204,7 @@ class Router:
         self._tasks = [asyncio.create_task(engine.client.run()) for engine in self.engines]
 
     async def stop(self) -> None:
+        self._letting_go = True
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
@@ -215,7 +217,7 @@ class Router:
             engine.was_ready = True
             self.metrics.engine_up(engine.index, ready)
             log.info("engine %s serves: %d KV blocks of %d tokens", engine.label, ready.kv_blocks, ready.block_tokens)
-        elif state.kind in ("down", "failed"):
+        elif state.kind in ("down", "failed") and not self._letting_go:
             self.metrics.engine_down(engine.index)
             engine.since_s = now()
             if engine.was_ready or state.kind == "failed":

@@ -112,6 +112,14 @@ def test_a_stop_string_ends_the_request_in_the_engine(routed, engine):
     routed([engine], body)
 
 
+def test_letting_go_of_the_engines_is_no_error(routed, engine, caplog):
+    async def body(router):
+        pass
+
+    routed([engine], body)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 def test_all_sequences_of_a_request_are_admitted_or_none(routed, engine):
     """ER-13 overload"""
     engine.holding = True
