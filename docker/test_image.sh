@@ -6,7 +6,7 @@
 #
 # BASE                       base image; default: the Dockerfile's, or with buildah a Debian made here
 # TORCH_INDEX, PIP_*         passed on to the build; folders and files that PIP_FIND_LINKS and PIP_CERT name are mounted
-# WORK                       folder for base and storage, about 5 GB; default /var/tmp/slipway-image
+# WORK                       folder for base and storage, about 25 GB (vfs keeps a copy a layer); default /var/tmp/slipway-image
 set -eu
 cd "$(dirname "$0")/.."
 
