@@ -13,8 +13,8 @@ HEAD = """# Metrics
 <!-- made by tools/metrics_page.py from appliance/observe/families.py; a test keeps it so -->
 
 `GET /metrics`, Prometheus text. All series exist, with 0, from the start. With `observability.vllm_metrics` the same
-numbers also appear under the names in the last column. Labels: `model_name`, `engine` (its number) where a metric counts
-one engine, and those named here. HTTP requests are counted as `http_requests_total`, `http_request_duration_seconds`
+numbers also appear under the names in the last column. Labels: `model_name`, `engine` (its number) where a metric is
+of one engine, and those named here. HTTP requests are counted as `http_requests_total`, `http_request_duration_seconds`
 and sizes; the service itself tells `slipway_build_info` and `slipway_phase`.
 
 | metric | kind | further labels | meaning | also as |
