@@ -37,6 +37,7 @@ from engine.models.checkpoint import Checkpoint, read_checkpoint, weight_bytes
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.worker.build import DTYPES, build_worker
+from kernels.cpu.library import best
 
 CACHE_SHARE = 0.5  # of free memory, if nobody says how large the KV cache may be
 CACHE_BYTES = 2 << 30  # and no more than this, unless one request of full length needs it: pages are zeroed at start
@@ -277,6 +278,7 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
             "kv_bytes": 1,
             "max_context": checkpoint.model.max_context,
             "threads": torch.get_num_threads(),
+            "kernels": best() if device == "cpu" and dtype == "float32" else "torch",
             **overrides,
         }
     )

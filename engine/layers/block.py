@@ -74,7 +74,7 @@ class MLPLayer:
         up, down = mlp_linears(part)
         path = join(path, part.name)
         self.up, self.down = LinearLayer(up, path, world), LinearLayer(down, path, world)
-        self.act, self.has_gate = ACTIVATIONS[part.act], part.gate is not None
+        self.part, self.act, self.has_gate = part, ACTIVATIONS[part.act], part.gate is not None
 
     @property
     def loadables(self) -> list[Loadable]:

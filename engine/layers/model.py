@@ -11,6 +11,8 @@ from engine.distributed.world import World
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.block import BranchLayer, places
+from engine.layers.compiled import CompiledModel
+from engine.layers.linear import Target
 from engine.layers.norm import NormLayer
 from engine.layers.step import plan_step
 from engine.layers.vocabulary import Vocabulary
@@ -18,6 +20,7 @@ from engine.models.checkpoint import Checkpoint, check_tensors
 from engine.models.parts import Model, attentions
 from engine.models.sources import join, sources
 from engine.weights.files import Weights
+from kernels.cpu.program import Team
 
 
 def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -36,10 +39,21 @@ class TextModel:
     weight_bytes = 0
 
     def __init__(
-        self, model: Model, layout: Layout, world: World, dtype: torch.dtype, device: torch.device | str
+        self,
+        model: Model,
+        layout: Layout,
+        world: World,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        team: Team | None = None,
     ) -> None:
+        """team: threads of the compiled kernels, which then run every step; for float32 on one rank on a CPU."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
+        self.target = Target(dtype, self.device, team)
+        if team is not None and (world.size > 1 or dtype != torch.float32 or self.device.type != "cpu"):
+            raise ValueError(f"compiled kernels serve float32 on one rank on a CPU, not {dtype}, {world.size}, {device}")
+        self.compiled: CompiledModel | None = None
         self.vocabulary = Vocabulary(model, world)
         free_places = iter(places(layout))
         self.branches = [
@@ -60,13 +74,18 @@ class TextModel:
         loadables = [self.vocabulary, *(layer for branch in self.branches for layer in branch.loadables)]
         if self.norm is not None:
             loadables.append(self.norm)
-        self.weight_bytes = sum(layer.load(weights.read, self.dtype, self.device) for layer in loadables)
+        self.weight_bytes = sum(layer.load(weights.read, self.target) for layer in loadables)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"
+        if self.target.team is not None:
+            self.compiled = CompiledModel(self.vocabulary, self.branches, self.norm, self.ropes, self.target.team)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pages: Tensor) -> Tensor:
-        """Hidden states after the final norm, [tokens, hidden]. Writes the tokens' keys and values into `pages`."""
+        """Hidden states after the final norm, [tokens, hidden], valid until the next call. Writes the tokens' keys and
+        values into `pages`."""
+        if self.compiled is not None:
+            return self.compiled.forward(batch, pages)
         step = plan_step(batch, pages, self.layout, self.ropes)
         x = self.vocabulary.embed(batch.ids, self.dtype)
         for branch in self.branches:
@@ -78,4 +97,6 @@ class TextModel:
         """[rows, hidden] → [rows, vocab] fp32, scaled and capped as the model says."""
         if hidden.shape[0] == 0:
             return torch.empty((0, self.model.embed.vocab), device=self.device)
+        if self.compiled is not None:
+            return self.compiled.logits(hidden)
         return self.vocabulary.logits(hidden)

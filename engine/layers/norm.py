@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from engine.distributed.world import World, share
-from engine.layers.linear import Read
+from engine.layers.linear import Read, Target
 from engine.models.parts import Attention, LayerNorm, Norm, RMSNorm
 from engine.models.sources import join, qk_norms
 from kernels.layer_norm import layer_norm
@@ -28,10 +28,10 @@ class NormLayer:
     def __init__(self, norm: Norm, path: str) -> None:
         self.norm, self.path = norm, join(path, norm.name)
 
-    def load(self, read: Read, dtype: torch.dtype, device: torch.device) -> int:
-        self.weight = _weight(self.norm, read(f"{self.path}.weight"), device)
+    def load(self, read: Read, target: Target) -> int:
+        self.weight = _weight(self.norm, read(f"{self.path}.weight"), target.device)
         if isinstance(self.norm, LayerNorm) and self.norm.bias:
-            self.bias = read(f"{self.path}.bias").to(device, torch.float32)
+            self.bias = read(f"{self.path}.bias").to(target.device, torch.float32)
         return self.weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -48,10 +48,10 @@ class HeadNorm:
         self.part, self.path, self.norm = part, path, part.qk_norm
         self.shares = (share(part.heads, world, "heads"), share(part.kv_heads, world, "KV heads"))
 
-    def load(self, read: Read, dtype: torch.dtype, device: torch.device) -> int:
+    def load(self, read: Read, target: Target) -> int:
         pieces = []
         for (norm, shape), (first, heads) in zip(qk_norms(self.part), self.shares, strict=True):
-            weight = _weight(norm, read(f"{self.path}.{norm.name}.weight"), device)
+            weight = _weight(norm, read(f"{self.path}.{norm.name}.weight"), target.device)
             own = len(shape) == 2
             pieces.append(weight[first : first + heads] if own else weight.expand(heads, -1))
         self.weight = torch.cat(pieces)
@@ -72,10 +72,10 @@ class ProjectionNorm:
         self.part, self.path, self.eps, self.world = part, path, part.qk_norm.eps, world
         self.shares = (share(part.heads, world, "heads"), share(part.kv_heads, world, "KV heads"))
 
-    def load(self, read: Read, dtype: torch.dtype, device: torch.device) -> int:
+    def load(self, read: Read, target: Target) -> int:
         pieces = []
         for (norm, _), (first, heads) in zip(qk_norms(self.part), self.shares, strict=True):
-            weight = _weight(norm, read(f"{self.path}.{norm.name}.weight"), device).view(-1, self.part.head_dim)
+            weight = _weight(norm, read(f"{self.path}.{norm.name}.weight"), target.device).view(-1, self.part.head_dim)
             pieces.append(weight[first : first + heads].reshape(-1))
         self.weights = (pieces[0], pieces[1])
         return sum(piece.nbytes for piece in pieces)

@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from engine.distributed.world import World
-from engine.layers.linear import Read
+from engine.layers.linear import Read, Target, held_bytes
 from engine.models.parts import Model
 from engine.models.sources import join
 from kernels.embedding import embedding
-from kernels.linear import linear, pack
+from kernels.cpu.packing import Packed
+from kernels.linear import linear
 
 
 class Vocabulary:
@@ -19,7 +20,7 @@ class Vocabulary:
     """
 
     table: Tensor  # [rows, hidden]
-    head: Tensor  # [rows, hidden], packed
+    head: Tensor | Packed  # [rows, hidden], packed
     bias: Tensor | None = None
 
     def __init__(self, model: Model, world: World) -> None:
@@ -29,17 +30,16 @@ class Vocabulary:
         self.last = (world.rank + 1) * self.part.vocab // world.size
         self.most = -(-self.part.vocab // world.size)
 
-    def load(self, read: Read, dtype: torch.dtype, device: torch.device) -> int:
-        mine = slice(self.first, self.last)
+    def load(self, read: Read, target: Target) -> int:
+        mine, on_cpu = slice(self.first, self.last), target.device.type == "cpu"
         rows = read(self.name)[mine]
-        self.table = rows if device.type == "cpu" else rows.to(device, dtype)
-        held = 0 if device.type == "cpu" else self.table.nbytes
+        self.table = rows if on_cpu else rows.to(target.device, target.dtype)
         source = self.table if self.out.tied else read(f"{self.out.name}.weight")[mine]
-        self.head = pack(source.to(device, dtype))
+        self.head = target.pack(source.to(target.device, target.stored(source.dtype)))
         if self.out.bias:
-            self.bias = read(f"{self.out.name}.bias")[mine].to(device, dtype)
-        shared = self.out.tied and device.type != "cpu"
-        return held + (0 if shared else source.shape.numel() * dtype.itemsize)
+            self.bias = read(f"{self.out.name}.bias")[mine].to(target.device, target.dtype)
+        held = held_bytes(self.head) + (0 if self.bias is None else self.bias.nbytes)
+        return held if on_cpu or self.head is self.table else held + self.table.nbytes
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[tokens] → [tokens, hidden]."""
@@ -51,6 +51,7 @@ class Vocabulary:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
+        assert isinstance(self.head, Tensor), "a compiled model multiplies by packed weights itself"
         y = linear(hidden, self.head, self.bias)
         if self.world.size > 1:
             y = self._joined(y)

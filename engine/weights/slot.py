@@ -46,6 +46,16 @@ def slots(part: Linear, world: World) -> Slots:
     return Slots(tuple(pieces), at, first_input, inputs)
 
 
+def stored_dtype(read: Callable[[str], Tensor], path: str, matrix: Slots) -> torch.dtype:
+    """The type in which the checkpoint holds all sources of a weight; float32 if they differ."""
+    found = {read(_name(path, piece.source, "weight")).dtype for piece in matrix.pieces}
+    return found.pop() if len(found) == 1 else torch.float32
+
+
+def _name(path: str, source: str, suffix: str) -> str:
+    return f"{path}.{source}.{suffix}" if path else f"{source}.{suffix}"
+
+
 def fused(
     read: Callable[[str], Tensor], path: str, suffix: str, matrix: Slots, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
@@ -53,7 +63,7 @@ def fused(
     shape = (matrix.rows, matrix.inputs) if suffix == "weight" else (matrix.rows,)
     whole = torch.empty(shape, dtype=dtype, device=device)
     for piece in matrix.pieces:
-        source = read(f"{path}.{piece.source}.{suffix}" if path else f"{piece.source}.{suffix}")
+        source = read(_name(path, piece.source, suffix))
         source = source.narrow(0, piece.start, piece.rows)
         if suffix == "weight":
             source = source.narrow(1, matrix.first_input, matrix.inputs)

@@ -17,13 +17,15 @@ from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
 from engine.worker.table import RequestTable
 from engine.worker.worker import Worker
+from kernels.cpu.library import MissingKernels
+from kernels.cpu.program import Team
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def build_worker(config: EngineConfig, progress: Callable[[str, float], None]) -> Worker:
     """`progress(phase, 0…1)` is called as the start goes on. Raises ConfigError, CheckpointError or OutOfMemory."""
-    device = _device(config)
+    device, team = _device(config), _team(config)
     torch.set_num_threads(config.threads)
     seconds: dict[str, float] = {}
     with _timed("reading", seconds):
@@ -37,7 +39,7 @@ def build_worker(config: EngineConfig, progress: Callable[[str, float], None]) -
     blocks = pool_blocks(config, form)
     with _timed("loading", seconds), _memory_errors("the weights"):
         progress("loading", 0.0)
-        text_model = TextModel(checkpoint.model, form, SINGLE, DTYPES[config.dtype], device)
+        text_model = TextModel(checkpoint.model, form, SINGLE, DTYPES[config.dtype], device, team)
         text_model.load(checkpoint, lambda fraction: progress("loading", fraction))
     with _timed("allocating", seconds), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
         progress("allocating", 0.0)
@@ -54,7 +56,8 @@ def build_worker(config: EngineConfig, progress: Callable[[str, float], None]) -
         layout=form,
         pages=pages,
         table=table,
-        threads=config.threads,
+        # Beside a team of its own size torch would only take its cores away: what is left to torch is small.
+        threads=1 if team else config.threads,
         seconds=seconds,
     )
     with _timed("warming", seconds), _memory_errors("the first step"):
@@ -82,6 +85,17 @@ def _device(config: EngineConfig) -> torch.device:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: no usable CUDA device here; set hardware.device to cpu, or run on a GPU host")
     return torch.device(config.device)
+
+
+def _team(config: EngineConfig) -> Team | None:
+    if config.kernels == "torch":
+        return None
+    if config.device != "cpu" or config.dtype != "float32":
+        raise ConfigError(f"kernels={config.kernels}: they compute in float32 on a CPU, not {config.dtype} on {config.device}")
+    try:
+        return Team(config.kernels, config.threads)
+    except MissingKernels as error:
+        raise ConfigError(str(error)) from error
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from engine.kv.layout import layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
 from engine.worker.batch import build_batch
+from kernels.cpu.library import usable
+from kernels.cpu.program import Team
 
 transformers_logging.disable_progress_bar()
 
@@ -185,12 +187,24 @@ class Request:
 class Driver:
     """Runs requests through a model in the steps it is told, with shuffled block ids and poisoned unused pages."""
 
-    def __init__(self, path: Path, *, block_tokens: int = 4, blocks: int = 160, seed: int = 0, world: World = SINGLE):
+    def __init__(
+        self,
+        path: Path,
+        *,
+        block_tokens: int = 4,
+        blocks: int = 160,
+        seed: int = 0,
+        world: World = SINGLE,
+        kernels: str = "torch",
+        threads: int = 2,
+        page_dtype: torch.dtype = torch.float32,
+    ):
         self.checkpoint = read_checkpoint(path)
         self.layout = layout(self.checkpoint.model, block_tokens=block_tokens, element_bytes=4, ranks=world.size)
-        self.model = TextModel(self.checkpoint.model, self.layout, world, torch.float32, torch.device("cpu"))
+        team = None if kernels == "torch" else Team(kernels, threads)
+        self.model = TextModel(self.checkpoint.model, self.layout, world, torch.float32, torch.device("cpu"), team)
         self.model.load(self.checkpoint)
-        self.pages = make_pages(self.layout, blocks, torch.float32, torch.device("cpu"))
+        self.pages = make_pages(self.layout, blocks, page_dtype, torch.device("cpu"))
         # What is read without having been written must not matter, as long as it is finite.
         self.pages.fill_(3.0)
         self.free = list(np.random.default_rng(seed).permutation(np.arange(1, blocks)))
@@ -309,6 +323,8 @@ def on_ranks() -> Iterator[Callable[[int, Callable[[World], Tensor]], list[Tenso
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with the argument `case` runs for each case."""
+    """A test with the argument `case` runs for each case, one with `kernels` for torch and each compiled variant."""
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", list(CASES))
+    if "kernels" in metafunc.fixturenames:
+        metafunc.parametrize("kernels", ["torch", *usable()])

@@ -24,21 +24,21 @@ def test_every_served_architecture_has_a_case(case_names, checkpoint):
     assert {read_checkpoint(checkpoint(name).path).architecture for name in case_names} == set(ARCHITECTURES)
 
 
-def test_a_prompt_in_one_step_equals_transformers(case, checkpoint, driver, ids):
+def test_a_prompt_in_one_step_equals_transformers(case, kernels, checkpoint, driver, ids):
     prompt = ids(PROMPT)
-    close(driver(checkpoint(case).path).run(prompt, PROMPT), checkpoint(case).logits(prompt))
+    close(driver(checkpoint(case).path, kernels=kernels).run(prompt, PROMPT), checkpoint(case).logits(prompt))
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 13])
-def test_a_prompt_in_chunks_equals_transformers(case, chunk, checkpoint, driver, ids):
+def test_a_prompt_in_chunks_equals_transformers(case, kernels, chunk, checkpoint, driver, ids):
     prompt = ids(PROMPT, 1)
-    close(driver(checkpoint(case).path).run(prompt, chunk), checkpoint(case).logits(prompt))
+    close(driver(checkpoint(case).path, kernels=kernels).run(prompt, chunk), checkpoint(case).logits(prompt))
 
 
-def test_rows_of_all_kinds_in_one_step_equal_transformers(case, checkpoint, driver, ids):
+def test_rows_of_all_kinds_in_one_step_equal_transformers(case, kernels, checkpoint, driver, ids):
     """Decoding rows of several lengths, first chunks and later chunks share steps in an order drawn at random."""
     draw = random.Random(7)
-    engine = driver(checkpoint(case).path, block_tokens=3, seed=7)
+    engine = driver(checkpoint(case).path, kernels=kernels, block_tokens=3, seed=7)
     requests = [engine.add(ids(length, length)) for length in (1, 2, 9, 23, 24, 31)]
     while unfinished := [request for request in requests if request.done < len(request.ids)]:
         some = draw.sample(unfinished, draw.randint(1, len(unfinished)))
@@ -47,7 +47,7 @@ def test_rows_of_all_kinds_in_one_step_equal_transformers(case, checkpoint, driv
         close(request.result, checkpoint(case).logits(request.ids))
 
 
-def test_generation_past_the_prompt_equals_transformers_with_its_cache(case, checkpoint, driver, ids):
+def test_generation_past_the_prompt_equals_transformers_with_its_cache(case, kernels, checkpoint, driver, ids):
     """Scalings that depend on the length leave earlier keys as they were rotated."""
     prompt, rest = ids(18, 3), ids(9, 4)
     model, cache, want = checkpoint(case).transformers(), None, []
@@ -56,7 +56,7 @@ def test_generation_past_the_prompt_equals_transformers_with_its_cache(case, che
             out = model(torch.tensor([piece]), past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             want.append(out.logits[0])
-    engine = driver(checkpoint(case).path)
+    engine = driver(checkpoint(case).path, kernels=kernels)
     request = engine.add(prompt + rest, rope_length=len(prompt))
     engine.step([(request, len(prompt))])
     for _ in rest:

@@ -1,0 +1,240 @@
+"""The layers of a loaded model as one list of operations for the compiled kernels: a step is one call.
+
+The same declared parts are written down here that `block.py` runs with torch, one after another; what they compute is
+said there. Every operation reads and writes whole rows of a few working buffers, which all layers share.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.layers.batch import Batch
+from engine.layers.block import AttentionLayer, BranchLayer, MLPLayer
+from engine.layers.linear import LinearLayer
+from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
+from engine.layers.rope import angles
+from engine.layers.vocabulary import Vocabulary
+from engine.models.parts import LayerNorm, Norm, Rope
+from kernels.cpu import program as cpu
+from kernels.cpu.packing import FORMS, Packed
+from kernels.cpu.program import Program, StepData, Team
+
+LEAST_TOKENS = 64
+
+
+class Buffers:
+    """Working memory of a step: for each name [tokens, the widest use], float32, made anew when it must grow."""
+
+    def __init__(self) -> None:
+        self.widths: dict[str, int] = {}
+        self.rooms: dict[str, Tensor] = {}
+
+    def make(self, tokens: int) -> None:
+        self.rooms = {name: torch.empty(tokens, width) for name, width in self.widths.items()}
+
+    def get(self, name: str, width: int) -> Tensor:
+        """A place to read from or write to; before `make`, only its width is noted."""
+        self.widths[name] = max(width, self.widths.get(name, 0))
+        return self.rooms[name] if name in self.rooms else torch.empty(0, width)
+
+
+class CompiledModel:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        branches: Sequence[BranchLayer],
+        norm: NormLayer | None,
+        ropes: tuple[Rope, ...],
+        team: Team,
+    ) -> None:
+        self.vocabulary, self.branches, self.norm = vocabulary, branches, norm
+        self.ropes, self.team = ropes, team
+        self.buffers = Buffers()
+        self.hidden = vocabulary.part.hidden
+        self._write_ops()  # finds the widths
+        self._fit(LEAST_TOKENS)
+
+    def forward(self, batch: Batch, pages: Tensor) -> Tensor:
+        """See `TextModel.forward`."""
+        if batch.tokens > self.tokens:
+            self._fit(max(batch.tokens, 2 * self.tokens))
+        data = StepData(
+            batch.tokens,
+            ids=batch.ids,
+            first=torch.tensor(batch.first),
+            count=torch.tensor(batch.count),
+            angles=[angles(rope, batch.positions, batch.rope_lengths) for rope in self.ropes],
+            tables=batch.tables,
+            slots=batch.slots,
+            pages=pages,
+        )
+        self.team.run(self.program, data)
+        return self.out[: batch.tokens]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `TextModel.logits`."""
+        part, hidden = self.vocabulary.out, hidden.contiguous()
+        y = torch.empty(len(hidden), self.vocabulary.part.vocab)
+        head = self.vocabulary.head
+        assert isinstance(head, Packed)
+        ops: list[cpu.Op] = [_linear(head, self.vocabulary.bias, hidden, y)]
+        if part.scale != 1.0 or part.softcap is not None:
+            ops.append(
+                cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=part.softcap or 0.0)
+            )
+        self.team.run(Program(ops, (hidden, y)), StepData(len(hidden)))
+        return y
+
+    def _fit(self, tokens: int) -> None:
+        """Working memory for this many tokens, and the operations that point into it."""
+        self.tokens = tokens
+        self.buffers.make(tokens)
+        self.program = Program(self._write_ops(), tuple(self.buffers.rooms.values()))
+
+    def _write_ops(self) -> list[cpu.Op]:
+        get, hidden = self.buffers.get, self.hidden
+        x, normed, out = get("x", hidden), get("normed", hidden), get("out", hidden)
+        table, scale = self.vocabulary.table, self.vocabulary.part.scale
+        ops: list[cpu.Op] = [
+            cpu.Embed(
+                table=table.data_ptr(),
+                out=x.data_ptr(),
+                out_stride=x.stride(0),
+                size=hidden,
+                type=cpu.TYPES[table.dtype],
+                scale=scale,
+            )
+        ]
+        for branch in self.branches:
+            read = x
+            if branch.before is not None:
+                ops.append(_norm(branch.before, x, normed))
+                read = normed
+            for number, body in enumerate(branch.bodies):
+                target = out if number == 0 else get("other", hidden)
+                ops += self._attention(body, read, target) if isinstance(body, AttentionLayer) else self._mlp(body, read, target)
+                if number > 0:
+                    ops.append(_add(target, out, hidden, 1.0))
+            if branch.after is not None:
+                ops.append(_norm(branch.after, out, out))
+            ops.append(_add(out, x, hidden, branch.scale))
+        self.out = x
+        if self.norm is not None:
+            ops.append(_norm(self.norm, x, normed))
+            self.out = normed
+        return ops
+
+    def _attention(self, layer: AttentionLayer, x: Tensor, y: Tensor) -> list[cpu.Op]:
+        part, heads, kv_heads = layer.part, layer.heads, layer.turned - layer.heads
+        qkv = self.buffers.get("qkv", (heads + 2 * kv_heads) * part.head_dim)
+        attended = self.buffers.get("attended", heads * part.head_dim)
+        ops = [_project(layer.qkv, x, qkv)]
+        if isinstance(layer.norm, HeadNorm):
+            ops.append(_head_norm(layer.norm, qkv, layer.turned, part.head_dim))
+        elif isinstance(layer.norm, ProjectionNorm):
+            ops += _projection_norm(layer.norm, qkv)
+        rope, place = part.rope, layer.place
+        heads_op = cpu.Heads(
+            qkv=qkv.data_ptr(),
+            stride=qkv.stride(0),
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=part.head_dim,
+            turned=rope.dim if rope else 0,
+            rope=self.ropes.index(rope) if rope else 0,
+            interleaved=rope.interleaved if rope else False,
+            group=place.group,
+            layer=place.layer,
+        )
+        attend = cpu.Attend(
+            q=qkv.data_ptr(),
+            out=attended.data_ptr(),
+            q_stride=qkv.stride(0),
+            out_stride=attended.stride(0),
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=part.head_dim,
+            window=part.window or 0,
+            scale=layer.scale,
+            softcap=part.softcap or 0.0,
+            group=place.group,
+            layer=place.layer,
+        )
+        return [*ops, heads_op, attend, _project(layer.out, attended, y)]
+
+    def _mlp(self, layer: MLPLayer, x: Tensor, y: Tensor) -> list[cpu.Op]:
+        inner = layer.down.slots.inputs
+        up = self.buffers.get("up", layer.up.slots.rows)
+        activated = self.buffers.get("activated", inner)
+        act = cpu.Activate(
+            x=up.data_ptr(),
+            y=activated.data_ptr(),
+            x_stride=up.stride(0),
+            y_stride=activated.stride(0),
+            inner=inner,
+            act=cpu.ACTS[layer.part.act],
+            gated=layer.has_gate,
+        )
+        return [_project(layer.up, x, up), act, _project(layer.down, activated, y)]
+
+
+def _project(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:
+    assert isinstance(layer.weight, Packed)
+    return _linear(layer.weight, layer.bias, x, y)
+
+
+def _linear(weight: Packed, bias: Tensor | None, x: Tensor, y: Tensor) -> cpu.Linear:
+    return cpu.Linear(
+        weight=weight.data.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        outputs=weight.outputs,
+        inputs=weight.inputs,
+        form=FORMS.index(weight.form),
+    )
+
+
+def _norm(layer: NormLayer, x: Tensor, y: Tensor) -> cpu.Norm:
+    return _norm_pieces(layer.norm, layer.weight, layer.bias, x, y, groups=1, size=layer.norm.size)
+
+
+def _head_norm(layer: HeadNorm, qkv: Tensor, heads: int, dim: int) -> cpu.Norm:
+    return _norm_pieces(layer.norm, layer.weight, None, qkv, qkv, groups=heads, size=dim)
+
+
+def _projection_norm(layer: ProjectionNorm, qkv: Tensor) -> list[cpu.Op]:
+    """q as one piece, and k behind it as another."""
+    ops: list[cpu.Op] = []
+    at = 0
+    for weight in layer.weights:
+        piece = qkv[:, at:]
+        ops.append(_norm_pieces(layer.part.qk_norm, weight, None, piece, piece, groups=1, size=len(weight)))
+        at += len(weight)
+    return ops
+
+
+def _norm_pieces(
+    norm: Norm | None, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, *, groups: int, size: int
+) -> cpu.Norm:
+    assert norm is not None
+    return cpu.Norm(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        groups=groups,
+        size=size,
+        weight_stride=size,
+        norm=cpu.LAYER if isinstance(norm, LayerNorm) else cpu.RMS,
+        eps=norm.eps,
+    )
+
+
+def _add(y: Tensor, x: Tensor, size: int, alpha: float) -> cpu.Add:
+    return cpu.Add(y=y.data_ptr(), x=x.data_ptr(), y_stride=y.stride(0), x_stride=x.stride(0), size=size, alpha=alpha)

@@ -1,0 +1,96 @@
+"""The compiled kernels: which variants there are here, and loading one. Free of torch, so that a plan can ask.
+
+Each variant is the same source compiled for other instructions (setup.py); the first one of VARIANTS that is compiled and
+that this CPU can run is the one to take.
+"""
+
+import ctypes
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+CPU_FACTS = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`needs`: flags of /proc/cpuinfo. `flags`: the compiler's."""
+
+    name: str
+    machines: tuple[str, ...]
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+
+
+_X86 = ("x86_64", "AMD64")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c", "-mprefer-vector-width=512")
+_AVX512_NEEDS = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq"))
+VARIANTS = (
+    Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16"}, (*_AVX512, "-mamx-tile", "-mamx-bf16")),
+    Variant("avx512", _X86, _AVX512_NEEDS, _AVX512),
+    Variant("avx2", _X86, frozenset(("avx2", "fma", "f16c")), ("-mavx2", "-mfma", "-mf16c")),
+    Variant("base", (*_X86, "aarch64", "arm64"), frozenset(), ()),
+)
+
+
+class MissingKernels(Exception):
+    """No compiled kernels, or not those that were asked for; the message says which there are."""
+
+
+def usable() -> tuple[str, ...]:
+    """Names of the variants that are compiled and that this CPU can run, the fastest first."""
+    return _usable(FOLDER, _cpu_flags())
+
+
+def best() -> str:
+    """The fastest usable variant, or torch where there is none."""
+    return next(iter(usable()), "torch")
+
+
+def load(name: str) -> ctypes.CDLL:
+    """The library of a variant, its functions declared. Raises MissingKernels."""
+    names = usable()
+    if name not in names:
+        raise MissingKernels(
+            f"compiled kernels {name!r}: usable here are {', '.join(names) or 'none'}; reinstall the package with a C++ "
+            f"compiler, or set hardware.kernels to torch"
+        )
+    return _open(name)
+
+
+def _usable(folder: Path, flags: Collection[str]) -> tuple[str, ...]:
+    found = [one.name for one in VARIANTS if one.needs <= set(flags) and _file(folder, one.name) is not None]
+    return tuple(name for name in found if name != "amx" or _open(name).slipway_has_amx())
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    return next(iter(sorted(folder.glob(f"_{name}.*so"))), None)
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = CPU_FACTS.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.startswith("flags")), ":")
+    return frozenset(flags.split(":", 1)[1].split())
+
+
+@cache
+def _open(name: str) -> ctypes.CDLL:
+    file = _file(FOLDER, name)
+    assert file is not None, "only variants that are compiled are opened"
+    library = ctypes.CDLL(str(file))
+    pointer = ctypes.c_void_p
+    library.slipway_sizes.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_int64]
+    library.slipway_sizes.restype = ctypes.c_int64
+    library.slipway_width.restype = ctypes.c_int64
+    library.slipway_start.argtypes = [ctypes.c_int]
+    library.slipway_start.restype = pointer
+    library.slipway_stop.argtypes = [pointer]
+    library.slipway_stop.restype = None
+    library.slipway_run.argtypes = [pointer, pointer, ctypes.c_int64, pointer]
+    library.slipway_run.restype = None
+    return library

@@ -1,0 +1,100 @@
+// What a step consists of: a flat list of descriptors, made once when a model is loaded, and the step's own data.
+//
+// kernels/cpu/program.py mirrors these structures; both sides compare their sizes when the library is loaded. Sizes and
+// strides count elements unless named otherwise; all activations are float; strides are between rows (tokens).
+#pragma once
+
+#include <cstdint>
+
+enum Kind : int32_t { EMBED, NORM, ADD, ACTIVATE, HEADS, LINEAR, ATTEND, CAP, KINDS };
+enum Type : int32_t { F32, BF16, F16 };
+enum NormKind : int32_t { RMS, LAYER };
+enum ActKind : int32_t { SILU, GELU, GELU_TANH, RELU };
+
+// out[t] = table[ids[t]] · scale
+struct Embed {
+    const void* table;  // [vocab, size]
+    float* out;
+    int64_t out_stride, size;
+    int32_t type;
+    float scale;
+};
+
+// Each of `groups` neighbouring pieces of `size` is normed by itself; piece g uses weight + g · weight_stride.
+struct Norm {
+    const float *x, *weight, *bias;  // bias may be null
+    float* y;
+    int64_t x_stride, y_stride, groups, size, weight_stride;
+    int32_t kind;
+    float eps;
+};
+
+// x += alpha · y
+struct Add {
+    const float* y;
+    float* x;
+    int64_t y_stride, x_stride, size;
+    float alpha;
+};
+
+// y = act(x[:inner]) · x[inner:], or act(x) where not gated
+struct Activate {
+    const float* x;
+    float* y;
+    int64_t x_stride, y_stride, inner;
+    int32_t act, gated;
+};
+
+// Turns q and k by the positions' angles and writes k and v to their pages. qkv: q heads, then k heads, then v heads.
+struct Heads {
+    float* qkv;
+    int64_t stride, heads, kv_heads, dim, turned;  // turned: rotary dimensions, 0 without positions
+    int32_t rope, interleaved, group, layer;
+};
+
+// y = x Wᵀ (+ b)
+struct Linear {
+    const void* weight;  // packed, see kernels/linear.py
+    const float *bias, *x;
+    float* y;
+    int64_t x_stride, y_stride, outputs, inputs;
+    int32_t form;
+};
+
+struct Attend {
+    const float* q;
+    float* out;
+    int64_t q_stride, out_stride, heads, kv_heads, dim, window;  // window 0: all positions
+    float scale, softcap;                                        // softcap 0: none
+    int32_t group, layer;
+};
+
+// x = cap · tanh(scale · x / cap), or scale · x where cap is 0
+struct Cap {
+    float* x;
+    int64_t stride, size;
+    float scale, cap;
+};
+
+struct Op {
+    int32_t kind;
+    const void* what;
+};
+
+struct Angles {
+    const float *cos, *sin;  // [tokens, turned], as kernels/rope.py makes them
+};
+
+struct Group {
+    const int64_t *table, *slots;  // [rows, table_width] blocks; [tokens] block · block_tokens + offset
+};
+
+struct Step {
+    int64_t tokens, rows, table_width;
+    const int64_t *ids, *first, *count;  // [tokens]; [rows] first position; [rows] positions
+    const Angles* angles;
+    const Group* groups;
+    void* pages;  // [blocks, layers, 2, block_tokens, kv_heads, dim]
+    int64_t layers, block_tokens, page_kv_heads, page_dim;
+    int32_t page_type;
+};

@@ -1,0 +1,190 @@
+"""A list of operations as the compiled kernels read it, and the team of threads that runs it.
+
+The structures mirror program.h, where their fields are explained; `Team` compares their sizes when it is made.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import MissingKernels, load
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+RMS, LAYER = 0, 1
+
+Field = tuple[str, Any]
+
+
+def _fields(kind: Any, names: str) -> list[Field]:
+    return [(name, kind) for name in names.split()]
+
+
+class Embed(Structure):
+    kind: ClassVar[int] = 0
+    _fields_ = [*_fields(c_void_p, "table out"), *_fields(c_int64, "out_stride size"), ("type", c_int32), ("scale", c_float)]
+
+
+class Norm(Structure):
+    kind: ClassVar[int] = 1
+    _fields_ = [
+        *_fields(c_void_p, "x weight bias y"),
+        *_fields(c_int64, "x_stride y_stride groups size weight_stride"),
+        ("norm", c_int32),
+        ("eps", c_float),
+    ]
+
+
+class Add(Structure):
+    kind: ClassVar[int] = 2
+    _fields_ = [*_fields(c_void_p, "y x"), *_fields(c_int64, "y_stride x_stride size"), ("alpha", c_float)]
+
+
+class Activate(Structure):
+    kind: ClassVar[int] = 3
+    _fields_ = [*_fields(c_void_p, "x y"), *_fields(c_int64, "x_stride y_stride inner"), *_fields(c_int32, "act gated")]
+
+
+class Heads(Structure):
+    kind: ClassVar[int] = 4
+    _fields_ = [
+        ("qkv", c_void_p),
+        *_fields(c_int64, "stride heads kv_heads dim turned"),
+        *_fields(c_int32, "rope interleaved group layer"),
+    ]
+
+
+class Linear(Structure):
+    kind: ClassVar[int] = 5
+    _fields_ = [
+        *_fields(c_void_p, "weight bias x y"),
+        *_fields(c_int64, "x_stride y_stride outputs inputs"),
+        ("form", c_int32),
+    ]
+
+
+class Attend(Structure):
+    kind: ClassVar[int] = 6
+    _fields_ = [
+        *_fields(c_void_p, "q out"),
+        *_fields(c_int64, "q_stride out_stride heads kv_heads dim window"),
+        *_fields(c_float, "scale softcap"),
+        *_fields(c_int32, "group layer"),
+    ]
+
+
+class Cap(Structure):
+    kind: ClassVar[int] = 7
+    _fields_ = [("x", c_void_p), *_fields(c_int64, "stride size"), *_fields(c_float, "scale cap")]
+
+
+class _Op(Structure):
+    _fields_ = [("kind", c_int32), ("what", c_void_p)]
+
+
+class _Angles(Structure):
+    _fields_ = [("cos", c_void_p), ("sin", c_void_p)]
+
+
+class _Group(Structure):
+    _fields_ = [("table", c_void_p), ("slots", c_void_p)]
+
+
+class _Step(Structure):
+    _fields_ = [
+        *_fields(c_int64, "tokens rows table_width"),
+        *_fields(c_void_p, "ids first count angles groups pages"),
+        *_fields(c_int64, "layers block_tokens page_kv_heads page_dim"),
+        ("page_type", c_int32),
+    ]
+
+
+Op = Embed | Norm | Add | Activate | Heads | Linear | Attend | Cap
+MIRRORED = (Embed, Norm, Add, Activate, Heads, Linear, Attend, Cap, _Op, _Angles, _Group, _Step)
+
+
+class Program:
+    """Operations in order. The tensors that their addresses point into live as long as `holds`."""
+
+    def __init__(self, ops: Sequence[Op], holds: Sequence[Tensor]) -> None:
+        self.ops, self.holds = tuple(ops), tuple(holds)
+        self.array = (_Op * len(ops))(*(_Op(op.kind, ctypes.addressof(op)) for op in ops))
+
+
+class StepData:
+    """A step's own tensors: all contiguous and on the CPU; counts and positions int64."""
+
+    def __init__(
+        self,
+        tokens: int,
+        *,
+        ids: Tensor | None = None,
+        first: Tensor | None = None,
+        count: Tensor | None = None,
+        angles: Sequence[tuple[Tensor, Tensor]] = (),
+        tables: Sequence[Tensor] = (),
+        slots: Sequence[Tensor] = (),
+        pages: Tensor | None = None,
+    ) -> None:
+        self.holds = (ids, first, count, *angles, *tables, *slots, pages)
+        self._angles = (_Angles * len(angles))(*(_Angles(_at(cos), _at(sin)) for cos, sin in angles))
+        self._groups = (_Group * len(tables))(
+            *(_Group(_at(table), _at(own)) for table, own in zip(tables, slots, strict=True))
+        )
+        layers, _, block_tokens, kv_heads, dim = pages.shape[1:] if pages is not None else (0,) * 5
+        self.struct = _Step(
+            tokens=tokens,
+            rows=0 if first is None else len(first),
+            table_width=tables[0].shape[1] if tables else 0,
+            ids=_at(ids),
+            first=_at(first),
+            count=_at(count),
+            angles=ctypes.addressof(self._angles),
+            groups=ctypes.addressof(self._groups),
+            pages=_at(pages),
+            layers=layers,
+            block_tokens=block_tokens,
+            page_kv_heads=kv_heads,
+            page_dim=dim,
+            page_type=0 if pages is None else TYPES[pages.dtype],
+        )
+
+
+class Team:
+    """Threads of one compiled variant. One call of `run` at a time; the caller is one of the threads."""
+
+    def __init__(self, variant: str, threads: int) -> None:
+        self.variant, self.threads = variant, threads
+        self._library = load(variant)
+        self.width = int(self._library.slipway_width())
+        _compare_sizes(self._library)
+        self._runner = self._library.slipway_start(threads)
+
+    def run(self, program: Program, step: StepData) -> None:
+        self._library.slipway_run(self._runner, program.array, len(program.ops), ctypes.byref(step.struct))
+
+    def close(self) -> None:
+        if self._runner is not None:
+            self._library.slipway_stop(self._runner)
+            self._runner = None
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous() and tensor.device.type == "cpu", "compiled kernels read contiguous tensors of the CPU"
+    return tensor.data_ptr()
+
+
+def _compare_sizes(library: ctypes.CDLL) -> None:
+    sizes = (c_int64 * len(MIRRORED))()
+    found = library.slipway_sizes(sizes, len(MIRRORED))
+    if found != len(MIRRORED) or list(sizes) != [ctypes.sizeof(one) for one in MIRRORED]:
+        raise MissingKernels("the compiled kernels are of another version than their callers: reinstall the package")

@@ -1,0 +1,162 @@
+// Operations on one row (token) at a time.
+#pragma once
+
+#include "program.h"
+#include "simd.h"
+
+template <class T> static void embed_row(const Embed& op, int64_t id, float* out) {
+    const T* row = static_cast<const T*>(op.table) + id * op.size;
+    for (int64_t i = 0; i < op.size; i++) out[i] = widen(row[i]) * op.scale;
+}
+
+static void embed_row(const Embed& op, int64_t token, const Step& step) {
+    float* out = op.out + token * op.out_stride;
+    int64_t id = step.ids[token];
+    if (op.type == F32) embed_row<float>(op, id, out);
+    else if (op.type == BF16) embed_row<bf16>(op, id, out);
+    else embed_row<fp16>(op, id, out);
+}
+
+// Σ f(x): in W lanes, then the rest, so that the order depends on the size alone.
+template <class F> static inline float total(const float* x, int64_t size, F f) {
+    vf lanes[4] = {};
+    int64_t i = 0;
+    for (; i + 4 * W <= size; i += 4 * W)
+        for (int v = 0; v < 4; v++) lanes[v] += f(load(x + i + v * W));
+    for (; i + W <= size; i += W) lanes[0] += f(load(x + i));
+    float rest = 0;
+    for (; i < size; i++) rest += f(splat(x[i]))[0];
+    return sum((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + rest;
+}
+
+static void norm_piece(const Norm& op, const float* x, const float* weight, float* y) {
+    float mean = 0;
+    if (op.kind == LAYER) mean = total(x, op.size, [](vf v) { return v; }) / float(op.size);
+    const vf middle = splat(mean);
+    float square = total(x, op.size, [&](vf v) { return (v - middle) * (v - middle); }) / float(op.size);
+    float scale = 1.f / std::sqrt(square + op.eps);
+    int64_t i = 0;
+    for (; i + W <= op.size; i += W) {
+        vf out = (load(x + i) - middle) * scale * load(weight + i);
+        store(y + i, op.bias ? out + load(op.bias + i) : out);
+    }
+    for (; i < op.size; i++) {
+        float out = (x[i] - mean) * scale * weight[i];
+        y[i] = op.bias ? out + op.bias[i] : out;
+    }
+}
+
+static void norm_row(const Norm& op, int64_t token) {
+    const float* x = op.x + token * op.x_stride;
+    float* y = op.y + token * op.y_stride;
+    for (int64_t g = 0; g < op.groups; g++)
+        norm_piece(op, x + g * op.size, op.weight + g * op.weight_stride, y + g * op.size);
+}
+
+static void add_row(const Add& op, int64_t token) {
+    float* x = op.x + token * op.x_stride;
+    const float* y = op.y + token * op.y_stride;
+    for (int64_t i = 0; i < op.size; i++) x[i] += op.alpha * y[i];
+}
+
+template <int ACT> static inline vf act(vf x) {
+    if constexpr (ACT == SILU) return x / (1.f + exp(-x));
+    if constexpr (ACT == GELU) return 0.5f * x * (1.f + erf(x * 0.707106781f));
+    if constexpr (ACT == GELU_TANH) return 0.5f * x * (1.f + tanh(0.797884561f * (x + 0.044715f * x * x * x)));
+    return x > 0.f ? x : x != x ? x : vf{};
+}
+
+// f(lanes, i) for all of [0, size); the last lanes may lie past the end: `size` is never read or written beyond.
+template <int ACT> static void activate_row(const Activate& op, const float* x, float* y) {
+    const float* up = x + op.inner;
+    int64_t i = 0;
+    for (; i + W <= op.inner; i += W) {
+        vf out = act<ACT>(load(x + i));
+        store(y + i, op.gated ? out * load(up + i) : out);
+    }
+    for (; i < op.inner; i++) {
+        float out = act<ACT>(splat(x[i]))[0];
+        y[i] = op.gated ? out * up[i] : out;
+    }
+}
+
+static void activate_row(const Activate& op, int64_t token) {
+    const float* x = op.x + token * op.x_stride;
+    float* y = op.y + token * op.y_stride;
+    switch (op.act) {
+        case SILU: return activate_row<SILU>(op, x, y);
+        case GELU: return activate_row<GELU>(op, x, y);
+        case GELU_TANH: return activate_row<GELU_TANH>(op, x, y);
+        default: return activate_row<RELU>(op, x, y);
+    }
+}
+
+// cos and sin are as long as the turned part; sin carries the sign of its place in the pair (kernels/rope.py).
+static void turn(float* x, int64_t dim, const float* cos, const float* sin, bool interleaved) {
+    if (interleaved) {
+        for (int64_t i = 0; i < dim; i += 2) {
+            float a = x[i], b = x[i + 1];
+            x[i] = a * cos[i] + b * sin[i];
+            x[i + 1] = b * cos[i + 1] + a * sin[i + 1];
+        }
+        return;
+    }
+    const int64_t half = dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = a * cos[i] + b * sin[i];
+        x[i + half] = b * cos[i + half] + a * sin[i + half];
+    }
+}
+
+// Values that are not finite become 0 in the pages: a later owner of the block reads its stale rest with weight 0, and
+// 0 · NaN would spoil an innocent request.
+template <class T> static void write_page(const float* x, T* page, int64_t dim) {
+    for (int64_t i = 0; i < dim; i++) {
+        narrow(std::isfinite(x[i]) ? x[i] : 0.f, page + i);
+        if (!std::isfinite(widen(page[i]))) narrow(0.f, page + i);
+    }
+}
+
+template <class T> static inline T* page_of(const Step& step, int64_t block, int64_t layer, int64_t value, int64_t offset,
+                                            int64_t head) {
+    int64_t plane = (block * step.layers + layer) * 2 + value;
+    return static_cast<T*>(step.pages) + ((plane * step.block_tokens + offset) * step.page_kv_heads + head) * step.page_dim;
+}
+
+template <class T> static void write_heads(const Heads& op, const float* k, int64_t token, const Step& step) {
+    int64_t slot = step.groups[op.group].slots[token];
+    int64_t block = slot / step.block_tokens, offset = slot % step.block_tokens;
+    for (int64_t value = 0; value < 2; value++)
+        for (int64_t head = 0; head < op.kv_heads; head++)
+            write_page(k + (value * op.kv_heads + head) * op.dim,
+                       page_of<T>(step, block, op.layer, value, offset, head), op.dim);
+}
+
+static void heads_row(const Heads& op, int64_t token, const Step& step) {
+    float* qkv = op.qkv + token * op.stride;
+    if (op.turned) {
+        const Angles& angles = step.angles[op.rope];
+        for (int64_t head = 0; head < op.heads + op.kv_heads; head++)
+            turn(qkv + head * op.dim, op.turned, angles.cos + token * op.turned, angles.sin + token * op.turned,
+                 op.interleaved);
+    }
+    const float* k = qkv + op.heads * op.dim;
+    if (step.page_type == F32) write_heads<float>(op, k, token, step);
+    else if (step.page_type == BF16) write_heads<bf16>(op, k, token, step);
+    else write_heads<fp16>(op, k, token, step);
+}
+
+static void cap_row(const Cap& op, int64_t token) {
+    float* x = op.x + token * op.stride;
+    const vf scale = splat(op.cap ? op.scale / op.cap : op.scale);
+    int64_t i = 0;
+    for (; i + W <= op.size; i += W) {
+        vf y = load(x + i) * scale;
+        store(x + i, op.cap ? tanh(y) * op.cap : y);
+    }
+    for (; i < op.size; i++) {
+        vf y = splat(x[i]) * scale;
+        x[i] = (op.cap ? tanh(y) * op.cap : y)[0];
+    }
+}
