@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 
 GONE_RETRY_AFTER_S = 3
 
+# Word for word what the reference engine says: gateways in front of it tell the two apart by these.
+BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+BACKLOG = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
+
 
 @dataclass
 class Engine:
@@ -130,6 +134,7 @@ class Generation:
         if not self.started:
             self.started = True
             self._router.admission.started(moment)
+            self._router.backlog.started(moment, len(self.submit.prompt))
             metrics.prompt(label, len(self.submit.prompt), self.cached_tokens)
         count = len(delta.ids)
         if count:
@@ -178,9 +183,12 @@ class Generation:
 class Router:
     """The engines and every open request. Runs in one event loop; `start` connects, `stop` lets go."""
 
-    def __init__(self, sockets: Sequence[str], max_waiting: int, metrics: Metrics) -> None:
+    def __init__(
+        self, sockets: Sequence[str], max_waiting: int, metrics: Metrics, *, max_waiting_tokens: int | None = None
+    ) -> None:
         self.metrics = metrics
         self.admission = Admission(max_waiting)
+        self.backlog = Admission(max_waiting_tokens)
         self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
@@ -248,9 +256,16 @@ class Router:
         running = sum(engine.client.stats.running for engine in self.engines if engine.serves)
         return min(unstarted, max(0, self.open - running))
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of all requests without a first token. Each choice of a request counts its prompt; what a
+        running one has computed of it, or will find in the prefix cache, only its engine knows."""
+        generations = (generation for engine in self.engines for generation in engine.open.values())
+        return sum(len(generation.submit.prompt) for generation in generations if not generation.started)
+
     def generate(self, submit: Submit) -> Generation:
-        """Gives the request to the least loaded engine. Raises Unavailable when none serves, Overloaded when too many
-        wait. `submit.id` need not be unique."""
+        """Gives the request to the least loaded engine. Raises Unavailable when none serves, Overloaded when too much
+        waits. `submit.id` need not be unique."""
         return self.generate_all([submit])[0]
 
     def generate_all(self, submits: Sequence[Submit]) -> list[Generation]:
@@ -266,14 +281,14 @@ class Router:
     def _admit(self) -> None:
         if not self.serves:
             raise Unavailable(self._why_not(), self._retry_after_s())
-        waiting = self.waiting
-        if self.admission.is_full(waiting):
-            self.metrics.add("admission_rejections", 1, "max_num_queued_reqs")
-            raise Overloaded(
-                "The engine is currently busy and cannot accept new requests. "
-                "Please try again later or on a different instance.",
-                self.admission.retry_after_s(waiting, now()),
-            )
+        self._refuse_over(self.admission, self.waiting, "max_num_queued_reqs", BUSY)
+        self._refuse_over(self.backlog, self.waiting_tokens, "max_num_queued_tokens", BACKLOG)
+
+    def _refuse_over(self, admission: Admission, waiting: int, reason: str, message: str) -> None:
+        if admission.is_full(waiting):
+            self.metrics.add("admission_rejections", 1, reason)
+            log.info("a request is refused: %d wait, the limit is %d (%s)", waiting, admission.limit, reason)
+            raise Overloaded(message, admission.retry_after_s(waiting, now()))
 
     def _open(self, submit: Submit) -> Generation:
         engine = min((engine for engine in self.engines if engine.serves), key=lambda each: len(each.open))

@@ -103,7 +103,7 @@ class Unavailable(ApiError):
 
 
 class Overloaded(Unavailable):
-    """The queue is full (ER-13)."""
+    """The queue is full, in requests (ER-13) or in prompt tokens (ER-14)."""
 
     type = "Service Unavailable"
 

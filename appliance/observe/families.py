@@ -107,10 +107,10 @@ def counters() -> tuple[Family, ...]:
         Family(
             "counter",
             "admission_rejections",
-            "Requests refused with 503 since too many wait.",
+            "Requests refused with 503 since too many requests, or too many prompt tokens, wait.",
             "admission_rejections",
             ("reason",),
-            (("max_num_queued_reqs",),),
+            (("max_num_queued_reqs",), ("max_num_queued_tokens",)),
             per_engine=False,
         ),
         Family(

@@ -15,9 +15,10 @@ from engine.api.messages import Sampling, Submit
 def routed(new_config):
     """Runs a test's coroutine with a connected router over the given fake engines."""
 
-    def run(engines, body, max_waiting=1024):
+    def run(engines, body, max_waiting=1024, **limits):
         async def main():
-            router = Router([str(engine.path) for engine in engines], max_waiting, Metrics(new_config(*engines)))
+            sockets = [str(engine.path) for engine in engines]
+            router = Router(sockets, max_waiting, Metrics(new_config(*engines)), **limits)
             router.start()
             try:
                 await asyncio.gather(*(engine.client.wait_ready() for engine in router.engines))
@@ -153,6 +154,42 @@ def test_running_requests_are_no_waiting_ones(routed, engine):
         await generation.aclose()
 
     routed([engine], body, max_waiting=1)
+
+
+def test_prompt_tokens_that_wait_are_limited_and_the_first_token_frees_them(routed, engine):
+    """ER-14 the backlog is full from its limit on, however large the prompt that took it there"""
+    engine.holding = True
+
+    async def body(router):
+        first = router.generate(submit("a", prompt=range(9), max_tokens=9))
+        second = router.generate(submit("b", prompt=range(50)))
+        assert router.waiting_tokens == 59
+        with pytest.raises(Overloaded, match="reached its prefill token backlog limit") as refused:
+            router.generate(submit("c", prompt=(1,)))
+        assert 1 <= int(refused.value.headers["Retry-After"]) <= 60
+        assert router.open == 2
+        reading = asyncio.ensure_future(anext(aiter(first)))
+        await second.aclose()
+        await until(lambda: engine.open)
+        assert router.waiting_tokens == 9
+        await asyncio.to_thread(engine.give)
+        await reading
+        assert router.waiting_tokens == 0
+        await router.generate(submit("d", prompt=(1,))).aclose()
+        await first.aclose()
+
+    routed([engine], body, max_waiting_tokens=10)
+
+
+def test_without_a_limit_any_number_of_tokens_waits(routed, engine):
+    """ER-14 null is no limit"""
+    engine.holding = True
+
+    async def body(router):
+        for generation in [router.generate(submit(str(number), prompt=range(1000))) for number in range(20)]:
+            await generation.aclose()
+
+    routed([engine], body)
 
 
 def test_without_an_engine_requests_are_refused_at_once(new_engine, new_config):
