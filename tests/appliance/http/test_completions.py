@@ -1,9 +1,11 @@
 """/v1/completions (http-api.md B0.1, B0.3, B1, C): every id against scripted engines."""
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 PATH = "/v1/completions"
@@ -150,6 +152,22 @@ def test_choices_have_consecutive_seeds_and_the_prompt_counts_once(gateway: Any)
     assert reply["usage"]["prompt_tokens"] == len(gateway.ids("hello"))
     gateway.post(PATH, {**body, "seed": 2**63 - 1})
     assert [submit.sampling.seed for submit in gateway.submits[3:]] == [2**63 - 1, -(2**63), -(2**63) + 1]
+
+
+@pytest.mark.parametrize(
+    "path,prompt",
+    [(PATH, {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})],
+)
+def test_a_choice_is_the_request_that_its_own_seed_makes_alone(gateway: Any, path: str, prompt: dict[str, Any]) -> None:
+    """SA-06: child i of seed s is submitted as a single request of seed s + i is, all but the id."""
+    body = {**prompt, "temperature": 1, "logit_bias": {"70": 1}, "max_tokens": 5}
+    gateway.says("a").post(path, {**body, "n": 3, "seed": 42})
+    for index in range(3):
+        gateway.post(path, {**body, "seed": 42 + index})
+    children, singles = gateway.submits[:3], gateway.submits[3:]
+    assert [msgspec.structs.replace(each, id="") for each in children] == [
+        msgspec.structs.replace(each, id="") for each in singles
+    ]
 
 
 @pytest.mark.parametrize("seed", [None, -1])
@@ -498,6 +516,39 @@ def test_what_is_no_language_is_refused_before_generation(gateway: Any, kind: st
     }
     for value in wrong[kind]:
         assert error(gateway, {"structured_outputs": {kind: value}})["param"] == "structured_outputs"
+
+
+KINDS: dict[str, Any] = {"json": {}, "regex": "a", "choice": ["a"], "grammar": 'start: "a"', "json_object": True}
+
+
+@pytest.mark.parametrize(
+    "path,prompt",
+    [(PATH, {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})],
+)
+def test_one_kind_of_structured_output_is_served_and_no_other_number(
+    gateway: Any, path: str, prompt: dict[str, Any]
+) -> None:
+    """SO-07: none, two in one field, one in each field."""
+
+    def refusal(**body: Any) -> str:
+        status, reply = gateway.post(path, {**prompt, **body})
+        assert (status, reply["error"]["param"]) == (400, "structured_outputs"), reply
+        message: str = reply["error"]["message"]
+        return message
+
+    assert refusal(structured_outputs={}).startswith("You must use one kind")
+    assert refusal(structured_outputs=dict.fromkeys(KINDS)).startswith("You must use one kind")
+    for one, other in itertools.combinations(KINDS, 2):
+        message = refusal(structured_outputs={one: KINDS[one], other: KINDS[other]})
+        assert message.startswith("You can only use one kind") and one in message and other in message
+    for one in KINDS:
+        both = {"structured_outputs": {one: KINDS[one]}, "response_format": {"type": "json_object"}}
+        assert refusal(**both).startswith("You can only use one kind")
+    assert not gateway.submits
+    gateway.says("a")
+    for one in KINDS:
+        assert gateway.post(path, {**prompt, "structured_outputs": {one: KINDS[one]}})[0] == 200
+    assert all(submit.grammar is not None for submit in gateway.submits) and len(gateway.submits) == len(KINDS)
 
 
 def test_languages_reach_the_engine(gateway: Any) -> None:
