@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions (http-api.md B2, D)."""
+"""POST /v1/chat/completions (docs/http.md)."""
 
 import asyncio
 import uuid
@@ -150,7 +150,7 @@ class Writer:
         return fields
 
     def finish_reason(self, *, streamed: bool = True) -> str | None:
-        """B2.3: a call that a stream showed counts there even if it proved broken."""
+        """A call that a stream showed counts there even if it proved broken."""
         finish = self.last.piece.finish if self.last else None
         calls = self.message.calls.keys() if streamed else self.message.calls.keys() - self.message.broken
         return "tool_calls" if finish == "stop" and calls and self.plan.tools.mode != "named" else finish

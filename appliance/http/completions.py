@@ -1,4 +1,4 @@
-"""POST /v1/completions (http-api.md B1)."""
+"""POST /v1/completions (docs/http.md)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

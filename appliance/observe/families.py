@@ -1,6 +1,7 @@
 """Every metric as a line of data: what it is, our name, and the name the reference engine gives the same number.
 
-Our names follow the Prometheus conventions (base units, no colon, `_total` only on counters). http-api.md section E.
+Our names follow the Prometheus conventions (base units, no colon, `_total` only on counters). Their page is
+docs/metrics.md.
 """
 
 from dataclasses import dataclass

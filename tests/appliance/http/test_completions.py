@@ -1,4 +1,4 @@
-"""/v1/completions (http-api.md B0.1, B0.3, B1, C): every id against scripted engines."""
+"""/v1/completions (docs/http.md): every id against scripted engines."""
 
 import itertools
 import json
@@ -294,7 +294,7 @@ def test_a_failure_in_a_stream_is_a_record_and_the_terminator(gateway: Any) -> N
 def test_stream_options_say_which_chunks_have_usage(
     gateway: Any, options: dict[str, Any] | None, every: bool, last: bool
 ) -> None:
-    """B0.3: the usage chunk is the last one and has no choices."""
+    """The usage chunk is the last one and has no choices."""
     gateway.says("one two three")
     records = gateway.stream(PATH, {"prompt": "hello", "stream_options": options})
     assert [("usage" in record) for record in records[:-1]] == [every] * (len(records) - 1)
@@ -306,13 +306,12 @@ def test_stream_options_say_which_chunks_have_usage(
 
 @pytest.mark.parametrize("options", [{}, {"include_usage": None}, {"include_usage": True}])
 def test_stream_options_without_a_stream_are_refused(gateway: Any, options: dict[str, Any]) -> None:
-    """B0.3"""
     assert error(gateway, {"stream_options": options})["param"] == "stream_options"
 
 
 @pytest.mark.parametrize("compat", ["openai", "vllm"])
 def test_usage_details_follow_the_profile(make_gateway: Callable[..., Any], compat: str) -> None:
-    """B0.3: cached tokens are there even when they are 0, and in a stream only in the usage chunk."""
+    """Cached tokens are there even when they are 0, and in a stream only in the usage chunk."""
     gateway = make_gateway(compat=compat)
     for cached in (0, 3):
         body = {"prompt": "hello world", "n": 2, "temperature": 1}
@@ -381,7 +380,7 @@ def test_tokens_can_be_named_by_id(gateway: Any) -> None:
 
 
 def test_line_separators_are_escaped_in_streams(gateway: Any) -> None:
-    """B0.1: clients that split lines on them must not lose a record."""
+    """Clients that split lines on them must not lose a record."""
     text = "a\u0085b\u2028c\u2029d"
     lines = gateway.says(text).lines(PATH, {"prompt": "a"})
     assert not any(character in line for line in lines for character in "\u0085\u2028\u2029")
@@ -389,7 +388,6 @@ def test_line_separators_are_escaped_in_streams(gateway: Any) -> None:
 
 
 def test_infinite_scores_become_numbers(gateway: Any) -> None:
-    """B0.1"""
     from engine.api.messages import Delta, Logprob
 
     score = Logprob(70, float("-inf"), 9, (71,), (float("-inf"),))
@@ -399,14 +397,12 @@ def test_infinite_scores_become_numbers(gateway: Any) -> None:
 
 
 def test_unknown_fields_are_ignored_and_nulls_are_defaults(gateway: Any) -> None:
-    """B0.1"""
     body = {"guided_json": 1, "best_of": 5, "user": "x", "n": None, "seed": None, "stop": None, "logit_bias": None}
     assert choice(gateway.says("x"), {**body, "stream": None, "max_tokens": None})["text"] == "x"
     assert gateway.submits[0].max_tokens == 16
 
 
 def test_a_reply_has_the_fields_of_the_api(gateway: Any) -> None:
-    """B1.2"""
     status, reply = gateway.says("x").post(PATH, {"prompt": "a", "model": "alias"}, **{"X-Request-Id": "mine"})
     assert set(reply) >= {"id", "object", "created", "model", "choices", "system_fingerprint", "usage"}
     assert (reply["id"], reply["object"], reply["model"]) == ("cmpl-mine", "text_completion", "qwen")
@@ -489,7 +485,7 @@ RANGES: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize("body,param,start", RANGES, ids=[f"{param}-{at}" for at, (_, param, _) in enumerate(RANGES)])
 def test_each_range_has_its_error(gateway: Any, body: dict[str, Any], param: str, start: str) -> None:
-    """ER-10: 400, the field in param, the message of C.1."""
+    """ER-10: 400, the field in param, the message that clients know."""
     fault = error(gateway, body)
     assert (fault["type"], fault["param"]) == ("BadRequestError", param)
     assert fault["message"].startswith(start)
@@ -563,7 +559,7 @@ def test_languages_reach_the_engine(gateway: Any) -> None:
 
 
 def test_resolved_sampling_reaches_the_engine(make_gateway: Callable[..., Any]) -> None:
-    """C.2: the request wins over the server's defaults, those over the API's."""
+    """The request wins over the server's defaults, those over the API's."""
     from appliance.gateway.config import SamplingDefaults
 
     gateway = make_gateway(sampling=SamplingDefaults(temperature=0.6, top_k=20), eos_token_ids=(2, 5))

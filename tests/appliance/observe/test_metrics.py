@@ -1,4 +1,4 @@
-"""What /metrics says after known traffic. Ids ME-* of http-api.md E."""
+"""What /metrics says after known traffic. Ids ME-* of docs/http.md."""
 
 import re
 import threading
@@ -160,7 +160,7 @@ def test_a_request_over_the_token_backlog_is_told_so_and_counted(start_gateway, 
 
 
 def test_a_reply_cut_at_a_stop_string_counts_as_stop(gateway, engine, eventually):
-    """E.2 request_success by finished_reason"""
+    """request_success by finished_reason"""
     engine.holding = True
     thread = threading.Thread(target=lambda: gateway.generate(max_tokens=9, stop_after=2))
     thread.start()
@@ -272,7 +272,7 @@ def test_each_engine_has_its_own_series(start_gateway, new_engine, eventually):
 
 
 def test_tool_call_searches_are_counted(gateway):
-    """E.2 tool_call_parser_invocations"""
+    """tool_call_parser_invocations"""
     gateway.service.metrics.tool_calls(streaming=True, found=False)
     gateway.service.metrics.tool_calls(streaming=False, found=True)
     name = "vllm:tool_call_parser_invocations_total"

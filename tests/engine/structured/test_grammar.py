@@ -1,4 +1,4 @@
-"""Masks of grammars: random walks over them stay in the language, whatever the vocabulary (C.7)."""
+"""Masks of grammars: random walks over them stay in the language, whatever the vocabulary."""
 
 import json
 import random
