@@ -176,6 +176,8 @@ class Endpoints(Section):
 class Limits(Section):
     max_waiting: Annotated[int, Field(ge=0)] = 1024
     """Most requests that wait for the engine; further ones get 503 with Retry-After."""
+    max_waiting_tokens: Count | None = None
+    """Prompt tokens of requests without a first token from which on further ones get 503 with Retry-After."""
     max_body: Bytes = 32 * 2**20
     """Largest request body; larger ones get 413."""
     max_output_tokens: Count | None = None

@@ -1,5 +1,5 @@
-"""Sampling fields of a request to the engine's `Sampling`: every range checked, every default resolved (http-api.md
-C.1, C.2).
+"""Sampling fields of a request to the engine's `Sampling`: every range checked, every default resolved
+(docs/http.md, Sampling).
 
 Messages begin as clients and tests of the reference engine expect them; `param` is the field to change.
 """

@@ -15,7 +15,8 @@ from engine.text import IncrementalDecoder, StopStrings, Tokenizer, TokenText
 
 @dataclass(frozen=True)
 class Scored:
-    """One token with its logprob; `top` are the most likely tokens at its place. Strings as C.4 wants them."""
+    """One token with its logprob; `top` are the most likely tokens at its place. Strings hold whole characters,
+    or nothing."""
 
     token: int
     text: str
@@ -65,7 +66,7 @@ class Choice:
         for token in delta.ids:
             used += 1
             last = delta.finish == "stop" and used == len(delta.ids)
-            # The token that ended the reply is counted but is no text (C.5); a complete grammar's last token is both.
+            # The token that ended the reply is counted but is no text; a complete grammar's last token is both.
             hidden = last and token in self._reading.end_ids and not self._reading.include_stop
             result = self._stops.push("" if hidden else self._decoder.push(token))
             piece.text += result.text

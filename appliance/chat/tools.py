@@ -1,4 +1,4 @@
-"""tools and tool_choice of a request: which functions there are, and which the reply must call (http-api.md D.2)."""
+"""tools and tool_choice of a request: which functions there are, and which the reply must call (docs/http.md)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

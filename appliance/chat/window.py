@@ -1,5 +1,5 @@
-"""How prompt and reply share the model's window: truncation, lengths, clamping (http-api.md ER-06…ER-11, section 0
-#13)."""
+"""How prompt and reply share the model's window: truncation, lengths, clamping (docs/http.md, ER-06 to
+ER-11)."""
 
 from appliance.gateway.config import GatewayConfig
 from appliance.schema.common import GenerationRequest

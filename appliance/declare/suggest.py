@@ -34,6 +34,8 @@ FOREIGN_KEYS = {
     "maxconcurrency": "engine.scheduling.max_running",
     "maxmodellen": "model.max_context",
     "maxnumbatchedtokens": "engine.scheduling.max_step_tokens",
+    "maxnumqueuedreqs": "limits.max_waiting",
+    "maxnumqueuedtokens": "limits.max_waiting_tokens",
     "maxnumseqs": "engine.scheduling.max_running",
     "maxqueue": "limits.max_waiting",
     "modelpath": "model.path",

@@ -47,6 +47,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     trust_request_chat_template: bool = False
     docs: bool = True
     max_waiting: int = 1024
+    max_waiting_tokens: int | None = None
     max_body_bytes: int = 32 * 2**20
     max_output_tokens: int | None = None
     max_choices: int = 128

@@ -75,7 +75,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def build_service(config: GatewayConfig) -> Service:
     metrics = Metrics(config)
-    return Service(config, Router(config.engines, config.max_waiting, metrics), metrics, RequestLog(config))
+    router = Router(config.engines, config.max_waiting, metrics, max_waiting_tokens=config.max_waiting_tokens)
+    return Service(config, router, metrics, RequestLog(config))
 
 
 @asynccontextmanager

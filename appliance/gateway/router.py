@@ -1,4 +1,5 @@
-"""Requests to engines: the least loaded one takes the next; what each was asked and gave is journaled here.
+"""Requests to engines: the least loaded one takes the next, unless a request names its engine or its session; what
+each was asked and gave is journaled here.
 
 The gateway owns a request, the engine is disposable: a `Generation` keeps its Submit and the ids it was given, which is
 all that another engine needs to go on (`Submit.emitted`).
@@ -6,6 +7,7 @@ all that another engine needs to go on (`Submit.emitted`).
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -24,6 +26,29 @@ from engine.api.messages import Delta, Finish, Output, Stats, Submit, Timing
 log = logging.getLogger(__name__)
 
 GONE_RETRY_AFTER_S = 3
+
+# Word for word what the reference engine says: gateways in front of it tell the two apart by these.
+BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+BACKLOG = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a request wants to run: on the engine of a number, or on that of its session. Else on the least loaded."""
+
+    rank: int | None = None
+    session: str = ""
+
+
+ANYWHERE = Placement()
+
+
+@dataclass(frozen=True)
+class Load:
+    """Of all serving engines: the used share of their KV blocks, 0 to 1, and the requests that wait in them."""
+
+    kv_cache_usage: float
+    waiting: int
 
 
 @dataclass
@@ -130,6 +155,7 @@ class Generation:
         if not self.started:
             self.started = True
             self._router.admission.started(moment)
+            self._router.backlog.started(moment, len(self.submit.prompt))
             metrics.prompt(label, len(self.submit.prompt), self.cached_tokens)
         count = len(delta.ids)
         if count:
@@ -178,9 +204,12 @@ class Generation:
 class Router:
     """The engines and every open request. Runs in one event loop; `start` connects, `stop` lets go."""
 
-    def __init__(self, sockets: Sequence[str], max_waiting: int, metrics: Metrics) -> None:
+    def __init__(
+        self, sockets: Sequence[str], max_waiting: int, metrics: Metrics, *, max_waiting_tokens: int | None = None
+    ) -> None:
         self.metrics = metrics
         self.admission = Admission(max_waiting)
+        self.backlog = Admission(max_waiting_tokens)
         self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
@@ -248,15 +277,28 @@ class Router:
         running = sum(engine.client.stats.running for engine in self.engines if engine.serves)
         return min(unstarted, max(0, self.open - running))
 
-    def generate(self, submit: Submit) -> Generation:
-        """Gives the request to the least loaded engine. Raises Unavailable when none serves, Overloaded when too many
-        wait. `submit.id` need not be unique."""
-        return self.generate_all([submit])[0]
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of all requests without a first token. Each choice of a request counts its prompt; what a
+        running one has computed of it, or will find in the prefix cache, only its engine knows."""
+        generations = (generation for engine in self.engines for generation in engine.open.values())
+        return sum(len(generation.submit.prompt) for generation in generations if not generation.started)
 
-    def generate_all(self, submits: Sequence[Submit]) -> list[Generation]:
+    def generate(self, submit: Submit, where: Placement = ANYWHERE) -> Generation:
+        """Gives the request to an engine. Raises Unavailable when none serves, or not the one it wants, Overloaded when
+        too much waits, RequestError for an engine that does not exist. `submit.id` need not be unique."""
+        return self.generate_all([submit], where)[0]
+
+    def generate_all(self, submits: Sequence[Submit], where: Placement = ANYWHERE) -> list[Generation]:
         """The same for several sequences of one request: all are admitted or none."""
+        wanted = self._wanted(where)
         self._admit()
-        return [self._open(submit) for submit in submits]
+        return [self._open(submit, wanted or self._least_loaded()) for submit in submits]
+
+    def load(self) -> Load:
+        stats = [engine.client.stats for engine in self.engines if engine.serves]
+        used, total = sum(each.kv_blocks_used for each in stats), sum(each.kv_blocks_total for each in stats)
+        return Load(used / max(1, total), sum(each.waiting for each in stats))
 
     def abort_all(self) -> None:
         """Ends every open request: its stream gets a last delta with finish "abort"."""
@@ -265,18 +307,42 @@ class Router:
 
     def _admit(self) -> None:
         if not self.serves:
-            raise Unavailable(self._why_not(), self._retry_after_s())
-        waiting = self.waiting
-        if self.admission.is_full(waiting):
-            self.metrics.add("admission_rejections", 1, "max_num_queued_reqs")
-            raise Overloaded(
-                "The engine is currently busy and cannot accept new requests. "
-                "Please try again later or on a different instance.",
-                self.admission.retry_after_s(waiting, now()),
-            )
+            raise Unavailable(self._why_not(), self._retry_after_s(self.engines))
+        self._refuse_over(self.admission, self.waiting, "max_num_queued_reqs", BUSY)
+        self._refuse_over(self.backlog, self.waiting_tokens, "max_num_queued_tokens", BACKLOG)
 
-    def _open(self, submit: Submit) -> Generation:
-        engine = min((engine for engine in self.engines if engine.serves), key=lambda each: len(each.open))
+    def _refuse_over(self, admission: Admission, waiting: int, reason: str, message: str) -> None:
+        if admission.is_full(waiting):
+            self.metrics.add("admission_rejections", 1, reason)
+            log.info("a request is refused: %d wait, the limit is %d (%s)", waiting, admission.limit, reason)
+            raise Overloaded(message, admission.retry_after_s(waiting, now()))
+
+    def _wanted(self, where: Placement) -> Engine | None:
+        """The engine that the request wants, or None where any will do."""
+        if where.rank is not None:
+            return self._of_rank(where.rank)
+        serving = [engine for engine in self.engines if engine.serves]
+        if not where.session or not serving:
+            return None
+        # The highest of one draw an engine: when an engine goes, only its own sessions move, and they come back to it.
+        return max(serving, key=lambda engine: _draw(where.session, engine.index))
+
+    def _of_rank(self, rank: int) -> Engine:
+        name, last = "X-data-parallel-rank", len(self.engines) - 1
+        if not 0 <= rank <= last:
+            possible = f"0 to {last}" if last else "0 only"
+            message = f"{name} {rank}: there is no such engine; possible: {possible} (parallelism.data is {last + 1})."
+            raise RequestError(message, name)
+        engine = self.engines[rank]
+        if not engine.serves and self.serves:
+            message = f"Engine {rank}, which {name} names, is not ready: {engine.phase} ({engine.progress:.0%})."
+            raise Unavailable(f"{message} Leave the header out to use another one.", self._retry_after_s([engine]))
+        return engine
+
+    def _least_loaded(self) -> Engine:
+        return min((engine for engine in self.engines if engine.serves), key=lambda each: len(each.open))
+
+    def _open(self, submit: Submit, engine: Engine) -> Generation:
         engine_id = f"{submit.id}#{next(self._numbers)}"
         engine.open[engine_id] = Generation(self, engine, submit, engine_id)
         return engine.open[engine_id]
@@ -285,8 +351,13 @@ class Router:
         best = max(self.engines, key=lambda engine: engine.progress)
         return f"The service is not ready: {best.phase} ({best.progress:.0%}). GET /ready shows its progress."
 
-    def _retry_after_s(self) -> int:
-        loading = [engine for engine in self.engines if engine.client.state.kind == "loading"]
+    def _retry_after_s(self, engines: Sequence[Engine]) -> int:
+        loading = [engine for engine in engines if engine.client.state.kind == "loading"]
         if not loading:
             return GONE_RETRY_AFTER_S
         return min(loading_retry_after_s(now() - engine.since_s, engine.progress) for engine in loading)
+
+
+def _draw(session: str, engine: int) -> bytes:
+    """A number by session and engine, the same in every process."""
+    return hashlib.blake2b(session.encode(), salt=engine.to_bytes(8, "big")).digest()

@@ -82,7 +82,7 @@ async def _pass_on(request: Request, error: Exception) -> Any:
 def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
     if not origins:
         return []
-    exposed = ["X-Request-Id", "Retry-After"]
+    exposed = ["X-Request-Id", "Retry-After", "endpoint-load-metrics"]
     return [
         Middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions (http-api.md B2, D)."""
+"""POST /v1/chat/completions (docs/http.md)."""
 
 import asyncio
 import uuid
@@ -23,6 +23,8 @@ from appliance.http.reply import (
     describe_error,
     finite,
     header,
+    load_header,
+    placement,
     prompt_logprobs,
     served,
     token_name,
@@ -148,7 +150,7 @@ class Writer:
         return fields
 
     def finish_reason(self, *, streamed: bool = True) -> str | None:
-        """B2.3: a call that a stream showed counts there even if it proved broken."""
+        """A call that a stream showed counts there even if it proved broken."""
         finish = self.last.piece.finish if self.last else None
         calls = self.message.calls.keys() if streamed else self.message.calls.keys() - self.message.broken
         return "tool_calls" if finish == "stop" and calls and self.plan.tools.mode != "named" else finish
@@ -175,10 +177,10 @@ class ChatReply:
         self.body = body
         self.plan = plan
         self.head = head
-        self.request_id = request.state.request_id
+        self.subject = request.state.subject
         self.prompt = plan.prompts[0]
         self.writers = [Writer(body, service.text.tokenizer, plan) for _ in self.prompt.submits]
-        self.race = Race(service.router.generate_all(self.prompt.submits))
+        self.race = Race(service.router.generate_all(self.prompt.submits, placement(request)))
         self.usage = Usage(len(self.prompt.ids), service.config.compat == "openai")
         self.prompt_logprobs: list[dict[str, Any] | None] | None = None
 
@@ -203,10 +205,10 @@ class ChatReply:
     def _log(self, index: int, writer: Writer) -> None:
         if self.service.config.log_outputs == "off" or writer.last is None:
             return
-        self.service.log.delta(self.request_id, index, writer.last.piece.text)
+        self.service.log.delta(self.subject, index, writer.last.piece.text)
         if finish := writer.finish_reason():
             whole = orjson.dumps(writer.message.whole(self.plan.role, self.plan.tools.mode)).decode()
-            self.service.log.final(self.request_id, index, whole, finish)
+            self.service.log.final(self.subject, index, whole, finish)
 
     def _count(self) -> None:
         metrics = self.service.metrics
@@ -275,14 +277,14 @@ async def create_chat(service: Service, request: Request, body: ChatRequest) -> 
     if service.config.log_requests:
         hidden = {"messages", "tools", "documents", "chat_template"}
         shown = body.model_dump(exclude=hidden, exclude_unset=True, mode="json")
-        service.log.request(request.state.request_id, "chat", shown)
+        service.log.request(request.state.subject, "chat", shown)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     reply = ChatReply(service, request, body, plan, header(service, request, "chatcmpl", kind, model))
     if body.stream:
         records = guarded(reply.records(usage_wish(body)), describe_error(service, request))
         return EventStream(kept_alive(records, service.config.keep_alive_s), reply.race)
     whole = await until_disconnect(request, reply.whole())
-    return Response(orjson.dumps(whole), media_type="application/json")
+    return Response(orjson.dumps(whole), headers=load_header(service, request), media_type="application/json")
 
 
 @router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest), summary="Chat completion")

@@ -1,4 +1,4 @@
-"""POST /v1/completions (http-api.md B1)."""
+"""POST /v1/completions (docs/http.md)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -21,6 +21,8 @@ from appliance.http.reply import (
     describe_error,
     finite,
     header,
+    load_header,
+    placement,
     prompt_logprobs,
     served,
     token_name,
@@ -141,10 +143,11 @@ class Completion:
         self.service = service
         self.body = body
         self.head = head
-        self.request_id = request.state.request_id
+        self.subject = request.state.subject
         tokenizer = service.text.tokenizer
         self.writers = [Writer(body, tokenizer, prompt, plan) for prompt in plan.prompts for _ in prompt.submits]
-        self.race = Race(service.router.generate_all([submit for prompt in plan.prompts for submit in prompt.submits]))
+        submits = [submit for prompt in plan.prompts for submit in prompt.submits]
+        self.race = Race(service.router.generate_all(submits, placement(request)))
         prompt_tokens = sum(len(prompt.ids) for prompt in plan.prompts)
         self.usage = Usage(prompt_tokens, service.config.compat == "openai")
         self._texts = [""] * len(self.writers)
@@ -167,9 +170,9 @@ class Completion:
         if self.service.config.log_outputs == "off":
             return
         self._texts[index] += fields["text"]
-        self.service.log.delta(self.request_id, index, fields["text"])
+        self.service.log.delta(self.subject, index, fields["text"])
         if fields["finish_reason"]:
-            self.service.log.final(self.request_id, index, self._texts[index], fields["finish_reason"])
+            self.service.log.final(self.subject, index, self._texts[index], fields["finish_reason"])
 
     def final_usage(self) -> dict[str, Any]:
         self.usage.cached = sum(
@@ -225,13 +228,13 @@ async def create_completion(service: Service, request: Request, body: Completion
     plan = await asyncio.to_thread(plan_completion, body, served(service, request))
     if service.config.log_requests:
         shown = body.model_dump(exclude={"prompt"}, exclude_unset=True, mode="json")
-        service.log.request(request.state.request_id, "completions", shown)
+        service.log.request(request.state.subject, "completions", shown)
     completion = Completion(service, request, body, plan, header(service, request, "cmpl", "text_completion", model))
     if body.stream:
         records = guarded(completion.records(usage_wish(body)), describe_error(service, request))
         return EventStream(kept_alive(records, service.config.keep_alive_s), completion.race)
     reply = await until_disconnect(request, completion.whole())
-    return Response(orjson.dumps(reply), media_type="application/json")
+    return Response(orjson.dumps(reply), headers=load_header(service, request), media_type="application/json")
 
 
 @router.post("/v1/completions", openapi_extra=json_body(CompletionRequest), summary="Text completion")

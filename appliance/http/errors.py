@@ -1,7 +1,7 @@
 """The one translation of exceptions into the API's error object.
 
 `{"error": {"message", "type", "param", "code", "request_id"}}`; `code` is the HTTP status. Routes raise, nobody builds
-error responses by hand. Messages never carry file paths, object addresses or tracebacks (http-api.md B0.2).
+error responses by hand. Messages never carry file paths, object addresses or tracebacks (docs/http.md, Errors).
 """
 
 import re
@@ -103,7 +103,7 @@ class Unavailable(ApiError):
 
 
 class Overloaded(Unavailable):
-    """The queue is full (ER-13)."""
+    """The queue is full, in requests (ER-13) or in prompt tokens (ER-14)."""
 
     type = "Service Unavailable"
 

@@ -1,4 +1,4 @@
-"""What happens around every route, as plain ASGI: request id, access log, errors, drain, auth, body limit, load.
+"""What happens around every route, as plain ASGI: request id, trace, access log, errors, drain, auth, body limit, load.
 
 app.py lists the order. Exceptions of routes and of the inner middleware become error objects in `Errors`, one place.
 """
@@ -14,7 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.http.errors import ClientGone, TooLarge, Unauthorized, Unavailable, error_response, is_unexpected
 from appliance.http.service import Service
+from appliance.observe.log import Subject
 from appliance.observe.metrics import now
+from appliance.observe.trace import read_trace
 
 PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
 OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
@@ -28,13 +30,13 @@ DRAIN_RETRY_AFTER_S = 5
 CLIENT_GONE = 499
 
 
-def request_id_of(scope: Scope) -> str:
-    request_id: str = scope["state"]["request_id"]
-    return request_id
+def subject_of(scope: Scope) -> Subject:
+    subject: Subject = scope["state"]["subject"]
+    return subject
 
 
 class RequestFrame:
-    """Gives each request its id, and tells log and metrics what became of it. Outermost."""
+    """Gives each request its id and trace, and tells log and metrics what became of it. Outermost."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -43,27 +45,30 @@ class RequestFrame:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        given = Headers(scope=scope).get("x-request-id", "")
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         if scope["method"] == "HEAD":
             # Every GET route answers HEAD; the server leaves the body out.
             scope = {**scope, "method": "GET"}
-        scope.setdefault("state", {})["request_id"] = request_id
+        trace = read_trace(headers.getlist("traceparent"), headers.getlist("tracestate"))
+        state = scope.setdefault("state", {})
+        state["request_id"], state["subject"] = request_id, Subject(request_id, trace)
         traffic = _Traffic(receive, send, request_id if self.service.config.compat == "openai" else None)
         started_s = now()
         try:
             await self.app(scope, traffic.receive, traffic.send)
         finally:
             if scope["path"] not in UNCOUNTED:
-                self._tell(scope, request_id, traffic, now() - started_s)
+                self._tell(scope, traffic, now() - started_s)
 
-    def _tell(self, scope: Scope, request_id: str, traffic: "_Traffic", seconds: float) -> None:
+    def _tell(self, scope: Scope, traffic: "_Traffic", seconds: float) -> None:
         method, client = scope["method"], scope.get("client")
         # The route's template: paths that clients make up would be a series each.
         handler = getattr(scope.get("route"), "path", "none")
         self.service.metrics.http.request(handler, method, traffic.status, seconds, traffic.received, traffic.sent)
         self.service.log.access(
-            request_id=request_id,
+            subject_of(scope),
             method=method,
             path=scope["path"],
             status=traffic.status,
@@ -117,11 +122,11 @@ class Errors:
         except ClientGone:
             return  # nobody reads a reply
         except Exception as error:
-            request_id = request_id_of(scope)
+            subject = subject_of(scope)
             if is_unexpected(error):
-                self.service.log.unexpected(request_id, error)
+                self.service.log.unexpected(subject, error)
             if not begun:
-                await error_response(error, request_id)(scope, receive, send)
+                await error_response(error, subject.request_id)(scope, receive, send)
 
 
 class Drain:

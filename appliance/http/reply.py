@@ -1,14 +1,18 @@
 """What chat and text completions share: deltas of several choices as they come, usage, logprobs, the reply's header."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import orjson
 from starlette.requests import Request
 
 from appliance.chat.prompt import Served
+from appliance.gateway.router import Placement
+from appliance.http.body import MAX_INPUT
 from appliance.http.errors import EngineFailed, error_object, is_unexpected
 from appliance.http.service import Service
 from appliance.schema.common import GenerationRequest
@@ -17,6 +21,7 @@ from engine.api.messages import Delta, Logprob
 from engine.text import TokenText
 
 LEAST_LOGPROB = -9999.0  # JSON has no -inf
+_INTEGER = re.compile(r"-?[0-9]{1,100}")
 
 
 class Running(Protocol):
@@ -102,16 +107,44 @@ def header(service: Service, request: Request, prefix: str, kind: str, model: st
 
 def served(service: Service, request: Request) -> Served:
     """What the request is planned against; headers speak for gateways that cannot change bodies."""
-    priority = request.headers.get("x-vllm-priority")
-    if priority is not None and not priority.lstrip("-").isdigit():
-        raise RequestError(f"X-Vllm-Priority must be an integer, got {priority!r}.", "priority")
+    priority = _integer(request, "X-Vllm-Priority", "priority")
     return Served(
         service.text,
         service.config,
         request.state.request_id,
         request.headers.get("x-cache-salt"),
-        None if priority is None else max(-(2**63), min(2**63 - 1, int(priority))),
+        None if priority is None else max(-(2**63), min(2**63 - 1, priority)),
     )
+
+
+def placement(request: Request) -> Placement:
+    """The engine that the request's headers ask for (RT-06)."""
+    rank = _integer(request, "X-data-parallel-rank", "X-data-parallel-rank")
+    return Placement(rank, request.headers.get("x-session-id", ""))
+
+
+def _integer(request: Request, name: str, param: str) -> int | None:
+    given = request.headers.get(name)
+    if given is None:
+        return None
+    if not _INTEGER.fullmatch(given):
+        raise RequestError(f"{name} must be an integer, got {given[:MAX_INPUT]!r}.", param)
+    return int(given)
+
+
+def load_header(service: Service, request: Request) -> dict[str, str]:
+    """`endpoint-load-metrics` for load balancers that ask with `endpoint-load-metrics-format` (RT-06): an Open Request
+    Cost Aggregation report in a header, TEXT or JSON. Another format is not answered."""
+    wanted = request.headers.get("endpoint-load-metrics-format", "").strip().upper()
+    if wanted not in ("TEXT", "JSON"):
+        return {}
+    load = service.router.load()
+    metrics = {"kv_cache_usage_perc": round(load.kv_cache_usage, 6), "num_requests_waiting": load.waiting}
+    if wanted == "JSON":
+        report = orjson.dumps({"named_metrics": metrics}).decode()
+    else:
+        report = ", ".join(f"named_metrics.{name}={value}" for name, value in metrics.items())
+    return {"endpoint-load-metrics": f"{wanted} {report}"}
 
 
 @dataclass
@@ -192,11 +225,11 @@ def prompt_logprobs(
 
 def describe_error(service: Service, request: Request) -> Callable[[Exception], dict[str, Any]]:
     """The error record of a stream; what is unexpected goes to the log with its traceback."""
-    request_id = request.state.request_id
+    subject = request.state.subject
 
     def describe(error: Exception) -> dict[str, Any]:
         if is_unexpected(error):
-            service.log.unexpected(request_id, error)
-        return error_object(error, request_id)
+            service.log.unexpected(subject, error)
+        return error_object(error, subject.request_id)
 
     return describe

@@ -1,4 +1,4 @@
-"""POST /tokenize and POST /detokenize (http-api.md B8)."""
+"""POST /tokenize and POST /detokenize (docs/http.md)."""
 
 import asyncio
 import json

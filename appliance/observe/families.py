@@ -1,6 +1,7 @@
 """Every metric as a line of data: what it is, our name, and the name the reference engine gives the same number.
 
-Our names follow the Prometheus conventions (base units, no colon, `_total` only on counters). http-api.md section E.
+Our names follow the Prometheus conventions (base units, no colon, `_total` only on counters). Their page is
+docs/metrics.md.
 """
 
 from dataclasses import dataclass
@@ -107,10 +108,10 @@ def counters() -> tuple[Family, ...]:
         Family(
             "counter",
             "admission_rejections",
-            "Requests refused with 503 since too many wait.",
+            "Requests refused with 503 since too many requests, or too many prompt tokens, wait.",
             "admission_rejections",
             ("reason",),
-            (("max_num_queued_reqs",),),
+            (("max_num_queued_reqs",), ("max_num_queued_tokens",)),
             per_engine=False,
         ),
         Family(

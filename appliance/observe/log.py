@@ -1,4 +1,4 @@
-"""Log records: one line each, as text or JSON; short module paths; the request's id where there is one.
+"""Log records: one line each, as text or JSON; short module paths; the request's id and trace where there are any.
 
 Keys and prompt text never get into a record. Generated text does only when the manifest asks for it (OBS-03).
 """
@@ -8,12 +8,17 @@ import logging
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from appliance.gateway.config import GatewayConfig
+from appliance.observe.trace import Trace
 
 _SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\u2028": "\\u2028", "\u2029": "\\u2029", "\x85": "\\x85"})
-_FIELDS = ("request_id", "status", "method", "path", "seconds", "client", "fields")
+_FIELDS = (
+    *("request_id", "trace_id", "parent_id", "tracestate"),
+    *("status", "method", "path", "seconds", "client", "fields"),
+)
 
 
 def _where(record: logging.LogRecord) -> str:
@@ -27,6 +32,12 @@ def _frames(record: logging.LogRecord) -> list[str]:
     return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(record.exc_info[2])]
 
 
+def _shown(value: object) -> str:
+    """A field's value in a line of text. One with a space in it could pass for a field of its own: it is quoted."""
+    quoted = isinstance(value, str) and (" " in value or '"' in value)
+    return json.dumps(value, ensure_ascii=False) if quoted else str(value)
+
+
 def _when(record: logging.LogRecord) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
 
@@ -36,7 +47,9 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         parts = [_when(record), record.levelname.lower(), _where(record), record.getMessage()]
-        parts += [f"{name}={getattr(record, name)}" for name in _FIELDS if getattr(record, name, None) is not None]
+        parts += [
+            f"{name}={_shown(getattr(record, name))}" for name in _FIELDS if getattr(record, name, None) is not None
+        ]
         parts += [f"| {frame}" for frame in _frames(record)]
         return " ".join(parts).translate(_SPACES)
 
@@ -69,6 +82,20 @@ def set_up_logging(config: GatewayConfig, stream: TextIO | None = None) -> None:
     logging.getLogger("asyncio").setLevel(max(logging.WARNING, root.level))
 
 
+@dataclass(frozen=True)
+class Subject:
+    """The request that a line is about, and the caller's trace that it belongs to."""
+
+    request_id: str
+    trace: Trace | None = None
+
+    def fields(self) -> dict[str, Any]:
+        if self.trace is None:
+            return {"request_id": self.request_id}
+        ids = {"trace_id": self.trace.trace_id, "parent_id": self.trace.parent_id, "tracestate": self.trace.state}
+        return {"request_id": self.request_id, **ids}
+
+
 class RequestLog:
     """What is told about requests, as the manifest says."""
 
@@ -78,24 +105,24 @@ class RequestLog:
         self._finals = config.log_outputs != "off"
         self._deltas = config.log_outputs == "deltas"
 
-    def access(self, *, request_id: str, method: str, path: str, status: int, seconds: float, client: str) -> None:
+    def access(self, subject: Subject, *, method: str, path: str, status: int, seconds: float, client: str) -> None:
         facts = {"method": method, "path": path, "status": status, "seconds": round(seconds, 4), "client": client}
-        self._log.info("request", extra={"request_id": request_id, **facts})
+        self._log.info("request", extra={**subject.fields(), **facts})
 
-    def request(self, request_id: str, route: str, parameters: dict[str, object]) -> None:
+    def request(self, subject: Subject, route: str, parameters: dict[str, object]) -> None:
         """Parameters of a request; the caller leaves prompts and messages out."""
         if self._requests:
-            self._log.info("parameters of %s", route, extra={"request_id": request_id, "fields": parameters})
+            self._log.info("parameters of %s", route, extra={**subject.fields(), "fields": parameters})
 
-    def delta(self, request_id: str, index: int, text: str) -> None:
+    def delta(self, subject: Subject, index: int, text: str) -> None:
         if self._deltas:
-            self._log.info("delta of choice %d: %s", index, text, extra={"request_id": request_id})
+            self._log.info("delta of choice %d: %s", index, text, extra=subject.fields())
 
-    def final(self, request_id: str, index: int, text: str, finish: str) -> None:
+    def final(self, subject: Subject, index: int, text: str, finish: str) -> None:
         if self._finals:
-            self._log.info("choice %d (%s): %s", index, finish, text, extra={"request_id": request_id})
+            self._log.info("choice %d (%s): %s", index, finish, text, extra=subject.fields())
 
-    def unexpected(self, request_id: str, error: BaseException) -> None:
+    def unexpected(self, subject: Subject, error: BaseException) -> None:
         """A bug: where it was raised and its type. Its message may quote the prompt, so it stays out."""
         told = (type(error), error, error.__traceback__)
-        self._log.error("unexpected %s", type(error).__name__, exc_info=told, extra={"request_id": request_id})
+        self._log.error("unexpected %s", type(error).__name__, exc_info=told, extra=subject.fields())

@@ -65,6 +65,7 @@ def gateway_config(
         trust_request_chat_template=endpoints.trust_request_chat_template,
         docs=endpoints.docs,
         max_waiting=limits.max_waiting,
+        max_waiting_tokens=limits.max_waiting_tokens,
         max_body_bytes=limits.max_body,
         max_output_tokens=limits.max_output_tokens,
         max_choices=limits.max_choices,

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from appliance.declare.keys import keys
+from appliance.http.app import ROUTES
+from appliance.http.docs import router as docs_router
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -25,6 +29,56 @@ def test_links_lead_to_files(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+SOURCES = [path for name in ("appliance", "engine", "tests", "tools") for path in sorted((ROOT / name).rglob("*.py"))]
+
+
+def test_sources_cite_pages_that_exist():
+    cited = {(path, page) for path in SOURCES for page in re.findall(r"[\w./-]+\.md\b", path.read_text())}
+    assert len(cited) > 10
+    assert not [
+        f"{path.relative_to(ROOT)} cites {page}"
+        for path, page in cited
+        if not any((folder / page).is_file() for folder in (ROOT, ROOT / "docs"))
+    ]
+
+
+def _ids(text: str) -> list[str]:
+    return [found for found in re.findall(r"\b(?:[A-Z]{2,3}-\d\d|H-\d+)\b", text) if not found.startswith("UTF")]
+
+
+def test_the_page_of_http_lists_exactly_the_checks_that_tests_name():
+    page = (ROOT / "docs" / "http.md").read_text()
+    listed = re.findall(r"^\| ([A-Z]+-\d+) \|", page, re.MULTILINE)
+    folders = [ROOT / "tests" / name for name in ("appliance", "engine", "e2e")]
+    named = {found for path in SOURCES if set(path.parents) & set(folders) for found in _ids(path.read_text())}
+    assert len(named) > 100, "the ids in the tests were not found"
+    assert len(listed) == len(set(listed)), "an id is on the page twice"
+    assert sorted(listed) == sorted(named)
+
+
+def test_the_page_of_http_lists_exactly_the_routes():
+    page = (ROOT / "docs" / "http.md").read_text()
+    table = page[page.index("## Routes") : page.index("## Headers")]
+    listed = re.findall(r"`((?:GET|POST) /[^`]*)`", table)
+    served = [
+        f"{method} {route.path}"
+        for router in (*(router for _, router in ROUTES), docs_router)
+        for route in router.routes
+        for method in route.methods
+    ]
+    assert len(served) > 15
+    assert sorted({line for line in listed if "`HEAD`" not in line}) == sorted(served)
+
+
+def test_manifest_keys_on_the_page_of_http_exist():
+    page = (ROOT / "docs" / "http.md").read_text()
+    known = {".".join(key.path) for key in keys().values()}
+    sections = "|".join(sorted({name.partition(".")[0] for name in known}))
+    named = re.findall(rf"`((?:{sections})\.[a-z_.]+)", page)
+    assert len(named) > 10
+    assert not set(named) - known
 
 
 def test_every_top_level_folder_is_on_the_architecture_page():

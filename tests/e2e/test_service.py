@@ -104,6 +104,17 @@ def test_the_same_seed_gives_the_same_text_beside_other_requests(client):
     assert texts == [alone]
 
 
+def test_choices_are_the_replies_to_consecutive_seeds(client):
+    """SA-06 over the real engine: child i of seed s is the reply to seed s + i"""
+    arguments = {"model": "demo", "prompt": "Hello", "max_tokens": 24, "temperature": 1.5}
+    children = client.completions.create(**arguments, n=3, seed=40).choices
+    singles = [client.completions.create(**arguments, seed=40 + index).choices[0] for index in range(3)]
+    assert [(child.text, child.finish_reason) for child in children] == [
+        (single.text, single.finish_reason) for single in singles
+    ]
+    assert len({child.text for child in children}) == 3
+
+
 def test_logprobs_of_chosen_tokens_are_among_the_top(client):
     reply = client.chat.completions.create(
         model="demo", messages=QUESTION, temperature=0, logprobs=True, top_logprobs=3, max_tokens=5

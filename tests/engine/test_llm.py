@@ -180,6 +180,7 @@ LANGUAGES = {
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_grammar_holds_beside_free_requests(language, temperature, llm):
+    """SO-01 SO-05"""
     grammar, accepts = LANGUAGES[language]
     # a random model likes white space and brackets as much as anything: a bias lets it come to an end
     bias = {llm.tokenizer.encode(text)[0]: -6.0 for text in (" ", "\n", "\t", "\r", "<", "0")}
@@ -197,10 +198,72 @@ def test_a_grammar_holds_beside_free_requests(language, temperature, llm):
 
 
 def test_a_reply_cut_by_its_length_is_a_prefix_of_the_language(llm):
+    """SO-03 the other half: length, and what is there can still become a sentence"""
     grammar = Grammar("regex", "(abc){50}")
     for count in (1, 7):
         reply = llm.generate("x", Params(seed=count, max_tokens=count, grammar=grammar))[0]
         assert reply.text == ("abc" * 9)[:count] and reply.finish == "length"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_end_comes_when_the_language_accepts_and_not_before(temperature, llm):
+    """SO-03 a model that wants nothing but to end ends with the shortest sentence"""
+    eager = {256: 100.0}
+    for regex, shortest in (("(ab){2,3}", "abab"), ("a|b{4}c*", None), ("x+y?", "x")):
+        params = Params(
+            temperature=temperature, seed=5, max_tokens=30, grammar=Grammar("regex", regex), logit_bias=eager
+        )
+        reply = llm.generate("x", params)[0]
+        assert reply.finish == "stop" and re.fullmatch(regex, reply.text)
+        assert reply.text == shortest or (shortest is None and reply.text in ("a", "bbbb"))
+
+
+def _mixed(llm):
+    """Constrained and free requests of all lengths, more than run at once, so that slots change hands between steps."""
+    bias = {llm.tokenizer.encode(text)[0]: -6.0 for text in (" ", "\n", "\t", "\r", "<", "0")}
+    wanted = []
+    for number in range(15):
+        grammar = [None, *(grammar for grammar, _ in LANGUAGES.values())][number % 4]
+        tokens = 3 + 7 * number % 29 if grammar is None else 300
+        wanted.append(Params(temperature=1.0, seed=number, max_tokens=tokens, grammar=grammar, logit_bias=bias))
+    return wanted
+
+
+def test_masks_stay_with_their_request_while_slots_change_hands(llm):
+    """SO-05 each reply of a mixed batch is the one that the request gets alone"""
+    wanted = _mixed(llm)
+    together = llm.generate(["x"] * len(wanted), wanted)
+    for params, reply in zip(wanted, together, strict=True):
+        assert reply.ids == llm.generate("x", params)[0].ids
+
+
+def test_steps_planned_ahead_keep_every_guarantee_of_a_grammar(path, llm):
+    """SO-04 async scheduling: the same replies as without, each in its language, ended or a prefix"""
+    wanted = _mixed(llm)
+    ahead = llm.generate(["x"] * len(wanted), wanted)
+    with LLM(
+        path, kv_bytes=1 << 20, block_tokens=4, max_running=8, max_step_tokens=16, threads=1, overlap=False
+    ) as waiting:
+        behind = waiting.generate(["x"] * len(wanted), wanted)
+    assert llm.config.overlap and not waiting.config.overlap
+    assert [(reply.ids, reply.finish) for reply in ahead] == [(reply.ids, reply.finish) for reply in behind]
+    accepting = dict(LANGUAGES.values())
+    for params, reply in zip(wanted, ahead, strict=True):
+        if params.grammar is not None:
+            assert reply.finish == "stop" and accepting[params.grammar](reply.text), reply.text
+
+
+@pytest.mark.parametrize("prompt", ["x", "a prompt that takes several steps and blocks"])
+def test_a_reply_scored_as_a_prompt_has_the_logprobs_that_it_was_given(prompt, llm):
+    """LP-03 also where the prompt is computed in chunks, and whatever is cached of it"""
+    made = llm.generate(prompt, Params(temperature=1.0, seed=3, max_tokens=21, ignore_eos=True, logprobs=2))[0]
+    whole = (*made.prompt_ids, *made.ids)
+    scored = llm.generate([whole], Params(max_tokens=1, prompt_logprobs=2))[0].prompt_logprobs
+    assert scored is not None and len(scored) == len(whole)
+    for token, given, again in zip(made.ids, made.logprobs, scored[len(made.prompt_ids) :], strict=True):
+        assert given.token == again.token == token
+        assert again.logprob == pytest.approx(given.logprob, abs=1e-4)
+        assert again.top_logprobs == pytest.approx(given.top_logprobs, abs=1e-4)
 
 
 def test_a_dead_end_ends_its_own_request_only(llm):

@@ -1,8 +1,8 @@
 """An output format as a grammar: what the reply may be, in llguidance's dialect of Lark.
 
 The same declaration that parses a reply builds it, so a constrained reply is always one that the parser understands.
-Reasoning stays free: the constraint begins behind its end (http-api.md C.7). Without reasoning a plain schema or
-expression is sent as it is.
+Reasoning stays free: the constraint begins behind its end (docs/http.md, Structured output). Without reasoning a plain
+schema or expression is sent as it is.
 """
 
 import json
@@ -18,7 +18,7 @@ from appliance.chat.format.lark import ANY_TEXT, json_schema, literal, pattern, 
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
 
-# Nesting beyond this makes compilers recurse too deep; http-api.md SO-02.
+# Nesting beyond this makes compilers recurse too deep (SO-02).
 _MAX_NESTING = 64
 
 

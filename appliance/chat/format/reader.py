@@ -2,8 +2,7 @@
 
 Rules: whitespace before a call is no content if nothing else stands there; a possible marker is held back until it is
 decided; reasoning is only looked for before the first content; a call's marker inside unclosed reasoning ends the
-reasoning; a call that is unfinished at the end keeps its arguments so far, one without a name so far is dropped
-(http-api.md D.1, D.3).
+reasoning; a call that is unfinished at the end keeps its arguments so far, one without a name so far is dropped.
 """
 
 from collections.abc import Sequence

@@ -150,7 +150,7 @@ def test_a_bracket_that_is_no_marker_is_not_held_back() -> None:
 
 
 def test_arguments_stream_as_they_come() -> None:
-    """D.3: the name once and complete, then pieces."""
+    """The name once and complete, then pieces."""
     reader = ReplyReader(QWEN3)
     assert reader.feed('<tool_call>\n{"name": "f", "argu') == [CallStart(0, "f")]
     assert reader.feed('ments": {"a"') == [CallArguments(0, '{"a"')]
@@ -264,7 +264,7 @@ def special(marker: str) -> int | None:
 
 
 def test_required_calls_are_what_the_reader_reads(byte_tokenizer: LLTokenizer) -> None:
-    """D.2: at least one call of an offered function with arguments of its schema."""
+    """At least one call of an offered function with arguments of its schema."""
     constraint = Constraint(plain)
     many = constraint.calls(HERMES, FUNCTIONS, one_call=False)
     one = constraint.calls(HERMES, FUNCTIONS, one_call=True)

@@ -30,6 +30,20 @@ def test_retry_after_follows_the_measured_rate():
     assert admission.retry_after_s(waiting=10_000, now_s=110.0) == LONGEST_S
 
 
+def test_retry_after_of_a_token_backlog_follows_the_tokens_that_started():
+    """ER-14 100 tokens a second leave the queue"""
+    admission = Admission(1000)
+    for second in range(11):
+        admission.started(100.0 + second, 100)
+    assert admission.retry_after_s(waiting=1000, now_s=110.0) == 1
+    assert admission.retry_after_s(waiting=1549, now_s=110.0) == 5
+
+
+def test_without_a_limit_nothing_is_full():
+    """ER-14 null"""
+    assert not Admission(None).is_full(10**9)
+
+
 def test_a_burst_is_no_rate_of_thousands():
     """H-8 starts of the last moment count as those of a second"""
     admission = Admission(1)

@@ -5,19 +5,21 @@ import threading
 
 import pytest
 
-from appliance.gateway.router import Router
+from appliance.gateway.router import Load, Placement, Router
 from appliance.http.errors import EngineFailed, Overloaded, Unavailable
 from appliance.observe.metrics import Metrics
-from engine.api.messages import Sampling, Submit
+from engine.api.errors import RequestError
+from engine.api.messages import Sampling, Stats, Submit
 
 
 @pytest.fixture
 def routed(new_config):
     """Runs a test's coroutine with a connected router over the given fake engines."""
 
-    def run(engines, body, max_waiting=1024):
+    def run(engines, body, max_waiting=1024, **limits):
         async def main():
-            router = Router([str(engine.path) for engine in engines], max_waiting, Metrics(new_config(*engines)))
+            sockets = [str(engine.path) for engine in engines]
+            router = Router(sockets, max_waiting, Metrics(new_config(*engines)), **limits)
             router.start()
             try:
                 await asyncio.gather(*(engine.client.wait_ready() for engine in router.engines))
@@ -77,6 +79,91 @@ def test_the_least_loaded_engine_takes_the_next_request(routed, new_engine):
         assert router.generate(submit("3")).engine.index == 0
 
     routed([first, second], body)
+
+
+def test_a_rank_pins_all_choices_to_its_engine_however_loaded(routed, new_engine):
+    """RT-06 X-data-parallel-rank"""
+    engines = [new_engine().start() for _ in range(3)]
+    for engine in engines:
+        engine.holding = True
+
+    async def body(router):
+        pinned = router.generate_all([submit(str(number)) for number in range(4)], Placement(rank=2, session="s"))
+        assert [generation.engine.index for generation in pinned] == [2, 2, 2, 2]
+        assert router.generate(submit("free")).engine.index == 0
+
+    routed(engines, body)
+
+
+@pytest.mark.parametrize(("count", "rank", "possible"), [(2, 2, "0 to 1"), (2, -1, "0 to 1"), (1, 7, "0 only")])
+def test_a_rank_that_does_not_exist_is_refused_with_those_that_do(routed, new_engine, count, rank, possible):
+    """RT-06 out of range"""
+
+    async def body(router):
+        with pytest.raises(RequestError, match=rf"{rank}: .*possible: {possible} \(parallelism.data is {count}\)"):
+            router.generate(submit(), Placement(rank))
+        assert router.open == 0
+
+    routed([new_engine().start() for _ in range(count)], body)
+
+
+def test_a_rank_whose_engine_is_down_is_not_served_by_another(routed, new_engine):
+    """RT-06 pinned is pinned"""
+    first, second = new_engine().start(), new_engine().start()
+
+    async def body(router):
+        await asyncio.to_thread(first.die)
+        await until(lambda: not router.engines[0].serves)
+        with pytest.raises(Unavailable, match=r"Engine 0.*restarting.*Leave the header out") as refused:
+            router.generate(submit(), Placement(rank=0))
+        assert int(refused.value.headers["Retry-After"]) >= 1
+        await router.generate(submit(), Placement(rank=1)).aclose()
+
+    routed([first, second], body)
+
+
+def test_a_session_stays_on_its_engine_and_leaves_it_only_while_it_is_down(routed, new_engine):
+    """RT-06 X-Session-ID: sticky, spread over the engines, and the loss of one moves only its own sessions"""
+    engines = [new_engine().start() for _ in range(3)]
+    for engine in engines:
+        engine.holding = True
+    sessions = [f"session-{number}" for number in range(60)]
+
+    async def body(router):
+        def chosen():
+            return {name: router.generate(submit(name), Placement(session=name)).engine.index for name in sessions}
+
+        before = chosen()
+        assert chosen() == before
+        assert all(10 <= list(before.values()).count(index) <= 30 for index in range(3))
+        await asyncio.to_thread(engines[1].die)
+        await until(lambda: not router.engines[1].serves)
+        without = chosen()
+        assert {name for name in sessions if without[name] != before[name]} == {
+            name for name in sessions if before[name] == 1
+        }
+        engines[1].start()
+        await until(lambda: router.engines[1].serves)
+        assert chosen() == before
+
+    routed(engines, body)
+
+
+def test_the_load_is_that_of_all_engines_that_serve(routed, new_engine):
+    """RT-06 what endpoint-load-metrics reports"""
+    engines = [new_engine().start() for _ in range(2)]
+
+    async def body(router):
+        assert router.load() == Load(0.0, 0)
+        for engine, used, waiting in zip(engines, (3, 6), (2, 5), strict=True):
+            await asyncio.to_thread(engine.say, Stats(kv_blocks_used=used, kv_blocks_total=10, waiting=waiting))
+        await until(lambda: router.load().waiting == 7)
+        assert router.load() == Load(0.45, 7)
+        await asyncio.to_thread(engines[1].die)
+        await until(lambda: not router.engines[1].serves)
+        assert router.load() == Load(0.3, 2)
+
+    routed(engines, body)
 
 
 def test_leaving_early_aborts_in_the_engine(routed, engine, eventually):
@@ -153,6 +240,42 @@ def test_running_requests_are_no_waiting_ones(routed, engine):
         await generation.aclose()
 
     routed([engine], body, max_waiting=1)
+
+
+def test_prompt_tokens_that_wait_are_limited_and_the_first_token_frees_them(routed, engine):
+    """ER-14 the backlog is full from its limit on, however large the prompt that took it there"""
+    engine.holding = True
+
+    async def body(router):
+        first = router.generate(submit("a", prompt=range(9), max_tokens=9))
+        second = router.generate(submit("b", prompt=range(50)))
+        assert router.waiting_tokens == 59
+        with pytest.raises(Overloaded, match="reached its prefill token backlog limit") as refused:
+            router.generate(submit("c", prompt=(1,)))
+        assert 1 <= int(refused.value.headers["Retry-After"]) <= 60
+        assert router.open == 2
+        reading = asyncio.ensure_future(anext(aiter(first)))
+        await second.aclose()
+        await until(lambda: engine.open)
+        assert router.waiting_tokens == 9
+        await asyncio.to_thread(engine.give)
+        await reading
+        assert router.waiting_tokens == 0
+        await router.generate(submit("d", prompt=(1,))).aclose()
+        await first.aclose()
+
+    routed([engine], body, max_waiting_tokens=10)
+
+
+def test_without_a_limit_any_number_of_tokens_waits(routed, engine):
+    """ER-14 null is no limit"""
+    engine.holding = True
+
+    async def body(router):
+        for generation in [router.generate(submit(str(number), prompt=range(1000))) for number in range(20)]:
+            await generation.aclose()
+
+    routed([engine], body)
 
 
 def test_without_an_engine_requests_are_refused_at_once(new_engine, new_config):

@@ -13,6 +13,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from appliance.gateway.config import GatewayConfig
+from appliance.gateway.router import ANYWHERE, Load, Placement
 from appliance.http.app import build_app
 from appliance.http.service import Service
 from appliance.http.text import load_text
@@ -115,10 +116,15 @@ class ScriptedRouter:
         self.hold = False
         self.failure: Exception | None = None
         self.submits: list[Submit] = []
+        self.placements: list[Placement] = []
         self.generations: list[ScriptedGeneration] = []
 
-    def generate_all(self, submits: Sequence[Submit]) -> list[ScriptedGeneration]:
+    def load(self) -> Load:
+        return Load(0.25, 3)
+
+    def generate_all(self, submits: Sequence[Submit], where: Placement = ANYWHERE) -> list[ScriptedGeneration]:
         self.submits += submits
+        self.placements.append(where)
         made = [ScriptedGeneration(self.reply(submit), self.hold, self.failure) for submit in submits]
         self.generations += made
         return made

@@ -39,7 +39,7 @@ def test_a_model_without_a_task_does_not_get_its_routes(new_engine, new_config):
 
 
 def test_the_served_names_are_listed_canonical_first(gateway):
-    """API-04 model list; B9 model card"""
+    """API-04 model list; the model's card"""
     listed = gateway.client.get("/v1/models").json()
     assert listed["object"] == "list"
     assert [card["id"] for card in listed["data"]] == ["tiny", "org/alias"]
@@ -64,21 +64,21 @@ def test_an_unknown_model_is_a_not_found_error(gateway):
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b'"messages"', b'{"input": "x"}', b"null"])
 def test_invocations_of_no_known_shape_are_refused(gateway, body):
-    """A.1 no suitable handler"""
+    """No suitable handler"""
     reply = gateway.client.post("/invocations", content=body, headers={"content-type": "application/json"})
     assert reply.status_code == 400
     assert "Cannot find suitable handler" in reply.json()["error"]["message"]
 
 
 def test_invocations_that_are_no_json_are_refused(gateway):
-    """A.1 bad JSON"""
+    """Bad JSON"""
     reply = gateway.client.post("/invocations", content=b"{", headers={"content-type": "application/json"})
     assert reply.status_code == 400
     assert reply.json()["error"]["message"].startswith("JSON decode error: ")
 
 
 def test_the_description_is_complete_and_the_page_needs_no_network(gateway):
-    """A.1 /openapi.json and /docs, offline"""
+    """/openapi.json and /docs, offline"""
     described = gateway.client.get("/openapi.json").json()
     assert {"/v1/models", "/health", "/invocations"} <= described["paths"].keys()
     body = described["paths"]["/test/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -89,7 +89,7 @@ def test_the_description_is_complete_and_the_page_needs_no_network(gateway):
 
 
 def test_references_in_the_description_resolve(gateway):
-    """A.1 /openapi.json is whole"""
+    """/openapi.json is whole"""
     described = gateway.client.get("/openapi.json").json()
     seen = []
 
@@ -112,7 +112,7 @@ def test_references_in_the_description_resolve(gateway):
 
 
 def test_docs_can_be_switched_off(start_gateway, engine):
-    """A.1 docs absent by configuration"""
+    """docs absent by configuration"""
     gateway = start_gateway(engine, docs=False)
     assert gateway.client.get("/docs").status_code == 404
     assert gateway.client.get("/openapi.json").status_code == 404

@@ -1,4 +1,4 @@
-"""/v1/chat/completions (http-api.md B0.3, B2, D): every id against scripted engines, and the official client."""
+"""/v1/chat/completions (docs/http.md): every id against scripted engines, and the official client."""
 
 import asyncio
 import json
@@ -467,7 +467,7 @@ def test_finish_reasons(gateway: Any, choice: Any, text: str, finish: str, expec
 
 
 def test_without_tools_their_markup_is_text(gateway: Any) -> None:
-    """D.2 none: tools are shown to the template, calls are not read."""
+    """none: tools are shown to the template, calls are not read."""
     assert message(gateway.says(CALL), {**TOOLS, "tool_choice": "none"})["content"] == CALL
     assert "get_weather" in prompt_text(gateway)
 
@@ -496,7 +496,7 @@ def test_tool_choices_that_cannot_be_are_refused(gateway: Any, body: dict[str, A
 def test_a_template_that_shows_no_calls_takes_required_ones_only(
     make_gateway: Callable[..., Any], tmp_path: Any
 ) -> None:
-    """D.2: the model would never know how to call, so automatic choice is refused; a bound one works."""
+    """The model would never know how to call, so automatic choice is refused; a bound one works."""
     template = tmp_path / "plain.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     plain = make_gateway(chat_template=str(template))
@@ -567,7 +567,6 @@ def test_a_model_without_a_template_says_what_to_set(
 
 
 def test_a_reply_has_the_fields_of_the_api(gateway: Any) -> None:
-    """B2.2"""
     reply = whole(gateway.says("x"), {"return_token_ids": True})
     assert reply["object"] == "chat.completion" and reply["prompt_token_ids"] == list(gateway.submits[0].prompt)
     choice = reply["choices"][0]

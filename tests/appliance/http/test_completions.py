@@ -1,9 +1,11 @@
-"""/v1/completions (http-api.md B0.1, B0.3, B1, C): every id against scripted engines."""
+"""/v1/completions (docs/http.md): every id against scripted engines."""
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 PATH = "/v1/completions"
@@ -152,6 +154,22 @@ def test_choices_have_consecutive_seeds_and_the_prompt_counts_once(gateway: Any)
     assert [submit.sampling.seed for submit in gateway.submits[3:]] == [2**63 - 1, -(2**63), -(2**63) + 1]
 
 
+@pytest.mark.parametrize(
+    "path,prompt",
+    [(PATH, {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})],
+)
+def test_a_choice_is_the_request_that_its_own_seed_makes_alone(gateway: Any, path: str, prompt: dict[str, Any]) -> None:
+    """SA-06: child i of seed s is submitted as a single request of seed s + i is, all but the id."""
+    body = {**prompt, "temperature": 1, "logit_bias": {"70": 1}, "max_tokens": 5}
+    gateway.says("a").post(path, {**body, "n": 3, "seed": 42})
+    for index in range(3):
+        gateway.post(path, {**body, "seed": 42 + index})
+    children, singles = gateway.submits[:3], gateway.submits[3:]
+    assert [msgspec.structs.replace(each, id="") for each in children] == [
+        msgspec.structs.replace(each, id="") for each in singles
+    ]
+
+
 @pytest.mark.parametrize("seed", [None, -1])
 def test_without_a_seed_each_request_has_its_own(gateway: Any, seed: int | None) -> None:
     gateway.says("a")
@@ -276,7 +294,7 @@ def test_a_failure_in_a_stream_is_a_record_and_the_terminator(gateway: Any) -> N
 def test_stream_options_say_which_chunks_have_usage(
     gateway: Any, options: dict[str, Any] | None, every: bool, last: bool
 ) -> None:
-    """B0.3: the usage chunk is the last one and has no choices."""
+    """The usage chunk is the last one and has no choices."""
     gateway.says("one two three")
     records = gateway.stream(PATH, {"prompt": "hello", "stream_options": options})
     assert [("usage" in record) for record in records[:-1]] == [every] * (len(records) - 1)
@@ -288,13 +306,12 @@ def test_stream_options_say_which_chunks_have_usage(
 
 @pytest.mark.parametrize("options", [{}, {"include_usage": None}, {"include_usage": True}])
 def test_stream_options_without_a_stream_are_refused(gateway: Any, options: dict[str, Any]) -> None:
-    """B0.3"""
     assert error(gateway, {"stream_options": options})["param"] == "stream_options"
 
 
 @pytest.mark.parametrize("compat", ["openai", "vllm"])
 def test_usage_details_follow_the_profile(make_gateway: Callable[..., Any], compat: str) -> None:
-    """B0.3: cached tokens are there even when they are 0, and in a stream only in the usage chunk."""
+    """Cached tokens are there even when they are 0, and in a stream only in the usage chunk."""
     gateway = make_gateway(compat=compat)
     for cached in (0, 3):
         body = {"prompt": "hello world", "n": 2, "temperature": 1}
@@ -363,7 +380,7 @@ def test_tokens_can_be_named_by_id(gateway: Any) -> None:
 
 
 def test_line_separators_are_escaped_in_streams(gateway: Any) -> None:
-    """B0.1: clients that split lines on them must not lose a record."""
+    """Clients that split lines on them must not lose a record."""
     text = "a\u0085b\u2028c\u2029d"
     lines = gateway.says(text).lines(PATH, {"prompt": "a"})
     assert not any(character in line for line in lines for character in "\u0085\u2028\u2029")
@@ -371,7 +388,6 @@ def test_line_separators_are_escaped_in_streams(gateway: Any) -> None:
 
 
 def test_infinite_scores_become_numbers(gateway: Any) -> None:
-    """B0.1"""
     from engine.api.messages import Delta, Logprob
 
     score = Logprob(70, float("-inf"), 9, (71,), (float("-inf"),))
@@ -381,14 +397,12 @@ def test_infinite_scores_become_numbers(gateway: Any) -> None:
 
 
 def test_unknown_fields_are_ignored_and_nulls_are_defaults(gateway: Any) -> None:
-    """B0.1"""
     body = {"guided_json": 1, "best_of": 5, "user": "x", "n": None, "seed": None, "stop": None, "logit_bias": None}
     assert choice(gateway.says("x"), {**body, "stream": None, "max_tokens": None})["text"] == "x"
     assert gateway.submits[0].max_tokens == 16
 
 
 def test_a_reply_has_the_fields_of_the_api(gateway: Any) -> None:
-    """B1.2"""
     status, reply = gateway.says("x").post(PATH, {"prompt": "a", "model": "alias"}, **{"X-Request-Id": "mine"})
     assert set(reply) >= {"id", "object", "created", "model", "choices", "system_fingerprint", "usage"}
     assert (reply["id"], reply["object"], reply["model"]) == ("cmpl-mine", "text_completion", "qwen")
@@ -471,7 +485,7 @@ RANGES: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize("body,param,start", RANGES, ids=[f"{param}-{at}" for at, (_, param, _) in enumerate(RANGES)])
 def test_each_range_has_its_error(gateway: Any, body: dict[str, Any], param: str, start: str) -> None:
-    """ER-10: 400, the field in param, the message of C.1."""
+    """ER-10: 400, the field in param, the message that clients know."""
     fault = error(gateway, body)
     assert (fault["type"], fault["param"]) == ("BadRequestError", param)
     assert fault["message"].startswith(start)
@@ -500,6 +514,39 @@ def test_what_is_no_language_is_refused_before_generation(gateway: Any, kind: st
         assert error(gateway, {"structured_outputs": {kind: value}})["param"] == "structured_outputs"
 
 
+KINDS: dict[str, Any] = {"json": {}, "regex": "a", "choice": ["a"], "grammar": 'start: "a"', "json_object": True}
+
+
+@pytest.mark.parametrize(
+    "path,prompt",
+    [(PATH, {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})],
+)
+def test_one_kind_of_structured_output_is_served_and_no_other_number(
+    gateway: Any, path: str, prompt: dict[str, Any]
+) -> None:
+    """SO-07: none, two in one field, one in each field."""
+
+    def refusal(**body: Any) -> str:
+        status, reply = gateway.post(path, {**prompt, **body})
+        assert (status, reply["error"]["param"]) == (400, "structured_outputs"), reply
+        message: str = reply["error"]["message"]
+        return message
+
+    assert refusal(structured_outputs={}).startswith("You must use one kind")
+    assert refusal(structured_outputs=dict.fromkeys(KINDS)).startswith("You must use one kind")
+    for one, other in itertools.combinations(KINDS, 2):
+        message = refusal(structured_outputs={one: KINDS[one], other: KINDS[other]})
+        assert message.startswith("You can only use one kind") and one in message and other in message
+    for one in KINDS:
+        both = {"structured_outputs": {one: KINDS[one]}, "response_format": {"type": "json_object"}}
+        assert refusal(**both).startswith("You can only use one kind")
+    assert not gateway.submits
+    gateway.says("a")
+    for one in KINDS:
+        assert gateway.post(path, {**prompt, "structured_outputs": {one: KINDS[one]}})[0] == 200
+    assert all(submit.grammar is not None for submit in gateway.submits) and len(gateway.submits) == len(KINDS)
+
+
 def test_languages_reach_the_engine(gateway: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -512,7 +559,7 @@ def test_languages_reach_the_engine(gateway: Any) -> None:
 
 
 def test_resolved_sampling_reaches_the_engine(make_gateway: Callable[..., Any]) -> None:
-    """C.2: the request wins over the server's defaults, those over the API's."""
+    """The request wins over the server's defaults, those over the API's."""
     from appliance.gateway.config import SamplingDefaults
 
     gateway = make_gateway(sampling=SamplingDefaults(temperature=0.6, top_k=20), eos_token_ids=(2, 5))

@@ -1,4 +1,4 @@
-"""The error object: one shape on every route, no leaks. Ids of http-api.md B0.2."""
+"""The error object: one shape on every route, no leaks. Ids of docs/http.md."""
 
 import json
 
@@ -225,7 +225,7 @@ def test_a_failure_after_the_first_byte_is_a_record_in_the_stream(gateway, engin
     ],
 )
 def test_messages_lose_paths_addresses_and_tracebacks(message, clean):
-    """B0.2 sanitised messages"""
+    """Sanitised messages"""
     assert sanitise(message) == clean
 
 

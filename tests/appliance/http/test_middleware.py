@@ -1,4 +1,4 @@
-"""Keys, limits, request ids, origins. Ids RT-* of http-api.md A.7."""
+"""Keys, limits, request ids, origins. Ids RT-* of docs/http.md."""
 
 import re
 import socket
@@ -67,7 +67,7 @@ def test_a_missing_or_wrong_key_is_a_full_error(guarded, headers):
     ["/v1/models", "/v1/models/tiny", "/invocations", "/load", "/docs", "/openapi.json", "/nowhere", "/v1/completions"],
 )
 def test_every_route_but_the_probes_is_guarded(guarded, path):
-    """RT-02 [better] guard everything, also what does not exist"""
+    """RT-02 guard everything, also what does not exist"""
     assert guarded.client.get(path).status_code == 401
     assert guarded.client.post(path, json={}).status_code == 401
 

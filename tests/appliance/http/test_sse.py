@@ -1,4 +1,4 @@
-"""Server-sent events: records, comments, errors (http-api.md B0.1)."""
+"""Server-sent events: records, comments, errors (docs/http.md)."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ async def played(*values: bytes | Exception) -> AsyncIterator[bytes]:
 
 
 def test_a_record_is_one_line_for_every_splitter_of_lines() -> None:
-    """B0.1 section 0 #12: U+0085, U+2028 and U+2029 are escaped, other text is not."""
+    """U+0085, U+2028 and U+2029 are escaped, other text is not."""
     value = {"text": "a\u0085b\u2028c\u2029d\n中文 🎉"}
     data = record(value)
     assert data.startswith(b"data: ") and data.endswith(b"\n\n")
@@ -35,7 +35,7 @@ def test_a_record_is_one_line_for_every_splitter_of_lines() -> None:
 
 
 def test_a_silent_stream_gets_comments_and_loses_nothing() -> None:
-    """B0.1: comments come while the next record is waited for, the record follows."""
+    """Comments come while the next record is waited for, the record follows."""
 
     async def run() -> list[bytes]:
         gate = asyncio.Event()

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize against transformers and the chat route (http-api.md B8)."""
+"""/tokenize and /detokenize against transformers and the chat route (docs/http.md)."""
 
 from typing import Any
 

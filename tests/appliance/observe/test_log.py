@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from appliance.observe.log import RequestLog, set_up_logging
+from appliance.observe.log import RequestLog, Subject, set_up_logging
 
 CANARY = "canary-3f9a"
 
@@ -67,9 +67,9 @@ def test_records_below_the_level_are_left_out(logged):
 def test_outputs_are_logged_as_configured(logged, mode, lines):
     """OBS-03 off, one full-output line, or per delta plus final"""
     log, out = logged(log_outputs=mode)
-    log.delta("r", 0, "Hel")
-    log.delta("r", 0, "lo")
-    log.final("r", 0, "Hello", "stop")
+    log.delta(Subject("r"), 0, "Hel")
+    log.delta(Subject("r"), 0, "lo")
+    log.final(Subject("r"), 0, "Hello", "stop")
     found = out.getvalue().splitlines()
     assert ["delta" if "delta of choice 0" in line else "final" for line in found] == lines
     assert [line for line in found if "Hello" in line] == [line for line in found if "choice 0 (stop): Hello" in line]
@@ -79,7 +79,7 @@ def test_outputs_are_logged_as_configured(logged, mode, lines):
 def test_parameters_are_logged_only_on_demand(logged, log_requests, count):
     """OBS-03 log_requests"""
     log, out = logged(log_requests=log_requests, log_format="json")
-    log.request("r", "/v1/completions", {"max_tokens": 7})
+    log.request(Subject("r"), "/v1/completions", {"max_tokens": 7})
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     assert [line["fields"] for line in lines] == [{"max_tokens": 7}] * count
 
@@ -90,7 +90,7 @@ def test_an_unexpected_error_is_logged_with_its_place_but_not_its_words(logged):
     try:
         raise RuntimeError(CANARY)
     except RuntimeError as error:
-        log.unexpected("r-9", error)
+        log.unexpected(Subject("r-9"), error)
     line = json.loads(out.getvalue())
     assert (line["message"], line["request_id"]) == ("unexpected RuntimeError", "r-9")
     assert "test_log.py" in line["traceback"][-1]
@@ -131,6 +131,47 @@ def test_the_access_log_leaves_probes_out_and_names_the_request(start_gateway, e
     ]
     assert access[0]["request_id"] == "r-77"
     assert access[0]["client"] == "127.0.0.1"
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SPAN = "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_every_line_of_a_request_carries_the_callers_trace(start_gateway, engine, logged, log_format):
+    """RT-06 traceparent and tracestate"""
+    _, out = logged(log_format=log_format)
+    gateway = start_gateway(engine)
+    headers = [("traceparent", f"00-{TRACE}-{SPAN}-01"), ("tracestate", "a=1"), ("tracestate", "b=2 3 ,")]
+    reply = gateway.client.post("/test/generate", json={"raises": "RuntimeError"}, headers=headers)
+    assert reply.status_code == 500
+    lines = [line for line in out.getvalue().splitlines() if "unexpected" in line or "/test/generate" in line]
+    assert len(lines) == 2
+    for line in lines:
+        if log_format == "json":
+            found = json.loads(line)
+            assert (found["trace_id"], found["parent_id"], found["tracestate"]) == (TRACE, SPAN, "a=1,b=2 3")
+        else:
+            assert f' trace_id={TRACE} parent_id={SPAN} tracestate="a=1,b=2 3" ' in line
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[], [("traceparent", "hello")], [("traceparent", f"00-{TRACE}-{SPAN}-01")] * 2, [("tracestate", "a=1")]],
+)
+def test_without_a_whole_trace_the_lines_carry_none(start_gateway, engine, logged, headers):
+    """RT-06 a damaged trace is no reason to refuse a request"""
+    _, out = logged()
+    assert start_gateway(engine).client.post("/test/generate", json={}, headers=headers).status_code == 200
+    assert " path=/test/generate " in out.getvalue()
+    assert "trace" not in out.getvalue() and "parent_id" not in out.getvalue()
+
+
+def test_a_path_with_a_space_does_not_pass_for_another_field(start_gateway, engine, logged):
+    """OBS-03 nobody forges a field"""
+    _, out = logged()
+    start_gateway(engine).client.get('/x status=200 "y')
+    assert ' status=404 method=GET path="/x status=200 \\"y" ' in out.getvalue()
 
 
 def test_the_log_goes_to_standard_error_and_not_to_standard_out(tmp_path, new_config, new_engine):

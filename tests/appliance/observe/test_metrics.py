@@ -1,4 +1,4 @@
-"""What /metrics says after known traffic. Ids ME-* of http-api.md E."""
+"""What /metrics says after known traffic. Ids ME-* of docs/http.md."""
 
 import re
 import threading
@@ -142,8 +142,25 @@ def test_refused_and_aborted_requests_are_counted(start_gateway, engine, eventua
     assert gateway.metric("vllm:admission_rejections_total", reason="max_num_queued_reqs") == 1
 
 
+def test_a_request_over_the_token_backlog_is_told_so_and_counted(start_gateway, engine, eventually):
+    """ER-14 ME-05 the whole reply, and the other reason of the counter"""
+    gateway = start_gateway(engine, max_waiting_tokens=3)
+    refused = {"name": "vllm:admission_rejections_total", "reason": "max_num_queued_tokens"}
+    assert gateway.metric(**refused) == 0
+    engine.holding = True
+    with gateway.client.stream("POST", "/test/generate", json={"prompt": [1, 2, 3], "max_tokens": 9, "stream": True}):
+        eventually("one waits", lambda: len(engine.open) == 1)
+        reply = gateway.generate(prompt=[1])
+    assert (reply.status_code, reply.json()["error"]["type"]) == (503, "Service Unavailable")
+    assert reply.json()["error"]["message"] == (
+        "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
+    )
+    assert 1 <= int(reply.headers["retry-after"]) <= 60
+    assert gateway.metric(**refused) == gateway.metric("slipway_admission_rejections_total") == 1
+
+
 def test_a_reply_cut_at_a_stop_string_counts_as_stop(gateway, engine, eventually):
-    """E.2 request_success by finished_reason"""
+    """request_success by finished_reason"""
     engine.holding = True
     thread = threading.Thread(target=lambda: gateway.generate(max_tokens=9, stop_after=2))
     thread.start()
@@ -255,7 +272,7 @@ def test_each_engine_has_its_own_series(start_gateway, new_engine, eventually):
 
 
 def test_tool_call_searches_are_counted(gateway):
-    """E.2 tool_call_parser_invocations"""
+    """tool_call_parser_invocations"""
     gateway.service.metrics.tool_calls(streaming=True, found=False)
     gateway.service.metrics.tool_calls(streaming=False, found=True)
     name = "vllm:tool_call_parser_invocations_total"

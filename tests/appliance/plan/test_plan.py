@@ -217,6 +217,7 @@ def test_the_gateway_is_told_what_the_manifest_says(tmp_path: Path) -> None:
     sets = (
         *("endpoints={host: '::1', port: 9, compat: vllm, cors_origins: ['*'], keep_alive: 2s, docs: false}",),
         *("limits={max_waiting: 1, max_body: 2KiB, max_output_tokens: 3, max_choices: 4, max_prompts: 5}",),
+        "limits.max_waiting_tokens=6",
         *("limits={max_logprobs: -1, max_stop: 7}", "lifecycle.drain=500ms"),
         "observability={log_level: debug, log_format: json, log_requests: true, log_outputs: final}",
         "observability.vllm_metrics=false",
@@ -226,6 +227,7 @@ def test_the_gateway_is_told_what_the_manifest_says(tmp_path: Path) -> None:
     assert (found.keep_alive_s, found.docs, found.drain_s) == (2.0, False, 0.5)
     limits = (found.max_waiting, found.max_body_bytes, found.max_output_tokens, found.max_choices, found.max_prompts)
     assert limits == (1, 2048, 3, 4, 5)
+    assert (found.max_waiting_tokens, planned(tmp_path).gateway.max_waiting_tokens) == (6, None)
     assert (found.max_logprobs, found.max_stop, found.max_context, found.vocab_size) == (-1, 7, CONTEXT, VOCAB)
     logs = (found.log_level, found.log_format, found.log_requests, found.log_outputs, found.vllm_metrics)
     assert logs == ("debug", "json", True, "final", False)
@@ -249,7 +251,7 @@ def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
     assert found["limits.max_stop"].origin == "--set limits.max_stop"
     assert found["model.path"].origin == f"{tmp_path / 'm.yaml'}:2:15"
     assert found["limits.max_body"].origin == "default"
-    assert len(found) == 50
+    assert len(found) == 51
     assert all(one.reason for one in found.values() if one.value == "auto" and one.key != "model.generation_config")
 
 

@@ -1,5 +1,6 @@
 """The loop over a device that needs no model: grammars, statistics, recordings. It runs in the test's own thread."""
 
+import threading
 from concurrent.futures import Future
 
 import numpy as np
@@ -90,11 +91,33 @@ class Compiler:
         pass
 
 
-def run(messages, *, device=None, **changes):
+class SlowCompiler:
+    """Is done when `gate` is open; gives up after 20 s, so that a loop that waits for it fails and does not hang."""
+
+    def __init__(self, gate):
+        self.gate = gate
+
+    def start(self, grammar, ends):
+        future = Future()
+
+        def compile():
+            if self.gate.wait(20):
+                future.set_result(Word(grammar.text, ends))
+            else:
+                future.set_exception(RequestError("no step ran while the grammar was compiled", "response_format"))
+
+        threading.Thread(target=compile, daemon=True).start()
+        return future
+
+    def close(self):
+        pass
+
+
+def run(messages, *, device=None, open_compiler=Compiler, **changes):
     """What the loop sends for these messages until all is done."""
     config = EngineConfig(**{"model": "m", "kv_bytes": 1, "max_context": 100, "max_step_tokens": 16, **changes})
     sent = []
-    loop = build_loop(config, device or Device(), sent.extend, Compiler)
+    loop = build_loop(config, device or Device(), sent.extend, open_compiler)
     loop.post([*messages, Control("drain")])
     loop.run()
     assert loop.drained
@@ -128,6 +151,33 @@ def test_a_grammar_steers_its_request_and_ends_it_where_only_an_end_may_follow()
     ids, ends = streams(run([word, ask("b")]))
     assert ids == {"a": (3, 0, 4), "b": (1,) * 4}
     assert ends == {"a": "stop", "b": "length"}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_others_get_a_token_every_step_while_a_grammar_is_compiled(overlap):
+    """SO-06 the compilation ends only after four steps of the other request, and loses it none of its own"""
+    gate = threading.Event()
+
+    class Opening(Device):
+        def start(self, plan, masks):
+            if plan.step == 4:
+                gate.set()
+            return super().start(plan, masks)
+
+    word = ask("a", max_tokens=9, grammar=Grammar("regex", "304"), eos_token_ids=(5,))
+    sent = run(
+        [word, ask("b", max_tokens=12)],
+        device=Opening(),
+        open_compiler=lambda: SlowCompiler(gate),
+        overlap=overlap,
+    )
+    steps = {"a": [], "b": []}
+    for output in sent:
+        for delta in output.deltas if isinstance(output, Output) else ():
+            steps[delta.id] += [output.step] * len(delta.ids)
+    assert steps["b"] == list(range(1, 13))
+    assert len(steps["a"]) == 3 and steps["a"][0] > 4
+    assert streams(sent) == ({"a": (3, 0, 4), "b": (1,) * 12}, {"a": "stop", "b": "length"})
 
 
 def test_a_resumed_request_resumes_its_grammar():

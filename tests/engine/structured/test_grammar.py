@@ -1,4 +1,4 @@
-"""Masks of grammars: random walks over them stay in the language, whatever the vocabulary (C.7)."""
+"""Masks of grammars: random walks over them stay in the language, whatever the vocabulary."""
 
 import json
 import random
@@ -115,6 +115,7 @@ def test_a_random_walk_over_masks_stays_in_the_language(name, language, walk, al
 
 
 def test_end_tokens_are_allowed_exactly_when_the_text_is_complete(walk, allowed):
+    """SO-03"""
     walker = walk("byte level")
     a, other_end = walker.tokenizer.token_to_id("a"), walker.vocab - 1
     matcher = walker.compiler.compile(Grammar("regex", "a{2,3}"), [walker.end, other_end, 10**6])
