@@ -106,6 +106,8 @@ class Hardware(Section):
     """Where the engine computes; auto takes a GPU if there is one."""
     threads: Count | Auto = "auto"
     """CPU threads of one engine; auto shares the cores that the cgroup allows among the engines."""
+    kernels: Literal["auto", "torch", "base", "avx2", "avx512", "amx"] = "auto"
+    """Compiled kernels of a CPU: auto takes the fastest this one can run, torch where none was compiled."""
     kv_cache_memory: BytesOrAuto = "auto"
     """Memory for the KV cache of one engine, such as 4GiB; auto is what memory_share leaves after the weights."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85

@@ -47,8 +47,16 @@ class Room:
 
 
 def measure(
-    settings: Settings, checkpoint: Checkpoint, machine: Machine, device: Device, element_bytes: int, step_tokens: int
+    settings: Settings,
+    checkpoint: Checkpoint,
+    machine: Machine,
+    *,
+    device: Device,
+    element_bytes: int,
+    step_tokens: int,
+    compiled: bool,
 ) -> Room:
+    """`compiled`: kernels of a CPU, which keep bf16 weights as they are."""
     manifest = settings.manifest
     engines, share = manifest.parallelism.data, manifest.hardware.memory_share
     free, source = machine.memory_free, machine.memory_from
@@ -58,7 +66,7 @@ def measure(
     return Room(
         free=free // engines,
         budget=int(free * share) // engines,
-        weights=weight_bytes(checkpoint.model, element_bytes),
+        weights=weight_bytes(checkpoint, element_bytes, keep_bf16=compiled),
         workspace=workspace_bytes(
             checkpoint.model,
             device=device,

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernels.cpu.library import usable
+
 PROBE_TIMEOUT_S = 60
 _UNLIMITED = 1 << 60  # cgroup v1 says "no limit" as the largest multiple of a page
 
@@ -31,7 +33,7 @@ class Gpu:
 @dataclass(frozen=True)
 class Machine:
     """`cores` and `memory_free` (bytes) are what this process may use; the texts say what limited them. Without GPUs,
-    `no_gpu` says why."""
+    `no_gpu` says why. `kernels`: compiled variants for CPUs that run here, the fastest first."""
 
     cores: int
     cores_from: str
@@ -39,6 +41,7 @@ class Machine:
     memory_from: str
     gpus: tuple[Gpu, ...] = ()
     no_gpu: str = "not looked for"
+    kernels: tuple[str, ...] = ()
 
 
 def read_machine(*, gpus: bool = True, root: Path = Path("/")) -> Machine:
@@ -46,7 +49,7 @@ def read_machine(*, gpus: bool = True, root: Path = Path("/")) -> Machine:
     cores, cores_from = count_cores(root, len(os.sched_getaffinity(0)))
     memory, memory_from = free_memory(root)
     found, reason = find_gpus(root) if gpus else ((), "not looked for")
-    return Machine(cores, cores_from, memory, memory_from, found, reason)
+    return Machine(cores, cores_from, memory, memory_from, found, reason, usable())
 
 
 def count_cores(root: Path, allowed: int) -> tuple[int, str]:

@@ -23,6 +23,7 @@ from engine.api.config import Dtype, EngineConfig
 from engine.kv.layout import layout
 from engine.models.checkpoint import Checkpoint
 
+TORCH = "torch"
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
@@ -68,7 +69,16 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         block_tokens=manifest.engine.cache.block_tokens,
         element_bytes=ELEMENT_BYTES[kv_dtype.value],
     )
-    room = measure(settings, checkpoint, machine, device.value, ELEMENT_BYTES[dtype.value], step_tokens.value)
+    kernels = _kernels(settings, machine, device.value, dtype.value)
+    room = measure(
+        settings,
+        checkpoint,
+        machine,
+        device=device.value,
+        element_bytes=ELEMENT_BYTES[dtype.value],
+        step_tokens=step_tokens.value,
+        compiled=kernels.value != TORCH,
+    )
     max_context, cache, memory = share_out(settings, checkpoint, room, pages, device.value)
     folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
     config = EngineConfig(
@@ -85,6 +95,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         prefix_cache=manifest.engine.cache.prefix,
         overlap=manifest.engine.scheduling.overlap,
         threads=threads.value,
+        kernels=kernels.value,
         trust_remote_code=manifest.model.trust_remote_code,
     )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
@@ -97,6 +108,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         "quantization.kv_cache": kv_dtype,
         "hardware.device": device,
         "hardware.threads": threads,
+        "hardware.kernels": kernels,
         "hardware.kv_cache_memory": cache,
         "engine.scheduling.max_step_tokens": step_tokens,
         **sampling_choices,
@@ -138,6 +150,25 @@ def _dtype(manifest: Manifest, checkpoint: Checkpoint, device: Device) -> Choice
     if device == "cpu":
         return Choice("float32", "the type CPUs compute in")
     return Choice(checkpoint.dtype, "the checkpoint's type")  # type: ignore[arg-type]
+
+
+def _kernels(settings: Settings, machine: Machine, device: Device, dtype: Dtype) -> Choice[str]:
+    wanted = settings.manifest.hardware.kernels
+    serves = device == "cpu" and dtype == "float32"
+    if wanted not in ("auto", TORCH):
+        if not serves:
+            message = f"{wanted}: compiled kernels are for float32 on a CPU, and this is {dtype} on {device}; use auto"
+            refuse(settings, "hardware.kernels", message)
+        if wanted not in machine.kernels:
+            there = ", ".join((*machine.kernels, TORCH, "auto"))
+            refuse(settings, "hardware.kernels", f"{wanted}: not compiled, or not for this CPU; use one of {there}")
+    if wanted != "auto":
+        return Choice(wanted)
+    if not serves:
+        return Choice(TORCH, f"compiled kernels are for float32 on a CPU, and this is {dtype} on {device}")
+    if not machine.kernels:
+        return Choice(TORCH, "none are compiled: install with a C++ compiler and be 2 to 6 times as fast")
+    return Choice(machine.kernels[0], "the fastest compiled kernels for this CPU")
 
 
 def _threads(manifest: Manifest, machine: Machine) -> Choice[int]:

@@ -12,8 +12,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
-    reply. `record` is the file of the flight recorder, or None. `socket` is the Unix socket to listen on. `kernels` names the compiled kernels
-    (see kernels/cpu/library.py), or torch."""
+    reply. `record` is the file of the flight recorder, or None. `socket` is the Unix socket to listen on.
+    `kernels` names a compiled variant (kernels/cpu/library.py), or torch."""
 
     model: str
     socket: str = ""

@@ -113,7 +113,11 @@ class CompiledModel:
                 read = normed
             for number, body in enumerate(branch.bodies):
                 target = out if number == 0 else get("other", hidden)
-                ops += self._attention(body, read, target) if isinstance(body, AttentionLayer) else self._mlp(body, read, target)
+                ops += (
+                    self._attention(body, read, target)
+                    if isinstance(body, AttentionLayer)
+                    else self._mlp(body, read, target)
+                )
                 if number > 0:
                     ops.append(_add(target, out, hidden, 1.0))
             if branch.after is not None:

@@ -52,7 +52,9 @@ class TextModel:
         self.dtype, self.device = dtype, torch.device(device)
         self.target = Target(dtype, self.device, team)
         if team is not None and (world.size > 1 or dtype != torch.float32 or self.device.type != "cpu"):
-            raise ValueError(f"compiled kernels serve float32 on one rank on a CPU, not {dtype}, {world.size}, {device}")
+            raise ValueError(
+                f"compiled kernels serve float32 on one rank on a CPU, not {dtype}, {world.size}, {device}"
+            )
         self.compiled: CompiledModel | None = None
         self.vocabulary = Vocabulary(model, world)
         free_places = iter(places(layout))

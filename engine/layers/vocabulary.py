@@ -7,8 +7,8 @@ from engine.distributed.world import World
 from engine.layers.linear import Read, Target, held_bytes
 from engine.models.parts import Model
 from engine.models.sources import join
-from kernels.embedding import embedding
 from kernels.cpu.packing import Packed
+from kernels.embedding import embedding
 from kernels.linear import linear
 
 

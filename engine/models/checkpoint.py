@@ -5,6 +5,7 @@ and can be seen without reading weights is found here, so that it can be checked
 """
 
 import difflib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.parts import Model
 from engine.models.remote import REMOTE_FILE, remote_declaration
-from engine.models.sources import elements, harmless, sources
+from engine.models.sources import harmless, sources
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -117,9 +118,14 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorInfo]) -> None:
             raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; served are {', '.join(DTYPES)}")
 
 
-def weight_bytes(model: Model, element_bytes: int) -> int:
-    """Bytes of all weights at this size of an element."""
-    return elements(sources(model)) * element_bytes
+def weight_bytes(checkpoint: Checkpoint, element_bytes: int, *, keep_bf16: bool = False) -> int:
+    """Bytes of all weights at this size of an element; `keep_bf16`: matrices that the checkpoint holds in bf16 take 2
+    bytes an element whatever the size is."""
+    total = 0
+    for name, shape in sources(checkpoint.model).items():
+        kept = keep_bf16 and len(shape) > 1 and checkpoint.tensors[name].dtype == "BF16"
+        total += math.prod(shape) * (2 if kept else element_bytes)
+    return total
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -91,7 +91,9 @@ def _team(config: EngineConfig) -> Team | None:
     if config.kernels == "torch":
         return None
     if config.device != "cpu" or config.dtype != "float32":
-        raise ConfigError(f"kernels={config.kernels}: they compute in float32 on a CPU, not {config.dtype} on {config.device}")
+        raise ConfigError(
+            f"kernels={config.kernels}: they compute in float32 on a CPU, not {config.dtype} on {config.device}"
+        )
     try:
         return Team(config.kernels, config.threads)
     except MissingKernels as error:

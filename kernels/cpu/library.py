@@ -1,7 +1,7 @@
 """The compiled kernels: which variants there are here, and loading one. Free of torch, so that a plan can ask.
 
-Each variant is the same source compiled for other instructions (setup.py); the first one of VARIANTS that is compiled and
-that this CPU can run is the one to take.
+Each variant is the same source compiled for other instructions (setup.py); the first one of VARIANTS that is compiled
+and that this CPU can run is the one to take.
 """
 
 import ctypes
@@ -54,8 +54,8 @@ def load(name: str) -> ctypes.CDLL:
     names = usable()
     if name not in names:
         raise MissingKernels(
-            f"compiled kernels {name!r}: usable here are {', '.join(names) or 'none'}; reinstall the package with a C++ "
-            f"compiler, or set hardware.kernels to torch"
+            f"compiled kernels {name!r}: usable here are {', '.join(names) or 'none'}; reinstall the package with a "
+            f"C++ compiler, or set hardware.kernels to torch"
         )
     return _open(name)
 

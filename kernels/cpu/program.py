@@ -26,7 +26,12 @@ def _fields(kind: Any, names: str) -> list[Field]:
 
 class Embed(Structure):
     kind: ClassVar[int] = 0
-    _fields_ = [*_fields(c_void_p, "table out"), *_fields(c_int64, "out_stride size"), ("type", c_int32), ("scale", c_float)]
+    _fields_ = [
+        *_fields(c_void_p, "table out"),
+        *_fields(c_int64, "out_stride size"),
+        ("type", c_int32),
+        ("scale", c_float),
+    ]
 
 
 class Norm(Structure):
@@ -159,6 +164,7 @@ class Team:
 
     def __init__(self, variant: str, threads: int) -> None:
         self.variant, self.threads = variant, threads
+        self._runner: int | None = None
         self._library = load(variant)
         self.width = int(self._library.slipway_width())
         _compare_sizes(self._library)

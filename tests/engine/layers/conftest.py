@@ -158,6 +158,23 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Save
     return get
 
 
+@pytest.fixture(scope="session")
+def bf16_checkpoint(
+    checkpoint: Callable[[str], Saved], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Saved]:
+    """The checkpoint of a case with its weights rounded to bf16, as most are published."""
+    made: dict[str, Saved] = {}
+
+    def get(name: str) -> Saved:
+        if name not in made:
+            path = tmp_path_factory.mktemp("bf16") / name
+            checkpoint(name).transformers().to(torch.bfloat16).save_pretrained(path)
+            made[name] = Saved(path)
+        return made[name]
+
+    return get
+
+
 @pytest.fixture
 def own_checkpoint(tmp_path: Path) -> Callable[[str], Saved]:
     """A checkpoint that the test may change."""
@@ -323,8 +340,11 @@ def on_ranks() -> Iterator[Callable[[int, Callable[[World], Tensor]], list[Tenso
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with the argument `case` runs for each case, one with `kernels` for torch and each compiled variant."""
+    """A test with the argument `case` runs for each case, one with `kernels` for torch and each compiled variant, one
+    with `compiled` for those alone."""
     if "case" in metafunc.fixturenames:
         metafunc.parametrize("case", list(CASES))
     if "kernels" in metafunc.fixturenames:
         metafunc.parametrize("kernels", ["torch", *usable()])
+    if "compiled" in metafunc.fixturenames:
+        metafunc.parametrize("compiled", usable())

@@ -64,6 +64,27 @@ def test_generation_past_the_prompt_equals_transformers_with_its_cache(case, ker
     close(request.result, torch.cat(want))
 
 
+def test_a_bf16_checkpoint_equals_transformers_in_float32(case, kernels, bf16_checkpoint, driver, ids):
+    """Compiled kernels keep such weights as they are; activations are float32 on both sides."""
+    prompt = ids(PROMPT, 8)
+    close(driver(bf16_checkpoint(case).path, kernels=kernels).run(prompt, 30), bf16_checkpoint(case).logits(prompt))
+
+
+@pytest.mark.parametrize("saved", ["checkpoint", "bf16_checkpoint"])
+def test_compiled_kernels_make_a_row_the_same_whatever_stands_beside_it(case, compiled, saved, request, driver, ids):
+    """Bit for bit: in one step, in chunks, token by token, and among other rows."""
+    path = request.getfixturevalue(saved)(case).path
+    prompt = ids(29, 9)
+    want = driver(path, kernels=compiled).run(prompt, len(prompt))
+    assert torch.equal(driver(path, kernels=compiled, threads=1).run(prompt, 1), want)
+    company = driver(path, kernels=compiled, block_tokens=3, seed=4)
+    request_, others = company.add(prompt), [company.add(ids(length, length)) for length in (1, 40, 17)]
+    company.step([(others[0], 1), (request_, 11), (others[1], 20)])
+    company.step([(request_, 1), (others[2], 17)])
+    company.step([(others[1], 1), (request_, 17)])
+    assert torch.equal(request_.result, want)
+
+
 def test_two_ranks_compute_what_one_computes(case, checkpoint, driver, ids, on_ranks):
     prompt = ids(19, 5)
     want = checkpoint(case).logits(prompt)

@@ -29,7 +29,7 @@ def changed(saved, change):
 def test_every_architecture_is_made_of_exactly_the_tensors_that_transformers_saved(case, checkpoint):
     """Sources are derived from the declaration; transformers wrote the names and shapes."""
     model, read = loaded(checkpoint(case).path)
-    assert sum(torch.Size(info.shape).numel() for info in read.tensors.values()) * 4 == weight_bytes(read.model, 4)
+    assert sum(torch.Size(info.shape).numel() for info in read.tensors.values()) * 4 == weight_bytes(read, 4)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_whole_checkpoint_is_read(folder):
     assert {name: info.shape for name, info in read.tensors.items()} == TENSORS
     assert read.architecture == "LlamaForCausalLM"
     assert (read.dtype, read.eos_token_ids, read.generation) == ("bfloat16", (3, 4), {})
-    assert weight_bytes(read.model, 2) == sum(torch.Size(shape).numel() for shape in TENSORS.values()) * 2
+    assert weight_bytes(read, 2) == sum(torch.Size(shape).numel() for shape in TENSORS.values()) * 2
 
 
 def test_offsets_point_to_the_numbers(folder):

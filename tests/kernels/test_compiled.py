@@ -1,0 +1,391 @@
+"""Compiled kernels against float64 formulas, in every variant that this CPU runs: results, guards, and rows that do not
+depend on their neighbours, bit for bit."""
+
+import ctypes
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.activation import ACTIVATIONS
+from kernels.cpu import library, packing, program
+from kernels.cpu.library import MissingKernels, usable
+from kernels.cpu.packing import FORMS, form_for, pack
+from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Heads, Linear, Norm, Program, StepData, Team
+from kernels.rope import rope_angles, rotate_
+
+POISON = 12345.0
+
+
+@pytest.fixture(scope="module", params=usable())
+def team(request):
+    made = Team(request.param, 2)
+    yield made
+    made.close()
+
+
+def random(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def forms_of(team):
+    return [form for form in FORMS if form != "amx_bf16" or team.variant == "amx"]
+
+
+def multiply(team, weight, x, form, bias=None, *, margin=3):
+    """x Wᵀ (+ b) into a poisoned buffer whose margin must stay as it was."""
+    packed = pack(weight, form, team.width)
+    rows, outputs = len(x), len(weight)
+    wide = torch.full((rows, x.shape[1] + margin), math.nan)
+    wide[:, : x.shape[1]] = x
+    y = torch.full((rows + margin, outputs + margin), POISON)
+    op = Linear(
+        weight=packed.data.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        x=wide.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=wide.stride(0),
+        y_stride=y.stride(0),
+        outputs=outputs,
+        inputs=x.shape[1],
+        form=FORMS.index(form),
+    )
+    team.run(Program([op], (packed.data, wide, y)), StepData(rows))
+    assert (y[rows:] == POISON).all() and (y[:, outputs:] == POISON).all()
+    return y[:rows, :outputs].clone()
+
+
+def near(got, want, tolerance=1e-5):
+    """Relative to the largest number that is wanted."""
+    scale = want.double().abs().max().clamp(min=1e-30)
+    assert (got.double() - want.double()).abs().max() / scale < tolerance
+
+
+ROWS = (1, 2, 3, 4, 5, 7, 12, 13, 16, 17, 33, 70, 200)
+SIZES = ((1, 1), (7, 5), (33, 31), (100, 48), (64, 300), (130, 1100))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_linear_is_its_product_for_any_number_of_rows(team, size):
+    weight, bias = random(*size, dtype=torch.bfloat16), random(size[0], seed=2)
+    for form in forms_of(team):
+        for rows in ROWS:
+            x = random(rows, size[1], seed=rows)
+            near(multiply(team, weight, x, form), x.double() @ weight.double().T)
+        near(multiply(team, weight, x, form, bias), x.double() @ weight.double().T + bias.double())
+
+
+def test_a_row_of_a_linear_is_the_same_alone_and_among_others(team):
+    weight, x = random(130, 1100, dtype=torch.bfloat16), random(200, 1100, seed=1)
+    for form in forms_of(team):
+        alone = multiply(team, weight, x[:1], form)
+        for rows in ROWS:
+            assert torch.equal(multiply(team, weight, x[:rows], form)[:1], alone), rows
+        last = multiply(team, weight, x[-1:], form)
+        assert torch.equal(multiply(team, weight, x, form)[-1:], last)
+
+
+def test_float32_weights_keep_all_their_digits(team):
+    weight, x = random(40, 64), random(9, 64, seed=1)
+    near(multiply(team, weight, x, form_for(weight.dtype, team.variant)), x.double() @ weight.double().T, 1e-6)
+
+
+@pytest.mark.parametrize("variant", ["amx", "avx2"])
+def test_the_form_keeps_every_number_of_the_checkpoint(variant):
+    weight = random(20, 40, dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        packed = pack(weight.to(dtype), form_for(dtype, variant), 8)
+        assert sorted(packed.data.double().unique().tolist()) == sorted({*weight.double().unique().tolist(), 0.0})
+
+
+def test_activations_of_every_size_survive_three_parts(team):
+    """Rows of huge, tiny and mixed numbers, and zeros."""
+    weight = random(50, 96, dtype=torch.bfloat16)
+    x = random(6, 96, seed=3) * torch.tensor([1e20, 1e-20, 1.0, 0.0, 1e5, 1e-5])[:, None]
+    x[2, ::2] *= 1e6
+    for form in forms_of(team):
+        got = multiply(team, weight, x, form)
+        for row in range(6):
+            near(got[row], x[row].double() @ weight.double().T, 2e-6)
+
+
+def test_a_row_that_is_not_finite_stays_so_and_spoils_no_other(team):
+    weight, x = random(20, 64, dtype=torch.bfloat16), random(5, 64, seed=1)
+    clean = x.clone()
+    x[2, 7], x[3, 9] = math.nan, math.inf
+    for form in forms_of(team):
+        got, want = multiply(team, weight, x, form), multiply(team, weight, clean, form)
+        assert not got[2].isfinite().any() and not got[3].isfinite().any()
+        assert torch.equal(got[[0, 1, 4]], want[[0, 1, 4]])
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 37, 128])
+@pytest.mark.parametrize("kind", [program.RMS, program.LAYER])
+def test_norms_of_pieces(team, size, kind):
+    rows, groups = 5, 3
+    x, weight, bias = random(rows, groups, size) + 0.5, random(groups, size, seed=1), random(size, seed=2)
+    y = torch.full((rows, groups * size + 2), POISON)
+    op = Norm(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=bias.data_ptr() if kind == program.LAYER else None,
+        y=y.data_ptr(),
+        x_stride=groups * size,
+        y_stride=groups * size + 2,
+        groups=groups,
+        size=size,
+        weight_stride=size,
+        norm=kind,
+        eps=1e-3,
+    )
+    team.run(Program([op], ()), StepData(rows))
+    wide = x.double()
+    if kind == program.LAYER:
+        wide = wide - wide.mean(-1, keepdim=True)
+    want = wide / (wide.square().mean(-1, keepdim=True) + 1e-3).sqrt() * weight.double()
+    if kind == program.LAYER:
+        want = want + bias.double()
+    near(y[:, :-2].view(rows, groups, size), want, 1e-6)
+    assert (y[:, -2:] == POISON).all()
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize("gated", [True, False])
+def test_activations(team, act, gated):
+    inner = 53
+    x = random(4, inner * (2 if gated else 1), seed=1) * 4
+    x[0, :12] = torch.tensor([0.0, -0.0, 1e-6, -1e-6, 20.0, -20.0, 100.0, -100.0, 3e4, -3e4, 0.09, 0.11])
+    y = torch.full((4, inner + 1), POISON)
+    op = Activate(
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.shape[1],
+        y_stride=inner + 1,
+        inner=inner,
+        act=program.ACTS[act],
+        gated=gated,
+    )
+    team.run(Program([op], ()), StepData(4))
+    want = ACTIVATIONS[act](x[:, :inner].double())
+    if gated:
+        want = want * x[:, inner:].double()
+    torch.testing.assert_close(y[:, :-1].double(), want, atol=5e-6, rtol=1e-5)
+    assert (y[:, -1] == POISON).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_embedding_adding_and_capping(team, dtype):
+    table, ids = random(11, 19, dtype=dtype), torch.tensor([3, 0, 10, 3])
+    out, more = torch.zeros(4, 19), random(4, 19, seed=5)
+    ops = [
+        Embed(table=table.data_ptr(), out=out.data_ptr(), out_stride=19, size=19, type=program.TYPES[dtype], scale=1.5),
+        Add(y=more.data_ptr(), x=out.data_ptr(), y_stride=19, x_stride=19, size=19, alpha=0.25),
+        Cap(x=out.data_ptr(), stride=19, size=19, scale=2.0, cap=3.0),
+    ]
+    team.run(Program(ops, ()), StepData(4, ids=ids))
+    want = (table[ids].double() * 1.5 + more.double() * 0.25) * 2.0
+    near(out, 3.0 * torch.tanh(want / 3.0), 1e-6)
+
+
+def test_half_precision_is_read_exactly(team):
+    """Every fp16 number, infinities and NaN apart."""
+    bits = torch.arange(0, 1 << 16, dtype=torch.int32).to(torch.int16)
+    table = bits.view(torch.float16).view(1024, 64)
+    ids, out = torch.arange(1024), torch.zeros(1024, 64)
+    op = Embed(table=table.data_ptr(), out=out.data_ptr(), out_stride=64, size=64, type=2, scale=1.0)
+    team.run(Program([op], ()), StepData(1024, ids=ids))
+    finite = table.isfinite()
+    assert torch.equal(out[finite], table.float()[finite])
+
+
+class Pages:
+    """Rows of (first, count) of one layer: q, k and v of all their positions, and pages of what came before."""
+
+    LAYERS, LAYER = 3, 1
+
+    def __init__(self, rows, *, heads=6, kv_heads=2, dim=8, window=0, dtype=torch.float32, block=4, seed=0):
+        draw = torch.Generator().manual_seed(seed)
+        self.rows, self.heads, self.kv_heads, self.dim, self.window = rows, heads, kv_heads, dim, window
+        self.width = max(-(-(first + count) // block) for first, count in rows)
+        self.block, total = block, len(rows) * self.width + 1
+        self.table = (torch.randperm(total - 1, generator=draw) + 1).view(len(rows), self.width)
+        # What is read without having been written must not matter.
+        self.pages = torch.full((total, self.LAYERS, 2, block, kv_heads, dim), 50.0).to(dtype)
+        self.qkv = [  # of its number and length alone, so that a row is the same in any company
+            random(first + count, heads + 2 * kv_heads, dim, seed=row, dtype=dtype).float()
+            for row, (first, count) in enumerate(rows)
+        ]
+        for row, (first, _) in enumerate(rows):
+            for position in range(first):
+                at = self.pages[self.table[row, position // block], self.LAYER, :, position % block]
+                at[:] = self.qkv[row][position, heads:].view(2, kv_heads, dim).to(dtype)
+            if window:
+                self.table[row, : max(0, first - window + 1) // block] = 0
+
+    def attend(self, team, *, scale=0.3, softcap=0.0, turned=0, interleaved=False):
+        """[tokens, heads, dim] of all rows, q and k turned by the positions first."""
+        new = [qkv[first:] for qkv, (first, _) in zip(self.qkv, self.rows, strict=True)]
+        qkv = torch.cat(new).flatten(1).contiguous()
+        first, count = torch.tensor(self.rows).T.contiguous()
+        positions = torch.cat([torch.arange(a, a + n) for a, n in self.rows])
+        owner = torch.repeat_interleave(torch.arange(len(self.rows)), count)
+        slots = self.table[owner, positions // self.block] * self.block + positions % self.block
+        out = torch.full((len(qkv) + 1, self.heads * self.dim + 2), POISON)
+        angles = [
+            tuple(x.contiguous() for x in rope_angles(positions, 0.1 ** torch.arange(turned // 2), 1.0, interleaved))
+        ]
+        shared = {"heads": self.heads, "kv_heads": self.kv_heads, "dim": self.dim, "group": 0, "layer": self.LAYER}
+        ops = [
+            Heads(qkv=qkv.data_ptr(), stride=qkv.shape[1], turned=turned, rope=0, interleaved=interleaved, **shared),
+            Attend(
+                q=qkv.data_ptr(),
+                out=out.data_ptr(),
+                q_stride=qkv.shape[1],
+                out_stride=out.shape[1],
+                window=self.window,
+                scale=scale,
+                softcap=softcap,
+                **shared,
+            ),
+            Add(y=out.data_ptr(), x=out.data_ptr(), y_stride=out.shape[1], x_stride=out.shape[1], size=0, alpha=1.0),
+        ]
+        data = StepData(
+            len(qkv),
+            first=first.contiguous(),
+            count=count.contiguous(),
+            angles=angles,
+            tables=[self.table],
+            slots=[slots],
+            pages=self.pages,
+        )
+        team.run(Program(ops, (qkv, out)), data)
+        assert (out[-1] == POISON).all() and (out[:, -2:] == POISON).all()
+        return out[:-1, :-2].reshape(-1, self.heads, self.dim)
+
+    def brute_force(self, *, scale=0.3, softcap=0.0, turned=0, interleaved=False):
+        found = []
+        for qkv, (first, count) in zip(self.qkv, self.rows, strict=True):
+            qkv = qkv.clone()
+            if turned:
+                # Positions that came before were written as they are.
+                cos, sin = rope_angles(
+                    torch.arange(first, first + count), 0.1 ** torch.arange(turned // 2), 1.0, interleaved
+                )
+                rotate_(qkv[first:, : self.heads + self.kv_heads], cos, sin, interleaved)
+            q, k, v = qkv.double().split([self.heads, self.kv_heads, self.kv_heads], 1)
+            k, v = (x.repeat_interleave(self.heads // self.kv_heads, 1) for x in (k, v))
+            for position in range(first, first + count):
+                low = max(0, position - self.window + 1) if self.window else 0
+                scores = torch.einsum("hd,jhd->hj", q[position], k[low : position + 1]) * scale
+                if softcap:
+                    scores = softcap * torch.tanh(scores / softcap)
+                found.append(torch.einsum("hj,jhd->hd", scores.softmax(-1), v[low : position + 1]))
+        return torch.stack(found)
+
+
+RAGGED = [(0, 1), (0, 9), (5, 1), (63, 1), (64, 3), (30, 40), (130, 1)]
+
+
+@pytest.mark.parametrize("window", [0, 1, 7, 64, 100])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 8), (5, 1, 12), (3, 3, 20), (14, 2, 64), (8, 4, 80)])
+def test_attention_of_ragged_rows(team, window, heads, kv_heads, dim):
+    pages = Pages(RAGGED, heads=heads, kv_heads=kv_heads, dim=dim, window=window)
+    near(pages.attend(team, scale=dim**-0.5), pages.brute_force(scale=dim**-0.5), 2e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"softcap": 0.7}, {"turned": 8}, {"turned": 4}, {"turned": 8, "interleaved": True}]
+)
+def test_attention_with_caps_and_positions(team, options):
+    pages = Pages(RAGGED)
+    near(pages.attend(team, **options), pages.brute_force(**options), 2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("block", [1, 16, 24])
+def test_attention_over_narrow_pages(team, dtype, block):
+    pages = Pages(RAGGED, dtype=dtype, block=block)
+    near(pages.attend(team), pages.brute_force(), 2e-6)
+    found = pages.attend(team, turned=8)  # keys are rounded after they are turned
+    near(found, pages.brute_force(turned=8), 2e-2)
+
+
+@pytest.mark.parametrize("window", [0, 600])
+def test_a_long_row_is_the_same_alone_in_company_and_in_chunks(team, window):
+    """Its splits go to several threads if it has one query; a chunk of queries goes through all of them itself."""
+    whole = Pages([(0, 1600)], window=window, heads=4, kv_heads=1, block=16).attend(team)
+    pages = Pages([(1599, 1)], window=window, heads=4, kv_heads=1, block=16)
+    alone = pages.attend(team)
+    near(alone, pages.brute_force(), 2e-6)
+    assert torch.equal(alone[0], whole[-1])
+    for rows in ([(1599, 1), (0, 3), (700, 1)], [(1590, 10)], [(1599, 1), (40, 60)]):
+        company = Pages([(1599, 1), *rows], window=window, heads=4, kv_heads=1, block=16)
+        assert torch.equal(company.attend(team)[0], alone[0])
+    assert torch.equal(Pages([(1590, 10)], window=window, heads=4, kv_heads=1, block=16).attend(team)[-1], alone[0])
+
+
+def test_the_number_of_threads_changes_nothing(team):
+    pages = Pages([(1100, 1), (0, 40), (7, 1)])
+    want = pages.attend(team)
+    for threads in (1, 3):
+        other = Team(team.variant, threads)
+        assert torch.equal(pages.attend(other), want)
+        other.close()
+
+
+def test_values_that_are_not_finite_are_written_as_zero(team):
+    pages = Pages([(0, 3)], dtype=torch.float16)
+    pages.qkv[0][1, pages.heads :] = torch.tensor([math.nan, math.inf, -math.inf, 1e9, 1.0, 2.0, 3.0, 4.0])
+    pages.attend(team)
+    written = pages.pages[pages.table[0, 0], pages.LAYER, :, 1]
+    assert torch.equal(written, torch.tensor([0, 0, 0, 0, 1.0, 2.0, 3.0, 4.0]).half().expand_as(written))
+
+
+def test_a_step_of_no_tokens_does_nothing(team):
+    y = torch.full((1, 4), POISON)
+    team.run(Program([Add(y=y.data_ptr(), x=y.data_ptr(), y_stride=4, x_stride=4, size=4, alpha=1.0)], ()), StepData(0))
+    assert (y == POISON).all()
+
+
+def test_here_something_is_compiled():
+    """The suite runs where there is a compiler: otherwise most of this file would test nothing."""
+    assert "base" in usable()
+
+
+def cpu(tmp_path, monkeypatch, text):
+    (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(library, "CPU_FACTS", tmp_path / "cpuinfo")
+
+
+def test_only_what_the_cpu_can_run_is_usable(tmp_path, monkeypatch):
+    cpu(tmp_path, monkeypatch, "processor : 0\nflags\t\t: fpu sse2 avx2 fma f16c\n")
+    assert usable() == ("avx2", "base")
+    cpu(tmp_path, monkeypatch, "processor : 0\nFeatures : asimd\n")
+    assert usable() == ("base",)
+    monkeypatch.setattr(library, "CPU_FACTS", tmp_path / "nothing")
+    assert usable() == ("base",)
+    with pytest.raises(MissingKernels, match=r"'avx2': usable here are base; reinstall .* or set hardware.kernels to"):
+        library.load("avx2")
+
+
+def test_without_compiled_files_torch_serves(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    assert usable() == () and library.best() == "torch"
+    with pytest.raises(MissingKernels, match="usable here are none"):
+        library.load("base")
+
+
+def test_a_library_of_another_version_is_refused(monkeypatch):
+    class Other(ctypes.Structure):
+        _fields_ = [("more", ctypes.c_int64)]
+
+    monkeypatch.setattr(program, "MIRRORED", (*program.MIRRORED[:-1], Other))
+    with pytest.raises(MissingKernels, match="of another version"):
+        Team("base", 1)
+
+
+def test_packed_weights_know_their_size():
+    packed = pack(random(5, 7), "tiles_f32", 4)
+    assert (packed.outputs, packed.inputs, packed.data.shape) == (5, 7, (1, 7, 8))
+    assert replace(packed, outputs=4) != packed and packing.FORMS[0] == packed.form
