@@ -5,11 +5,13 @@
 #   docker run --rm -p 8000:8000 -v $PWD/m.yaml:/manifest.yaml:ro slipway     any manifest
 #
 # BASE         an image with Python 3.11 or newer, its venv module and a POSIX shell
+# BUILD_BASE   the same with a C++ compiler, for the kernels of CPUs; without one the image serves by torch alone, slower
 # TORCH_INDEX  index with torch's wheels for CPUs, as PyTorch's installation page names it: an image of about 1 GB. Without
 #              it pip takes the build of the default index, which runs on CPUs too but brings some GB for GPUs
 ARG BASE=python:3.11-slim-bookworm
+ARG BUILD_BASE=python:3.11-bookworm
 
-FROM ${BASE} AS build
+FROM ${BUILD_BASE} AS build
 ARG TORCH_INDEX=
 # How pip reaches packages where the image is built; only seen by this stage.
 ARG PIP_INDEX_URL

@@ -48,10 +48,15 @@ $(BIN)/pip:
 	@$(PYTHON) -m venv $(VENV)
 
 # Pinned dependencies first, then the package itself, which must find them all there.
-$(VENV)/.runtime: requirements/runtime.txt pyproject.toml | $(BIN)/pip
+$(VENV)/.dependencies: requirements/runtime.txt | $(BIN)/pip
 	@echo "installing the pinned dependencies"
 	@$(PIP) install -r requirements/runtime.txt
-	@$(PIP) install --constraint requirements/runtime.txt -e .
+	@touch $@
+
+# Compiles the kernels where there is a C++ compiler. What builds the package is among the pinned requirements.
+$(VENV)/.runtime: $(VENV)/.dependencies pyproject.toml setup.py $(wildcard kernels/cpu/*.h kernels/cpu/*.cpp)
+	@echo "building the package and its kernels"
+	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.test: requirements/test.txt $(VENV)/.runtime

@@ -4,7 +4,7 @@
 # With Docker or Podman the image is built and run by them. Where no engine runs, buildah does both with chroot isolation,
 # on a base that debootstrap makes; that takes root and the packages buildah and debootstrap.
 #
-# BASE                       base image; default: the Dockerfile's, or with buildah a Debian made here
+# BASE, BUILD_BASE           base images; default: the Dockerfile's, or with buildah Debians made here
 # TORCH_INDEX, PIP_*         passed on to the build; folders and files that PIP_FIND_LINKS and PIP_CERT name are mounted
 # WORK                       folder for base and storage, about 25 GB (vfs keeps a copy a layer); default /var/tmp/slipway-image
 set -eu
@@ -32,35 +32,37 @@ for name in TORCH_INDEX PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CER
     test -n "$value" && set -- "$@" --build-arg "$name=$value"
 done
 
+# The image localhost/slipway-$1: a Debian with the packages $2.
+debian() {
+    if ! test -e "$WORK/$1.complete"; then
+        say "making a Debian with $2"
+        rm -rf "${WORK:?}/$1"
+        debootstrap --variant=minbase --include="$2" bookworm "$WORK/$1" >"$WORK/debootstrap.log" 2>&1 ||
+            fail "debootstrap failed, see $WORK/debootstrap.log"
+        rm -rf "$WORK/$1"/var/cache/apt/archives/*.deb "$WORK/$1"/var/lib/apt/lists/*
+        touch "$WORK/$1.complete"
+    fi
+    $buildah images -q "localhost/slipway-$1" >/dev/null 2>&1 && return
+    container=$($buildah from scratch)
+    $buildah copy -q "$container" "$WORK/$1" / >/dev/null
+    $buildah commit -q --rm "$container" "localhost/slipway-$1" >/dev/null
+}
+
 build_with_buildah() {
     mkdir -p "$WORK"
-    if ! test -e "$WORK/base.complete"; then
-        say "making a Debian base with debootstrap"
-        rm -rf "$WORK/base"
-        debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$WORK/base" >"$WORK/debootstrap.log" 2>&1 ||
-            fail "debootstrap failed, see $WORK/debootstrap.log"
-        rm -rf "$WORK"/base/var/cache/apt/archives/*.deb "$WORK"/base/var/lib/apt/lists/*
-        touch "$WORK/base.complete"
-    fi
-    if test -z "${BASE-}"; then
-        BASE=localhost/slipway-base
-        if ! $buildah images -q "$BASE" >/dev/null 2>&1; then
-            container=$($buildah from scratch)
-            $buildah copy -q "$container" "$WORK/base" / >/dev/null
-            $buildah commit -q --rm "$container" "$BASE" >/dev/null
-        fi
-    fi
+    test -n "${BASE-}" || { debian base python3,python3-venv,ca-certificates; BASE=localhost/slipway-base; }
+    test -n "${BUILD_BASE-}" || { debian build python3,python3-venv,ca-certificates,g++; BUILD_BASE=localhost/slipway-build; }
     for path in "${PIP_FIND_LINKS-}" "${PIP_CERT-}"; do
         test -e "$path" && set -- "$@" --volume "$path:$path:ro"
     done
-    $buildah bud --isolation chroot --format docker --layers --build-arg "BASE=$BASE" "$@" -t "$IMAGE" .
+    $buildah bud --isolation chroot --format docker --layers --build-arg "BASE=$BASE" --build-arg "BUILD_BASE=$BUILD_BASE" "$@" -t "$IMAGE" .
 }
 
 buildah="buildah --root $WORK/storage --runroot $WORK/run --storage-driver vfs"
 say "building"
 case $engine in
 buildah) build_with_buildah "$@" ;;
-*) $engine build ${BASE:+--build-arg "BASE=$BASE"} "$@" -t "$IMAGE" . ;;
+*) $engine build ${BASE:+--build-arg "BASE=$BASE"} ${BUILD_BASE:+--build-arg "BUILD_BASE=$BUILD_BASE"} "$@" -t "$IMAGE" . ;;
 esac
 
 # One container with a user that /etc/passwd does not know, on a read-only root where the engine can do that.
