@@ -52,6 +52,7 @@ class CompiledModel:
         self.ropes, self.team = ropes, team
         self.buffers = Buffers()
         self.hidden = vocabulary.part.hidden
+        self.logit_rows = torch.empty(0, vocabulary.part.vocab)
         self._write_ops()  # finds the widths
         self._fit(LEAST_TOKENS)
 
@@ -73,9 +74,12 @@ class CompiledModel:
         return self.out[: batch.tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See `TextModel.logits`."""
+        """See `TextModel.logits`; valid until the next call."""
         part, hidden = self.vocabulary.out, hidden.contiguous()
-        y = torch.empty(len(hidden), self.vocabulary.part.vocab)
+        if len(hidden) > len(self.logit_rows):
+            # Kept: fresh memory for 16 rows of 152k logits costs 2 ms of page faults a step.
+            self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
+        y = self.logit_rows[: len(hidden)]
         head = self.vocabulary.head
         assert isinstance(head, Packed)
         ops: list[cpu.Op] = [_linear(head, self.vocabulary.bias, hidden, y)]

@@ -96,7 +96,7 @@ class TextModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] → [rows, vocab] fp32, scaled and capped as the model says."""
+        """[rows, hidden] → [rows, vocab] fp32, scaled and capped as the model says, valid until the next call."""
         if hidden.shape[0] == 0:
             return torch.empty((0, self.model.embed.vocab), device=self.device)
         if self.compiled is not None:

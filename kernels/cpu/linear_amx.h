@@ -17,6 +17,7 @@ namespace amx {
 constexpr int64_t SIDE = 16, BLOCK = 32, TILE = SIDE * BLOCK, PARTS = 3;
 constexpr int64_t CHUNK = 8;          // row tiles that share one pass over the weights
 constexpr int64_t GROUP = 8;          // output tiles of a piece of work where there are many rows
+constexpr int64_t AHEAD = 4;          // blocks of weights between fetching and using them
 constexpr int64_t DEPTH_BLOCKS = 32;  // blocks of inputs whose x (two row tiles) stays in the first-level cache
 
 // The kernel hands tiles out only to a process that asks.
@@ -25,7 +26,8 @@ static bool permitted() {
     return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 
-static void configure() {
+// For one row tile only its rows are computed: tiles 3 to 5 hold weights there, the others x and sums.
+static void configure(int64_t tokens) {
     struct __attribute__((packed)) {
         uint8_t palette = 1, start = 0, reserved[14] = {};
         uint16_t bytes[16] = {};
@@ -33,7 +35,7 @@ static void configure() {
     } config;
     for (int tile = 0; tile < 8; tile++) {
         config.bytes[tile] = 64;
-        config.rows[tile] = 16;
+        config.rows[tile] = uint8_t(tokens < SIDE && (tile < 3 || tile > 5) ? tokens : SIDE);
     }
     _tile_loadconfig(&config);
 }
@@ -82,8 +84,10 @@ template <int N> static void one_by(const uint16_t* x, const uint16_t* w, int64_
         if constexpr (N > 2) _tile_zero(2);
     }
     for (int64_t block = 0; block < depth; block++, x += PARTS * TILE, w += TILE) {
+        // Weights of some blocks further on; near the end, of the tiles that come next.
+        const uint16_t* ahead = w + AHEAD * TILE + (block + AHEAD < depth ? 0 : N * apart - depth * TILE);
         for (int n = 0; n < N; n++)
-            for (int line = 0; line < 16; line++) _mm_prefetch((const char*)(w + n * apart + 4 * TILE + line * 32), _MM_HINT_T0);
+            for (int line = 0; line < SIDE; line++) _mm_prefetch((const char*)(ahead + n * apart + line * BLOCK), _MM_HINT_T0);
         _tile_loadd(3, w, 64);
         if constexpr (N > 1) _tile_loadd(4, w + apart, 64);
         if constexpr (N > 2) _tile_loadd(5, w + 2 * apart, 64);

@@ -86,7 +86,7 @@ void run_linear(const Linear& op, Runner& runner, const Step& step, Scratch& scr
 #ifdef __AMX_BF16__
     if (op.form == AMX_BF16) {
         const amx::Work work(op, step.tokens);
-        amx::configure();
+        amx::configure(step.tokens);
         const int64_t each = std::clamp<int64_t>(work.pieces / (team.size * 8), 1, 16);
         while (team.take(work.pieces, each, begin, end))
             for (int64_t index = begin; index < end; index++) amx::piece(op, step.tokens, work, packed, index, scratch);
