@@ -17,7 +17,7 @@ from engine.layers.rope import angles
 from engine.layers.vocabulary import Vocabulary
 from engine.models.parts import LayerNorm, Norm, Rope
 from kernels.cpu import program as cpu
-from kernels.cpu.packing import FORMS, Packed
+from kernels.cpu.packing import Packed
 from kernels.cpu.program import Program, StepData, Team
 
 LEAST_TOKENS = 64
@@ -82,7 +82,7 @@ class CompiledModel:
         y = self.logit_rows[: len(hidden)]
         head = self.vocabulary.head
         assert isinstance(head, Packed)
-        ops: list[cpu.Op] = [_linear(head, self.vocabulary.bias, hidden, y)]
+        ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y)]
         if part.scale != 1.0 or part.softcap is not None:
             ops.append(
                 cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=part.softcap or 0.0)
@@ -189,21 +189,7 @@ class CompiledModel:
 
 def _project(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:
     assert isinstance(layer.weight, Packed)
-    return _linear(layer.weight, layer.bias, x, y)
-
-
-def _linear(weight: Packed, bias: Tensor | None, x: Tensor, y: Tensor) -> cpu.Linear:
-    return cpu.Linear(
-        weight=weight.data.data_ptr(),
-        bias=None if bias is None else bias.data_ptr(),
-        x=x.data_ptr(),
-        y=y.data_ptr(),
-        x_stride=x.stride(0),
-        y_stride=y.stride(0),
-        outputs=weight.outputs,
-        inputs=weight.inputs,
-        form=FORMS.index(weight.form),
-    )
+    return cpu.linear(layer.weight, layer.bias, x, y)
 
 
 def _norm(layer: NormLayer, x: Tensor, y: Tensor) -> cpu.Norm:

@@ -25,10 +25,12 @@ class Variant:
 
 
 _X86 = ("x86_64", "AMD64")
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c", "-mprefer-vector-width=512")
-_AVX512_NEEDS = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq"))
+_AVX512_PARTS = ("f", "bw", "vl", "dq", "vnni")
+_AVX512 = (*(f"-mavx512{part}" for part in _AVX512_PARTS), "-mfma", "-mf16c", "-mprefer-vector-width=512")
+_AVX512_NEEDS = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"))
+_AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 VARIANTS = (
-    Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16"}, (*_AVX512, "-mamx-tile", "-mamx-bf16")),
+    Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512, *_AMX)),
     Variant("avx512", _X86, _AVX512_NEEDS, _AVX512),
     Variant("avx2", _X86, frozenset(("avx2", "fma", "f16c")), ("-mavx2", "-mfma", "-mf16c")),
     Variant("base", (*_X86, "aarch64", "arm64"), frozenset(), ()),
@@ -86,7 +88,8 @@ def _open(name: str) -> ctypes.CDLL:
     pointer = ctypes.c_void_p
     library.slipway_sizes.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_int64]
     library.slipway_sizes.restype = ctypes.c_int64
-    library.slipway_width.restype = ctypes.c_int64
+    library.slipway_tiling.argtypes = [ctypes.POINTER(ctypes.c_int64)] * 3
+    library.slipway_tiling.restype = None
     library.slipway_start.argtypes = [ctypes.c_int]
     library.slipway_start.restype = pointer
     library.slipway_stop.argtypes = [pointer]

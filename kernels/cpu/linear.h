@@ -35,8 +35,8 @@ multiply(int64_t depth, const float* x, const float* w, const char* next, int64_
 
 struct Panels {
     int64_t rows, count, chunk, chunks;  // rows of each; how many; panels of one pass; passes
-    explicit Panels(int64_t tokens) {
-        count = (tokens + MOST_ROWS - 1) / MOST_ROWS;
+    explicit Panels(int64_t tokens, int64_t most_rows = MOST_ROWS) {
+        count = (tokens + most_rows - 1) / most_rows;
         rows = (tokens + count - 1) / count;
         chunks = (count + CHUNK_PANELS - 1) / CHUNK_PANELS;
         chunk = (count + chunks - 1) / chunks;

@@ -1,8 +1,12 @@
-// y = x Wᵀ by matrix tiles (Intel AMX), exact to float: weights that are bf16 in the checkpoint, and each x as the sum of
-// three bf16 numbers, which together hold all of its digits. Products of two bf16 numbers are exact in float, sums are in
-// float; for each block of 32 inputs the three parts are added in the same order whatever the number of rows.
+// y = x Wᵀ by matrix tiles (Intel AMX).
 //
-// Weights: [16 outputs][32 inputs] as [tile][block][input pair][output][2]; x: [16 rows][block][part][row][32].
+// bf16: exact to float. Weights that are bf16 in the checkpoint, and each x as the sum of three bf16 numbers, which
+// together hold all of its digits. Products of two bf16 numbers are exact in float, sums are in float; for each block of
+// inputs the three parts are added in the same order whatever the number of rows.
+// int8: x rounded to 8 bits by the row's own largest number, as in linear_int.h; sums are whole numbers and exact.
+//
+// A tile holds 16 rows of 64 bytes: 32 inputs of 2 bytes, or 64 of one. Weights: [16 outputs][block][word][output][4
+// bytes]; x: [16 rows][block][part][row][64 bytes], and for int8 the scales of all rows behind.
 #pragma once
 #ifdef __AMX_BF16__
 
@@ -10,11 +14,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "linear.h"
+#include "linear_int.h"
 
 namespace amx {
 
-constexpr int64_t SIDE = 16, BLOCK = 32, TILE = SIDE * BLOCK, PARTS = 3;
+constexpr int64_t SIDE = 16, LINE = 64, TILE = SIDE * LINE;  // rows, bytes of a row, bytes
+
+struct Bf16 { static constexpr int64_t INPUTS = 32, PARTS = 3; };
+struct Int8 { static constexpr int64_t INPUTS = 64, PARTS = 1; };
+
 constexpr int64_t CHUNK = 8;          // row tiles that share one pass over the weights
 constexpr int64_t GROUP = 8;          // output tiles of a piece of work where there are many rows
 constexpr int64_t AHEAD = 4;          // blocks of weights between fetching and using them
@@ -40,40 +48,63 @@ static void configure(int64_t tokens) {
     _tile_loadconfig(&config);
 }
 
-static inline int64_t blocks(const Linear& op) { return (op.inputs + BLOCK - 1) / BLOCK; }
+template <class T> static inline int64_t blocks(const Linear& op) { return (op.inputs + T::INPUTS - 1) / T::INPUTS; }
 static inline int64_t row_tiles(int64_t tokens) { return (tokens + SIDE - 1) / SIDE; }
 static inline int64_t output_tiles(const Linear& op) { return (op.outputs + SIDE - 1) / SIDE; }
+template <class T> static inline int64_t packed_tiles(const Linear& op, int64_t tokens) {
+    return row_tiles(tokens) * blocks<T>(op) * T::PARTS;
+}
 static inline size_t packed_floats(const Linear& op, int64_t tokens) {
-    return size_t(row_tiles(tokens) * blocks(op) * PARTS * TILE / 2);
+    if (op.form == AMX_BF16) return size_t(packed_tiles<Bf16>(op, tokens) * TILE / 4);
+    return size_t(packed_tiles<Int8>(op, tokens) * TILE / 4 + row_tiles(tokens) * SIDE);
 }
 
-static inline vf round_bf16(vf x, uint16_t* out) {
+static inline vf round_bf16(vf x, uint8_t* out) {
     vi bits = (vi)x;
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) & int32_t(0xffff0000);
     *(vh_any*)out = __builtin_convertvector(bits >> 16, vh);
     return (vf)bits;
 }
 
-static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* packed) {
-    const float* x = op.x + token * op.x_stride;
-    uint16_t* out = (uint16_t*)packed + token / SIDE * blocks(op) * PARTS * TILE + token % SIDE * BLOCK;
-    for (int64_t k = 0; k < op.inputs; k += BLOCK, out += PARTS * TILE) {
-        alignas(64) float block[BLOCK] = {};
-        std::memcpy(block, x + k, sizeof(float) * std::min(BLOCK, op.inputs - k));
-        for (int64_t half = 0; half < BLOCK; half += W) {
+static void pack_x(Bf16, const Linear& op, const float* x, uint8_t* row, float*, Scratch&) {
+    for (int64_t at = 0; at < op.inputs; at += Bf16::INPUTS, row += Bf16::PARTS * TILE) {
+        alignas(64) float block[Bf16::INPUTS] = {};
+        std::memcpy(block, x + at, sizeof(float) * size_t(std::min(Bf16::INPUTS, op.inputs - at)));
+        for (int64_t half = 0; half < Bf16::INPUTS; half += W) {
             vf rest = load(block + half);
-            for (int part = 0; part < PARTS; part++) rest -= round_bf16(rest, out + part * TILE + half);
+            for (int64_t part = 0; part < Bf16::PARTS; part++) rest -= round_bf16(rest, row + part * TILE + 2 * half);
         }
     }
-    if (token != tokens - 1) return;
-    out = (uint16_t*)packed + token / SIDE * blocks(op) * PARTS * TILE;
-    for (int64_t piece = 0; piece < blocks(op) * PARTS; piece++)
-        for (int64_t row = token % SIDE + 1; row < SIDE; row++) std::memset(out + piece * TILE + row * BLOCK, 0, 64);
 }
 
+static void pack_x(Int8, const Linear& op, const float* x, uint8_t* row, float* scale, Scratch& scratch) {
+    const int64_t inputs = blocks<Int8>(op) * Int8::INPUTS;
+    int8_t* whole = (int8_t*)at_least(scratch.wide, size_t(inputs / 4));
+    *scale = row_scale(x, op.inputs);
+    round_row(x, op.inputs, *scale, whole);
+    std::memset(whole + op.inputs, 0, size_t(inputs - op.inputs));
+    for (int64_t at = 0; at < inputs; at += LINE, row += TILE) std::memcpy(row, whole + at, LINE);
+}
+
+// x of one token into its row of the tiles; the last token also clears the rows after it.
+template <class T>
+static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* packed, Scratch& scratch) {
+    uint8_t* tiles = (uint8_t*)packed;
+    float* scales = (float*)(tiles + packed_tiles<T>(op, tokens) * TILE);
+    uint8_t* tile = tiles + token / SIDE * blocks<T>(op) * T::PARTS * TILE;
+    pack_x(T{}, op, op.x + token * op.x_stride, tile + token % SIDE * LINE, scales + token, scratch);
+    if (token != tokens - 1) return;
+    for (int64_t piece = 0; piece < blocks<T>(op) * T::PARTS; piece++)
+        for (int64_t row = token % SIDE + 1; row < SIDE; row++) std::memset(tile + piece * TILE + row * LINE, 0, LINE);
+}
+
+#define MULTIPLY(sum, x, w)                                             \
+    if constexpr (T::PARTS == 1) { _tile_dpbssd(sum, x, w); }           \
+    else { _tile_dpbf16ps(sum, x, w); }
+
 // One row tile, N output tiles `apart` from each other. sums: [16][stride].
-template <int N> static void one_by(const uint16_t* x, const uint16_t* w, int64_t apart, int64_t depth, float* sums,
-                                    int64_t stride, bool more) {
+template <class T, int N>
+static void one_by(const uint8_t* x, const uint8_t* w, int64_t apart, int64_t depth, float* sums, int64_t stride, bool more) {
     if (more) {
         _tile_loadd(0, sums, stride * 4);
         if constexpr (N > 1) _tile_loadd(1, sums + 16, stride * 4);
@@ -83,21 +114,23 @@ template <int N> static void one_by(const uint16_t* x, const uint16_t* w, int64_
         if constexpr (N > 1) _tile_zero(1);
         if constexpr (N > 2) _tile_zero(2);
     }
-    for (int64_t block = 0; block < depth; block++, x += PARTS * TILE, w += TILE) {
+    for (int64_t block = 0; block < depth; block++, x += T::PARTS * TILE, w += TILE) {
         // Weights of some blocks further on; near the end, of the tiles that come next.
-        const uint16_t* ahead = w + AHEAD * TILE + (block + AHEAD < depth ? 0 : N * apart - depth * TILE);
+        const uint8_t* ahead = w + AHEAD * TILE + (block + AHEAD < depth ? 0 : N * apart - depth * TILE);
         for (int n = 0; n < N; n++)
-            for (int line = 0; line < SIDE; line++) _mm_prefetch((const char*)(ahead + n * apart + line * BLOCK), _MM_HINT_T0);
+            for (int line = 0; line < SIDE; line++) _mm_prefetch((const char*)(ahead + n * apart + line * LINE), _MM_HINT_T0);
         _tile_loadd(3, w, 64);
         if constexpr (N > 1) _tile_loadd(4, w + apart, 64);
         if constexpr (N > 2) _tile_loadd(5, w + 2 * apart, 64);
-#define PART(part, tile)                                \
-    _tile_loadd(tile, x + part * TILE, 64);             \
-    _tile_dpbf16ps(0, tile, 3);                         \
-    if constexpr (N > 1) _tile_dpbf16ps(1, tile, 4);    \
-    if constexpr (N > 2) _tile_dpbf16ps(2, tile, 5);
-        PART(0, 6) PART(1, 7) PART(2, 6)
-#undef PART
+#define ROWS_OF(part, tile)                                 \
+    if constexpr (part < T::PARTS) {                        \
+        _tile_loadd(tile, x + part * TILE, 64);             \
+        MULTIPLY(0, tile, 3)                                \
+        if constexpr (N > 1) { MULTIPLY(1, tile, 4) }       \
+        if constexpr (N > 2) { MULTIPLY(2, tile, 5) }       \
+    }
+        ROWS_OF(0, 6) ROWS_OF(1, 7) ROWS_OF(2, 6)
+#undef ROWS_OF
     }
     _tile_stored(0, sums, stride * 4);
     if constexpr (N > 1) _tile_stored(1, sums + 16, stride * 4);
@@ -105,7 +138,8 @@ template <int N> static void one_by(const uint16_t* x, const uint16_t* w, int64_
 }
 
 // Two row tiles `x_apart` from each other, two output tiles. sums: [32][stride].
-static void two_by_two(const uint16_t* x, int64_t x_apart, const uint16_t* w, int64_t apart, int64_t depth, float* sums,
+template <class T>
+static void two_by_two(const uint8_t* x, int64_t x_apart, const uint8_t* w, int64_t apart, int64_t depth, float* sums,
                        int64_t stride, bool more) {
     float* lower = sums + 16 * stride;
     if (more) {
@@ -114,16 +148,18 @@ static void two_by_two(const uint16_t* x, int64_t x_apart, const uint16_t* w, in
     } else {
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     }
-    for (int64_t block = 0; block < depth; block++, x += PARTS * TILE, w += TILE) {
+    for (int64_t block = 0; block < depth; block++, x += T::PARTS * TILE, w += TILE) {
         _tile_loadd(4, w, 64);
         _tile_loadd(5, w + apart, 64);
-#define PART(part)                                              \
-    _tile_loadd(6, x + part * TILE, 64);                        \
-    _tile_loadd(7, x + x_apart + part * TILE, 64);              \
-    _tile_dpbf16ps(0, 6, 4); _tile_dpbf16ps(1, 6, 5);           \
-    _tile_dpbf16ps(2, 7, 4); _tile_dpbf16ps(3, 7, 5);
-        PART(0) PART(1) PART(2)
-#undef PART
+#define ROWS_OF(part)                                       \
+    if constexpr (part < T::PARTS) {                        \
+        _tile_loadd(6, x + part * TILE, 64);                \
+        _tile_loadd(7, x + x_apart + part * TILE, 64);      \
+        MULTIPLY(0, 6, 4) MULTIPLY(1, 6, 5)                 \
+        MULTIPLY(2, 7, 4) MULTIPLY(3, 7, 5)                 \
+    }
+        ROWS_OF(0) ROWS_OF(1) ROWS_OF(2)
+#undef ROWS_OF
     }
     _tile_stored(0, sums, stride * 4); _tile_stored(1, sums + 16, stride * 4);
     _tile_stored(2, lower, stride * 4); _tile_stored(3, lower + 16, stride * 4);
@@ -139,8 +175,9 @@ struct Work {
     }
 };
 
+template <class T>
 static void piece(const Linear& op, int64_t tokens, const Work& work, const float* packed, int64_t index, Scratch& scratch) {
-    const int64_t all = blocks(op), apart = all * TILE, x_apart = all * PARTS * TILE;
+    const int64_t all = blocks<T>(op), apart = all * TILE, x_apart = all * T::PARTS * TILE;
     const int64_t tile = index % work.groups * work.group, tiles = std::min(work.group, output_tiles(op) - tile);
     const int64_t first = index / work.groups * CHUNK, rows = std::min(CHUNK, work.row_tiles - first);
     const int64_t stride = work.group * SIDE;
@@ -149,38 +186,41 @@ static void piece(const Linear& op, int64_t tokens, const Work& work, const floa
     for (int64_t block = 0; block < all; block += most) {
         const int64_t depth = std::min(most, all - block);
         const bool more = block > 0;
-        const uint16_t* w = (const uint16_t*)op.weight + tile * apart + block * TILE;
-        const uint16_t* x = (const uint16_t*)packed + first * x_apart + block * PARTS * TILE;
+        const uint8_t* w = (const uint8_t*)op.weight + tile * apart + block * TILE;
+        const uint8_t* x = (const uint8_t*)packed + first * x_apart + block * T::PARTS * TILE;
         // Rows outside, outputs inside: x is the larger part, three numbers for one, and stays in the nearest cache.
         int64_t row = 0;
         for (; row + 1 < rows; row += 2) {
-            const uint16_t* pair = x + row * x_apart;
+            const uint8_t* pair = x + row * x_apart;
             float* out = sums + row * SIDE * stride;
             int64_t n = 0;
             for (; n + 1 < tiles; n += 2)
-                two_by_two(pair, x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+                two_by_two<T>(pair, x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
             for (; n < tiles; n++) {
-                one_by<1>(pair, w + n * apart, apart, depth, out + n * SIDE, stride, more);
-                one_by<1>(pair + x_apart, w + n * apart, apart, depth, out + (SIDE * stride) + n * SIDE, stride, more);
+                one_by<T, 1>(pair, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+                one_by<T, 1>(pair + x_apart, w + n * apart, apart, depth, out + (SIDE * stride) + n * SIDE, stride, more);
             }
         }
         for (; row < rows; row++) {
             float* out = sums + row * SIDE * stride;
             int64_t n = 0;
-            for (; n + 2 < tiles; n += 3) one_by<3>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
-            for (; n < tiles; n++) one_by<1>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+            for (; n + 2 < tiles; n += 3) one_by<T, 3>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+            for (; n < tiles; n++) one_by<T, 1>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
         }
     }
-    const int64_t outputs = tiles * SIDE;
-    const int64_t from = first * SIDE, count = std::min(rows * SIDE, tokens - from);
-    for (int64_t r = 0; r < count; r++) {
-        float* y = op.y + (from + r) * op.y_stride + tile * SIDE;
-        const float* sum = sums + r * stride;
-        const int64_t width = std::min(outputs, op.outputs - tile * SIDE);
-        if (op.bias) for (int64_t i = 0; i < width; i++) y[i] = sum[i] + op.bias[tile * SIDE + i];
-        else std::memcpy(y, sum, size_t(width) * 4);
+    if constexpr (T::PARTS == 1) {
+        const float* row_scales = (const float*)((const uint8_t*)packed + packed_tiles<T>(op, tokens) * TILE) + first * SIDE;
+        for (int64_t r = 0; r < std::min(rows * SIDE, tokens - first * SIDE); r++)
+            for (int64_t n = 0; n < std::min(tiles * SIDE, op.outputs - tile * SIDE); n++) {
+                float* sum = sums + r * stride + n;
+                int32_t whole;
+                std::memcpy(&whole, sum, 4);
+                *sum = float(whole) * (op.scales[tile * SIDE + n] * row_scales[r]);
+            }
     }
+    put(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
 }
 
 }  // namespace amx
+#undef MULTIPLY
 #endif

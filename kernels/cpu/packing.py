@@ -1,11 +1,14 @@
-"""Weights in the order in which the compiled kernels read them (linear.h, linear_amx.h).
+"""Weights in the order in which the compiled kernels read them (linear.h, linear_amx.h, linear_int.h).
 
-form         order                                                       taken for
-tiles_f32    [outputs / 2V][input][2V], V floats to a vector             float32, and what is rounded differently
-tiles_bf16   the same in bf16: half the bytes, the same numbers          bf16 checkpoints
-amx_bf16     [outputs / 16][inputs / 32][pair of inputs][output][2]      bf16 checkpoints on CPUs with matrix tiles
+form         order                                                          taken for
+tiles_f32    [outputs / 2V][input][2V], V floats to a vector                float32, and what is rounded differently
+tiles_bf16   the same in bf16: half the bytes, the same numbers             bf16 checkpoints
+amx_bf16     [outputs / 16][inputs / 32][pair of inputs][output][2]         bf16 checkpoints on CPUs with matrix tiles
+tiles_int8   [outputs / 2V][word][2V][inputs of a word], 128 for zero       8 bits
+amx_int8     [outputs / 16][inputs / 64][four inputs][output][4], signed    8 bits on CPUs with matrix tiles
+tiles_int4   [outputs / V][group]{pairs of words, scales, zero points}      4 bits
 
-Outputs and, for tiles of a matrix unit, inputs are padded with zeros.
+Outputs, and inputs to whole words, groups or blocks, are padded with what multiplies as zero.
 """
 
 from dataclasses import dataclass
@@ -13,35 +16,103 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16")
+from kernels.quantisation import Int4Weight, Int8Weight
+
+FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "tiles_int8", "amx_int8", "tiles_int4")
+Weight = Tensor | Int8Weight | Int4Weight
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a compiled variant cuts weights: floats of a vector, and inputs of a word of 8-bit and of 4-bit weights."""
+
+    variant: str
+    width: int
+    word8: int
+    word4: int
 
 
 @dataclass(frozen=True)
 class Packed:
+    """`scales`: of each output of 8-bit weights. `group`: inputs that share a scale of 4-bit weights."""
+
     data: Tensor
     form: str
     outputs: int
     inputs: int
+    scales: Tensor | None = None
+    group: int = 0
+    zeros: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
 
-def form_for(dtype: torch.dtype, variant: str) -> str:
-    """The form that keeps every number of a weight of this type."""
-    if dtype != torch.bfloat16:
-        return "tiles_f32"
-    return "amx_bf16" if variant == "amx" else "tiles_bf16"
+def form_for(weight: Weight, tiling: Tiling) -> str:
+    """The fastest form that keeps every number of the weight."""
+    matrix = tiling.variant == "amx"
+    match weight:
+        case Int8Weight():
+            return "amx_int8" if matrix else "tiles_int8"
+        case Int4Weight():
+            return "tiles_int4"
+        case _ if weight.dtype == torch.bfloat16:
+            return "amx_bf16" if matrix else "tiles_bf16"
+    return "tiles_f32"
 
 
-def pack(weight: Tensor, form: str, width: int) -> Packed:
-    """weight: [outputs, inputs]; width: floats of a vector, 2 · width outputs to a tile."""
+def pack(weight: Weight, tiling: Tiling, form: str | None = None) -> Packed:
+    """weight: [outputs, inputs]. `form` None: the best one."""
+    form = form or form_for(weight, tiling)
+    match weight:
+        case Int8Weight():
+            return _pack_int8(weight, form, tiling)
+        case Int4Weight():
+            return _pack_int4(weight, tiling)
     outputs, inputs = weight.shape
     if form == "amx_bf16":
-        padded = _padded(weight.to(torch.bfloat16), 16, 32)
-        tiles = padded.view(len(padded) // 16, 16, -1, 16, 2).permute(0, 2, 3, 1, 4)
+        data = _words(_padded(weight.to(torch.bfloat16), 16, 32), 16, 2)
     else:
-        side = 2 * width
-        padded = _padded(weight.to(torch.float32 if form == "tiles_f32" else torch.bfloat16), side, 1)
-        tiles = padded.view(len(padded) // side, side, -1).transpose(1, 2)
-    return Packed(tiles.contiguous(), form, outputs, inputs)
+        kept = weight.to(torch.float32 if form == "tiles_f32" else torch.bfloat16)
+        data = _words(_padded(kept, 2 * tiling.width, 1), 2 * tiling.width, 1)
+    return Packed(data, form, outputs, inputs)
+
+
+def _pack_int8(weight: Int8Weight, form: str, tiling: Tiling) -> Packed:
+    outputs, inputs = weight.values.shape
+    if form == "amx_int8":
+        data = _words(_padded(weight.values, 16, 64), 16, 4)
+    else:
+        unsigned = (_padded(weight.values, 2 * tiling.width, tiling.word8).to(torch.int16) + 128).to(torch.uint8)
+        data = _words(unsigned, 2 * tiling.width, tiling.word8)
+    return Packed(data, form, outputs, inputs, weight.scales.contiguous())
+
+
+def _pack_int4(weight: Int4Weight, tiling: Tiling) -> Packed:
+    outputs, inputs = weight.values.shape
+    side, word, group = tiling.width, tiling.word4, weight.group
+    if group % 32:
+        raise ValueError(f"groups of {group} inputs: compiled kernels multiply groups of a multiple of 32")
+    values = _padded(weight.values, side, group)
+    words = _words(values, side, word).unflatten(1, (-1, group // (2 * word), 2))
+    # [tile, group, pair, 2, output, input of the word]: the first word of a pair goes to the low halves of the bytes
+    halves = (words[:, :, :, 0] | words[:, :, :, 1] << 4).flatten(2)
+    parts = [halves, _of_groups(weight.scales, side).view(torch.uint8)]
+    if weight.zeros is not None:
+        parts.append(_of_groups(weight.zeros, side))
+    data = torch.cat(parts, 2).contiguous()
+    return Packed(data, "tiles_int4", outputs, inputs, None, group, weight.zeros is not None)
+
+
+def _words(weight: Tensor, side: int, word: int) -> Tensor:
+    """[outputs, inputs] → [outputs / side][inputs / word][side][word]."""
+    return weight.view(len(weight) // side, side, -1, word).transpose(1, 2).contiguous()
+
+
+def _of_groups(values: Tensor, side: int) -> Tensor:
+    """[outputs, groups] → [outputs / side][groups][side]."""
+    return _padded(values, side, 1).view(-1, side, values.shape[1]).transpose(1, 2).contiguous()
 
 
 def _padded(weight: Tensor, outputs: int, inputs: int) -> Tensor:

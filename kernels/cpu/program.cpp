@@ -7,12 +7,11 @@
 #include "attention.h"
 #include "linear.h"
 #include "linear_amx.h"
+#include "linear_int.h"
 #include "pool.h"
 #include "rows.h"
 
 namespace {
-
-enum Form : int32_t { TILES_F32, TILES_BF16, AMX_BF16, FORMS };
 
 struct Runner {
     explicit Runner(int threads) : team(threads), scratch(size_t(threads)) {}
@@ -30,8 +29,13 @@ const attention::Plan& plan_of(const Attend& op, const std::vector<attention::Pl
 
 size_t packed_size(const Linear& op, int64_t tokens) {
 #ifdef __AMX_BF16__
-    if (op.form == AMX_BF16) return amx::packed_floats(op, tokens);
+    if (op.form == AMX_BF16 || op.form == AMX_INT8) return amx::packed_floats(op, tokens);
 #endif
+    if (op.form == TILES_INT8 || op.form == TILES_INT4) {
+        const Quantised form(op);
+        const Panels panels(tokens, form.most_rows);
+        return size_t(panels.count * form.panel(panels.rows));
+    }
     Panels panels(tokens);
     return size_t(panels.count * panels.rows * op.inputs);
 }
@@ -71,8 +75,10 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
         case LINEAR: {
             const Linear& linear = *static_cast<const Linear*>(op.what);
 #ifdef __AMX_BF16__
-            if (linear.form == AMX_BF16) return amx::pack_row(linear, token, step.tokens, aligned(runner.packed));
+            if (linear.form == AMX_BF16) return amx::pack_row<amx::Bf16>(linear, token, step.tokens, aligned(runner.packed), scratch);
+            if (linear.form == AMX_INT8) return amx::pack_row<amx::Int8>(linear, token, step.tokens, aligned(runner.packed), scratch);
 #endif
+            if (linear.form >= TILES_INT8) return quantise_row(linear, token, step.tokens, aligned(runner.packed), scratch);
             return pack_row(linear, token, step.tokens, aligned(runner.packed));
         }
         default: return;
@@ -84,16 +90,28 @@ void run_linear(const Linear& op, Runner& runner, const Step& step, Scratch& scr
     const float* packed = aligned(runner.packed);
     int64_t begin, end;
 #ifdef __AMX_BF16__
-    if (op.form == AMX_BF16) {
+    if (op.form == AMX_BF16 || op.form == AMX_INT8) {
         const amx::Work work(op, step.tokens);
         amx::configure(step.tokens);
         const int64_t each = std::clamp<int64_t>(work.pieces / (team.size * 8), 1, 16);
         while (team.take(work.pieces, each, begin, end))
-            for (int64_t index = begin; index < end; index++) amx::piece(op, step.tokens, work, packed, index, scratch);
+            for (int64_t index = begin; index < end; index++) {
+                if (op.form == AMX_BF16) amx::piece<amx::Bf16>(op, step.tokens, work, packed, index, scratch);
+                else amx::piece<amx::Int8>(op, step.tokens, work, packed, index, scratch);
+            }
         _tile_release();
         return;
     }
 #endif
+    if (op.form == TILES_INT8 || op.form == TILES_INT4) {
+        const Quantised form(op);
+        const Panels panels(step.tokens, form.most_rows);
+        const int64_t pieces = form.tiles(op) * panels.chunks;
+        const int64_t each = panels.count > 1 ? 1 : std::clamp<int64_t>(pieces / (team.size * 8), 1, 32);
+        while (team.take(pieces, each, begin, end))
+            quantised_pieces(op, step.tokens, form, panels, packed, begin, end, scratch);
+        return;
+    }
     const Panels panels(step.tokens);
     const int64_t pieces = linear_tiles(op) * panels.chunks;
     const int64_t each = panels.count > 1 ? 1 : std::clamp<int64_t>(pieces / (team.size * 8) / 4 * 4, 4, 32);
@@ -157,8 +175,12 @@ int64_t slipway_sizes(int64_t* sizes, int64_t room) {
     return count;
 }
 
-// Floats of a vector, which say how weights are tiled.
-int64_t slipway_width() { return W; }
+// How weights are tiled: floats of a vector, inputs of a word of 8-bit weights, and of 4-bit weights.
+void slipway_tiling(int64_t* width, int64_t* word8, int64_t* word4) {
+    *width = W;
+    *word8 = WORD8;
+    *word4 = WORD4;
+}
 
 // Whether matrix tiles can be used here; asks the kernel for them.
 int slipway_has_amx() {

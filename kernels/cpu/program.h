@@ -52,13 +52,16 @@ struct Heads {
     int32_t rope, interleaved, group, layer;
 };
 
+enum Form : int32_t { TILES_F32, TILES_BF16, AMX_BF16, TILES_INT8, AMX_INT8, TILES_INT4, FORMS };
+
 // y = x Wᵀ (+ b)
 struct Linear {
-    const void* weight;  // packed, see kernels/linear.py
-    const float *bias, *x;
+    const void* weight;         // packed, see kernels/cpu/packing.py
+    const float *scales, *bias;  // of each output: what an 8-bit weight is multiplied by; null elsewhere
+    const float* x;
     float* y;
-    int64_t x_stride, y_stride, outputs, inputs;
-    int32_t form;
+    int64_t x_stride, y_stride, outputs, inputs, group;  // group: inputs that share a scale of 4-bit weights
+    int32_t form, zeros;                                 // zeros: 4-bit weights have zero points, else all have 8
 };
 
 struct Attend {

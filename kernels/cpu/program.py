@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import MissingKernels, load
+from kernels.cpu.packing import FORMS, Packed, Tiling
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -66,10 +67,28 @@ class Heads(Structure):
 class Linear(Structure):
     kind: ClassVar[int] = 5
     _fields_ = [
-        *_fields(c_void_p, "weight bias x y"),
-        *_fields(c_int64, "x_stride y_stride outputs inputs"),
-        ("form", c_int32),
+        *_fields(c_void_p, "weight scales bias x y"),
+        *_fields(c_int64, "x_stride y_stride outputs inputs group"),
+        *_fields(c_int32, "form zeros"),
     ]
+
+
+def linear(weight: Packed, bias: Tensor | None, x: Tensor, y: Tensor) -> Linear:
+    """x: [rows, inputs]; y: [rows, outputs]; rows may be farther apart than that."""
+    return Linear(
+        weight=weight.data.data_ptr(),
+        scales=None if weight.scales is None else weight.scales.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        outputs=weight.outputs,
+        inputs=weight.inputs,
+        group=weight.group,
+        form=FORMS.index(weight.form),
+        zeros=weight.zeros,
+    )
 
 
 class Attend(Structure):
@@ -166,7 +185,9 @@ class Team:
         self.variant, self.threads = variant, threads
         self._runner: int | None = None
         self._library = load(variant)
-        self.width = int(self._library.slipway_width())
+        sizes = [c_int64() for _ in range(3)]
+        self._library.slipway_tiling(*map(ctypes.byref, sizes))
+        self.tiling = Tiling(variant, *(size.value for size in sizes))
         _compare_sizes(self._library)
         self._runner = self._library.slipway_start(threads)
 

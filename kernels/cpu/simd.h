@@ -24,6 +24,8 @@ typedef float vf __attribute__((vector_size(4 * W)));
 typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
 typedef float vf_any __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef uint8_t vb __attribute__((vector_size(W)));
+typedef uint8_t vb_any __attribute__((vector_size(W), aligned(1), may_alias));
 typedef uint16_t vh_any __attribute__((vector_size(2 * W), aligned(2), may_alias));
 
 // Loops over registers: all of their turns are written out.
@@ -62,6 +64,10 @@ static inline vf load(const fp16* p) {
 #endif
 }
 static inline void store(float* p, vf x) { *(vf_any*)p = x; }
+static inline vi load(const int32_t* p) { vi x; std::memcpy(&x, p, sizeof(x)); return x; }
+static inline void store(int32_t* p, vi x) { std::memcpy(p, &x, sizeof(x)); }
+static inline vi load(const uint8_t* p) { return __builtin_convertvector(*(const vb_any*)p, vi); }
+static inline vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
 // To nearest, ties to even, as torch casts.
 static inline void narrow(float x, float* out) { *out = x; }

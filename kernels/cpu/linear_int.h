@@ -1,0 +1,253 @@
+// y = x Wᵀ with weights of 8 or 4 bits. A row of x is rounded to 8 bits by its own largest number, so that no row depends
+// on its neighbours; sums are whole numbers and exact, of a whole row (8 bits) or a group of inputs (4 bits, whose scaled
+// sums are added in float in the order of the groups).
+//
+// Weights are unsigned: 8 bits with 128 for zero, 4 bits with 8 or a zero point of each group. With q of x signed,
+// Σ (w - zero) q = Σ w q - zero · Σ q, and Σ q is known when x is packed.
+//
+// 8 bits: [tile of NR outputs][word][NR][WORD8]. 4 bits: [tile of W outputs][group]{[pair of words][W][WORD4] with the
+// first word in the low halves, [W] scales in fp16, [W] zero points if there are any}. A panel of x: [word][R] words of
+// 4 bytes, then the R scales, then the sums Σ q, [R] or [group][R].
+#pragma once
+
+#include "linear.h"
+
+#if defined(__AVX512VNNI__)
+constexpr int64_t WORD8 = 4, WORD4 = 4;  // inputs of one word
+#elif defined(__AVX2__)
+constexpr int64_t WORD8 = 2, WORD4 = 4;
+#else
+constexpr int64_t WORD8 = 1, WORD4 = 1;
+#endif
+#if defined(__AVX512F__)
+constexpr int MOST_ROWS4 = 10;
+#else
+constexpr int MOST_ROWS4 = 4;  // three sums a row in 16 registers
+#endif
+constexpr int64_t PART = 32;  // inputs whose products with 4 bits can be summed in 16 bits: 8 · 2 · 15 · 127 < 2^15
+
+// sum[lane] += Σ_i w[lane][i] · x[i] over one word
+static inline vi dot8(vi sum, const uint8_t* w, int32_t x) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_loadu_si512(w), _mm512_set1_epi32(x));
+#elif defined(__AVX2__)
+    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)w));
+    return sum + (vi)_mm256_madd_epi16(wide, _mm256_set1_epi32(x));
+#else
+    return sum + load(w) * x;
+#endif
+}
+
+// sums[r] += Σ w · x over PART inputs of 4 bits; x: the words of PART inputs for R rows.
+template <int R> static inline __attribute__((always_inline)) void dot4(const uint8_t* w, const int32_t* x, vi (&sums)[R]) {
+#if defined(__AVX512VNNI__)
+    UNROLL for (int pair = 0; pair < PART / 8; pair++) {
+        const __m512i low_half = _mm512_set1_epi8(15);
+        __m512i both = _mm512_loadu_si512(w + pair * W * WORD4);
+        __m512i low = _mm512_and_si512(both, low_half), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
+        UNROLL for (int r = 0; r < R; r++) {
+            __m512i sum = _mm512_dpbusd_epi32((__m512i)sums[r], low, _mm512_set1_epi32(x[(2 * pair) * R + r]));
+            sums[r] = (vi)_mm512_dpbusd_epi32(sum, high, _mm512_set1_epi32(x[(2 * pair + 1) * R + r]));
+        }
+    }
+#elif defined(__AVX2__)
+    const __m256i low_half = _mm256_set1_epi8(15), one = _mm256_set1_epi16(1);
+    __m256i narrow_sums[R];
+    UNROLL for (int pair = 0; pair < PART / 8; pair++) {
+        __m256i both = _mm256_loadu_si256((const __m256i*)(w + pair * W * WORD4));
+        __m256i low = _mm256_and_si256(both, low_half), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half);
+        UNROLL for (int r = 0; r < R; r++) {
+            __m256i first = _mm256_maddubs_epi16(low, _mm256_set1_epi32(x[(2 * pair) * R + r]));
+            __m256i second = _mm256_maddubs_epi16(high, _mm256_set1_epi32(x[(2 * pair + 1) * R + r]));
+            narrow_sums[r] = pair ? _mm256_add_epi16(narrow_sums[r], first) : first;
+            narrow_sums[r] = _mm256_add_epi16(narrow_sums[r], second);
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) sums[r] += (vi)_mm256_madd_epi16(narrow_sums[r], one);
+#else
+    for (int pair = 0; pair < PART / 2; pair++) {
+        vi both = load(w + pair * W), low = both & 15, high = both >> 4;
+        for (int r = 0; r < R; r++) sums[r] += low * x[(2 * pair) * R + r] + high * x[(2 * pair + 1) * R + r];
+    }
+#endif
+}
+
+// How x and the weights of a quantised linear lie in memory.
+struct Quantised {
+    int64_t word, words, sums, width, most_rows;  // inputs of a word; words and sums of a row; outputs of a tile
+    explicit Quantised(const Linear& op) {
+        const bool narrow = op.form == TILES_INT4;
+        word = narrow ? WORD4 : WORD8;
+        const int64_t unit = narrow ? op.group : word;
+        words = (op.inputs + unit - 1) / unit * unit / word;
+        sums = narrow ? words * word / op.group : 1;
+        width = narrow ? W : NR;
+        most_rows = narrow ? MOST_ROWS4 : MOST_ROWS;
+    }
+    int64_t panel(int64_t rows) const { return (words + 1 + sums) * rows; }  // in words of 4 bytes
+    int64_t tiles(const Linear& op) const { return (op.outputs + width - 1) / width; }
+};
+
+// The largest |x| over 127, or NaN if some x is not finite.
+static inline float row_scale(const float* x, int64_t size) {
+    vf top = {}, spoiled = {};
+    int64_t i = 0;
+    for (; i + W <= size; i += W) {
+        vf v = load(x + i);
+        top = larger(top, v < 0.f ? -v : v);
+        spoiled += v * 0.f;
+    }
+    float most = largest(top), bad = sum(spoiled);
+    for (; i < size; i++) {
+        most = std::max(most, std::fabs(x[i]));
+        bad += x[i] * 0.f;
+    }
+    return most / 127.f + bad;
+}
+
+// x / scale to the nearest whole number, ties to even; zeros for a row that is not finite. The product must be rounded
+// before it becomes whole, which a fused multiply-add would not do.
+__attribute__((optimize("fp-contract=off"), noinline)) static void
+round_row(const float* x, int64_t size, float scale, int8_t* out) {
+    const float inverse = scale > 0 ? 1.f / scale : 0.f, magic = 12582912.f;
+    if (!(scale > 0)) { std::memset(out, 0, size_t(size)); return; }
+    int64_t i = 0;
+    for (; i + W <= size; i += W) {
+        vf product = load(x + i) * inverse;
+        vb whole = __builtin_convertvector(__builtin_convertvector((product + magic) - magic, vi), vb);
+        std::memcpy(out + i, &whole, W);
+    }
+    for (; i < size; i++) {
+        float product = x[i] * inverse;
+        out[i] = int8_t((product + magic) - magic);
+    }
+}
+
+static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float* packed, Scratch& scratch) {
+    const Quantised form(op);
+    const Panels panels(tokens, form.most_rows);
+    const int64_t rows = panels.rows, place = token % rows, inputs = form.words * form.word;
+    int32_t* panel = (int32_t*)packed + token / rows * form.panel(rows);
+    const float* x = op.x + token * op.x_stride;
+    const float scale = row_scale(x, op.inputs);
+    int8_t* row = (int8_t*)at_least(scratch.wide, size_t(inputs / 4 + 1));
+    round_row(x, op.inputs, scale, row);
+    std::memset(row + op.inputs, 0, size_t(inputs - op.inputs));
+    for (int64_t i = 0; i < form.words; i++) {
+        int32_t word = row[i];
+        if (form.word == 2) word = (row[2 * i] & 0xffff) | row[2 * i + 1] * 65536;
+        if (form.word == 4) std::memcpy(&word, row + 4 * i, 4);
+        panel[i * rows + place] = word;
+    }
+    ((float*)panel)[form.words * rows + place] = scale;
+    int32_t* sums = panel + (form.words + 1) * rows;
+    const int64_t each = inputs / form.sums;
+    for (int64_t part = 0; part < form.sums; part++) {
+        int32_t total = 0;
+        for (int64_t i = part * each; i < (part + 1) * each; i++) total += row[i];
+        sums[part * rows + place] = total;
+    }
+    if (token != tokens - 1) return;
+    for (int64_t after = place + 1; after < rows; after++)
+        for (int64_t i = 0; i < form.words + 1 + form.sums; i++) panel[i * rows + after] = 0;
+}
+
+// One tile of 8-bit weights for the panels of a chunk.
+template <int R>
+static void int8_tile(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
+                      int64_t count, int64_t tile, Scratch& scratch) {
+    constexpr int64_t DEEP = 512;  // words whose weights stay in the first-level cache: 4 · NR bytes each
+    const uint8_t* w = (const uint8_t*)op.weight + tile * form.words * NR * WORD8;
+    float* out = at_least(scratch.sums, size_t(CHUNK_PANELS) * R * NR);
+    const int64_t deep = count > 1 ? DEEP : form.words;
+    for (int64_t k = 0; k < form.words; k += deep) {
+        const int64_t depth = std::min(deep, form.words - k);
+        for (int64_t p = 0; p < count; p++) {
+            const int32_t* panel = packed + (first + p) * form.panel(R);
+            int32_t* sums = (int32_t*)out + p * R * NR;
+            vi acc[R][2];
+            UNROLL for (int r = 0; r < R; r++)
+                UNROLL for (int v = 0; v < 2; v++) acc[r][v] = k ? load(sums + r * NR + v * W) : vi{};
+            for (int64_t i = k; i < k + depth; i++) {
+                const uint8_t* at = w + i * NR * WORD8;
+                __builtin_prefetch(at + (count > 1 ? depth : 24) * NR * WORD8);
+                if (NR * WORD8 > 64) __builtin_prefetch(at + (count > 1 ? depth : 24) * NR * WORD8 + 64);
+                UNROLL for (int r = 0; r < R; r++) {
+                    acc[r][0] = dot8(acc[r][0], at, panel[i * R + r]);
+                    acc[r][1] = dot8(acc[r][1], at + W * WORD8, panel[i * R + r]);
+                }
+            }
+            UNROLL for (int r = 0; r < R; r++)
+                UNROLL for (int v = 0; v < 2; v++) store(sums + r * NR + v * W, acc[r][v]);
+        }
+    }
+    float scales[NR] = {};
+    std::memcpy(scales, op.scales + tile * NR, sizeof(float) * size_t(std::min<int64_t>(NR, op.outputs - tile * NR)));
+    for (int64_t p = 0; p < count; p++) {
+        const int32_t* tail = packed + (first + p) * form.panel(R) + form.words * R;
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < 2; v++) {
+                float* at = out + (p * R + r) * NR + v * W;
+                store(at, to_float(load((const int32_t*)at) - 128 * tail[R + r]) * (load(scales + v * W) * ((const float*)tail)[r]));
+            }
+    }
+    put(op, tokens, first * R, count * R, tile * NR, NR, out);
+}
+
+// One tile of 4-bit weights for the panels of a chunk.
+template <int R, bool ZEROS>
+static void int4_tile(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
+                      int64_t count, int64_t tile, Scratch& scratch) {
+    const int64_t group = op.group, bytes = group * W / 2, step = bytes + 2 * W + (ZEROS ? W : 0);
+    const uint8_t* w = (const uint8_t*)op.weight + tile * form.sums * step;
+    float* out = at_least(scratch.sums, size_t(CHUNK_PANELS) * R * W);
+    const int64_t deep = count > 1 ? std::max<int64_t>(1, 512 / group) : form.sums;
+    for (int64_t g = 0; g < form.sums; g += deep) {
+        const int64_t last = std::min(form.sums, g + deep);
+        for (int64_t p = 0; p < count; p++) {
+            const int32_t* panel = packed + (first + p) * form.panel(R);
+            const int32_t* row_sums = panel + (form.words + 1) * R;
+            float* sums = out + p * R * W;
+            vf acc[R];
+            UNROLL for (int r = 0; r < R; r++) acc[r] = g ? load(sums + r * W) : vf{};
+            for (int64_t i = g; i < last; i++) {
+                const uint8_t* at = w + i * step;
+                const uint8_t* ahead = at + (count > 1 ? deep * step : 1536);
+                for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(ahead + line);
+                vi found[R] = {};
+                for (int64_t part = 0; part < group; part += PART)
+                    dot4<R>(at + part * W / 2, panel + (i * group + part) / WORD4 * R, found);
+                const vf scale = load((const fp16*)(at + bytes));
+                vi zero = vi{} + 8;
+                if constexpr (ZEROS) zero = load(at + bytes + 2 * W);
+                UNROLL for (int r = 0; r < R; r++) acc[r] += scale * to_float(found[r] - zero * row_sums[i * R + r]);
+            }
+            UNROLL for (int r = 0; r < R; r++) store(sums + r * W, acc[r]);
+        }
+    }
+    for (int64_t p = 0; p < count; p++) {
+        const float* scales = (const float*)(packed + (first + p) * form.panel(R)) + form.words * R;
+        for (int r = 0; r < R; r++) store(out + (p * R + r) * W, load(out + (p * R + r) * W) * scales[r]);
+    }
+    put(op, tokens, first * R, count * R, tile * W, W, out);
+}
+
+// Pieces [begin, end): chunks of panels × tiles, tiles counting fastest.
+template <int R = 1>
+static void quantised_pieces(const Linear& op, int64_t tokens, const Quantised& form, const Panels& panels,
+                             const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
+    if (panels.rows != R) {
+        if constexpr (R < MOST_ROWS) quantised_pieces<R + 1>(op, tokens, form, panels, packed, begin, end, scratch);
+        return;
+    }
+    const int64_t tiles = form.tiles(op);
+    for (int64_t piece = begin; piece < end; piece++) {
+        const int64_t first = piece / tiles * panels.chunk, count = std::min(panels.chunk, panels.count - first);
+        const int32_t* x = (const int32_t*)packed;
+        if (op.form == TILES_INT8) int8_tile<R>(op, form, tokens, x, first, count, piece % tiles, scratch);
+        else if constexpr (R <= MOST_ROWS4) {
+            if (op.zeros) int4_tile<R, true>(op, form, tokens, x, first, count, piece % tiles, scratch);
+            else int4_tile<R, false>(op, form, tokens, x, first, count, piece % tiles, scratch);
+        }
+    }
+}
