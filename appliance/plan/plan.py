@@ -77,6 +77,8 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         dtype=dtype.value,
         kv_dtype=kv_dtype.value,
         kv_bytes=memory.cache,
+        weight_bytes=memory.weights,
+        workspace_bytes=memory.workspace,
         max_context=max_context.value,
         block_tokens=manifest.engine.cache.block_tokens,
         max_running=manifest.engine.scheduling.max_running,

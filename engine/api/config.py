@@ -12,7 +12,9 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
-    reply. `record` is the file of the flight recorder, or None. `socket` is the Unix socket to listen on."""
+    reply. `weight_bytes` and `workspace_bytes` are what was planned for weights and for process and steps (0: nothing
+    was), which the log shows beside what they took. `record` is the file of the flight recorder, or None. `socket` is
+    the Unix socket to listen on."""
 
     model: str
     socket: str = ""
@@ -20,6 +22,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Dtype = "float32"
     kv_dtype: Dtype = "float32"
     kv_bytes: int
+    weight_bytes: int = 0
+    workspace_bytes: int = 0
     max_context: int
     block_tokens: int = 16
     max_running: int = 256

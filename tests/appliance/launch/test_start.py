@@ -156,6 +156,14 @@ def test_the_start_up_budget_ends_the_appliance_with_what_was_missing(launched):
 def test_logs_as_json_stay_lines_of_json(launched):
     appliance = launched(format="json", engines=[["crash"]], max=0)
     assert appliance.end() == 14
-    lines = [line for line in appliance.out().decode().splitlines() if line.startswith("{")]
-    assert all(set(json.loads(line)) == {"time", "level", "program", "message"} for line in lines)
-    assert "engine-0: about to crash" in appliance.out().decode().splitlines()  # as the program wrote it
+    records = [json.loads(line) for line in appliance.out().splitlines()]
+    assert all(set(record) == {"time", "level", "program", "message"} for record in records)
+    said = [record["message"] for record in records if record["program"] == "engine-0"]
+    assert "engine-0: about to crash" in said  # a line of text becomes a record under its program's name
+
+
+def test_a_line_of_json_is_passed_on_as_the_program_wrote_it(launched):
+    line = '{"b": 1,  "a": "\\u00e9"}'
+    appliance = launched(format="json", engines=[["permanent", line]])
+    assert appliance.end() == 15
+    assert line in appliance.out().decode().splitlines()
