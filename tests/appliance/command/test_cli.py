@@ -130,6 +130,16 @@ def test_a_faulty_checkpoint_is_refused_at_model_path(manifest: Path, capsys: Ou
     assert err.startswith(f"{manifest}:3:9: model.path: ") and words in err, err
 
 
+def test_a_checkpoint_with_mistrals_tokenizer_file_alone_is_served(manifest: Path, capsys: Output) -> None:
+    (manifest.parent / "tiny" / "tokenizer.json").unlink()
+    tekken = manifest.parent / "tiny" / "tekken.json"
+    tekken.write_text('{"config": {}, "vocab": []}')
+    assert main(["check", str(manifest)]) == 0
+    tekken.write_text('{"config": {}}')
+    assert main(["check", str(manifest)]) == exits.CHECKPOINT.number
+    assert "tekken.json: cannot be read: Object missing required field `vocab`" in capsys.readouterr().err
+
+
 def test_files_that_the_manifest_names_must_be_there(
     manifest: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
