@@ -87,6 +87,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         prefix_cache=manifest.engine.cache.prefix,
         overlap=manifest.engine.scheduling.overlap,
         threads=threads.value,
+        record_bytes=manifest.engine.record_size,
         trust_remote_code=manifest.model.trust_remote_code,
     )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)

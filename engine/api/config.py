@@ -13,8 +13,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
     reply. `weight_bytes` and `workspace_bytes` are what was planned for weights and for process and steps (0: nothing
-    was), which the log shows beside what they took. `record` is the file of the flight recorder, or None. `socket` is
-    the Unix socket to listen on."""
+    was), which the log shows beside what they took. `record` is the file of the flight recorder, or None,
+    and `record_bytes` the most that it keeps. `socket` is the Unix socket to listen on."""
 
     model: str
     socket: str = ""
@@ -34,6 +34,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     threads: int = 1
     trust_remote_code: bool = False
     record: str | None = None
+    record_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
         for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads"):
