@@ -1,5 +1,7 @@
 import json
+import os
 import shlex
+import signal
 import socket
 import stat
 from pathlib import Path
@@ -33,14 +35,31 @@ def test_with_keys_the_curl_line_has_a_place_for_one_and_not_the_key(launched):
 
 
 def test_only_the_gateway_gets_the_variable_of_a_secret(launched):
-    appliance = launched(secrets=["THE_KEYS"], environment={"THE_KEYS": "canary-4711"}, engines=[["run"]])
-    engine, gateway = appliance.started("engine-0"), appliance.started("gateway")
+    keys = "canary-4711\n  canary 'two'; $HOME\n\n"
+    appliance = launched(secrets=["THE_KEYS"], environment={"THE_KEYS": keys}, engines=[["run"]])
+    appliance.started("engine-0")
+    gateway = appliance.started("gateway")
     appliance.ready()
-    assert b"canary-4711" in Path(f"/proc/{gateway}/environ").read_bytes()
-    assert b"THE_KEYS" not in Path(f"/proc/{engine}/environ").read_bytes()
-    (sentinel,) = [pid for pid, command in appliance.alive().items() if "appliance.launch.sentinel" in command]
-    assert b"THE_KEYS" not in Path(f"/proc/{sentinel}/environ").read_bytes()
-    assert not any("canary-4711" in command for command in appliance.alive().values())
+    holders = {gateway, appliance.process.pid}
+    alive = appliance.alive()
+    assert len(alive) == 5  # launcher, supervisord, gateway, engine, sentinel
+    for pid, command in alive.items():
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert (b"THE_KEYS" in environment, b"canary" in environment) == (pid in holders,) * 2, command
+        assert "canary" not in command
+        descriptors = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        assert any("memfd" in target for target in descriptors) == (pid == appliance.process.pid), command
+    assert f"THE_KEYS={keys}\0".encode() in Path(f"/proc/{gateway}/environ").read_bytes()
+    (directory,) = appliance.runs.iterdir()
+    files = [file for file in directory.iterdir() if file.is_file()]
+    assert len(files) > 5 and not any(b"canary" in file.read_bytes() for file in files)
+
+
+def test_a_gateway_that_starts_again_gets_the_secret_again(launched):
+    appliance = launched(secrets=["THE_KEYS"], environment={"THE_KEYS": "canary-4711"})
+    os.kill(appliance.started("gateway"), signal.SIGKILL)
+    again = appliance.started("gateway", times=2)
+    assert b"THE_KEYS=canary-4711\0" in Path(f"/proc/{again}/environ").read_bytes()
 
 
 def test_arguments_and_environment_arrive_byte_for_byte(launched):
