@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import shlex
 import signal
 import socket
@@ -95,6 +96,18 @@ def test_an_engine_is_told_its_number_of_threads(launched):
     appliance.started("engine-0")
     environment = json.loads((appliance.directory / "engine-0.show").read_text())["environment"]
     assert {environment[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"3"}
+
+
+def test_programs_may_open_as_many_files_as_the_hard_limit_allows(launched):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 300), hard))
+    try:
+        appliance = launched()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limits = Path(f"/proc/{appliance.started('gateway')}/limits").read_text()
+    (found,) = [int(line.split()[3]) for line in limits.splitlines() if line.startswith("Max open files")]
+    assert found == (2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16))
 
 
 def test_the_run_directory_is_private_and_gone_at_the_end(launched):

@@ -68,6 +68,14 @@ def test_a_replica_changes_nothing_for_the_programs_before_it(tmp_path):
     assert all(before[name] == after[name] for name in before.sections() if name != "group:engines")
 
 
+def test_supervisor_wants_a_password_of_everybody_and_kills_whole_groups(tmp_path):
+    parser = _parsed(supervise.configuration(supervise.programs(_service(), tmp_path), "pass", root=False))
+    socket = parser["unix_http_server"]
+    assert (socket["chmod"], socket["username"], socket["password"]) == ("0700", "slipway", "pass")
+    kinds = ("program:", "eventlistener:")
+    assert {parser[name]["killasgroup"] for name in parser.sections() if name.startswith(kinds)} == {"true"}
+
+
 def test_every_variable_that_a_manifest_calls_a_secret_is_one_used_or_not():
     secrets = {"a": {"env": "ONE"}, "b": {"file": "/f"}, "c": {"env": "TWO"}, "d": {"env": "ONE"}}
     text = {"apiVersion": "slipway/v1", "model": {"path": "/m"}, "secrets": secrets}
