@@ -20,12 +20,12 @@ from queue import SimpleQueue
 
 from engine.api.config import EngineConfig, read_config
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError, OutOfMemory
-from engine.api.messages import Failed, FromEngine, Loading, Ready, Submit, ToEngine
+from engine.api.messages import Failed, FromEngine, Loading, Ready, Submit, Taken, ToEngine
 from engine.api.server import Connection, Server
 from engine.core.grammars import Compiler
 from engine.core.loop import Loop, Worker, build_loop
 
-BuildWorker = Callable[[EngineConfig, Callable[[str, float], None]], Worker]
+BuildWorker = Callable[[EngineConfig, Callable[[str, float], None], Callable[[str, Taken], None]], Worker]
 
 PROGRESS_S = 0.1  # Loading is sent no more often within a phase
 STOP_S = 0.5  # a step that runs when SIGTERM comes has this long to end
@@ -68,10 +68,13 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            worker = self._build_worker(self._config, self._progress)
+            memory: dict[str, Taken] = {}
+            worker = self._build_worker(self._config, self._progress, memory.__setitem__)
             _check_room(self._config, worker)
             loop = build_loop(self._config, worker, self._send, partial(_open_compiler, self._config, worker))
-            ready = _facts(self._config, worker)
+            ready = _facts(self._config, worker, memory)
+            if memory:
+                print(f"slipway engine: {memory_line(self._config, memory)}", file=sys.stderr, flush=True)
             with self._lock:
                 self._loop = loop
                 if self._connection is not None:
@@ -170,7 +173,7 @@ def serve(config: EngineConfig, build_worker: BuildWorker) -> int:
         return EXIT_PERMANENT
 
 
-def _facts(config: EngineConfig, worker: Worker) -> Ready:
+def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken]) -> Ready:
     blocks = worker.blocks - 1
     return Ready(
         max_context=config.max_context,
@@ -181,7 +184,26 @@ def _facts(config: EngineConfig, worker: Worker) -> Ready:
         kv_bytes=worker.kv_bytes,
         seconds=worker.seconds,
         pid=os.getpid(),
+        memory=memory,
     )
+
+
+def memory_line(config: EngineConfig, memory: dict[str, Taken]) -> str:
+    """What the start took by part, each beside what was planned for it."""
+    kept = {phase: taken.kept for phase, taken in memory.items()}
+    weights, cache = kept["reading"] + kept["loading"], kept["allocating"]
+    process = kept["starting"] + kept["warming"]
+    once_written = " (its pages count once they are written)" if config.device == "cpu" else ""
+    return (
+        f"memory on {memory['loading'].device}: weights {_mib(weights, config.weight_bytes)}, "
+        f"loading them at most {_mib(memory['loading'].peak)}; "
+        f"KV cache {_mib(cache, config.kv_bytes)}{once_written}; "
+        f"process and first steps {_mib(process, config.workspace_bytes)}"
+    )
+
+
+def _mib(count: int, planned: int = 0) -> str:
+    return f"{count / 2**20:,.1f} MiB" + (f" of {planned / 2**20:,.1f} planned" if planned else "")
 
 
 def _check_room(config: EngineConfig, worker: Worker) -> None:
@@ -203,11 +225,13 @@ def _open_compiler(config: EngineConfig, worker: Worker) -> Compiler:
     return compiler_for(config.model, worker.model.embed.vocab)
 
 
-def _build_worker(config: EngineConfig, progress: Callable[[str, float], None]) -> Worker:
+def _build_worker(
+    config: EngineConfig, progress: Callable[[str, float], None], took: Callable[[str, Taken], None]
+) -> Worker:
     progress("importing", 0.0)  # torch takes a second or more, during which the socket already answers
     from engine.worker.build import build_worker
 
-    return build_worker(config, progress)
+    return build_worker(config, progress, took)
 
 
 def _die_with_parent() -> None:

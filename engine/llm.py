@@ -36,6 +36,7 @@ from engine.kv.layout import layout
 from engine.models.checkpoint import Checkpoint, read_checkpoint, weight_bytes
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
+from engine.text.tokenizer import FILES
 from engine.worker.build import DTYPES, build_worker
 from kernels.cpu.library import best
 
@@ -128,7 +129,7 @@ class LLM:
         checkpoint = read_checkpoint(self.config.model, self.config.trust_remote_code)
         self.vocab = checkpoint.model.embed.vocab
         self._eos = tuple(token for token in checkpoint.eos_token_ids if token < self.vocab)
-        self.tokenizer = Tokenizer(path) if (Path(path) / "tokenizer.json").exists() else None
+        self.tokenizer = Tokenizer(path) if any((Path(path) / name).exists() for name in FILES) else None
         self._worker = build_worker(self.config, lambda phase, fraction: None)
         self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
         self._loop = build_loop(
@@ -182,10 +183,10 @@ class LLM:
     def _submit(self, prompt: Prompt, params: Params) -> tuple[Submit, _Reply]:
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise RequestError(f"{self.config.model} has no tokenizer.json; give prompts as token ids", "prompt")
+                raise RequestError(f"{self.config.model} has no tokenizer; give prompts as token ids", "prompt")
             prompt = self.tokenizer.encode(prompt)
         if params.stop and self.tokenizer is None:
-            raise RequestError(f"{self.config.model} has no tokenizer.json; `stop` strings need one", "stop")
+            raise RequestError(f"{self.config.model} has no tokenizer; `stop` strings need one", "stop")
         ids = tuple(prompt)
         submit = Submit(
             str(next(self._numbers)),

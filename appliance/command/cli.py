@@ -1,6 +1,7 @@
 """The command `slipway`. Each command imports what it needs when it runs: `slipway --help` answers at once.
 
-`--a-b` and `--a_b` are one option. Exit codes: appliance/exits.py.
+`--a-b` and `--a_b` are one option. Commands that read a manifest take a flag for each of its keys (flags.py). Exit
+codes: appliance/exits.py.
 """
 
 import argparse
@@ -19,41 +20,41 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 class _Parser(argparse.ArgumentParser):
     """Ends with the code of a wrong command line, and suggests the command or option that was meant."""
 
+    command = ""
+
     def error(self, message: str) -> NoReturn:
         message = message.split(" (choose from", 1)[0]
-        words = [quoted or option for quoted, option in re.findall(r"'([^']+)'|(--[\w-]+)", message)]
-        known = (*COMMANDS, *_long_options())
-        close = [match for word in words for match in difflib.get_close_matches(word, known, 1, 0.6) if match != word]
-        hint = f"; did you mean {close[0]}?" if close else ""
-        self.exit(exits.MANIFEST.number, f"{self.prog}: {message}{hint}\nSee {self.prog} --help.\n")
+        words = [quoted or option for quoted, option in re.findall(r"'([^']+)'|(--[\w.-]+)", message)]
+        hint = next(filter(None, (_suggest(word, self.command) for word in words)), "")
+        self.exit(exits.MANIFEST.number, f"{self.prog}: {message}{hint and '; '}{hint}\nSee {self.prog} --help.\n")
 
 
-def _long_options() -> set[str]:
-    """All long options of all commands: a misspelt one is reported without its command."""
+def _suggest(word: str, command: str) -> str:
+    """A hint for a word that is no command and no option; "" where it is one, or where nothing is near."""
+    options = _long_options(command)
+    if word in options:
+        return ""
+    if word.startswith("--") and _reads_manifest(command):
+        from appliance.command.flags import suggest_flag
+
+        return suggest_flag(word, {option for option in options if "." not in option})
+    close = difflib.get_close_matches(word, (*COMMANDS, *options), 1, 0.6)
+    return f"did you mean {close[0]}?" if close and close[0] != word else ""
+
+
+def _long_options(named: str) -> set[str]:
+    """The long options of a command, of all commands if none is named: a misspelt one is reported without it."""
     every = argparse.ArgumentParser(conflict_handler="resolve")
-    for _, _, arguments in COMMANDS.values():
-        for add in arguments:
-            add(every)
+    for name in [named] if named in COMMANDS else COMMANDS:
+        _add_arguments(every, name, named=named, every=False)
     return {flag for flag in every._option_string_actions if flag.startswith("--")}
-
-
-class _Set(argparse.Action):
-    """Collects --set, --host and --port in their order, so that of two for one key the later wins."""
-
-    def __call__(self, parser: argparse.ArgumentParser, space: Any, values: Any, option: str | None = None) -> None:
-        from appliance.declare.settings import Option
-
-        key, equals, text = (self.const or "", "=", values) if self.const else str(values).partition("=")
-        if not equals:
-            parser.error(f"argument --set: {values} has no '='; write --set key=value")
-        flag = f"--{key.rpartition('.')[2]}" if self.const else f"--set {key}"
-        setattr(space, self.dest, (*getattr(space, self.dest), Option(flag, key.strip(), text)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = parser().parse_args([_dashes(word) for word in given])
+    words = [_dashes(word) for word in given]
+    options = parser("".join(words[:1]), every="--help-all" in words).parse_args(words)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
@@ -70,16 +71,33 @@ def _dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(named: str = "", *, every: bool = False) -> argparse.ArgumentParser:
+    """`named` is the command that will run, which alone gets the flags of the manifest's keys: they need the schema.
+    `every` makes its help list all of them."""
     top = _Parser(prog="slipway", description="One manifest in, one LLM service out.", allow_abbrev=False)
+    top.command = named
     top.add_argument("--version", action="version", version=f"slipway {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
-    for name, (run, text, arguments) in COMMANDS.items():
+    for name, (run, text, _) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.command = named
         command.set_defaults(run=run)
-        for add in arguments:
-            add(command)
+        _add_arguments(command, name, named=named, every=every)
     return top
+
+
+def _add_arguments(command: argparse.ArgumentParser, name: str, *, named: str, every: bool) -> None:
+    for add in COMMANDS[name][2]:
+        add(command)
+    if name == named and _reads_manifest(name):
+        from appliance.command.flags import add_flags
+
+        command.usage = f"slipway {name} [options] MANIFEST"
+        add_flags(command, every=every)
+
+
+def _reads_manifest(command: str) -> bool:
+    return command in COMMANDS and _manifest in COMMANDS[command][2]
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -87,32 +105,6 @@ def parser() -> argparse.ArgumentParser:
 
 def _manifest(command: argparse.ArgumentParser) -> None:
     command.add_argument("manifest", metavar="MANIFEST", type=Path, help="the manifest, a YAML file")
-    command.add_argument(
-        "-s",
-        "--set",
-        dest="options",
-        default=(),
-        action=_Set,
-        metavar="KEY=VALUE",
-        help="set one key over environment and manifest, such as endpoints.port=9000; repeatable",
-    )
-
-
-def _address(command: argparse.ArgumentParser) -> None:
-    for short, long, what in (
-        ("-p", "--port", "port to listen on, 0 for a free one"),
-        ("-H", "--host", "address to listen on"),
-    ):
-        command.add_argument(
-            short,
-            long,
-            dest="options",
-            default=(),
-            action=_Set,
-            const=f"endpoints.{long[2:]}",
-            metavar=long[2:].upper(),
-            help=f"{what}; the same as --set endpoints.{long[2:]}=…",
-        )
 
 
 def _json(command: argparse.ArgumentParser) -> None:
@@ -219,12 +211,12 @@ def environment_report(options: argparse.Namespace) -> int:
 Run = Callable[[argparse.Namespace], int]
 Command = tuple[Run, str, tuple[Callable[[argparse.ArgumentParser], None], ...]]
 COMMANDS: dict[str, Command] = {
-    "serve": (serve, "Check a manifest, then run its service in the foreground until SIGTERM.", (_manifest, _address)),
+    "serve": (serve, "Check a manifest, then run its service in the foreground until SIGTERM.", (_manifest,)),
     "check": (check, "Check a manifest, its checkpoint and this machine; start nothing.", (_manifest,)),
     "plan": (
         show_plan,
         "Print what would run: every value with its source, memory by part.",
-        (_manifest, _address, _json),
+        (_manifest, _json),
     ),
     "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options)),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),

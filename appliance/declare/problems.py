@@ -26,7 +26,8 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        said = not self.key or (self.place.line == 0 and self.place.source.endswith(self.key))
+        source = self.place.source.replace("-", "_")  # a flag writes the key's underscores as dashes
+        said = not self.key or (self.place.line == 0 and source.endswith(self.key))
         return f"{self.place}: {self.message}" if said else f"{self.place}: {self.key}: {self.message}"
 
 

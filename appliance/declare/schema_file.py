@@ -57,10 +57,13 @@ model: {path: /models/Qwen3-0.6B}
 
 - `slipway check M` says what is wrong, with file, line and column; `slipway plan M` says what would run and where each
   value comes from; `slipway schema` prints the JSON Schema for editors.
-- Precedence, highest first: `--set key=value` (and `--host`, `--port`), environment `SLIPWAY__SECTION__KEY`, the
-  manifest, the defaults below. Mappings are merged key by key, everything else is replaced.
-- Values of `--set` and of variables are scalars as YAML reads them; `{…}`, `[…]` and quotes are YAML flow style, so
-  JSON works: `--set engine='{cache: {block_tokens: 32}}'`.
+- Precedence, highest first: the command line, environment `SLIPWAY__SECTION__KEY`, the manifest, the defaults below.
+  Mappings are merged key by key, everything else is replaced.
+- On the command line of `serve`, `plan` and `check` every key is a flag: `--engine.cache.block-tokens 32` (dashes and
+  underscores are one), the same as `--set engine.cache.block_tokens=32`; of two for one key the later wins.
+  `slipway serve --help` shows the few with a short form (`-p`, `-H`, `-c`, `-dp`), `--help-all` every one.
+- Values of flags, of `--set` and of variables are scalars as YAML reads them; `{…}`, `[…]` and quotes are YAML flow
+  style, so JSON works: `--set engine='{cache: {block_tokens: 32}}'`.
 - Unknown keys, wrong types and duplicate keys are errors. So is what YAML 1.1 and 1.2 read differently: unquoted `yes`,
   `no`, `on`, `off`, `y`, `n` (write `true` or `false`, or quote a text; a key that has the word among its values takes
   it), `010`, `0x10`, `1_000`, `1e3`, `12:30`, `2026-01-01`; and anchors, aliases, merge keys, tags, tabs as

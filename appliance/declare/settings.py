@@ -1,6 +1,6 @@
 """Where settings come from, and which one wins. The only module that reads the environment.
 
-    --set key=value  >  SLIPWAY__A__B=value  >  the manifest  >  defaults of the schema
+    --a.b value, --set a.b=value  >  SLIPWAY__A__B=value  >  the manifest  >  defaults of the schema
 
 Mappings are merged key by key, everything else is replaced. Every value keeps the place it was written at.
 """
@@ -25,7 +25,7 @@ PREFIX = "SLIPWAY__"
 
 @dataclass(frozen=True)
 class Option:
-    """`--set key=value`, or a short form of it; `flag` is how the operator wrote it."""
+    """`--set key=value` or the flag of a key; `flag` is what to call it."""
 
     flag: str
     key: str

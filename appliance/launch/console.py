@@ -19,7 +19,8 @@ _CLEAR = b"\r\x1b[K"
 
 
 class Console:
-    """`form` is how lines look: `text` puts the program's name before each, `json` passes JSON lines on untouched."""
+    """`form` is how lines look: `text` puts the program's name before each, `json` passes JSON lines on untouched and
+    makes a record of any other."""
 
     def __init__(self, descriptor: int, form: Literal["text", "json"]) -> None:
         self._descriptor = descriptor
@@ -44,6 +45,9 @@ class Console:
 
     def log(self, program: str, line: bytes) -> None:
         """A line of a program's output, without its newline."""
+        if self._json and not line.startswith(b"{"):
+            self._put(self._own(program, line.decode(errors="replace")))
+            return
         self._put(line + b"\n" if self._json else f"{program:<{_NAME_WIDTH}} | ".encode() + line + b"\n")
 
     @property

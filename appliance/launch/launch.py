@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from appliance.launch.console import Console
 from appliance.launch.sentinel import Policy
 from appliance.launch.supervise import Program, Service
 from appliance.launch.tree import Outcome, Tree
+from appliance.manifest import Manifest, SecretEnv
 
 if TYPE_CHECKING:
     from appliance.plan.plan import Plan
@@ -41,15 +43,19 @@ def serve(plan: "Plan") -> int:
     """Launches a plan in the foreground. Returns the exit code when everything has ended."""
     manifest = plan.manifest
     restart = manifest.lifecycle.restart
-    keys = plan.gateway.api_keys
     service = Service(
         gateway=plan.gateway,
         engines=plan.engines,
         startup_s=manifest.health.startup_budget,
         restarts=Policy(restart.max, restart.window),
-        secrets=(keys.env,) if keys is not None and keys.env is not None else (),
+        secrets=secret_names(manifest),
     )
     return launch(service, settings.environment())
+
+
+def secret_names(manifest: Manifest) -> tuple[str, ...]:
+    """The environment variables that a manifest declares to be secrets."""
+    return tuple(dict.fromkeys(secret.env for secret in manifest.secrets.values() if isinstance(secret, SecretEnv)))
 
 
 def launch(
@@ -64,9 +70,10 @@ def launch(
     try:
         port = listen.free_port(service.gateway.host, service.gateway.port)
         service = replace(service, gateway=msgspec.structs.replace(service.gateway, port=port))
-        with rundir.run_directory(environment) as directory:
-            supervise.write(directory, programs(service, directory), service)
-            outcome = asyncio.run(_run(service, directory, environment, console))
+        public = {name: value for name, value in environment.items() if name not in service.secrets}
+        with rundir.run_directory(environment) as directory, _secret_files(service, environment) as files:
+            supervise.write(directory, programs(service, directory), service, files)
+            outcome = asyncio.run(_run(service, directory, public, console))
     except listen.AddressTaken as error:
         outcome = Outcome(exits.PORT, str(error))
     except (rundir.NoRunDirectory, OSError) as error:
@@ -76,6 +83,19 @@ def launch(
     if outcome.exit is not exits.OK:
         _report(outcome, termination_log)
     return outcome.exit.number
+
+
+@contextlib.contextmanager
+def _secret_files(service: Service, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Files in memory with the values of the secrets, by their names: on no disk, in no argument, in the environment of
+    no other program, and there for as often as the gateway starts."""
+    files: dict[str, str] = {}
+    with contextlib.ExitStack() as opened:
+        for name in service.secrets:
+            file = opened.enter_context(os.fdopen(os.memfd_create(name), "wb", buffering=0))
+            file.write(os.fsencode(environment.get(name, "")))
+            files[name] = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        yield files
 
 
 async def _run(service: Service, directory: Path, environment: Mapping[str, str], console: Console) -> Outcome:

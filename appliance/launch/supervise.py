@@ -37,7 +37,7 @@ ENGINE_STOP_S = 2  # time an engine gets from SIGTERM to SIGKILL: it has nothing
 @dataclass(frozen=True)
 class Service:
     """What is to be launched. `gateway.engines` and each engine's `socket` are filled in when the run directory exists.
-    `secrets` names the environment variables that only the gateway may see."""
+    `secrets` names the environment variables that only the gateway gets."""
 
     gateway: GatewayConfig
     engines: tuple[EngineConfig, ...]
@@ -48,7 +48,8 @@ class Service:
 
 @dataclass(frozen=True)
 class Program:
-    """One process. Programs of one group stop together; groups stop by descending priority. `argv` arrives as it is."""
+    """One process. Programs of one group stop together; groups stop by descending priority. `argv` arrives as it is.
+    `secrets` names variables that it gets beside `environment`, whose values `write` is told the files of."""
 
     name: str
     argv: tuple[str, ...]
@@ -56,7 +57,7 @@ class Program:
     priority: int
     stop_s: int
     environment: Mapping[str, str] = field(default_factory=dict)
-    without: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
 
 
 def engine_names(service: Service) -> tuple[str, ...]:
@@ -81,11 +82,11 @@ def programs(service: Service, directory: Path) -> tuple[Program, ...]:
 
 def gateway_program(service: Service, argv: tuple[str, ...]) -> Program:
     stop_s = math.ceil(service.gateway.drain_s) + 1
-    return Program("gateway", argv, "gateway", 30, stop_s, environment=_threads(1))
+    return Program("gateway", argv, "gateway", 30, stop_s, environment=_threads(1), secrets=service.secrets)
 
 
 def engine_program(service: Service, name: str, argv: tuple[str, ...], *, threads: int) -> Program:
-    return Program(name, argv, "engines", 20, ENGINE_STOP_S, environment=_threads(threads), without=service.secrets)
+    return Program(name, argv, "engines", 20, ENGINE_STOP_S, environment=_threads(threads))
 
 
 def _threads(count: int) -> dict[str, str]:
@@ -93,8 +94,9 @@ def _threads(count: int) -> dict[str, str]:
     return {name: str(count) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 
-def write(directory: Path, programs: Sequence[Program], service: Service) -> None:
-    """Everything that supervisord needs, in `directory`: its configuration, scripts, and the pipes to the launcher."""
+def write(directory: Path, programs: Sequence[Program], service: Service, secret_files: Mapping[str, str]) -> None:
+    """Everything that supervisord needs, in `directory`: its configuration, scripts, and the pipes to the launcher.
+    `secret_files` are where the values of secrets are read, by their names; no value is written."""
     password = secrets.token_urlsafe(24)
     watch = sentinel.Config(
         supervisor=str(directory / "supervisor.sock"),
@@ -109,19 +111,21 @@ def write(directory: Path, programs: Sequence[Program], service: Service) -> Non
         "sentinel",
         -1,
         1,
-        without=service.secrets,
     )
     for program in (*programs, listener):
-        (directory / f"{program.name}.sh").write_bytes(os.fsencode(script(program)))
+        (directory / f"{program.name}.sh").write_bytes(os.fsencode(script(program, secret_files)))
         os.mkfifo(directory / f"{program.name}.log", 0o600)
     os.mkfifo(directory / "notices", 0o600)
     (directory / "supervisord.conf").write_text(configuration(programs, password, root=os.geteuid() == 0))
 
 
-def script(program: Program) -> str:
+def script(program: Program, secret_files: Mapping[str, str]) -> str:
     """A shell script that becomes the program, in the launcher's own working directory."""
     lines = ["#!/bin/sh", f"cd -- {shlex.quote(os.getcwd())} || exit 1"]
-    lines += [f"unset {name}" for name in program.without]
+    for name in program.secrets:
+        # The x keeps newlines at the value's end, which the shell would drop.
+        file = shlex.quote(secret_files[name])
+        lines += [f"{name}=$(cat {file} && echo x) || exit 1", f"export {name}=${{{name}%x}}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(program.environment.items())]
     return "\n".join([*lines, f"exec {shlex.join(program.argv)}", ""])
 

@@ -87,6 +87,8 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         dtype=dtype.value,
         kv_dtype=kv_dtype.value,
         kv_bytes=memory.cache,
+        weight_bytes=memory.weights,
+        workspace_bytes=memory.workspace,
         max_context=max_context.value,
         block_tokens=manifest.engine.cache.block_tokens,
         max_running=manifest.engine.scheduling.max_running,
@@ -96,6 +98,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         overlap=manifest.engine.scheduling.overlap,
         threads=threads.value,
         kernels=kernels.value,
+        record_bytes=manifest.engine.record_size,
         trust_remote_code=manifest.model.trust_remote_code,
     )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)

@@ -17,13 +17,21 @@ from appliance.plan.plan import Plan, plan
 from engine.api.errors import CheckpointError, EngineError
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 
-TOKENIZER = "tokenizer.json"
-
 
 class _TokenizerFile(msgspec.Struct):
     """Enough of tokenizer.json to know that it is whole."""
 
     model: msgspec.Raw
+
+
+class _TekkenFile(msgspec.Struct):
+    """Enough of tekken.json to know that it is whole."""
+
+    config: msgspec.Raw
+    vocab: msgspec.Raw
+
+
+TOKENIZERS = {"tokenizer.json": _TokenizerFile, "tekken.json": _TekkenFile}
 
 
 def prove(given: Given, machine: Machine | None = None) -> Plan:
@@ -47,13 +55,14 @@ def _checkpoint(settings: Settings) -> Checkpoint:
     folder = settings.path.resolve().parent / settings.manifest.model.path
     checkpoint = read_checkpoint(folder.resolve(), settings.manifest.model.trust_remote_code)
     check_tensors(checkpoint.model, checkpoint.tensors)
-    _check_tokenizer(checkpoint.path / TOKENIZER)
+    present = next((name for name in TOKENIZERS if (checkpoint.path / name).exists()), "tokenizer.json")
+    _check_tokenizer(checkpoint.path / present)
     return checkpoint
 
 
 def _check_tokenizer(path: Path) -> None:
     try:
-        msgspec.json.decode(path.read_bytes(), type=_TokenizerFile)
+        msgspec.json.decode(path.read_bytes(), type=TOKENIZERS[path.name])
     except FileNotFoundError as error:
         others = [name for name in ("tokenizer.model", "vocab.json") if (path.parent / name).exists()]
         hint = f"; {others[0]} alone is not read: convert it with transformers" if others else ""

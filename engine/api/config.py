@@ -12,8 +12,10 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
-    reply. `record` is the file of the flight recorder, or None. `socket` is the Unix socket to listen on.
-    `kernels` names a compiled variant (kernels/cpu/library.py), or torch."""
+    reply. `weight_bytes` and `workspace_bytes` are what was planned for weights and for process and steps (0: nothing
+    was), which the log shows beside what they took. `record` is the file of the flight recorder, or None,
+    and `record_bytes` the most that it keeps. `socket` is the Unix socket to listen on. `kernels` names a compiled
+    variant (kernels/cpu/library.py), or torch."""
 
     model: str
     socket: str = ""
@@ -21,6 +23,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: Dtype = "float32"
     kv_dtype: Dtype = "float32"
     kv_bytes: int
+    weight_bytes: int = 0
+    workspace_bytes: int = 0
     max_context: int
     block_tokens: int = 16
     max_running: int = 256
@@ -32,6 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kernels: str = "torch"
     trust_remote_code: bool = False
     record: str | None = None
+    record_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
         for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads"):

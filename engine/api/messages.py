@@ -123,8 +123,19 @@ class Loading(msgspec.Struct, frozen=True, tag="loading"):
     fraction: float
 
 
+class Taken(msgspec.Struct, frozen=True):
+    """What a phase of the start took of the device's memory, in bytes over what was in use before it: `kept` at its
+    end, `peak` at most within it, on a CPU with pages of mapped files. `kept` is negative where memory was given back.
+    """
+
+    device: str
+    kept: int
+    peak: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine serves. Sizes as really allocated; `seconds` by phase of the start."""
+    """The engine serves. Sizes as really allocated; `seconds` and `memory` by phase of the start, the memory as it was
+    measured (on a CPU pages count once they are written). Its phase "starting" is the process before the model."""
 
     max_context: int
     kv_blocks: int
@@ -134,6 +145,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kv_bytes: int
     seconds: dict[str, float]
     pid: int
+    memory: dict[str, Taken] = {}
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):

@@ -273,8 +273,8 @@ def build_loop(
     grammars = Grammars(open_compiler)
     if config.record is None:
         return Loop(Scheduler(settings), worker, send, overlap=config.overlap, grammars=grammars)
-    recorder = Recorder(settings, config.record)
-    return Loop(recorder, worker, send, overlap=config.overlap, grammars=grammars, rest=recorder.flush)
+    recorder = Recorder(settings, config.record, config.record_bytes)
+    return Loop(recorder, worker, send, overlap=config.overlap, grammars=grammars, rest=recorder.rest)
 
 
 def _nothing() -> None:

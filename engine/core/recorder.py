@@ -1,9 +1,13 @@
 """The flight recorder: a scheduler that writes every event it gets and every plan it makes.
 
 The file is a sequence of records, each a little-endian u32 length and that many bytes of MessagePack. `Started` begins
-the records of one process; a file that is appended to holds several. `engine.core.replay` reads it.
+the records of one process; a file that is appended to holds several. A file that has reached half of the bytes allowed
+is renamed to end in .1, in place of the one before, and the next one begins with the scheduler's whole state: so what
+is kept can be replayed from its first record. `engine.core.replay` reads both.
 """
 
+import io
+import pickle
 import struct
 from pathlib import Path
 from typing import Any
@@ -22,10 +26,13 @@ FLUSH_S = 1.0
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """`config` is a SchedulerConfig; `scalings` name the types of its ropes' scalings, "" where there is none."""
+    """`config` is a SchedulerConfig; `scalings` name the types of its ropes' scalings, "" where there is none. `state`
+    is that of a scheduler in the middle of its run (see `thawed`), after step `step`; b"" at its start."""
 
     config: dict[str, Any]
     scalings: tuple[str, ...]
+    step: int = 0
+    state: bytes = b""
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
@@ -66,16 +73,22 @@ Record = Started | Submitted | Ended | AllEnded | CacheReset | PlanMade | Applie
 
 
 class Recorder(Scheduler):
-    """Raises ConfigError if the file cannot be written."""
+    """`most_bytes` is for both files together; they get larger only where the state alone takes a quarter of it or
+    more. Raises ConfigError if the file cannot be written."""
 
-    def __init__(self, config: SchedulerConfig, path: str) -> None:
+    def __init__(self, config: SchedulerConfig, path: str, most_bytes: int) -> None:
         super().__init__(config)
-        self._path = Path(path)
+        self._state_names = state_names(self)
+        self._path, self._half = Path(path), most_bytes // 2
+        self._flush_bytes = min(FLUSH_BYTES, most_bytes // 16)
+        self._size = self._path.stat().st_size if self._path.exists() else 0
+        self._state_bytes = 0
         self._encode = msgspec.msgpack.Encoder().encode
         self._pending = bytearray()
         self._flushed_at = 0.0
         scalings = tuple("" if rope.scaling is None else type(rope.scaling).__name__ for rope in config.ropes)
-        self._write(Started(msgspec.to_builtins(config), scalings))
+        self._started = Started(msgspec.to_builtins(config), scalings)
+        self._write(self._started)
         try:
             self.flush()
         except OSError as error:
@@ -104,18 +117,76 @@ class Recorder(Scheduler):
 
     def apply(self, result: StepResult, now: float) -> Settled:
         self._write(Applied(now, result.step, result.sampled, result.failed))
-        if len(self._pending) >= FLUSH_BYTES or now - self._flushed_at >= FLUSH_S:
+        flushing = len(self._pending) >= self._flush_bytes or now - self._flushed_at >= FLUSH_S
+        if flushing:
             self._flushed_at = now
             self.flush()
-        return super().apply(result, now)
+        settled = super().apply(result, now)
+        if flushing:
+            self._turn_over()
+        return settled
+
+    def rest(self) -> None:
+        """To be called before nothing happens for a while."""
+        self.flush()
+        self._turn_over()
 
     def flush(self) -> None:
         """Hands what is pending to the operating system: it survives the end of the process."""
         if self._pending:
             with self._path.open("ab") as file:
-                file.write(self._pending)
+                self._size += file.write(self._pending)
             self._pending.clear()
+
+    def _turn_over(self) -> None:
+        """Begins a new file if this one is full. Nothing is pending that the state does not have."""
+        if self._size < max(self._half - self._flush_bytes, 2 * self._state_bytes):
+            return
+        self.flush()
+        self._path.replace(older(self._path))
+        self._size = 0
+        state = pickle.dumps({name: getattr(self, name) for name in self._state_names})
+        self._state_bytes = len(state)
+        self._write(msgspec.structs.replace(self._started, step=self.step, state=state))
+        self.flush()
 
     def _write(self, record: Record) -> None:
         body = self._encode(record)
         self._pending += LENGTH.pack(len(body)) + body
+
+
+def older(path: Path) -> Path:
+    """Where the records before those of `path` are kept."""
+    return path.with_name(f"{path.name}.1")
+
+
+def state_names(scheduler: Scheduler) -> frozenset[str]:
+    """The attributes of a scheduler that events change."""
+    return frozenset(vars(scheduler).keys() - {"config", "_note"})
+
+
+def thawed(scheduler: Scheduler, state: bytes) -> Scheduler:
+    """A fresh scheduler put into a recorded state. Raises ConfigError if the state is none of this version's."""
+    try:
+        found = _StateReader(io.BytesIO(state)).load()
+    except (pickle.UnpicklingError, AttributeError, EOFError, ImportError, TypeError, ValueError) as error:
+        raise ConfigError(f"the recorded state cannot be read by this version of slipway: {error}") from error
+    if not isinstance(found, dict) or found.keys() != state_names(scheduler):
+        raise ConfigError("the recorded state is that of another version of slipway; replay it with that one")
+    vars(scheduler).update(found)
+    return scheduler
+
+
+class _StateReader(pickle.Unpickler):
+    """Makes only what a state is made of: a recording from elsewhere can run no code of its choice."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = module.startswith(_STATE_MODULES) or (module, name) in _STATE_TYPES
+        kind = super().find_class(module, name) if allowed else None
+        if not isinstance(kind, type) or kind.__module__ != module:
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a scheduler")
+        return kind
+
+
+_STATE_MODULES = ("engine.core.", "engine.kv.", "engine.api.messages")
+_STATE_TYPES = (("collections", "deque"), ("collections", "OrderedDict"))

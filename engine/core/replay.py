@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engine.api.errors import RequestError
+from engine.api.errors import ConfigError, RequestError
 from engine.core.config import SchedulerConfig
 from engine.core.plan import StepPlan, StepResult
 from engine.core.recorder import (
@@ -26,6 +26,8 @@ from engine.core.recorder import (
     Record,
     Started,
     Submitted,
+    older,
+    thawed,
 )
 from engine.core.scheduler import Scheduler
 from engine.kv.layout import Layout
@@ -43,15 +45,24 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Replay(msgspec.Struct):
-    """`steps` were equal before the end or the difference; `runs` are the processes that wrote to the file."""
+    """`steps` were equal before the end or the difference; `runs` are the processes that wrote to the file. `dropped`
+    steps of the first one are no longer in it."""
 
     runs: int = 0
+    dropped: int = 0
     steps: int = 0
     difference: Difference | None = None
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file; a last one that was cut off by a crash is left out."""
+    """The records of the older file, if there is one, and of this; a last one that was cut off by a crash is left
+    out."""
+    files = [file for file in (older(path), path) if file.exists()]
+    for file in files or [path]:
+        yield from _read_file(file)
+
+
+def _read_file(path: Path) -> Iterator[Record]:
     decode = msgspec.msgpack.Decoder(Record).decode
     data = path.read_bytes()
     at = 0
@@ -70,8 +81,12 @@ def replay(records: Iterator[Record], note: Note | None = None) -> Replay:
     scheduler: Scheduler | None = None
     for record in records:
         if isinstance(record, Started):
+            if record.state and scheduler is not None:
+                continue  # the run goes on in the next file, and so does this scheduler
             scheduler = Scheduler(_config(record), note)
             result.runs += 1
+            if record.state:
+                scheduler, result.dropped = thawed(scheduler, record.state), record.step
             continue
         assert scheduler is not None, "a recording begins with Started"
         if isinstance(record, PlanMade):
@@ -139,9 +154,15 @@ def main(arguments: list[str]) -> int:
             found = True
             print(what)
 
-    outcome = replay(read_records(options.file), note if options.explain else None)
+    try:
+        outcome = replay(read_records(options.file), note if options.explain else None)
+    except (OSError, ConfigError) as error:
+        print(f"{options.file}: {error}", file=sys.stderr)
+        return 1
+    if outcome.dropped:
+        print(f"the recording begins after step {outcome.dropped}; what was before is no longer kept", file=sys.stderr)
     if outcome.difference is not None:
-        print(f"step {outcome.steps + 1} differs")
+        print(f"step {outcome.dropped + outcome.steps + 1} differs")
         print(f"recorded: {outcome.difference.recorded}\nreplayed: {outcome.difference.replayed}")
         return 1
     if options.explain is None:

@@ -18,6 +18,7 @@ from engine.models.config import normalised
 from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.parts import Model
+from engine.models.quantized import refuse_quantized
 from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.sources import harmless, sources
 
@@ -50,13 +51,8 @@ def read_checkpoint(path: str | Path, trust_remote_code: bool = False) -> Checkp
     config = normalised(_read_json(folder / "config.json"))
     generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
     architecture, declare = _architecture(folder, config, trust_remote_code)
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise CheckpointError(
-            f"{folder / 'config.json'}: the checkpoint is quantized ({method}), which is not served; "
-            "use the float32, bfloat16 or float16 checkpoint of the same model"
-        )
     model = _declared(declare, config, folder)
+    refuse_quantized(config, model, str(folder / "config.json"))
     tensors = read_tensors(folder)
     return Checkpoint(
         path=folder,

@@ -107,12 +107,27 @@ def sources(model: Model) -> Shapes:
     return found
 
 
+def linear_paths(model: Model) -> tuple[str, ...]:
+    """The projections as their checkpoint names them: each source of a fused one, and the head if it is its own."""
+    found: dict[str, None] = {}
+    for index, block in enumerate(model.blocks):
+        path = join(model.root, model.layers, str(index))
+        for body in (body for branch in block for body in _bodies(branch)):
+            for linear in attention_linears(body) if isinstance(body, Attention) else mlp_linears(body):
+                found |= dict.fromkeys(join(path, body.name, piece.source) for piece in linear.rows)
+    return (*found, *([] if model.head.tied else [model.head.name]))
+
+
+def _bodies(branch: Branch) -> tuple[Attention | MLP, ...]:
+    return branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
+
+
 def _branch_sources(branch: Branch, path: str) -> Shapes:
     found: Shapes = {}
     for norm in (branch.before, branch.after):
         if norm is not None:
             found |= norm_sources(norm, path, (norm.size,))
-    for body in branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,):
+    for body in _bodies(branch):
         inside = join(path, body.name)
         linears: Iterable[Linear]
         match body:

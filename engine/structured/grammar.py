@@ -15,7 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
-from engine.api.errors import RequestError
+from engine.api.errors import CheckpointError, RequestError
 from engine.api.messages import Grammar
 from engine.structured.vocabulary import read_vocabulary
 
@@ -80,7 +80,7 @@ class Matcher:
 
 
 class Compiler:
-    """Compiles grammars for the tokenizer.json in `directory`; `vocab` is the width of the model's logits."""
+    """Compiles grammars for the tokenizer in `directory`; `vocab` is the width of the model's logits."""
 
     def __init__(self, directory: Path, vocab: int) -> None:
         self._directory, self._vocab = directory, vocab
@@ -120,10 +120,10 @@ class Compiler:
     def _tokenizer(self) -> Any:
         try:
             return read_vocabulary(self._directory, self._vocab)
-        except (OSError, ValueError) as error:
+        except (CheckpointError, ValueError) as error:
             raise RequestError(
                 f"this model's tokenizer cannot be used for structured output: {error}; the directory needs a "
-                f"tokenizer.json of byte-level or byte-fallback tokens",
+                f"tokenizer.json or tekken.json of byte-level or byte-fallback tokens",
                 PARAM,
             ) from error
 

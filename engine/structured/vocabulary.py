@@ -10,6 +10,8 @@ from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from engine.text import tokenizer_text
+
 
 class _Vocabulary:
     """What TokenizerWrapper asks for. Calling it cuts forced text into tokens the way the tokenizer does."""
@@ -35,8 +37,8 @@ class _Vocabulary:
 
 
 def read_vocabulary(directory: Path, vocab: int) -> Any:
-    """The LLTokenizer of `directory`'s tokenizer.json with `vocab` + 1 tokens. Raises OSError or ValueError."""
-    text = (directory / "tokenizer.json").read_text(encoding="utf-8")
+    """The LLTokenizer of `directory`'s tokenizer with `vocab` + 1 tokens. Raises CheckpointError or ValueError."""
+    text = tokenizer_text(directory)
     source = LLTokenizer(text, slices=[])
     added = json.loads(text).get("added_tokens") or ()
     texts = {token["id"]: token["content"] for token in added if not token.get("special")}

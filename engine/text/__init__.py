@@ -2,7 +2,16 @@
 
 from engine.text.decode import IncrementalDecoder, TokenText, decode_all
 from engine.text.stop import Stopped, StopStrings
-from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer, tokenizer_text
 from engine.text.vocabulary import Vocabulary
 
-__all__ = ["IncrementalDecoder", "StopStrings", "Stopped", "TokenText", "Tokenizer", "Vocabulary", "decode_all"]
+__all__ = [
+    "IncrementalDecoder",
+    "StopStrings",
+    "Stopped",
+    "TokenText",
+    "Tokenizer",
+    "Vocabulary",
+    "decode_all",
+    "tokenizer_text",
+]

@@ -1,6 +1,7 @@
 """A checkpoint's tokenizer: text to ids as transformers gives them, ids to text, and what each id stands for.
 
-Reads tokenizer.json (the `tokenizers` library), tokenizer_config.json, special_tokens_map.json and chat_template.jinja.
+Reads tokenizer.json (the `tokenizers` library) or Mistral's tekken.json, tokenizer_config.json,
+special_tokens_map.json and chat_template.jinja.
 Begin and end tokens come from the post-processor of tokenizer.json alone: transformers, too, drops add_bos_token and
 add_eos_token of tokenizer_config.json where a tokenizer.json lies beside it.
 """
@@ -14,8 +15,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from engine.api.errors import CheckpointError
+from engine.text.tekken import NAMED, TEKKEN, tekken_text
 from engine.text.vocabulary import Vocabulary, read_vocabulary
 
+FILES = ("tokenizer.json", TEKKEN)
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -32,13 +35,33 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _load_backend(path: Path) -> Backend:
-    if not path.is_file():
+def tokenizer_file(directory: Path) -> Path:
+    """The file that a directory's tokenizer is read from: tokenizer.json, or else tekken.json. Raises CheckpointError
+    if it has neither."""
+    found = next((directory / name for name in FILES if (directory / name).is_file()), None)
+    if found is None:
         raise CheckpointError(
-            f"{path}: no such file; model.path must hold a tokenizer.json (AutoTokenizer's save_pretrained writes one)"
+            f"{directory / FILES[0]}: no such file, and no {TEKKEN}; model.path must hold one of them (AutoTokenizer's "
+            "save_pretrained writes a tokenizer.json)"
         )
+    return found
+
+
+def tokenizer_text(directory: Path) -> str:
+    """The directory's tokenizer as the text of a tokenizer.json. Raises CheckpointError naming the file."""
+    path = tokenizer_file(directory)
+    if path.name == TEKKEN:
+        return tekken_text(path)
     try:
-        backend = Backend.from_file(str(path))
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as text ({error}); copy the checkpoint again") from error
+
+
+def _load_backend(directory: Path) -> Backend:
+    text, path = tokenizer_text(directory), tokenizer_file(directory)
+    try:
+        backend = Backend.from_str(text)
     except Exception as error:  # the library raises plain Exception for every kind of damage
         raise CheckpointError(f"{path}: is no tokenizer ({error}); copy the checkpoint again") from error
     backend.no_truncation()
@@ -71,7 +94,9 @@ class Tokenizer:
         directory = Path(path)
         config = _read_json(directory / "tokenizer_config.json")
         named = _read_json(directory / "special_tokens_map.json") | config
-        self._backend = _load_backend(directory / "tokenizer.json")
+        self._backend = _load_backend(directory)
+        if tokenizer_file(directory).name == TEKKEN:  # such a checkpoint has no tokenizer_config.json
+            named = {key: text for key, text in NAMED.items() if self._backend.token_to_id(text) is not None} | named
         self.special_tokens = {key: text for key in _NAMED if (text := _content(named.get(key)))}
         self._add_tokens(config, named)
         self.bos_id = self._named_id("bos_token")

@@ -23,6 +23,12 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES_OF = _byte_alphabet()
+_CHARACTER_OF = {byte: character for character, byte in _BYTES_OF.items()}
+
+
+def byte_level_text(data: bytes) -> str:
+    """Bytes in the spelling of byte-level tokenizers."""
+    return "".join(_CHARACTER_OF[byte] for byte in data)
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,19 @@ import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from engine.api.config import EngineConfig
 from engine.api.errors import ConfigError, OutOfMemory
-from engine.api.messages import Sampling
+from engine.api.messages import Sampling, Taken
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.distributed.world import SINGLE
 from engine.kv.layout import NULL_BLOCK, Layout, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
+from engine.worker.memory import Meter, in_use
 from engine.worker.table import RequestTable
 from engine.worker.worker import Worker
 from kernels.cpu.library import MissingKernels
@@ -23,12 +25,19 @@ from kernels.cpu.program import Team
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build_worker(config: EngineConfig, progress: Callable[[str, float], None]) -> Worker:
-    """`progress(phase, 0…1)` is called as the start goes on. Raises ConfigError, CheckpointError or OutOfMemory."""
+def build_worker(
+    config: EngineConfig,
+    progress: Callable[[str, float], None],
+    took: Callable[[str, Taken], None] = lambda phase, taken: None,
+) -> Worker:
+    """`progress(phase, 0…1)` is called as the start goes on, `took` with the memory of each phase at its end. Raises
+    ConfigError, CheckpointError or OutOfMemory."""
     device, team = _device(config), _team(config)
     torch.set_num_threads(config.threads)
     seconds: dict[str, float] = {}
-    with _timed("reading", seconds):
+    took("starting", in_use(device))
+    measured = partial(_measured, device=device, seconds=seconds, took=took)
+    with measured("reading"):
         progress("reading", 0.0)
         checkpoint = read_checkpoint(config.model, config.trust_remote_code)
     form = layout(
@@ -37,11 +46,11 @@ def build_worker(config: EngineConfig, progress: Callable[[str, float], None]) -
         element_bytes=DTYPES[config.kv_dtype].itemsize,
     )
     blocks = pool_blocks(config, form)
-    with _timed("loading", seconds), _memory_errors("the weights"):
+    with measured("loading"), _memory_errors("the weights"):
         progress("loading", 0.0)
         text_model = TextModel(checkpoint.model, form, SINGLE, DTYPES[config.dtype], device, team)
         text_model.load(checkpoint, lambda fraction: progress("loading", fraction))
-    with _timed("allocating", seconds), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
+    with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
         progress("allocating", 0.0)
         pages = make_pages(form, blocks, DTYPES[config.kv_dtype], device)
         table = RequestTable(
@@ -60,7 +69,7 @@ def build_worker(config: EngineConfig, progress: Callable[[str, float], None]) -
         threads=1 if team else config.threads,
         seconds=seconds,
     )
-    with _timed("warming", seconds), _memory_errors("the first step"):
+    with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
         _warm(worker)
     return worker
@@ -101,10 +110,14 @@ def _team(config: EngineConfig) -> Team | None:
 
 
 @contextmanager
-def _timed(phase: str, seconds: dict[str, float]) -> Iterator[None]:
+def _measured(
+    phase: str, *, device: torch.device, seconds: dict[str, float], took: Callable[[str, Taken], None]
+) -> Iterator[None]:
     start = time.perf_counter()
-    yield
+    with Meter(device) as meter:
+        yield
     seconds[phase] = time.perf_counter() - start
+    took(phase, meter.taken)
 
 
 @contextmanager

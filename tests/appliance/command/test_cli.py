@@ -1,5 +1,6 @@
 """The command line: exit codes, one message, suggestions; checkpoints with a fault of each kind, written by hand."""
 
+import argparse
 import json
 import struct
 import subprocess
@@ -8,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from appliance import exits
 from appliance.command.cli import COMMANDS, main, parser
+from appliance.declare.keys import leaves
+from appliance.declare.settings import Given, Option, load
+from appliance.manifest import Manifest, Scheduling
 
 HIDDEN, INNER, VOCAB = 8, 16, 11
 CONFIG: dict[str, Any] = {
@@ -125,6 +130,16 @@ def test_a_faulty_checkpoint_is_refused_at_model_path(manifest: Path, capsys: Ou
     assert err.startswith(f"{manifest}:3:9: model.path: ") and words in err, err
 
 
+def test_a_checkpoint_with_mistrals_tokenizer_file_alone_is_served(manifest: Path, capsys: Output) -> None:
+    (manifest.parent / "tiny" / "tokenizer.json").unlink()
+    tekken = manifest.parent / "tiny" / "tekken.json"
+    tekken.write_text('{"config": {}, "vocab": []}')
+    assert main(["check", str(manifest)]) == 0
+    tekken.write_text('{"config": {}}')
+    assert main(["check", str(manifest)]) == exits.CHECKPOINT.number
+    assert "tekken.json: cannot be read: Object missing required field `vocab`" in capsys.readouterr().err
+
+
 def test_files_that_the_manifest_names_must_be_there(
     manifest: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +198,14 @@ def test_the_environment_counts_and_a_wrong_name_in_it_is_refused(
         (["check", "m.yaml", "--sett", "a=b"], "did you mean --set?"),
         (["serve", "m.yaml", "--prot", "1"], "did you mean --port?"),
         (["check", "m.yaml", "--set", "a"], "a has no '='; write --set key=value"),
+        (["serve", "m.yaml", "--engine.scheduling.max-runing", "1"], "did you mean --engine.scheduling.max-running?"),
+        (["plan", "m.yaml", "--engine-scheduling-max-running=1"], "did you mean --engine.scheduling.max-running?"),
+        (["plan", "m.yaml", "--max_running=1"], "did you mean --engine.scheduling.max-running?"),
+        (["plan", "m.yaml", "--max-num-seqs", "1"], "did you mean --engine.scheduling.max-running?"),
+        (["check", "m.yaml", "--engine", "{}"], "it is a section; write flags such as --engine.scheduling.max-running"),
+        (["check", "m.yaml", "--xyzzy", "1"], "--help-all lists the flags of all keys"),
+        (["check", "m.yaml", "--limits.max-stop"], "--limits.max-stop: expected one argument\nSee"),
+        (["schema", "--limits.max-stop", "1"], "unrecognized arguments: --limits.max-stop"),
         (["check"], "MANIFEST"),
         ([], "COMMAND"),
     ],
@@ -203,16 +226,129 @@ def test_hyphens_and_underscores_are_one_in_options_but_not_in_values(capsys: Ou
     assert ended.value.code == 0 and "--api-key-env" in capsys.readouterr().out
 
 
+def actions(command: str) -> list[argparse.Action]:
+    """All options of a command, as it runs."""
+    return parser(command, every=True)._subparsers._group_actions[0].choices[command]._actions  # type: ignore
+
+
 def test_every_option_has_help_and_no_short_form_stands_for_two_options() -> None:
     shorts: dict[str, str] = {}
     for name in COMMANDS:
-        actions = parser()._subparsers._group_actions[0].choices[name]._actions  # type: ignore[union-attr]
-        for action in actions:
-            assert action.help, (name, action.dest)
+        for action in actions(name):
+            assert action.help and action.help != argparse.SUPPRESS, (name, action.dest)
             long = next((flag for flag in action.option_strings if flag.startswith("--")), "")
             for flag in action.option_strings:
                 if not flag.startswith("--"):
                     assert shorts.setdefault(flag, long) == long, (name, flag)
+    assert {"-p", "-H", "-c", "-dp", "-s"} <= set(shorts)
+
+
+def fields(model: type[BaseModel], above: str = "--") -> list[str]:
+    """A flag for each field of a pydantic model that holds a value, by pydantic's own table."""
+    found = []
+    for name, field in model.model_fields.items():
+        inner = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        word = above + name.replace("_", "-")
+        found += fields(field.annotation, f"{word}.") if inner else [word]  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize("command", ["serve", "plan", "check"])
+def test_every_key_of_the_manifest_has_a_flag_with_its_meaning(command: str) -> None:
+    flags = {flag: action for action in actions(command) for flag in action.option_strings}
+    assert set(fields(Manifest)) <= set(flags)
+    text = Scheduling.model_fields["max_running"].description
+    assert text and (flags["--engine.scheduling.max-running"].help or "").startswith(text)
+
+
+def test_the_help_is_short_and_help_all_lists_every_key_by_section(capsys: Output) -> None:
+    pages = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as ended:
+            main(["serve", flag])
+        assert ended.value.code == 0
+        pages[flag] = capsys.readouterr().out
+    assert len(pages["--help"].splitlines()) < 40 and "--limits.max-stop" not in pages["--help"]
+    for words in ("--port PORT", "-c MAX_CONTEXT", "-dp DATA", "--help-all"):
+        assert words in pages["--help"]
+    for flag in fields(Manifest):
+        assert f"{flag} " in pages["--help-all"], flag
+    assert "\nengine.cache:\n" in pages["--help-all"]
+
+
+def options(*words: str) -> tuple[Option, ...]:
+    """The options as `slipway plan` gets them, after what `main` does to the words."""
+    found: list[argparse.Namespace] = []
+    command = COMMANDS["plan"]
+    run = lambda options: found.append(options) or 0  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(COMMANDS, "plan", (run, *command[1:]))
+        assert main(["plan", "m.yaml", *words]) == 0
+    given: tuple[Option, ...] = found[0].options
+    return given
+
+
+def test_short_and_long_flags_dashes_and_underscores_say_the_same() -> None:
+    for words in (["-dp", "3"], ["-dp=3"], ["--parallelism.data", "3"], ["--parallelism.data=3"]):
+        assert options(*words) == (Option("--parallelism.data", "parallelism.data", "3"),), words
+    for words in (["--limits.max-stop", "a_b"], ["--limits.max_stop", "a_b"], ["--limits.max_stop=a_b"]):
+        assert options(*words) == (Option("--limits.max-stop", "limits.max_stop", "a_b"),), words
+    assert options("-p9000") == options("--port=9000") == (Option("--port", "endpoints.port", "9000"),)
+    assert options("--limits.max-logprobs", "-1")[0].text == "-1"
+
+
+def test_a_flag_has_the_precedence_of_set_and_a_plan_names_it(
+    manifest: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPWAY__LIMITS__MAX_STOP", "2")
+    for words, value, origin in (
+        (["--limits.max-stop=3"], 3, "--limits.max-stop"),
+        (["--set", "limits.max_stop=4", "--limits.max-stop=3"], 3, "--limits.max-stop"),
+        (["--limits.max-stop=3", "--set", "limits.max_stop=4"], 4, "--set limits.max_stop"),
+    ):
+        assert main(["plan", str(manifest), "--json", *words]) == 0
+        found = {one["key"]: one for one in json.loads(capsys.readouterr().out)["effective"]}
+        assert (found["limits.max_stop"]["value"], found["limits.max_stop"]["origin"]) == (value, origin)
+    assert main(["check", str(manifest), "--limits.max-stop", "0"]) == 2
+    assert capsys.readouterr().err.startswith("--limits.max-stop: 0; must be a whole number of at least 1\n")
+
+
+# A value of each key that is not its default.
+OTHERS: dict[str, Any] = {
+    "boolean": lambda default: not default,
+    "integer": lambda default: 2 if default != 2 else 3,
+    "number": lambda default: 0.5 if default != 0.5 else 0.25,
+    "array": lambda default: ["a", "b: c"],
+    "string": lambda default: "x: {y",
+}
+
+
+def test_a_manifest_survives_the_way_to_flags_and_back_to_a_dict(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("{}")
+    want: dict[str, Any] = {"apiVersion": "slipway/v1", "secrets": {"k": {"env": "KEY"}}}
+    for key in leaves():
+        if "*" in key.path or key.name == "apiVersion":
+            continue
+        value = next((word for word in key.choices if word != key.default), None) or next(
+            make(key.default) for kind, make in OTHERS.items() if kind in key.types
+        )
+        within = want
+        for part in key.path[:-1]:
+            within = within.setdefault(part, {})
+        within[key.path[-1]] = "k" if key.name == "endpoints.api_keys" else value
+    words = [word for flag in fields(Manifest) for word in (flag, json.dumps(at(want, flag)))]
+    manifest = load(Given(path, options(*words))).manifest
+    assert manifest == Manifest.model_validate(want)
+    assert Manifest.model_validate(manifest.model_dump(mode="json")) == manifest
+    unset = [key.name for key in leaves() if "*" not in key.path and at(manifest.model_dump(), key.name) == key.default]
+    assert not unset
+
+
+def at(value: dict[str, Any], name: str) -> Any:
+    for part in name.removeprefix("--").replace("-", "_").split("."):
+        value = value[part]
+    return value
 
 
 def test_the_schema_and_the_version_are_printed(capsys: Output) -> None:

@@ -93,6 +93,16 @@ def test_the_reason_goes_to_the_termination_log_if_there_is_one(launched, tmp_pa
     assert reason == appliance.reason()
 
 
+def test_a_termination_log_stays_json_where_the_last_lines_are_too_long_for_it(launched, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "termination-log").touch()
+    appliance = launched(engines=[["permanent", "a" * 2500 + "\n" + "b" * 2500 + "\nmemory: too little"]])
+    assert appliance.end() == 11
+    text = (appliance.directory / "termination-log").read_bytes()
+    assert len(text) <= 4096 and json.loads(text)["last_lines"] == ["b" * 2500, "memory: too little"]
+    assert len(appliance.reason()["last_lines"]) == 3
+
+
 def test_a_killed_sentinel_is_replaced_and_finds_who_died_meanwhile(launched):
     appliance = launched()
     engine = appliance.started("engine-0")

@@ -1,5 +1,8 @@
 import json
+import os
+import resource
 import shlex
+import signal
 import socket
 import stat
 from pathlib import Path
@@ -33,14 +36,31 @@ def test_with_keys_the_curl_line_has_a_place_for_one_and_not_the_key(launched):
 
 
 def test_only_the_gateway_gets_the_variable_of_a_secret(launched):
-    appliance = launched(secrets=["THE_KEYS"], environment={"THE_KEYS": "canary-4711"}, engines=[["run"]])
-    engine, gateway = appliance.started("engine-0"), appliance.started("gateway")
+    keys = "canary-4711\n  canary 'two'; $HOME\n\n"
+    appliance = launched(secrets=["THE_KEYS"], environment={"THE_KEYS": keys}, engines=[["run"]])
+    appliance.started("engine-0")
+    gateway = appliance.started("gateway")
     appliance.ready()
-    assert b"canary-4711" in Path(f"/proc/{gateway}/environ").read_bytes()
-    assert b"THE_KEYS" not in Path(f"/proc/{engine}/environ").read_bytes()
-    (sentinel,) = [pid for pid, command in appliance.alive().items() if "appliance.launch.sentinel" in command]
-    assert b"THE_KEYS" not in Path(f"/proc/{sentinel}/environ").read_bytes()
-    assert not any("canary-4711" in command for command in appliance.alive().values())
+    holders = {gateway, appliance.process.pid}
+    alive = appliance.alive()
+    assert len(alive) == 5  # launcher, supervisord, gateway, engine, sentinel
+    for pid, command in alive.items():
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        assert (b"THE_KEYS" in environment, b"canary" in environment) == (pid in holders,) * 2, command
+        assert "canary" not in command
+        descriptors = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        assert any("memfd" in target for target in descriptors) == (pid == appliance.process.pid), command
+    assert f"THE_KEYS={keys}\0".encode() in Path(f"/proc/{gateway}/environ").read_bytes()
+    (directory,) = appliance.runs.iterdir()
+    files = [file for file in directory.iterdir() if file.is_file()]
+    assert len(files) > 5 and not any(b"canary" in file.read_bytes() for file in files)
+
+
+def test_a_gateway_that_starts_again_gets_the_secret_again(launched):
+    appliance = launched(secrets=["THE_KEYS"], environment={"THE_KEYS": "canary-4711"})
+    os.kill(appliance.started("gateway"), signal.SIGKILL)
+    again = appliance.started("gateway", times=2)
+    assert b"THE_KEYS=canary-4711\0" in Path(f"/proc/{again}/environ").read_bytes()
 
 
 def test_arguments_and_environment_arrive_byte_for_byte(launched):
@@ -76,6 +96,18 @@ def test_an_engine_is_told_its_number_of_threads(launched):
     appliance.started("engine-0")
     environment = json.loads((appliance.directory / "engine-0.show").read_text())["environment"]
     assert {environment[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"3"}
+
+
+def test_programs_may_open_as_many_files_as_the_hard_limit_allows(launched):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 300), hard))
+    try:
+        appliance = launched()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    limits = Path(f"/proc/{appliance.started('gateway')}/limits").read_text()
+    (found,) = [int(line.split()[3]) for line in limits.splitlines() if line.startswith("Max open files")]
+    assert found == (2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16))
 
 
 def test_the_run_directory_is_private_and_gone_at_the_end(launched):
@@ -156,6 +188,14 @@ def test_the_start_up_budget_ends_the_appliance_with_what_was_missing(launched):
 def test_logs_as_json_stay_lines_of_json(launched):
     appliance = launched(format="json", engines=[["crash"]], max=0)
     assert appliance.end() == 14
-    lines = [line for line in appliance.out().decode().splitlines() if line.startswith("{")]
-    assert all(set(json.loads(line)) == {"time", "level", "program", "message"} for line in lines)
-    assert "engine-0: about to crash" in appliance.out().decode().splitlines()  # as the program wrote it
+    records = [json.loads(line) for line in appliance.out().splitlines()]
+    assert all(set(record) == {"time", "level", "program", "message"} for record in records)
+    said = [record["message"] for record in records if record["program"] == "engine-0"]
+    assert "engine-0: about to crash" in said  # a line of text becomes a record under its program's name
+
+
+def test_a_line_of_json_is_passed_on_as_the_program_wrote_it(launched):
+    line = '{"b": 1,  "a": "\\u00e9"}'
+    appliance = launched(format="json", engines=[["permanent", line]])
+    assert appliance.end() == 15
+    assert line in appliance.out().decode().splitlines()

@@ -82,6 +82,28 @@ def test_a_second_signal_does_not_wait_for_the_drain(launched):
     assert appliance.alive() == {}
 
 
+def test_under_nohup_a_hangup_stops_nothing(launched):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does, and a child inherits
+    try:
+        appliance = launched()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    engine = appliance.started("engine-0")
+    appliance.process.send_signal(signal.SIGHUP)
+    os.kill(engine, signal.SIGKILL)
+    appliance.started("engine-0", times=2)
+    assert appliance.terminate() == 0
+    assert "SIGHUP" not in appliance.output()
+
+
+def test_a_hangup_is_a_stop_otherwise(launched):
+    appliance = launched()
+    appliance.started("engine-0")
+    appliance.process.send_signal(signal.SIGHUP)
+    assert appliance.end() == 0
+    assert "SIGHUP: stopping" in appliance.output()
+
+
 def test_the_tree_ends_when_its_launcher_is_killed(launched):
     appliance = launched()
     appliance.started("engine-0")

@@ -10,8 +10,10 @@ import pytest
 from appliance.gateway.config import GatewayConfig, SecretRef
 from appliance.gateway.config import read_config as read_gateway
 from appliance.launch import supervise
+from appliance.launch.launch import secret_names
 from appliance.launch.sentinel import Policy
 from appliance.launch.supervise import Program, Service
+from appliance.manifest import Manifest
 from engine.api.config import EngineConfig
 from engine.api.config import read_config as read_engine
 
@@ -66,6 +68,20 @@ def test_a_replica_changes_nothing_for_the_programs_before_it(tmp_path):
     assert all(before[name] == after[name] for name in before.sections() if name != "group:engines")
 
 
+def test_supervisor_wants_a_password_of_everybody_and_kills_whole_groups(tmp_path):
+    parser = _parsed(supervise.configuration(supervise.programs(_service(), tmp_path), "pass", root=False))
+    socket = parser["unix_http_server"]
+    assert (socket["chmod"], socket["username"], socket["password"]) == ("0700", "slipway", "pass")
+    kinds = ("program:", "eventlistener:")
+    assert {parser[name]["killasgroup"] for name in parser.sections() if name.startswith(kinds)} == {"true"}
+
+
+def test_every_variable_that_a_manifest_calls_a_secret_is_one_used_or_not():
+    secrets = {"a": {"env": "ONE"}, "b": {"file": "/f"}, "c": {"env": "TWO"}, "d": {"env": "ONE"}}
+    text = {"apiVersion": "slipway/v1", "model": {"path": "/m"}, "secrets": secrets}
+    assert secret_names(Manifest.model_validate(text)) == ("ONE", "TWO")
+
+
 def test_the_gateway_gets_its_drain_and_stops_first(tmp_path):
     programs = supervise.programs(_service(), tmp_path)
     parser = _parsed(supervise.configuration(programs, "p", root=False))
@@ -91,20 +107,27 @@ def test_the_configuration_holds_nothing_that_supervisor_would_expand_or_cut(tmp
     assert odd.name not in text
 
 
-def test_a_script_passes_words_on_and_hides_what_it_should(tmp_path):
+def test_a_script_passes_words_and_secrets_on_as_they_are(tmp_path):
     words = ("", "a b", "%", "a ;b", "'", '"', "$HOME", "`id`", "\\", "é\n*", "--", "-n")
     show = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
-    program = Program("x", (sys.executable, "-c", show, *words), "g", 1, 1, {"NEW": "it's; $1"}, without=("HIDDEN",))
+    program = Program("x", (sys.executable, "-c", show, *words), "g", 1, 1, {"NEW": "it's; $1"}, ("SECRET",))
     path = tmp_path / "x.sh"
-    path.write_text(supervise.script(program))
-    environment = {"HIDDEN": "1", "KEPT": "a b", "PATH": "/usr/bin:/bin"}
+    secret = "one; $1 `id` 'x\\n' \"é\n\ntwo\n\n"
+    file = tmp_path / "odd ' $name"
+    file.write_text(secret)
+    path.write_text(supervise.script(program, {"SECRET": str(file), "OTHER": "/nowhere"}))
+    assert "one" not in path.read_text()
+    environment = {"KEPT": "a b", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["/bin/sh", str(path)], env=environment, capture_output=True, text=True, check=True)
     argv, seen = json.loads(done.stdout)
     assert argv == list(words)
-    assert (seen["NEW"], seen["KEPT"], "HIDDEN" in seen) == ("it's; $1", "a b", False)
+    assert (seen["NEW"], seen["KEPT"], seen["SECRET"]) == ("it's; $1", "a b", secret)
+    file.unlink()
+    done = subprocess.run(["/bin/sh", str(path)], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and not done.stdout and "No such file" in done.stderr
 
 
-def test_only_engines_lose_the_secrets_and_get_many_threads(tmp_path):
+def test_only_the_gateway_gets_the_secrets_and_only_engines_many_threads(tmp_path):
     gateway, engine, _ = supervise.programs(_service(), tmp_path)
-    assert (gateway.without, engine.without) == ((), ("KEYS",))
+    assert (gateway.secrets, engine.secrets) == (("KEYS",), ())
     assert (gateway.environment["OMP_NUM_THREADS"], engine.environment["OMP_NUM_THREADS"]) == ("1", "5")

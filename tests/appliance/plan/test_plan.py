@@ -100,7 +100,9 @@ def test_what_is_asked_is_not_changed(tmp_path: Path) -> None:
 
 
 def test_memory_is_the_sum_of_its_parts_and_within_the_share(tmp_path: Path) -> None:
-    memory = planned(tmp_path).memory
+    found = planned(tmp_path)
+    memory, engine = found.memory, found.engines[0]
+    assert (engine.weight_bytes, engine.workspace_bytes) == (memory.weights, memory.workspace)
     assert memory.weights == PARAMETERS * 4
     assert memory.block_bytes == BLOCK
     assert memory.workspace > FIXED_BYTES["cpu"]
@@ -251,7 +253,7 @@ def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
     assert found["limits.max_stop"].origin == "--set limits.max_stop"
     assert found["model.path"].origin == f"{tmp_path / 'm.yaml'}:2:15"
     assert found["limits.max_body"].origin == "default"
-    assert len(found) == 52
+    assert len(found) == 53
     assert all(one.reason for one in found.values() if one.value == "auto" and one.key != "model.generation_config")
 
 

@@ -1,8 +1,11 @@
 """The loop over a device that needs no model: grammars, statistics, recordings. It runs in the test's own thread."""
 
+import os
+import pickle
 import threading
 from concurrent.futures import Future
 
+import msgspec
 import numpy as np
 import pytest
 from scheduler_simulation import VOCAB, make_layout
@@ -10,9 +13,10 @@ from scheduler_simulation import VOCAB, make_layout
 from engine.api.config import EngineConfig
 from engine.api.errors import RequestError
 from engine.api.messages import Abort, Control, Failed, Grammar, Output, Sampling, Stats, Submit
+from engine.core.config import SchedulerConfig
 from engine.core.loop import build_loop
 from engine.core.plan import StepResult
-from engine.core.recorder import PlanMade, Submitted
+from engine.core.recorder import LENGTH, PlanMade, Recorder, Submitted
 from engine.core.replay import main as replay_main
 from engine.core.replay import read_records, replay
 from engine.models.parts import Attention, Branch, Embedding, Head, Model
@@ -247,3 +251,93 @@ def test_a_recording_cut_off_by_a_crash_replays_as_far_as_it_goes(tmp_path):
     (tmp_path / "r").write_bytes(data[: len(data) * 2 // 3])
     outcome = replay(read_records(tmp_path / "r"))
     assert outcome.difference is None and outcome.steps > 0
+
+
+def plans(path):
+    return [record.plan for record in read_records(path) if isinstance(record, PlanMade) and record.plan is not None]
+
+
+def record_long(path, **changes):
+    """Requests that share a cache too small for them, so that some are preempted and prefixes are found again."""
+    messages = [ask(str(i), tuple((i // 3 + j) % VOCAB for j in range(7)), 30) for i in range(60)]
+    run(messages, device=Device(blocks=13), record=str(path), **changes)
+
+
+LIMIT = 40_000
+
+
+def test_a_bounded_recording_keeps_the_last_steps_and_replays_from_where_it_begins(tmp_path, capsys):
+    record_long(tmp_path / "whole")
+    record_long(tmp_path / "r", record_bytes=LIMIT)
+    sizes = [(tmp_path / name).stat().st_size for name in ("r", "r.1")]
+    assert sum(sizes) <= LIMIT < 2 * LIMIT < (tmp_path / "whole").stat().st_size and len(list(tmp_path.iterdir())) == 3
+    kept, everything = plans(tmp_path / "r"), plans(tmp_path / "whole")
+    assert 100 < len(kept) < len(everything) and kept == everything[-len(kept) :]
+    outcome = replay(read_records(tmp_path / "r"))
+    assert (outcome.runs, outcome.steps, outcome.difference) == (1, len(kept), None)
+    assert outcome.dropped == kept[0].step - 1 == len(everything) - len(kept)
+    assert replay_main([str(tmp_path / "r")]) == 0
+    out, err = capsys.readouterr()
+    assert f"{len(kept)} steps of 1 runs: all plans equal" in out
+    assert err == f"the recording begins after step {outcome.dropped}; what was before is no longer kept\n"
+    assert replay_main([str(tmp_path / "r"), "--explain", "59"]) == 0
+    assert "ends with length after 30" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("limit", range(11_000, 40_000, 1_699))
+def test_the_newer_file_of_a_bounded_recording_replays_alone(tmp_path, limit):
+    """Files begin at other steps with each limit: with requests that wait, run, were preempted, have just ended."""
+    record_long(tmp_path / "r", record_bytes=limit)
+    (tmp_path / "r.1").unlink()
+    outcome = replay(read_records(tmp_path / "r"))
+    assert outcome.difference is None and outcome.dropped > 0 and outcome.steps > 0
+
+
+def test_a_difference_in_a_bounded_recording_names_the_step_of_the_run(tmp_path, capsys):
+    record_long(tmp_path / "r", record_bytes=LIMIT)
+    records = list(read_records(tmp_path / "r"))
+    at = max(index for index, record in enumerate(records) if isinstance(record, PlanMade) and record.plan)
+    step = records[at].plan.step
+    records[at] = PlanMade(records[at].now, None)
+    bodies = list(map(msgspec.msgpack.encode, records))
+    (tmp_path / "cut").write_bytes(b"".join(LENGTH.pack(len(body)) + body for body in bodies))
+    assert replay_main([str(tmp_path / "cut")]) == 1
+    assert f"step {step} differs" in capsys.readouterr().out
+
+
+def test_requests_that_are_refused_fill_no_disk(tmp_path):
+    """They are recorded although no step follows."""
+    config = SchedulerConfig(layout=make_layout((None,)), blocks=13, max_context=100)
+    recorder = Recorder(config, str(tmp_path / "r"), LIMIT)
+    for number in range(1000):
+        with pytest.raises(RequestError):
+            recorder.submit(ask(str(number), (1,) * 101), 0.0)
+        recorder.rest()
+    assert LIMIT // 4 < sum(file.stat().st_size for file in tmp_path.iterdir()) <= LIMIT
+
+
+class Evil:
+    def __reduce__(self):
+        return (os.system, ("touch ran",))
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (pickle.dumps(Evil()), "is no part of a scheduler"),
+        (pickle.dumps({"step": 1}), "another version of slipway"),
+        (pickle.dumps([1]), "another version of slipway"),
+        (b"\x80", "cannot be read"),
+        (b"cengine.core.replay\nmain\n.", "is no part of a scheduler"),
+        (b"csubprocess\nPopen\n.", "is no part of a scheduler"),
+        (b"cengine.core.recorder\npickle\n.", "is no part of a scheduler"),
+    ],
+)
+def test_a_state_that_is_none_is_refused_and_runs_no_code(tmp_path, monkeypatch, capsys, state, words):
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path / "r")
+    started = next(read_records(tmp_path / "r"))
+    body = msgspec.msgpack.encode(msgspec.structs.replace(started, step=5, state=state))
+    (tmp_path / "r").write_bytes(LENGTH.pack(len(body)) + body)
+    assert replay_main([str(tmp_path / "r")]) == 1
+    assert words in capsys.readouterr().err and not (tmp_path / "ran").exists()

@@ -9,6 +9,7 @@ from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers.model import TextModel
 from engine.models.checkpoint import read_checkpoint, weight_bytes
+from engine.models.sources import linear_paths
 
 
 def loaded(path, dtype=torch.float32, progress=lambda fraction: None):
@@ -30,6 +31,15 @@ def test_every_architecture_is_made_of_exactly_the_tensors_that_transformers_sav
     """Sources are derived from the declaration; transformers wrote the names and shapes."""
     model, read = loaded(checkpoint(case).path)
     assert sum(torch.Size(info.shape).numel() for info in read.tensors.values()) * 4 == weight_bytes(read, 4)
+
+
+def test_every_projection_has_the_path_that_transformers_gives_its_module(case, checkpoint):
+    saved = checkpoint(case)
+    paths = linear_paths(read_checkpoint(saved.path).model)
+    modules = {name for name, module in saved.transformers().named_modules() if isinstance(module, torch.nn.Linear)}
+    if saved.config().get("tie_word_embeddings"):
+        modules.discard("lm_head")  # the embedding again, no projection of its own
+    assert len(paths) == len(set(paths)) and set(paths) == modules and all(paths)
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,17 @@ def test_a_quantized_checkpoint_is_refused_with_its_method(folder):
         read_checkpoint(folder)
 
 
+def test_a_checkpoint_that_leaves_every_layer_unquantized_is_a_plain_one(folder):
+    settings = {"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": ["Linear"]}}}
+    want = read_checkpoint(folder).model
+    configured(folder, quantization_config={**settings, "ignore": ["lm_head", r"re:model\.layers\..*"]})
+    checked(folder)
+    assert read_checkpoint(folder).model == want
+    configured(folder, quantization_config={**settings, "ignore": ["lm_head", r"re:model\.layers\.0\..*"]})
+    with pytest.raises(CheckpointError, match=r"7 of 15 projections are, such as model\.layers\.1\.self_attn\.q_proj"):
+        read_checkpoint(folder)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

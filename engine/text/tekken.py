@@ -1,0 +1,131 @@
+"""Mistral's tekken.json as the tokenizer.json that means the same.
+
+The file has `config` (pattern, default_vocab_size, default_num_special_tokens, version), `vocab` (base64 bytes, rank
+by rank) and `special_tokens`. A text is cut by the pattern; within a piece the two neighbours whose join has the lowest
+rank are joined, again and again; a piece that is a token stays whole (tiktoken's rule). Ids are ranks behind the
+special tokens, whose unnamed places are <SPECIAL_n>. A byte-level BPE that lists, in the order of ranks, every way to
+make each token of two others does the same. Source: mistral_common.tokens.tokenizers.tekken.
+"""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.api.errors import CheckpointError
+from engine.text.vocabulary import byte_level_text
+
+TEKKEN = "tekken.json"
+BEGIN = "<s>"
+NAMED = {"bos_token": BEGIN, "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+# Files up to version 7 may leave special_tokens out and mean these.
+UNWRITTEN = (
+    *("<unk>", BEGIN, "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
+    *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+)
+
+
+class _Config(msgspec.Struct):
+    pattern: str
+    default_vocab_size: int
+    default_num_special_tokens: int
+
+
+class _Token(msgspec.Struct):
+    rank: int
+    token_bytes: str
+
+
+class _Special(msgspec.Struct):
+    rank: int
+    token_str: str
+    is_control: bool = True
+
+
+class _File(msgspec.Struct):
+    config: _Config
+    vocab: list[_Token]
+    special_tokens: list[_Special] | None = None
+
+
+def tekken_text(path: Path) -> str:
+    """The text of a tokenizer.json. Raises CheckpointError naming the file."""
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        pieces = [base64.b64decode(token.token_bytes, validate=True) for token in file.vocab]
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: is no tekken tokenizer ({error}); copy the checkpoint again") from error
+    count = file.config.default_num_special_tokens
+    pieces = pieces[: file.config.default_vocab_size - count]
+    ordered = all(token.rank == rank for rank, token in enumerate(file.vocab))
+    if not ordered or len(set(pieces)) < len(pieces) or pieces[:256] != [bytes([byte]) for byte in range(256)]:
+        raise CheckpointError(
+            f"{path}: vocab must list tokens by rank, none twice, the 256 bytes first; copy the checkpoint again"
+        )
+    special = _special_tokens(file, path)
+    names = [token.token_str for token in special]
+    vocabulary = {name: place for place, name in enumerate(names)}
+    vocabulary |= {byte_level_text(piece): count + rank for rank, piece in enumerate(pieces)}
+    return msgspec.json.encode(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [_added(token) for token in special],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": _cuts(file.config.pattern)},
+            "post_processor": _begin(names.index(BEGIN)) if BEGIN in names else None,
+            "decoder": _BYTE_LEVEL,
+            "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(pieces), "ignore_merges": True},
+        }
+    ).decode()
+
+
+def _special_tokens(file: _File, path: Path) -> list[_Special]:
+    """One token for each place before the vocabulary."""
+    count = file.config.default_num_special_tokens
+    written = file.special_tokens
+    if written is None:
+        written = [_Special(rank, text) for rank, text in enumerate(UNWRITTEN[:count])]
+    named = {token.rank: token for token in written}
+    if len(named) < len(written) or any(not 0 <= rank < count for rank in named):
+        raise CheckpointError(
+            f"{path}: special_tokens must have ranks from 0 to {count - 1}, none twice; copy the checkpoint again"
+        )
+    return [named.get(rank, _Special(rank, f"<SPECIAL_{rank}>")) for rank in range(count)]
+
+
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+
+
+def _cuts(pattern: str) -> list[dict[str, Any]]:
+    return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, _BYTE_LEVEL]
+
+
+def _begin(token: int) -> dict[str, Any]:
+    """The begin token before a text."""
+    begin = {"SpecialToken": {"id": BEGIN, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    known = {BEGIN: {"id": BEGIN, "ids": [token], "tokens": [BEGIN]}}
+    template = {"single": [begin, first], "pair": [begin, first, second], "special_tokens": known}
+    return {"type": "TemplateProcessing", **template}
+
+
+def _added(token: _Special) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": token.is_control}
+    return {"id": token.rank, "content": token.token_str, **flags}
+
+
+def _merges(pieces: list[bytes]) -> list[tuple[str, str]]:
+    """Every pair of tokens that makes a token, in the order of the ranks of what they make."""
+    ranks = {piece: rank for rank, piece in enumerate(pieces)}
+    text = {piece: byte_level_text(piece) for piece in pieces}
+    found = []
+    for piece in pieces:
+        halves = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
+        pairs = [(left, right) for left, right in halves if left in ranks and right in ranks]
+        pairs.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        found += [(text[left], text[right]) for left, right in pairs]
+    return found

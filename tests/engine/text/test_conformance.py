@@ -1,0 +1,106 @@
+"""Every public method and property of a tokenizer, on every kind of tokenizer file."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.text import Tokenizer
+
+GOLDEN = Path(__file__).parent / "golden"
+KINDS = ["byte_level", "byte_level_bos", "byte_fallback", "byte_fallback_eos", "metaspace", "late_tokens", "tekken"]
+TEXT = "The quick brown fox"
+
+
+@pytest.fixture(params=KINDS)
+def tokenizer(request: pytest.FixtureRequest, tokenizer_dirs: dict[str, Path]) -> Tokenizer:
+    return Tokenizer({**tokenizer_dirs, "tekken": GOLDEN}[request.param])
+
+
+def encode(t: Tokenizer) -> bool:
+    ids = t.encode(TEXT, add_special_tokens=False)
+    return t.encode("", add_special_tokens=False) == [] and 0 < len(ids) <= len(t.encode(TEXT)) <= len(ids) + 2
+
+
+def decode(t: Tokenizer) -> bool:
+    ids = t.encode(TEXT)
+    return t.decode(ids) == t.decode(tuple(ids)) == TEXT and t.decode([]) == ""
+
+
+def convert_tokens_to_ids(t: Tokenizer) -> bool:
+    names = [name for token in range(t.vocab_size) if (name := t.token_string(token)) is not None]
+    single = [t.convert_tokens_to_ids(name) for name in names]
+    several = t.convert_tokens_to_ids(names)
+    unknown = t.convert_tokens_to_ids("no such token\0"), t.convert_tokens_to_ids(["no such token\0"])
+    pairs = zip(names, single, strict=True)
+    right = all(isinstance(token, int) and t.token_string(token) == name for name, token in pairs)
+    return right and several == single and t.convert_tokens_to_ids([]) == [] and unknown == (None, [None])
+
+
+def token_bytes(t: Tokenizer) -> bool:
+    joined = b"".join(t.token_bytes(token) for token in t.encode(TEXT, add_special_tokens=False))
+    return joined.decode().removeprefix(" ") == TEXT and t.token_bytes(t.vocab_size) == b"" == t.token_bytes(-1)
+
+
+def token_string(t: Tokenizer) -> bool:
+    return all(isinstance(t.token_string(token), str) for token in t.encode(TEXT)) and t.token_string(10**6) is None
+
+
+def vocabulary(t: Tokenizer) -> bool:
+    return [t.vocabulary.bytes_of(token) for token in range(t.vocab_size)] == [
+        t.token_bytes(token) for token in range(t.vocab_size)
+    ]
+
+
+def vocab_size(t: Tokenizer) -> bool:
+    return t.token_string(t.vocab_size - 1) is not None and t.token_string(t.vocab_size) is None
+
+
+def special_ids(t: Tokenizer) -> bool:
+    named = {t.convert_tokens_to_ids(text) for text in t.special_tokens.values()}
+    return named <= t.special_ids and all(not t.decode([token]) for token in t.special_ids)
+
+
+def special_tokens(t: Tokenizer) -> bool:
+    texts = t.special_tokens.values()
+    return all(len(t.encode(text, add_special_tokens=False)) == 1 for text in texts) and len(texts) > 0
+
+
+def named(key: str) -> Callable[[Tokenizer], bool]:
+    def agrees(t: Tokenizer) -> bool:
+        text = t.special_tokens.get(f"{key}_token")
+        return getattr(t, f"{key}_id") == (None if text is None else t.convert_tokens_to_ids(text))
+
+    return agrees
+
+
+def longest_piece(t: Tokenizer) -> bool:
+    return t.longest_piece == max(len(t.token_string(token) or "") for token in range(t.vocab_size))
+
+
+CHECKS: dict[str, Callable[[Tokenizer], Any]] = {
+    "encode": encode,
+    "decode": decode,
+    "convert_tokens_to_ids": convert_tokens_to_ids,
+    "token_bytes": token_bytes,
+    "token_string": token_string,
+    "vocabulary": vocabulary,
+    "vocab_size": vocab_size,
+    "special_ids": special_ids,
+    "special_tokens": special_tokens,
+    "bos_id": named("bos"),
+    "eos_id": named("eos"),
+    "longest_piece": longest_piece,
+    "truncation_side": lambda t: t.truncation_side == "right",
+    "chat_template": lambda t: t.chat_template is None,
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_tokenizer_of_every_kind_does_what_the_name_says(tokenizer: Tokenizer, name: str) -> None:
+    assert CHECKS[name](tokenizer)
+
+
+def test_no_public_name_is_left_out(tokenizer: Tokenizer) -> None:
+    assert {name for name in dir(tokenizer) if not name.startswith("_")} == set(CHECKS)

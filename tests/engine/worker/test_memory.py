@@ -1,0 +1,136 @@
+"""Measured memory, against blocks of a known size."""
+
+import asyncio
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import transformers
+
+from engine.api.client import EngineClient
+from engine.api.config import EngineConfig, write_config
+from engine.api.messages import Taken
+from engine.worker.build import build_worker
+from engine.worker.memory import Meter
+
+SIZE = 100_000_000
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return torch.device(request.param)
+
+
+def block(device):
+    """100 MB, each page written."""
+    return torch.ones(SIZE // 4, device=device)
+
+
+def test_what_is_kept_is_reported_within_5_percent_and_names_the_device(device):
+    block(device)  # what the first allocation sets up is not measured
+    with Meter(device) as meter:
+        kept = block(device)
+    assert meter.taken.kept == pytest.approx(SIZE, rel=0.05) and len(kept)
+    assert meter.taken.peak == pytest.approx(SIZE, rel=0.05)
+    assert device.type in repr(meter.taken)
+
+
+def test_what_is_given_back_within_shows_in_the_peak_alone(device):
+    block(device)
+    with Meter(device) as meter:
+        block(device)
+    assert abs(meter.taken.kept) < SIZE / 20
+    assert meter.taken.peak == pytest.approx(SIZE, rel=0.05)
+
+
+def test_an_earlier_peak_is_not_counted_and_a_release_is_negative(device):
+    large = [block(device), block(device)]
+    with Meter(device) as meter:
+        large.pop()
+    assert meter.taken.kept == pytest.approx(-SIZE, rel=0.05)
+    assert meter.taken.peak < SIZE / 20
+
+
+def test_pages_of_a_mapped_file_are_in_the_peak_and_not_in_what_is_kept(tmp_path):
+    (tmp_path / "file").write_bytes(bytes(SIZE))
+    with Meter(torch.device("cpu")) as meter:
+        mapped = torch.from_file(str(tmp_path / "file"), shared=False, size=SIZE, dtype=torch.uint8)
+        assert not mapped.any()
+    assert abs(meter.taken.kept) < SIZE / 20
+    assert meter.taken.peak == pytest.approx(SIZE, rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """A model of 77 MB in float32, stored in bfloat16, so that every weight is made anew."""
+    made = transformers.AutoModelForCausalLM.from_config(
+        transformers.LlamaConfig(
+            vocab_size=97,
+            hidden_size=1024,
+            intermediate_size=5000,
+            num_hidden_layers=1,
+            num_attention_heads=8,
+            max_position_embeddings=64,
+        )
+    )
+    path = tmp_path_factory.mktemp("memory") / "model"
+    made.to(torch.bfloat16).save_pretrained(path)
+    return EngineConfig(model=str(path), kv_bytes=50_000_000, max_context=40, weight_bytes=7, workspace_bytes=1 << 20)
+
+
+def test_a_start_tells_what_each_phase_took(config):
+    taken: dict[str, Taken] = {}
+    worker = build_worker(config, lambda phase, fraction: None, taken.__setitem__)
+    assert list(taken) == ["starting", "reading", "loading", "allocating", "warming"]
+    assert taken["allocating"].kept < 10_000_000 < worker.kv_bytes  # no page of the cache is written yet
+    assert taken["starting"].kept > 50_000_000  # a process with torch
+    worker.close()
+
+
+async def told(socket):
+    """What the gateway is told of an engine's memory."""
+    client = EngineClient(socket)
+    task = asyncio.create_task(client.run())
+    await asyncio.wait_for(client.wait_ready(), 120)
+    assert client.ready is not None
+    memory = client.ready.memory
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return memory
+
+
+def test_an_engine_process_tells_its_memory_and_logs_it_beside_the_plan(config, tmp_path):
+    path = tmp_path / "config.json"
+    write_config(msgspec.structs.replace(config, socket=str(tmp_path / "e")), path)
+    root = Path(__file__).resolve().parents[3]
+    command = [sys.executable, "-m", "engine", str(path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root, env=os.environ) as process:
+        try:
+            assert process.stderr is not None
+            line = next((line for line in process.stderr if "memory" in line), "")
+            memory = asyncio.run(told(str(tmp_path / "e")))
+        finally:
+            process.terminate()
+        process.communicate()
+    assert process.returncode == 0
+    found = re.fullmatch(
+        r"slipway engine: memory on cpu: weights ([\d.]+) MiB of 0\.0 planned, loading them at most ([\d.]+) MiB; "
+        r"KV cache ([\d.]+) MiB of 47\.7 planned \(its pages count once they are written\); "
+        r"process and first steps ([\d,.]+) MiB of 1\.0 planned\n",
+        line,
+    )
+    assert found, line
+    weights, most, cache, process_mib = (float(text.replace(",", "")) for text in found.groups())
+    assert memory["loading"].device == "cpu" and memory["loading"].peak / 2**20 == pytest.approx(most, abs=0.1)
+    # 75 MiB of weights, and up to 12 of what libraries set up on first use
+    assert 74 <= weights < 87 and weights <= most < 200 and cache < 10 and process_mib > 50
