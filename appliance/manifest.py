@@ -92,6 +92,10 @@ class Model(Section):
 
 
 class Quantization(Section):
+    weights: Literal["auto", "int8", "int4"] = "auto"
+    """Bits of the weights on a CPU: auto keeps the checkpoint's, the others are rounded when it is loaded."""
+    keep: bool = True
+    """Keep rounded weights in the user's cache folder, for the next start."""
     kv_cache: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the KV cache pages; auto is the type of the activations."""
 

@@ -293,7 +293,9 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
 def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
     form = _form(config, checkpoint)
     one = (form.blocks_for(config.max_context, config.max_step_tokens) + 1) * form.block_bytes
-    weights = weight_bytes(checkpoint, DTYPES[config.dtype].itemsize, keep_bf16=config.kernels != "torch")
+    weights = weight_bytes(
+        checkpoint, DTYPES[config.dtype].itemsize, compiled=config.kernels != "torch", bits=config.weights
+    )
     free = max(0, free_memory(config.device) - weights)
     return max(1, min(int(free * CACHE_SHARE), max(one, CACHE_BYTES), one * config.max_running))
 

@@ -54,7 +54,7 @@ def to_int8(weight: Tensor) -> Int8Weight:
     return Int8Weight(values, scales)
 
 
-def to_int4(weight: Tensor, group: int = 32) -> Int4Weight:
+def to_int4(weight: Tensor, group: int) -> Int4Weight:
     """Without zero points: the scale of each group is the one of a few that leaves the least square error."""
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -inputs % group)) if inputs % group else weight

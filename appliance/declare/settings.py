@@ -48,6 +48,7 @@ class Settings:
     manifest: Manifest
     tree: Tree
     path: File
+    cache: File | None = None  # folder for what may be lost, after the XDG base directory specification
 
     def origin(self, key: Key | Path) -> str:
         """`m.yaml:3:9`, `SLIPWAY__ENDPOINTS__PORT`, `--set endpoints.port`, or `default`."""
@@ -68,6 +69,13 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def cache_folder(environ: Mapping[str, str]) -> File | None:
+    if cache := environ.get("XDG_CACHE_HOME"):
+        return File(cache) / "slipway"
+    home = environ.get("HOME")
+    return File(home) / ".cache" / "slipway" if home else None
+
+
 def load(given: Given) -> Settings:
     """Reads, merges and checks all sources. Raises Refused with every problem found."""
     merged = Tree(value={})
@@ -82,7 +90,7 @@ def load(given: Given) -> Settings:
         raise Refused([*problems, *from_validation(error, merged)]) from error
     if problems:
         raise Refused(problems)
-    return Settings(manifest, merged, given.manifest)
+    return Settings(manifest, merged, given.manifest, cache_folder(given.environ))
 
 
 # -- sources ----------------------------------------------------------------------------------------------------------

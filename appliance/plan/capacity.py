@@ -19,6 +19,7 @@ from appliance.plan.memory import (
     spell_bytes,
     workspace_bytes,
 )
+from engine.api.config import WeightBits
 from engine.kv.layout import Layout
 from engine.models.checkpoint import Checkpoint, weight_bytes
 
@@ -55,8 +56,9 @@ def measure(
     element_bytes: int,
     step_tokens: int,
     compiled: bool,
+    bits: WeightBits,
 ) -> Room:
-    """`compiled`: kernels of a CPU, which keep bf16 weights as they are."""
+    """`compiled`: kernels of a CPU, which keep bf16 weights as they are. `bits`: what weights are rounded to."""
     manifest = settings.manifest
     engines, share = manifest.parallelism.data, manifest.hardware.memory_share
     free, source = machine.memory_free, machine.memory_from
@@ -66,7 +68,7 @@ def measure(
     return Room(
         free=free // engines,
         budget=int(free * share) // engines,
-        weights=weight_bytes(checkpoint, element_bytes, keep_bf16=compiled),
+        weights=weight_bytes(checkpoint, element_bytes, compiled=compiled, bits=bits),
         workspace=workspace_bytes(
             checkpoint.model,
             device=device,

@@ -19,7 +19,7 @@ from appliance.plan.choice import Choice, refuse
 from appliance.plan.gateway import gateway_config, sampling_defaults
 from appliance.plan.machine import Machine
 from appliance.plan.memory import ELEMENT_BYTES, Memory
-from engine.api.config import Dtype, EngineConfig
+from engine.api.config import Dtype, EngineConfig, WeightBits
 from engine.kv.layout import layout
 from engine.models.checkpoint import Checkpoint
 
@@ -70,6 +70,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         element_bytes=ELEMENT_BYTES[kv_dtype.value],
     )
     kernels = _kernels(settings, machine, device.value, dtype.value)
+    weights = _weights(settings, checkpoint, kernels.value)
     room = measure(
         settings,
         checkpoint,
@@ -78,6 +79,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         element_bytes=ELEMENT_BYTES[dtype.value],
         step_tokens=step_tokens.value,
         compiled=kernels.value != TORCH,
+        bits=weights.value,
     )
     max_context, cache, memory = share_out(settings, checkpoint, room, pages, device.value)
     folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
@@ -98,6 +100,8 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         overlap=manifest.engine.scheduling.overlap,
         threads=threads.value,
         kernels=kernels.value,
+        weights=weights.value,
+        weight_cache=_weight_cache(settings, weights.value),
         record_bytes=manifest.engine.record_size,
         trust_remote_code=manifest.model.trust_remote_code,
     )
@@ -108,6 +112,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         "model.names": Choice(list(names), "the name of the checkpoint's folder"),
         "model.dtype": dtype,
         "model.max_context": max_context,
+        "quantization.weights": weights,
         "quantization.kv_cache": kv_dtype,
         "hardware.device": device,
         "hardware.threads": threads,
@@ -172,6 +177,22 @@ def _kernels(settings: Settings, machine: Machine, device: Device, dtype: Dtype)
     if not machine.kernels:
         return Choice(TORCH, "none are compiled: install with a C++ compiler and be 2 to 6 times as fast")
     return Choice(machine.kernels[0], "the fastest compiled kernels for this CPU")
+
+
+def _weights(settings: Settings, checkpoint: Checkpoint, kernels: str) -> Choice[WeightBits]:
+    wanted = settings.manifest.quantization.weights
+    if wanted == "auto":
+        return Choice("stored", f"the checkpoint's {checkpoint.dtype}")
+    if kernels == TORCH:
+        message = f"{wanted}: only compiled kernels of a CPU multiply by such weights, and torch serves here; use auto"
+        refuse(settings, "quantization.weights", message)
+    return Choice(wanted)
+
+
+def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:
+    if weights == "stored" or not settings.manifest.quantization.keep or settings.cache is None:
+        return None
+    return str(settings.cache / "weights")
 
 
 def _threads(manifest: Manifest, machine: Machine) -> Choice[int]:

@@ -8,6 +8,7 @@ import msgspec
 from engine.api.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+WeightBits = Literal["stored", "int8", "int4"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -15,7 +16,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reply. `weight_bytes` and `workspace_bytes` are what was planned for weights and for process and steps (0: nothing
     was), which the log shows beside what they took. `record` is the file of the flight recorder, or None,
     and `record_bytes` the most that it keeps. `socket` is the Unix socket to listen on. `kernels` names a compiled
-    variant (kernels/cpu/library.py), or torch."""
+    variant (kernels/cpu/library.py), or torch. `weights` other than stored are rounded as they are loaded and kept
+    for the next start in the folder `weight_cache`, if there is one."""
 
     model: str
     socket: str = ""
@@ -34,6 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     overlap: bool = True
     threads: int = 1
     kernels: str = "torch"
+    weights: WeightBits = "stored"
+    weight_cache: str | None = None
     trust_remote_code: bool = False
     record: str | None = None
     record_bytes: int = 256 * 2**20

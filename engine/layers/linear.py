@@ -6,13 +6,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.api.config import WeightBits
 from engine.distributed.world import World
+from engine.models.checkpoint import INT4_GROUP
 from engine.models.parts import Linear
+from engine.models.sources import join
+from engine.weights.packed import PackedFile
 from engine.weights.slot import fused, slots, stored_dtype
-from kernels.cpu.packing import Packed, form_for
+from kernels.cpu.packing import Packed
 from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
 from kernels.linear import linear, pack
+from kernels.quantisation import to_int4, to_int8
 
 Read = Callable[[str], Tensor]
 
@@ -20,22 +25,30 @@ Read = Callable[[str], Tensor]
 @dataclass(frozen=True)
 class Target:
     """What weights are loaded for: the type of the activations, the device, and the team of compiled kernels that will
-    multiply by them (None: torch does)."""
+    multiply by them (None: torch does). `bits`: matrices are rounded to int8 or int4 as they are loaded; `known` has
+    those that were rounded and packed before."""
 
     dtype: torch.dtype
     device: torch.device
     team: Team | None = None
+    bits: WeightBits = "stored"
+    known: PackedFile | None = None
 
-    def pack(self, weight: Tensor) -> Tensor | Packed:
-        """weight: [outputs, inputs], of `stored` type."""
+    def pack(self, name: str, stored: torch.dtype, weight: Callable[[torch.dtype], Tensor]) -> Tensor | Packed:
+        """The packed matrix of this name, which the checkpoint holds as `stored`. weight(dtype) reads it: [outputs,
+        inputs] of that type."""
         if self.team is None:
-            return pack(weight)
-        return pack_for(weight, form_for(weight.dtype, self.team.variant), self.team.width)
-
-    def stored(self, dtype: torch.dtype) -> torch.dtype:
-        """The type in which a weight that the checkpoint holds in `dtype` is kept: compiled kernels widen bf16 as they
-        read it, which halves the bytes and changes no number."""
-        return torch.bfloat16 if self.team is not None and dtype == torch.bfloat16 else self.dtype
+            return pack(weight(self.dtype))
+        if self.bits == "stored":
+            # Compiled kernels widen bf16 as they read it, which halves the bytes and changes no number.
+            return pack_for(weight(stored if stored == torch.bfloat16 else self.dtype), self.team.tiling)
+        known = self.known.get(name) if self.known is not None else None
+        if known is None:
+            rounded = to_int4(weight(stored), INT4_GROUP) if self.bits == "int4" else to_int8(weight(stored))
+            known = pack_for(rounded, self.team.tiling)
+            if self.known is not None:
+                self.known.put(name, known)
+        return known
 
 
 class LinearLayer:
@@ -47,16 +60,19 @@ class LinearLayer:
     def __init__(self, part: Linear, path: str, world: World) -> None:
         self.part, self.path, self.world = part, path, world
         self.slots = slots(part, world)
+        self.name = join(path, "+".join(row.source for row in part.rows))
         self._reduce = part.split == "inputs" and world.size > 1
 
     def load(self, read: Read, target: Target) -> int:
         """Takes its share of the sources; returns the bytes it holds."""
-        kept = target.stored(stored_dtype(read, self.path, self.slots))
-        # Bound to no name here: the plain weight is freed as soon as the packed one exists.
-        self.weight = target.pack(fused(read, self.path, "weight", self.slots, kept, target.device))
+        self.weight = target.pack(
+            self.name,
+            stored_dtype(read, self.path, self.slots),
+            lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device),
+        )
         if self.part.bias:
             self.bias = fused(read, self.path, "bias", self.slots, target.dtype, target.device)
-        return held_bytes(self.weight) + (0 if self.bias is None else self.bias.nbytes)
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         assert isinstance(self.weight, Tensor), "a compiled model multiplies by packed weights itself"
@@ -64,7 +80,3 @@ class LinearLayer:
             return linear(x, self.weight, self.bias)
         y = self.world.all_reduce(linear(x, self.weight))
         return y if self.bias is None else y + self.bias
-
-
-def held_bytes(weight: Tensor | Packed) -> int:
-    return weight.data.nbytes if isinstance(weight, Packed) else weight.nbytes

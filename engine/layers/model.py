@@ -3,10 +3,12 @@
 import math
 import mmap
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from engine.api.config import WeightBits
 from engine.distributed.world import World
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
@@ -20,6 +22,7 @@ from engine.models.checkpoint import Checkpoint, check_tensors
 from engine.models.parts import Model, attentions
 from engine.models.sources import join, sources
 from engine.weights.files import Weights
+from engine.weights.packed import PackedFile
 from kernels.cpu.program import Team
 
 
@@ -46,11 +49,15 @@ class TextModel:
         dtype: torch.dtype,
         device: torch.device | str,
         team: Team | None = None,
+        bits: WeightBits = "stored",
     ) -> None:
-        """team: threads of the compiled kernels, which then run every step; for float32 on one rank on a CPU."""
+        """team: threads of the compiled kernels, which then run every step; for float32 on one rank on a CPU. bits:
+        what their matrices are rounded to."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
-        self.target = Target(dtype, self.device, team)
+        self.target = Target(dtype, self.device, team, bits)
+        if team is None and bits != "stored":
+            raise ValueError(f"torch multiplies by weights as they are stored, not by {bits}")
         if team is not None and (world.size > 1 or dtype != torch.float32 or self.device.type != "cpu"):
             raise ValueError(
                 f"compiled kernels serve float32 on one rank on a CPU, not {dtype}, {world.size}, {device}"
@@ -67,7 +74,12 @@ class TextModel:
         self.ropes = tuple({part.rope for part in attentions(model) if part.rope is not None})
 
     @torch.inference_mode()
-    def load(self, checkpoint: Checkpoint, progress: Callable[[float], None] = lambda fraction: None) -> None:
+    def load(
+        self,
+        checkpoint: Checkpoint,
+        progress: Callable[[float], None] = lambda fraction: None,
+        known: PackedFile | None = None,
+    ) -> None:
         """Fills every weight from the checkpoint, matrix by matrix, so that there is never a second copy of more than
         one. Raises CheckpointError where tensors are missing, unknown or misshapen."""
         check_tensors(self.model, checkpoint.tensors)
@@ -76,7 +88,8 @@ class TextModel:
         loadables = [self.vocabulary, *(layer for branch in self.branches for layer in branch.loadables)]
         if self.norm is not None:
             loadables.append(self.norm)
-        self.weight_bytes = sum(layer.load(weights.read, self.target) for layer in loadables)
+        target = replace(self.target, known=known)
+        self.weight_bytes = sum(layer.load(weights.read, target) for layer in loadables)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"
         if self.target.team is not None:

@@ -1,10 +1,12 @@
 """Token embedding and logits. Ranks share the vocabulary; where the head is tied, both use the same rows."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from engine.distributed.world import World
-from engine.layers.linear import Read, Target, held_bytes
+from engine.layers.linear import Read, Target
 from engine.models.parts import Model
 from engine.models.sources import join
 from kernels.cpu.packing import Packed
@@ -35,10 +37,12 @@ class Vocabulary:
         rows = read(self.name)[mine]
         self.table = rows if on_cpu else rows.to(target.device, target.dtype)
         source = self.table if self.out.tied else read(f"{self.out.name}.weight")[mine]
-        self.head = target.pack(source.to(target.device, target.stored(source.dtype)))
+        # Of four bits the head would lose most: it chooses the token.
+        rounded = replace(target, bits="int8") if target.bits == "int4" else target
+        self.head = rounded.pack(self.out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
         if self.out.bias:
             self.bias = read(f"{self.out.name}.bias")[mine].to(target.device, target.dtype)
-        held = held_bytes(self.head) + (0 if self.bias is None else self.bias.nbytes)
+        held = self.head.nbytes + (0 if self.bias is None else self.bias.nbytes)
         return held if on_cpu or self.head is self.table else held + self.table.nbytes
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from engine.api.config import WeightBits
 from engine.api.errors import CheckpointError
 from engine.models.config import normalised
 from engine.models.families import ARCHITECTURES, Declare, declaration
@@ -20,7 +21,7 @@ from engine.models.headers import TensorInfo, read_headers
 from engine.models.parts import Model
 from engine.models.quantized import refuse_quantized
 from engine.models.remote import REMOTE_FILE, remote_declaration
-from engine.models.sources import harmless, sources
+from engine.models.sources import harmless, join, sources
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -114,13 +115,27 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorInfo]) -> None:
             raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; served are {', '.join(DTYPES)}")
 
 
-def weight_bytes(checkpoint: Checkpoint, element_bytes: int, *, keep_bf16: bool = False) -> int:
-    """Bytes of all weights at this size of an element; `keep_bf16`: matrices that the checkpoint holds in bf16 take 2
-    bytes an element whatever the size is."""
-    total = 0
-    for name, shape in sources(checkpoint.model).items():
-        kept = keep_bf16 and len(shape) > 1 and checkpoint.tensors[name].dtype == "BF16"
-        total += math.prod(shape) * (2 if kept else element_bytes)
+INT4_GROUP = 32  # inputs that share a scale of weights rounded to 4 bits at load
+
+
+def weight_bytes(
+    checkpoint: Checkpoint, element_bytes: int, *, compiled: bool = False, bits: WeightBits = "stored"
+) -> int:
+    """Bytes of all weights at this size of an element. `compiled`: matrices that the checkpoint holds in bf16 take 2
+    bytes an element whatever the size is. `bits`: matrices are rounded, the head to 8 bits at least, and an embedding
+    that is not the head as well stays as it is."""
+    model, total = checkpoint.model, 0
+    embed, head = f"{join(model.root, model.embed.name)}.weight", f"{model.head.name}.weight"
+    for name, shape in sources(model).items():
+        looked_up = name == embed and not model.head.tied
+        if bits == "stored" or len(shape) == 1 or looked_up:
+            stored = checkpoint.tensors.get(name)
+            kept = compiled and len(shape) > 1 and stored is not None and stored.dtype == "BF16"
+            total += math.prod(shape) * (2 if kept else element_bytes)
+        elif bits == "int8" or name in (embed, head):
+            total += math.prod(shape) + 4 * shape[0]
+        else:
+            total += shape[0] * -(-shape[1] // INT4_GROUP) * (INT4_GROUP // 2 + 2)
     return total
 
 

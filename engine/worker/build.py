@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -15,7 +16,8 @@ from engine.core.plan import NewRow, Row, StepPlan
 from engine.distributed.world import SINGLE
 from engine.kv.layout import NULL_BLOCK, Layout, layout
 from engine.layers.model import TextModel, make_pages
-from engine.models.checkpoint import read_checkpoint
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.weights.packed import PackedFile
 from engine.worker.memory import Meter, in_use
 from engine.worker.table import RequestTable
 from engine.worker.worker import Worker
@@ -48,8 +50,11 @@ def build_worker(
     blocks = pool_blocks(config, form)
     with measured("loading"), _memory_errors("the weights"):
         progress("loading", 0.0)
-        text_model = TextModel(checkpoint.model, form, SINGLE, DTYPES[config.dtype], device, team)
-        text_model.load(checkpoint, lambda fraction: progress("loading", fraction))
+        text_model = TextModel(checkpoint.model, form, SINGLE, DTYPES[config.dtype], device, team, config.weights)
+        known = _known(config, checkpoint, team)
+        text_model.load(checkpoint, lambda fraction: progress("loading", fraction), known)
+        if known is not None:
+            known.close()
     with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
         progress("allocating", 0.0)
         pages = make_pages(form, blocks, DTYPES[config.kv_dtype], device)
@@ -98,6 +103,8 @@ def _device(config: EngineConfig) -> torch.device:
 
 def _team(config: EngineConfig) -> Team | None:
     if config.kernels == "torch":
+        if config.weights != "stored":
+            raise ConfigError(f"weights={config.weights}: only compiled kernels multiply by them, not torch")
         return None
     if config.device != "cpu" or config.dtype != "float32":
         raise ConfigError(
@@ -107,6 +114,13 @@ def _team(config: EngineConfig) -> Team | None:
         return Team(config.kernels, config.threads)
     except MissingKernels as error:
         raise ConfigError(str(error)) from error
+
+
+def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None) -> PackedFile | None:
+    if team is None or config.weights == "stored" or config.weight_cache is None:
+        return None
+    files = {info.file for info in checkpoint.tensors.values()}
+    return PackedFile(Path(config.weight_cache), files, config.weights, team.tiling)
 
 
 @contextmanager

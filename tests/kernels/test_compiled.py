@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from kernels.activation import ACTIVATIONS
-from kernels.cpu import library, packing, program
+from kernels.cpu import library, program
 from kernels.cpu.library import MissingKernels, usable
-from kernels.cpu.packing import FORMS, form_for, pack
-from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Heads, Linear, Norm, Program, StepData, Team
+from kernels.cpu.packing import FORMS, Tiling, form_for, pack
+from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Heads, Norm, Program, StepData, Team
+from kernels.quantisation import rounded_rows, to_int4, to_int8
 from kernels.rope import rope_angles, rotate_
 
 POISON = 12345.0
@@ -30,28 +31,18 @@ def random(*shape, seed=0, dtype=torch.float32):
 
 
 def forms_of(team):
-    return [form for form in FORMS if form != "amx_bf16" or team.variant == "amx"]
+    """Of weights in full precision."""
+    return FORMS[:3] if team.variant == "amx" else FORMS[:2]
 
 
-def multiply(team, weight, x, form, bias=None, *, margin=3):
+def multiply(team, weight, x, form=None, bias=None, *, margin=3):
     """x Wᵀ (+ b) into a poisoned buffer whose margin must stay as it was."""
-    packed = pack(weight, form, team.width)
-    rows, outputs = len(x), len(weight)
+    packed = pack(weight, team.tiling, form)
+    rows, outputs = len(x), packed.outputs
     wide = torch.full((rows, x.shape[1] + margin), math.nan)
     wide[:, : x.shape[1]] = x
     y = torch.full((rows + margin, outputs + margin), POISON)
-    op = Linear(
-        weight=packed.data.data_ptr(),
-        bias=None if bias is None else bias.data_ptr(),
-        x=wide.data_ptr(),
-        y=y.data_ptr(),
-        x_stride=wide.stride(0),
-        y_stride=y.stride(0),
-        outputs=outputs,
-        inputs=x.shape[1],
-        form=FORMS.index(form),
-    )
-    team.run(Program([op], (packed.data, wide, y)), StepData(rows))
+    team.run(Program([program.linear(packed, bias, wide, y)], (packed.data, wide, y)), StepData(rows))
     assert (y[rows:] == POISON).all() and (y[:, outputs:] == POISON).all()
     return y[:rows, :outputs].clone()
 
@@ -88,15 +79,72 @@ def test_a_row_of_a_linear_is_the_same_alone_and_among_others(team):
 
 def test_float32_weights_keep_all_their_digits(team):
     weight, x = random(40, 64), random(9, 64, seed=1)
-    near(multiply(team, weight, x, form_for(weight.dtype, team.variant)), x.double() @ weight.double().T, 1e-6)
+    near(multiply(team, weight, x), x.double() @ weight.double().T, 1e-6)
 
 
 @pytest.mark.parametrize("variant", ["amx", "avx2"])
 def test_the_form_keeps_every_number_of_the_checkpoint(variant):
     weight = random(20, 40, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        packed = pack(weight.to(dtype), form_for(dtype, variant), 8)
+        packed = pack(weight.to(dtype), Tiling(variant, 8, 2, 4))
         assert sorted(packed.data.double().unique().tolist()) == sorted({*weight.double().unique().tolist(), 0.0})
+
+
+def rounded(bits, weight):
+    """The weight in 8 bits, or in 4 with this size of groups, with zero points where it is negative."""
+    if bits == 8:
+        return to_int8(weight)
+    made = to_int4(weight, abs(bits))
+    if bits > 0:
+        return made
+    zeros = torch.randint(0, 16, made.scales.shape, generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    return replace(made, zeros=zeros)
+
+
+BITS = (8, 32, 64, 128, -32, -128)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_rounded_linear_is_the_product_of_what_was_rounded(team, bits, size):
+    """Weights restored from their bits, activations rounded row by row: the rest is exact."""
+    weight, bias = rounded(bits, random(*size)), random(size[0], seed=2)
+    for form in {form_for(weight, team.tiling), "tiles_int8" if bits == 8 else "tiles_int4"}:
+        for rows in ROWS:
+            x = random(rows, size[1], seed=rows)
+            values, scales = rounded_rows(x)
+            want = values.double() @ weight.restored().double().T * scales.double()[:, None]
+            near(multiply(team, weight, x, form), want, 2e-6)
+        near(multiply(team, weight, x, form, bias), want + bias.double(), 2e-6)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_row_of_a_rounded_linear_is_the_same_alone_and_among_others(team, bits):
+    weight, x = rounded(bits, random(130, 1100)), random(200, 1100, seed=1)
+    x[7] *= 1e6  # a neighbour with another scale
+    alone = multiply(team, weight, x[:1])
+    for rows in ROWS:
+        assert torch.equal(multiply(team, weight, x[:rows])[:1], alone), rows
+    assert torch.equal(multiply(team, weight, x)[-1:], multiply(team, weight, x[-1:]))
+
+
+@pytest.mark.parametrize("bits", (8, 32))
+def test_a_rounded_row_that_is_not_finite_stays_so_and_spoils_no_other(team, bits):
+    weight, x = rounded(bits, random(20, 64)), random(5, 64, seed=1)
+    clean = x.clone()
+    x[1], x[2, 7], x[3, 9] = 0.0, math.nan, -math.inf
+    got, want = multiply(team, weight, x), multiply(team, weight, clean)
+    assert not got[2].isfinite().any() and not got[3].isfinite().any()
+    assert torch.equal(got[[0, 4]], want[[0, 4]]) and (got[1] == 0).all()
+
+
+def test_the_extremes_of_8_bits_do_not_overflow(team):
+    """All weights and activations as large as they get, over more inputs than 16 bits could sum."""
+    for weight in (torch.ones(40, 5000), -torch.ones(40, 5000)):
+        for bits in (8, 32, -32):
+            made = rounded(bits, weight)
+            want = made.restored().double().sum(1).expand(14, -1)
+            near(multiply(team, made, torch.ones(14, 5000)), want, 1e-6)
 
 
 def test_activations_of_every_size_survive_three_parts(team):
@@ -386,6 +434,8 @@ def test_a_library_of_another_version_is_refused(monkeypatch):
 
 
 def test_packed_weights_know_their_size():
-    packed = pack(random(5, 7), "tiles_f32", 4)
-    assert (packed.outputs, packed.inputs, packed.data.shape) == (5, 7, (1, 7, 8))
-    assert replace(packed, outputs=4) != packed and packing.FORMS[0] == packed.form
+    packed = pack(random(5, 7), Tiling("base", 4, 1, 1))
+    assert (packed.outputs, packed.inputs, packed.data.shape) == (5, 7, (1, 7, 8, 1))
+    assert packed.form == "tiles_f32" and packed.nbytes == 7 * 8 * 4
+    with pytest.raises(ValueError, match="groups of 24 inputs"):
+        pack(to_int4(random(5, 48), 24), Tiling("base", 4, 1, 1))

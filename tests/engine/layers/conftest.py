@@ -14,10 +14,12 @@ import transformers
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
+from engine.api.config import WeightBits
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
+from engine.weights.packed import PackedFile
 from engine.worker.batch import build_batch
 from kernels.cpu.library import usable
 from kernels.cpu.program import Team
@@ -215,12 +217,16 @@ class Driver:
         kernels: str = "torch",
         threads: int = 2,
         page_dtype: torch.dtype = torch.float32,
+        bits: WeightBits = "stored",
+        known: PackedFile | None = None,
     ):
         self.checkpoint = read_checkpoint(path)
         self.layout = layout(self.checkpoint.model, block_tokens=block_tokens, element_bytes=4, ranks=world.size)
         team = None if kernels == "torch" else Team(kernels, threads)
-        self.model = TextModel(self.checkpoint.model, self.layout, world, torch.float32, torch.device("cpu"), team)
-        self.model.load(self.checkpoint)
+        self.model = TextModel(
+            self.checkpoint.model, self.layout, world, torch.float32, torch.device("cpu"), team, bits
+        )
+        self.model.load(self.checkpoint, known=known)
         self.pages = make_pages(self.layout, blocks, page_dtype, torch.device("cpu"))
         # What is read without having been written must not matter, as long as it is finite.
         self.pages.fill_(3.0)
@@ -257,7 +263,7 @@ class Driver:
             tables=tables,
             block_tokens=self.layout.block_tokens,
         )
-        logits = self.model.logits(self.model.forward(batch, self.pages))
+        logits = self.model.logits(self.model.forward(batch, self.pages)).clone()  # valid until the next step
         for (request, count), piece in zip(rows, logits.split(list(batch.count)), strict=True):
             request.logits.append(piece)
             request.done += count

@@ -1,0 +1,145 @@
+"""Weights rounded to 8 and 4 bits at load: what it costs, batch invariance, and the file that keeps them."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.rounding import DEMO, compare, conversations
+from engine.models.checkpoint import weight_bytes
+from engine.weights.packed import PackedFile
+from kernels.cpu.library import best
+from kernels.cpu.packing import Tiling
+from kernels.cpu.program import Team
+from kernels.quantisation import to_int4, to_int8
+
+SOME = ["llama", "qwen2", "gemma2", "cohere", "starcoder2", "olmo2"]
+
+
+@pytest.mark.parametrize("case_name", SOME)
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_a_rounded_row_is_the_same_whatever_stands_beside_it(case_name, bits, compiled, checkpoint, driver, ids):
+    path, prompt = checkpoint(case_name).path, ids(29, 9)
+    want = driver(path, kernels=compiled, bits=bits).run(prompt, len(prompt))
+    assert torch.equal(driver(path, kernels=compiled, bits=bits, threads=1).run(prompt, 1), want)
+    company = driver(path, kernels=compiled, bits=bits, block_tokens=3, seed=4)
+    request, other = company.add(prompt), company.add(ids(40, 40))
+    company.step([(other, 20), (request, 11)])
+    company.step([(request, 1), (other, 1)])
+    company.step([(other, 19), (request, 17)])
+    assert torch.equal(request.result, want)
+
+
+@pytest.mark.parametrize("case_name", SOME)
+def test_every_variant_rounds_alike(case_name, checkpoint, driver, ids):
+    """The same whole numbers everywhere: only the order of float additions differs."""
+    prompt = ids(29, 9)
+    for bits in ("int8", "int4"):
+        want = driver(checkpoint(case_name).path, kernels="base", bits=bits).run(prompt, 29)
+        got = driver(checkpoint(case_name).path, kernels=best(), bits=bits).run(prompt, 29)
+        # An activation on the edge between two whole numbers may fall to either side.
+        assert (got - want).norm() / want.norm() < 2e-2
+
+
+def test_rounding_costs_a_trained_model_little():
+    """Held-out conversations of the demo model, where it answers."""
+    found = compare(DEMO, conversations(2), ("int8", "int4"))
+    stored, eight, four = found["stored"], found["int8"], found["int4"]
+    assert stored.perplexity < 1.2 and stored.same_best == 1.0 and stored.logprob_change == 0.0
+    assert 0 < eight.logprob_change < four.logprob_change
+    assert eight.perplexity < stored.perplexity * 1.005 and eight.same_best > 0.995
+    assert four.perplexity < stored.perplexity * 1.02 and four.same_best > 0.98
+
+
+def test_rounded_numbers_are_the_nearest_there_are():
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    weight[3] = 0.0
+    eight = to_int8(weight)
+    assert ((eight.restored() - weight).abs() <= eight.scales[:, None] * 0.5001).all()
+    four = to_int4(weight, 32)
+    steps = four.scales.float().abs().repeat_interleave(32, 1)
+    inside = weight.abs() < steps * 7
+    assert ((four.restored() - weight).abs()[inside] <= steps[inside] * 0.5001).all()
+    assert (four.restored()[3] == 0).all() and (eight.restored()[3] == 0).all()
+    # Clipping is only chosen where it helps.
+    plain = (weight.unflatten(1, (-1, 32)).abs().amax(2) / 8).repeat_interleave(32, 1)
+    naive = (weight / plain).round().clamp(-8, 7).nan_to_num() * plain
+    assert (four.restored() - weight).square().sum() < (naive - weight).square().sum()
+
+
+def test_torch_refuses_rounded_weights(checkpoint, driver):
+    with pytest.raises(ValueError, match="torch multiplies by weights as they are stored, not by int8"):
+        driver(checkpoint("llama").path, bits="int8")
+
+
+@pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
+def test_the_planned_bytes_are_those_that_are_held(bits, bf16_checkpoint, driver, compiled):
+    """Up to the padding of small matrices."""
+    engine = driver(bf16_checkpoint("qwen2").path, kernels=compiled, bits=bits)
+    planned = weight_bytes(engine.checkpoint, 4, compiled=True, bits=bits)
+    padding = {"stored": 1.45, "int8": 2.0, "int4": 2.5}[bits]
+    assert planned * 0.99 <= engine.model.weight_bytes <= planned * padding
+
+
+class Kept:
+    """The file of a checkpoint's rounded weights in a folder of its own."""
+
+    def __init__(self, folder: Path, path: Path, kernels: str) -> None:
+        self.folder, self.files, self.team = folder, sorted(path.glob("*.safetensors")), Team(kernels, 1)
+
+    def open(self, bits: str = "int8") -> PackedFile:
+        return PackedFile(self.folder, self.files, bits, self.team.tiling)
+
+
+@pytest.fixture
+def kept(own_checkpoint, tmp_path, compiled):
+    saved = own_checkpoint("qwen2")
+    return Kept(tmp_path / "cache", saved.path, compiled), saved.path
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_a_second_start_takes_what_the_first_one_kept(kept, compiled, bits, driver, ids, monkeypatch):
+    store, path = kept
+    first = store.open(bits)
+    want = driver(path, kernels=compiled, bits=bits, known=first).run(ids(9, 1), 9)
+    first.close()
+    assert [file.name for file in store.folder.iterdir()] == [first.path.name]
+    monkeypatch.setattr("engine.layers.linear.to_int8", None)  # nothing is rounded again
+    monkeypatch.setattr("engine.layers.linear.to_int4", None)
+    assert torch.equal(driver(path, kernels=compiled, bits=bits, known=store.open(bits)).run(ids(9, 1), 9), want)
+
+
+def test_another_checkpoint_rounding_or_cpu_has_another_file(kept):
+    store, path = kept
+    names = {store.open("int8").path, store.open("int4").path}
+    names.add(PackedFile(store.folder, store.files, "int8", Tiling("other", 4, 1, 1)).path)
+    stat = store.files[0].stat()
+    os.utime(store.files[0], ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    names.add(store.open("int8").path)
+    assert len(names) == 4
+
+
+def test_a_damaged_file_is_made_anew(kept, compiled, driver, ids, caplog):
+    store, path = kept
+    first = store.open()
+    want = driver(path, kernels=compiled, bits="int8", known=first).run(ids(9, 1), 9)
+    first.close()
+    first.path.write_bytes(first.path.read_bytes()[:100])
+    with caplog.at_level(logging.WARNING):
+        again = store.open()
+    assert "are made anew" in caplog.text
+    assert torch.equal(driver(path, kernels=compiled, bits="int8", known=again).run(ids(9, 1), 9), want)
+    again.close()
+    assert store.open().get("lm_head") is not None
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_else(kept, compiled, driver, ids, caplog):
+    store, path = kept
+    store.folder.write_text("a file where the folder should be")
+    known = store.open()
+    driver(path, kernels=compiled, bits="int8", known=known).run(ids(9, 1), 9)
+    with caplog.at_level(logging.WARNING):
+        known.close()
+    assert "are not kept" in caplog.text
