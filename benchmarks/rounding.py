@@ -3,9 +3,9 @@
     python -m benchmarks.rounding [--checkpoint DIR --random] [--bits int8 int4]
 
 Two sets of tokens: held-out conversations of the demo model, scored where it answers, and random tokens, which any
-checkpoint can read (`--random`, the one set for a checkpoint that is not the demo). For each, against the weights as they
-are stored: perplexity, share of positions whose most likely token is the same, mean |difference| of the log probability
-of the token that stands there. Writes JSON.
+checkpoint can read (`--random`, the one set for a checkpoint that is not the demo). For each, against the weights as
+they are stored: perplexity, share of positions whose most likely token is the same, mean |difference| of the log
+probability of the token that stands there. Writes JSON.
 """
 
 import argparse

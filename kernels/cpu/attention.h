@@ -98,12 +98,12 @@ static inline void product(int64_t rows, int64_t depth, int64_t width, const flo
 
 static inline int64_t padded(int64_t dim) { return (dim + W - 1) / W * W; }
 
-// columns[d][j] = rows[j][d] for W × W squares
-static inline void transpose(const float* rows, int64_t stride, float* columns) {
+// columns[d][j] = rows[j][d], in squares of W × W
+static inline void transpose(const float* const* rows, int64_t size, float* columns) {
     for (int64_t j = 0; j < CHUNK; j += W)
-        for (int64_t d = 0; d < stride; d += W) {
+        for (int64_t d = 0; d < size; d += W) {
             vf square[W];
-            for (int i = 0; i < W; i++) square[i] = load(rows + (j + i) * stride + d);
+            for (int i = 0; i < W; i++) square[i] = load(rows[j + i] + d);
             // Pairs, then fours …: each pass swaps the off-diagonal halves of squares of twice the size.
             for (int half = 1; half < W; half *= 2)
                 for (int i = 0; i < W; i++) {
@@ -122,28 +122,43 @@ static inline void transpose(const float* rows, int64_t stride, float* columns) 
 }
 
 struct Room {  // one thread's working memory for a piece
-    float *queries, *keys, *columns, *values, *scores, *sums, *split_sums;
+    float *queries, *keys, *columns, *values, *scores, *sums, *split_sums, *zeros;
+    const float *key_rows[CHUNK], *value_rows[CHUNK];
     std::vector<Sum> whole, split;
     Room(Scratch& scratch, int64_t vectors, int64_t size) : whole(size_t(vectors)), split(size_t(vectors)) {
         const int64_t chunk = CHUNK * size, all = vectors * size;
-        float* at = at_least(scratch.attention, size_t(3 * chunk + 3 * all + vectors * CHUNK));
+        float* at = at_least(scratch.attention, size_t(3 * chunk + 3 * all + vectors * CHUNK + size));
         for (float** part : {&keys, &columns, &values}) { *part = at; at += chunk; }
         for (float** part : {&queries, &sums, &split_sums}) { *part = at; at += all; }
         scores = at;
+        zeros = at + vectors * CHUNK;
+        std::fill_n(zeros, size, 0.f);
     }
 };
 
+// rows[j]: key or value of position start + j, of `size` floats: in its page where that is float and whole vectors, else
+// widened into `room`. Positions outside [low, high) are zeros. The chunk after this one is called from memory.
 template <class T> static void fetch(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t value,
-                                     int64_t low, int64_t high, float* out, int64_t size) {
+                                     int64_t low, int64_t high, const Room& room, float* wide, const float** rows, int64_t size) {
     const int64_t* table = step.groups[op.group].table + piece.row * step.table_width;
-    const int64_t start = low / CHUNK * CHUNK;
-    for (int64_t at = start; at < start + CHUNK; at++, out += size) {
-        if (at < low || at >= high) { std::memset(out, 0, sizeof(float) * size_t(size)); continue; }
-        const T* page = page_of<T>(step, table[at / step.block_tokens], op.layer, value, at % step.block_tokens, head);
-        int64_t i = 0;
-        for (; i + W <= op.dim; i += W) store(out + i, load(page + i));
-        for (; i < op.dim; i++) out[i] = widen(page[i]);
-        for (; i < size; i++) out[i] = 0;
+    const int64_t start = low / CHUNK * CHUNK, tokens = step.block_tokens, stride = step.page_kv_heads * step.page_dim;
+    for (int64_t j = 0; j < CHUNK; j++) rows[j] = room.zeros;
+    for (int64_t at = low; at < high;) {
+        const int64_t end = std::min(high, (at / tokens + 1) * tokens);
+        const T* page = page_of<T>(step, table[at / tokens], op.layer, value, at % tokens, head);
+        for (; at < end; at++, page += stride) {
+            if (sizeof(T) == 4 && op.dim == size) { rows[at - start] = (const float*)page; continue; }
+            float* out = wide + (at - start) * size;
+            int64_t i = 0;
+            for (; i + W <= op.dim; i += W) store(out + i, load(page + i));
+            for (; i < op.dim; i++) out[i] = widen(page[i]);
+            for (; i < size; i++) out[i] = 0;
+            rows[at - start] = out;
+        }
+    }
+    for (int64_t at = start + CHUNK; at < std::min(start + 2 * CHUNK, piece.end); at++) {
+        const char* page = (const char*)page_of<T>(step, table[at / tokens], op.layer, value, at % tokens, head);
+        for (int64_t line = 0; line < op.dim * int64_t(sizeof(T)); line += 64) __builtin_prefetch(page + line);
     }
 }
 
@@ -183,9 +198,9 @@ template <class T> static void attend_split(const Attend& op, const Step& step, 
     std::fill_n(room.split_sums, vectors * size, 0.f);
     for (int64_t start = low / CHUNK * CHUNK; start < high; start += CHUNK) {
         const int64_t from = std::max(low, start), to = std::min(high, start + CHUNK);
-        fetch<T>(op, step, piece, head, 0, from, to, room.keys, size);
-        transpose(room.keys, size, room.columns);
-        fetch<T>(op, step, piece, head, 1, from, to, room.values, size);
+        fetch<T>(op, step, piece, head, 0, from, to, room, room.keys, room.key_rows, size);
+        transpose(room.key_rows, size, room.columns);
+        fetch<T>(op, step, piece, head, 1, from, to, room, room.values, room.value_rows, size);
         product(vectors, size, CHUNK, room.queries, size, [&](int64_t d) { return room.columns + d * CHUNK; }, room.scores,
                 CHUNK, false);
         for (int64_t i = 0; i < vectors; i++) {
@@ -194,7 +209,7 @@ template <class T> static void attend_split(const Attend& op, const Step& step, 
             if (first >= last) std::fill_n(room.scores + i * CHUNK, CHUNK, 0.f);
             else soften(op, room.scores + i * CHUNK, room.split[size_t(i)], room.split_sums + i * size, size, first - start, last - start);
         }
-        product(vectors, CHUNK, size, room.scores, CHUNK, [&](int64_t j) { return room.values + j * size; }, room.split_sums,
+        product(vectors, CHUNK, size, room.scores, CHUNK, [&](int64_t j) { return room.value_rows[j]; }, room.split_sums,
                 size, true);
     }
 }
