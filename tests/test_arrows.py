@@ -17,11 +17,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine": ("engine", "kernels"),
     "engine.api": ("engine.api",),
     "engine.text": ("engine.text", "engine.api.errors"),
-    "engine.models": ("engine.models", "engine.api.errors"),
+    "engine.models": ("engine.models", "engine.api.errors", "engine.api.config"),
     "engine.kv": ("engine.kv", "engine.api", "engine.models.parts"),
     "engine.structured": ("engine.structured", "engine.text", "engine.api"),
     "engine.core": ("engine.core", "engine.api", "engine.kv", "engine.structured", "engine.models.parts"),
-    "engine.weights": ("engine.weights", "engine.models", "engine.distributed", "engine.api"),
+    "engine.weights": ("engine.weights", "engine.models", "engine.distributed", "engine.api", "kernels"),
     "engine.distributed": ("engine.distributed", "engine.api"),
     "engine.layers": (
         *("engine.layers", "engine.models", "engine.weights", "engine.distributed", "engine.kv.layout"),

@@ -262,3 +262,67 @@ def test_the_plan_is_complete(tmp_path: Path) -> None:
     assert isinstance(found.memory, Memory) and isinstance(found.engines[0], EngineConfig)
     assert (found.engines[0].socket, found.gateway.engines) == ("", ())
     assert found.sha256 == found.gateway.manifest_sha256
+
+
+COMPILED = replace(CPU, kernels=("avx512", "avx2", "base"))
+
+
+def test_auto_takes_the_fastest_kernels_that_the_cpu_runs(tmp_path: Path) -> None:
+    found = planned(tmp_path, machine=COMPILED)
+    assert found.engines[0].kernels == "avx512"
+    assert reason(found, "hardware.kernels") == ("avx512", "the fastest compiled kernels for this CPU")
+    assert planned(tmp_path, "hardware.kernels=base", machine=COMPILED).engines[0].kernels == "base"
+    assert planned(tmp_path, "hardware.kernels=torch", machine=COMPILED).engines[0].kernels == "torch"
+
+
+def test_without_compiled_kernels_torch_serves_and_the_plan_says_what_that_costs(tmp_path: Path) -> None:
+    found = planned(tmp_path)
+    assert found.engines[0].kernels == "torch"
+    assert "none are compiled: install with a C++ compiler" in reason(found, "hardware.kernels")[1]
+    on_gpu = planned(tmp_path, machine=replace(GPU_HOST, kernels=("avx2",)))
+    assert on_gpu.engines[0].kernels == "torch"
+    assert planned(tmp_path, "model.dtype=bfloat16", machine=COMPILED).engines[0].kernels == "torch"
+
+
+@pytest.mark.parametrize(
+    ("sets", "machine", "words"),
+    [
+        (["hardware.kernels=amx"], COMPILED, "amx: not compiled, or not for this CPU; use one of avx512, avx2, base"),
+        (["hardware.kernels=avx2", "model.dtype=float16"], COMPILED, "this is float16 on cpu; use auto"),
+        (["hardware.kernels=avx2"], GPU_HOST, "this is bfloat16 on cuda; use auto"),
+        (["quantization.weights=int8"], CPU, "int8: only compiled kernels of a CPU multiply by such weights"),
+        (["quantization.weights=int4", "hardware.kernels=torch"], COMPILED, "torch serves here; use auto"),
+    ],
+)
+def test_what_compiled_kernels_cannot_do_is_refused(
+    tmp_path: Path, sets: list[str], machine: Machine, words: str
+) -> None:
+    assert words in str(refused(tmp_path, *sets, machine=machine))
+
+
+def test_rounded_weights_take_their_bits_and_the_head_takes_eight(tmp_path: Path) -> None:
+    stored = planned(tmp_path, machine=COMPILED).memory.weights
+    head, norms = VOCAB * HIDDEN + 4 * VOCAB, 4 * (HIDDEN + LAYERS * 2 * HIDDEN)
+    matrices = [((HEADS + 2 * KV_HEADS) * DIM, HIDDEN), (HIDDEN, HEADS * DIM)]
+    matrices += [(INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER)]
+    eight = sum(rows * inputs + 4 * rows for rows, inputs in matrices)
+    four = sum(rows * -(-inputs // 32) * 18 for rows, inputs in matrices)
+    for bits, each in (("int8", eight), ("int4", four)):
+        found = planned(tmp_path, f"quantization.weights={bits}", machine=COMPILED)
+        assert found.memory.weights == head + norms + LAYERS * each < stored
+        assert found.engines[0].weights == bits
+
+
+def test_rounded_weights_are_kept_in_the_cache_folder_unless_that_is_switched_off(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(BASE + "quantization: {weights: int8}\n")
+
+    def folder(environ: dict[str, str], *options: Option) -> str | None:
+        return plan(load(Given(path, options, environ)), checkpoint(), COMPILED).engines[0].weight_cache
+
+    assert folder({"XDG_CACHE_HOME": "/var/cache/x", "HOME": "/home/y"}) == "/var/cache/x/slipway/weights"
+    assert folder({"HOME": "/home/y"}) == "/home/y/.cache/slipway/weights"
+    assert folder({}) is None
+    assert folder({"HOME": "/home/y"}, Option("--set quantization.keep", "quantization.keep", "false")) is None
+    stored = Option("--set quantization.weights", "quantization.weights", "auto")
+    assert folder({"HOME": "/home/y"}, stored) is None
