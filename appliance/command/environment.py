@@ -31,6 +31,7 @@ def collect() -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "torch": _torch(),
         "cores": f"{machine.cores} by {machine.cores_from}",
+        "kernels": ", ".join(machine.kernels) or "none compiled: torch serves on a CPU",
         "memory free": f"{spell_bytes(machine.memory_free)} by {machine.memory_from}",
         "gpus": [f"{gpu.name}, {spell_bytes(gpu.memory)}, {spell_bytes(gpu.free)} free" for gpu in machine.gpus]
         or [machine.no_gpu],

@@ -8,6 +8,7 @@ import msgspec
 from appliance.declare.keys import find, spell
 from appliance.plan.memory import spell_bytes
 from appliance.plan.plan import Effective, Plan
+from engine.api.config import EngineConfig
 
 
 def summary(plan: Plan) -> str:
@@ -15,9 +16,13 @@ def summary(plan: Plan) -> str:
     engine, gateway, memory = plan.engines[0], plan.gateway, plan.memory
     engines = f"{len(plan.engines)} engines" if len(plan.engines) > 1 else "one engine"
     return (
-        f"{gateway.names[0]} ({plan.architecture}, {engine.dtype}, {engine.device}, {engines}), "
+        f"{gateway.names[0]} ({plan.architecture}, {_numbers(engine)}, {engine.device}, {engines}), "
         f"context {engine.max_context}, {spell_bytes(memory.total)} an engine"
     )
+
+
+def _numbers(engine: EngineConfig) -> str:
+    return engine.dtype if engine.weights == "stored" else f"{engine.weights} weights, {engine.dtype}"
 
 
 def as_text(plan: Plan) -> str:

@@ -31,13 +31,13 @@ class Draw:
 def draw(logits: Tensor, rows: Rows, noise: Noise, cuts: Sequence[Cut]) -> Draw:
     greedy = rows.greedy
     if greedy.all():
-        ids, score = _best(logits)
+        ids, score = _greedy(logits, torch.arange(len(rows), device=logits.device), noise)
         return Draw(ids, score)
     ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     score = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
     if greedy.any():
         at = rows.to_device(np.flatnonzero(greedy))
-        ids[at], score[at] = _best(logits[at])
+        ids[at], score[at] = _greedy(logits, at, noise)
     chosen = np.flatnonzero(~greedy)
     keys = rows.to_device(row_keys(rows.columns.seed[rows.slots], rows.lengths))
     columns, slots = rows.columns, rows.slots[chosen]
@@ -64,8 +64,18 @@ def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
     return best, scores.gather(1, best[:, None])[:, 0]
 
 
+def _greedy(logits: Tensor, at: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
+    """The best tokens of these rows as they are."""
+    if noise.team is not None:
+        return noise.team.best(logits, at)
+    return _best(logits if len(at) == len(logits) else logits[at])
+
+
 def _draw_whole(logits: Tensor, at: Tensor, keys: Tensor, noise: Noise, ids: Tensor, score: Tensor) -> None:
     """Draws over the whole vocabulary, for as many rows at once as the device likes."""
+    if noise.team is not None:
+        ids[at], score[at] = noise.team.best(logits, at, keys[at])
+        return
     for part in at.split(noise.rows_at_once(logits.device)):
         ids[part], score[part] = _best(noise.all_tokens(keys[part]).add_(logits[part]))
 

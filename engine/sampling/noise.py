@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.cpu.program import Team
+
 _PAD = 64  # whole vectors: the same element goes through the same instruction in any batch
 # Elements of noise at once. On a CPU they stay in its cache: 16 rows of 152k together take 3 times as long a row.
 _CPU_ELEMENTS, _DEVICE_ELEMENTS = 1 << 17, 1 << 26
@@ -38,10 +40,11 @@ def _finalise(h: Tensor) -> Tensor:
 
 
 class Noise:
-    """Noise for a vocabulary on a device."""
+    """Noise for a vocabulary on a device. `team`: compiled kernels, which make the same noise as they look for the best
+    token."""
 
-    def __init__(self, vocab: int, device: torch.device) -> None:
-        self.vocab = vocab
+    def __init__(self, vocab: int, device: torch.device, team: Team | None = None) -> None:
+        self.vocab, self.team = vocab, team
         padded = -(-vocab // _PAD) * _PAD
         self._tokens = _finalise(torch.arange(1, padded + 1, dtype=torch.int32, device=device))
 

@@ -62,7 +62,7 @@ class Worker:
         self.weight_bytes = text_model.weight_bytes
         self.kv_bytes = pages.nbytes
         self._text_model, self._pages, self._table = text_model, pages, table
-        self._noise = Noise(model.embed.vocab, pages.device)
+        self._noise = Noise(model.embed.vocab, pages.device, text_model.target.team)
         # torch keeps the number of threads per calling thread
         self._thread = ThreadPoolExecutor(1, "worker", initializer=torch.set_num_threads, initargs=(threads,))
 

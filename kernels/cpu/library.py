@@ -96,4 +96,9 @@ def _open(name: str) -> ctypes.CDLL:
     library.slipway_stop.restype = None
     library.slipway_run.argtypes = [pointer, pointer, ctypes.c_int64, pointer]
     library.slipway_run.restype = None
+    library.slipway_draw.argtypes = [
+        *(pointer, pointer, ctypes.c_int64, pointer, ctypes.c_int64),
+        *(pointer, pointer, pointer),
+    ]
+    library.slipway_draw.restype = None
     return library

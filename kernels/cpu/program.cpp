@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "attention.h"
+#include "draw.h"
 #include "linear.h"
 #include "linear_amx.h"
 #include "linear_int.h"
@@ -201,6 +202,21 @@ void slipway_run(void* runner, const Op* ops, int64_t count, const Step* step) {
     prepare(it, ops, count, *step);
     auto work = [&](int id) { region(id, it, ops, count, *step); };
     it.team.run(work);
+}
+
+// The best token of each of these rows of logits, [.., vocab], and its score. keys: two words a row, or null for none.
+void slipway_draw(void* runner, const float* logits, int64_t vocab, const int64_t* rows, int64_t count,
+                  const uint32_t* keys, int64_t* tokens, float* scores) {
+    Team& team = static_cast<Runner*>(runner)->team;
+    auto work = [&](int) {
+        int64_t begin, end;
+        while (team.take(count, 1, begin, end)) {
+            const draw::Best found = draw::best(logits + rows[begin] * vocab, vocab, keys ? keys + 2 * begin : nullptr);
+            tokens[begin] = found.token;
+            scores[begin] = found.score;
+        }
+    };
+    team.run(work);
 }
 
 }  // extern "C"

@@ -194,6 +194,19 @@ class Team:
     def run(self, program: Program, step: StepData) -> None:
         self._library.slipway_run(self._runner, program.array, len(program.ops), ctypes.byref(step.struct))
 
+    def best(self, logits: Tensor, rows: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Of these rows of logits [.., vocab] float32: the token with the largest logit, or, with keys [rows, 2] int32,
+        logit + noise (see engine/sampling/noise.py), int64, and that sum, float32. The first of equals; NaN is larger
+        than all."""
+        tokens, scores = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
+        rows = rows.to(torch.int64).contiguous()
+        keys = None if keys is None else keys.to(torch.int32).contiguous()
+        self._library.slipway_draw(
+            *(self._runner, _at(logits), logits.shape[1], _at(rows), len(rows)),
+            *(_at(keys), _at(tokens), _at(scores)),
+        )
+        return tokens, scores
+
     def close(self) -> None:
         if self._runner is not None:
             self._library.slipway_stop(self._runner)

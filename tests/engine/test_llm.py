@@ -16,6 +16,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from engine.api.errors import ConfigError, EngineGone, RequestError
 from engine.api.messages import Grammar, Sampling
 from engine.llm import LLM, Params
+from kernels.cpu.library import usable
+from tools.demo.template import render
+
+DEMO = Path(__file__).parents[2] / "manifests" / "demo"
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +142,38 @@ def test_a_closed_engine_says_so_instead_of_waiting(path):
 
 def test_no_prompts_give_no_replies(llm):
     assert llm.generate([]) == []
+
+
+@pytest.mark.parametrize("kernels", ["torch", *usable()])
+def test_the_demo_model_adds_up_with_every_kernel(kernels):
+    prompt = render(({"role": "user", "content": "What is 17 + 25?"},))
+    with LLM(DEMO, kernels=kernels) as llm:
+        (reply,) = llm.generate(prompt, Params(temperature=0.0, max_tokens=60))
+    assert reply.text.endswith("= 42")
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_the_demo_model_adds_up_with_rounded_weights_from_a_first_and_a_second_start(weights, tmp_path):
+    prompt = render(({"role": "user", "content": "What is 17 + 25?"},))
+    texts = []
+    for _ in range(2):
+        with LLM(DEMO, weights=weights, weight_cache=str(tmp_path)) as llm:
+            texts.append(llm.generate(prompt, Params(temperature=0.0, max_tokens=60))[0].text)
+    assert texts[0].endswith("= 42") and texts[0] == texts[1]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kernels": "sse9"}, "compiled kernels 'sse9': usable here are"),
+        ({"kernels": "base", "dtype": "bfloat16"}, "kernels=base: they compute in float32 on a CPU, not bfloat16 on cpu"),
+        ({"kernels": "torch", "weights": "int8"}, "only compiled kernels multiply by them, not torch"),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_an_error(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        LLM(DEMO, **settings)
 
 
 def test_an_unknown_setting_is_named_with_those_that_exist(path):

@@ -5,9 +5,11 @@ import ctypes
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from engine.sampling.noise import Noise, row_keys
 from kernels.activation import ACTIVATIONS
 from kernels.cpu import library, program
 from kernels.cpu.library import MissingKernels, usable
@@ -394,6 +396,49 @@ def test_a_step_of_no_tokens_does_nothing(team):
     y = torch.full((1, 4), POISON)
     team.run(Program([Add(y=y.data_ptr(), x=y.data_ptr(), y_stride=4, x_stride=4, size=4, alpha=1.0)], ()), StepData(0))
     assert (y == POISON).all()
+
+
+def noisy(logits, keys):
+    return Noise(logits.shape[1], torch.device("cpu")).all_tokens(keys) + logits
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 16, 1000, 50021])
+def test_the_best_token_is_that_of_torch_with_and_without_noise(team, vocab):
+    logits, rows = random(9, vocab) * 3, torch.tensor([4, 0, 8, 8, 1])
+    keys = torch.from_numpy(row_keys(np.arange(5, dtype=np.uint64) * 77, np.arange(5)))
+    tokens, scores = team.best(logits, rows)
+    assert torch.equal(tokens, logits[rows].argmax(1)) and torch.equal(scores, logits[rows].amax(1))
+    tokens, scores = team.best(logits, rows, keys)
+    want = noisy(logits[rows], keys)
+    near(scores, want.amax(1), 1e-6)
+    # The same token, or one that is as good up to rounding.
+    near(want.gather(1, tokens[:, None])[:, 0], want.amax(1), 1e-6)
+
+
+def test_noise_is_that_of_torch_out_to_its_tails(team):
+    """With one possible token the score is its noise; 200,000 keys reach far into both tails."""
+    keys = torch.from_numpy(row_keys(np.arange(200_000, dtype=np.uint64), np.zeros(200_000)))
+    _, scores = team.best(torch.zeros(1, 1), torch.zeros(200_000, dtype=torch.int64), keys)
+    want = noisy(torch.zeros(1, 1), keys)[:, 0].double()
+    assert want.min() < -2.4 and want.max() > 11
+    torch.testing.assert_close(scores.double(), want, atol=2e-6, rtol=1e-6)
+
+
+def test_equal_impossible_and_broken_logits(team):
+    logits = torch.zeros(5, 100)
+    logits[1, [30, 70]] = 1.0
+    logits[2] = -math.inf
+    logits[3, 42] = math.nan
+    logits[4, 99] = math.inf
+    tokens, scores = team.best(logits, torch.arange(5))
+    assert tokens.tolist() == [0, 30, 0, 42, 99]
+    assert scores[:3].tolist() == [0.0, 1.0, -math.inf] and scores[3].isnan() and scores[4] == math.inf
+    keys = torch.from_numpy(row_keys(np.arange(5, dtype=np.uint64), np.arange(5)))
+    _, scores = team.best(logits, torch.arange(5), keys)
+    assert scores[2] == -math.inf and scores[3].isnan() and scores[4] == math.inf
+    only = torch.full((1, 100), -math.inf)
+    only[0, 77] = -5.0
+    assert team.best(only, torch.zeros(20, dtype=torch.int64), keys[:1].repeat(20, 1))[0].eq(77).all()
 
 
 def test_here_something_is_compiled():
