@@ -49,10 +49,18 @@ def jobs(count: int, *, lengths: str, vocab: int, seed: int, limit: int) -> list
 Side = Callable[[list[Job]], None]
 
 
-def slipway(checkpoint: Path, concurrency: int, threads: int, limit: int) -> Side:
+def slipway(checkpoint: Path, concurrency: int, threads: int, limit: int, kernels: str) -> Side:
     from engine.llm import LLM, Params
 
-    llm = LLM(checkpoint, threads=threads, max_running=concurrency, max_context=2 * limit + 8, prefix_cache=False)
+    settings = {} if kernels == "auto" else {"kernels": kernels}
+    llm = LLM(
+        checkpoint,
+        threads=threads,
+        max_running=concurrency,
+        max_context=2 * limit + 8,
+        prefix_cache=False,
+        **settings,
+    )
 
     def run(work: list[Job]) -> None:
         wishes = [Params(temperature=0.0, max_tokens=job.tokens, ignore_eos=True) for job in work]
@@ -101,6 +109,7 @@ def main() -> None:
     parser.add_argument("--lengths", choices=("mixed", "equal"), default="mixed", help="as in a chat service, or equal")
     parser.add_argument("--limit", type=int, default=512, help="longest prompt and longest reply, in tokens")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of either side")
+    parser.add_argument("--kernels", nargs="+", default=["auto"], help="of Slipway's CPU; one side for each")
     parser.add_argument("--seed", type=int, default=1, help="seed of the workload")
     parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/versus-….json")
     options = parser.parse_args()
@@ -114,7 +123,12 @@ def main() -> None:
         f"{options.shape}, float32, {options.threads} threads: {len(work)} requests, {prompt} tokens in, {wanted} out"
     )
     sides = {
-        "slipway": slipway(checkpoint, options.concurrency, options.threads, options.limit),
+        **{
+            "slipway" if kernels == "auto" else f"slipway {kernels}": slipway(
+                checkpoint, options.concurrency, options.threads, options.limit, kernels
+            )
+            for kernels in options.kernels
+        },
         options.peer: PEERS[options.peer](checkpoint, options.concurrency, options.threads, options.limit),
     }
     rates: dict[str, list[float]] = {name: [] for name in sides}
@@ -134,12 +148,13 @@ def report(options: argparse.Namespace, rates: dict[str, list[float]], sizes: di
     median = {name: statistics.median(values) for name, values in rates.items()}
     for name, values in rates.items():
         print(f"{name:14s} median {median[name]:8.1f} new tokens/s  [{min(values):.1f} – {max(values):.1f}]")
-    ratio = median["slipway"] / median[options.peer]
-    print(f"ratio slipway / {options.peer}: {ratio:.2f}")
+    ratios = {name: rate / median[options.peer] for name, rate in median.items() if name != options.peer}
+    for name, ratio in ratios.items():
+        print(f"ratio {name} / {options.peer}: {ratio:.2f}")
     path = options.out or RESULTS / f"versus-{options.peer}-{options.shape}-{options.lengths}.json"
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()}
     settings = {key: value for key, value in settings.items() if key not in ("out", "checkpoints")}
-    value = {"settings": settings, "sizes": sizes, "tokens_per_s": rates, "ratio": ratio, "machine": asdict(facts())}
+    value = {"settings": settings, "sizes": sizes, "tokens_per_s": rates, "ratios": ratios, "machine": asdict(facts())}
     path.write_text(json.dumps(value, indent=1) + "\n")
     print(f"written to {path}")
 

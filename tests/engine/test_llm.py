@@ -167,7 +167,10 @@ def test_the_demo_model_adds_up_with_rounded_weights_from_a_first_and_a_second_s
     ("settings", "words"),
     [
         ({"kernels": "sse9"}, "compiled kernels 'sse9': usable here are"),
-        ({"kernels": "base", "dtype": "bfloat16"}, "kernels=base: they compute in float32 on a CPU, not bfloat16 on cpu"),
+        (
+            {"kernels": "base", "dtype": "bfloat16"},
+            "kernels=base: they compute in float32 on a CPU, not bfloat16 on cpu",
+        ),
         ({"kernels": "torch", "weights": "int8"}, "only compiled kernels multiply by them, not torch"),
     ],
 )

@@ -101,9 +101,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def spelled(more: dict[str, Any]) -> dict[str, Any]:
+    """The same configuration in the words of the installed transformers: before 5 there was no `rope_parameters`."""
+    rope = more.get("rope_parameters")
+    if rope is None or int(transformers.__version__.partition(".")[0]) >= 5:
+        return more
+    words = {key: value for key, value in more.items() if key != "rope_parameters"}
+    if "full_attention" in rope:
+        words["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+    scaling = dict(rope)
+    words["rope_theta"] = scaling.pop("rope_theta")
+    if "partial_rotary_factor" in scaling:
+        words["partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
+    if scaling["rope_type"] == "longrope":
+        scaling["type"] = scaling.pop("rope_type")  # Phi3 checks for exactly three keys
+    if scaling != {"rope_type": "default"}:
+        words["rope_scaling"] = scaling
+    return words
+
+
 def random_model(name: str) -> Any:
     kind, more = CASES[name]
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **more})
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **spelled(more)})
     torch.manual_seed(len(name))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
