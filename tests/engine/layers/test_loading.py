@@ -36,8 +36,9 @@ def test_every_architecture_is_made_of_exactly_the_tensors_that_transformers_sav
 def test_every_projection_has_the_path_that_transformers_gives_its_module(case, checkpoint):
     saved = checkpoint(case)
     paths = linear_paths(read_checkpoint(saved.path).model)
-    modules = {name for name, module in saved.transformers().named_modules() if isinstance(module, torch.nn.Linear)}
-    if saved.config().get("tie_word_embeddings"):
+    model = saved.transformers()
+    modules = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    if model.config.tie_word_embeddings:
         modules.discard("lm_head")  # the embedding again, no projection of its own
     assert len(paths) == len(set(paths)) and set(paths) == modules and all(paths)
 
