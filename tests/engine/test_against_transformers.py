@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from engine.kv.layout import layout
 from engine.llm import LLM, Generation, Params
@@ -80,7 +81,14 @@ class Case:
         return (form.blocks_for(MAX_CONTEXT, 7) + 1) * form.block_bytes
 
 
-@pytest.fixture(scope="module", params=list(tiny.CASES))
+def cases() -> list[str]:
+    """Before 5, transformers' generate threw its cache away when a reply crossed the length where longrope changes its
+    factors, and computed the prompt again with the others: no engine with a cache does that."""
+    starts_over = int(transformers.__version__.partition(".")[0]) < 5
+    return [name for name in tiny.CASES if not (starts_over and name == "phi3-long")]
+
+
+@pytest.fixture(scope="module", params=cases())
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     path = tmp_path_factory.mktemp("whole") / request.param
     model = tiny.random_model(request.param)
