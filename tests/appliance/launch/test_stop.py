@@ -1,5 +1,6 @@
 import os
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -82,12 +83,19 @@ def test_a_second_signal_does_not_wait_for_the_drain(launched):
     assert appliance.alive() == {}
 
 
-def test_under_nohup_a_hangup_stops_nothing(launched):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does, and a child inherits
+@contextmanager
+def hangup(action):
+    """What a child inherits."""
+    before = signal.signal(signal.SIGHUP, action)
     try:
-        appliance = launched()
+        yield
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_under_nohup_a_hangup_stops_nothing(launched):
+    with hangup(signal.SIG_IGN):  # what nohup does
+        appliance = launched()
     engine = appliance.started("engine-0")
     appliance.process.send_signal(signal.SIGHUP)
     os.kill(engine, signal.SIGKILL)
@@ -97,7 +105,8 @@ def test_under_nohup_a_hangup_stops_nothing(launched):
 
 
 def test_a_hangup_is_a_stop_otherwise(launched):
-    appliance = launched()
+    with hangup(signal.SIG_DFL):  # however these tests themselves were started
+        appliance = launched()
     appliance.started("engine-0")
     appliance.process.send_signal(signal.SIGHUP)
     assert appliance.end() == 0

@@ -285,8 +285,8 @@ def test_a_bounded_recording_keeps_the_last_steps_and_replays_from_where_it_begi
 
 
 def test_the_newer_file_of_a_bounded_recording_replays_alone(tmp_path):
-    """Files begin at other steps with each limit: with requests that wait, run, were preempted, have just ended. One may
-    begin after the last step of all, as sizes vary a little with the times that are recorded."""
+    """Files begin at other steps with each limit: with requests that wait, run, were preempted, have just ended. One
+    may begin after the last step of all, as sizes vary a little with the times that are recorded."""
     limits, with_steps = range(11_000, 40_000, 1_699), 0
     for limit in limits:
         folder = tmp_path / str(limit)
