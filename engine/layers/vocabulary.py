@@ -35,7 +35,9 @@ class Vocabulary:
     def load(self, read: Read, target: Target) -> int:
         mine, on_cpu = slice(self.first, self.last), target.device.type == "cpu"
         rows = read(self.name)[mine]
-        self.table = rows if on_cpu else rows.to(target.device, target.dtype)
+        # Looked up in the file's own type, but for float64, which no kernel reads.
+        in_file = on_cpu and rows.dtype != torch.float64
+        self.table = rows if in_file else rows.to(target.device, target.dtype)
         source = self.table if self.out.tied else read(f"{self.out.name}.weight")[mine]
         # Of four bits the head would lose most: it chooses the token.
         rounded = replace(target, bits="int8") if target.bits == "int4" else target

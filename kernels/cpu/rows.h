@@ -66,7 +66,6 @@ template <int ACT> static inline vf act(vf x) {
     return x > 0.f ? x : x != x ? x : vf{};
 }
 
-// f(lanes, i) for all of [0, size); the last lanes may lie past the end: `size` is never read or written beyond.
 template <int ACT> static void activate_row(const Activate& op, const float* x, float* y) {
     const float* up = x + op.inner;
     int64_t i = 0;

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.api.errors import ConfigError
 from engine.models.checkpoint import read_checkpoint
@@ -68,6 +69,14 @@ def test_a_bf16_checkpoint_equals_transformers_in_float32(case, kernels, bf16_ch
     """Compiled kernels keep such weights as they are; activations are float32 on both sides."""
     prompt = ids(PROMPT, 8)
     close(driver(bf16_checkpoint(case).path, kernels=kernels).run(prompt, 30), bf16_checkpoint(case).logits(prompt))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_checkpoints_of_other_types_are_served(dtype, kernels, own_checkpoint, driver, ids):
+    saved, prompt = own_checkpoint("qwen2"), ids(11)
+    file = saved.path / "model.safetensors"
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file, {"format": "pt"})
+    close(driver(saved.path, kernels=kernels).run(prompt, 5), saved.logits(prompt))
 
 
 @pytest.mark.parametrize("saved", ["checkpoint", "bf16_checkpoint"])
