@@ -3,7 +3,8 @@
     python tools/lock.py            # in an environment where the test suite passes
 
 torch is pinned to the release without its build suffix, so that each machine takes the build that fits it. triton is
-not pinned: a torch build for GPUs says which one it wants, within the range of pyproject.toml.
+pinned for the tests alone: when it serves, a torch build for GPUs says which one it wants, within the range of
+pyproject.toml.
 """
 
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
-UNPINNED = re.compile(r"triton|nvidia-.*|cuda-.*|slipway")
+UNPINNED = re.compile(r"nvidia-.*|cuda-.*|slipway")
 
 
 def closure(wanted: list[str]) -> dict[str, str]:

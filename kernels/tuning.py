@@ -1,0 +1,83 @@
+"""Settings of kernels by device and size, as data: `kernels/tuned/*.json`, written by `python -m kernels.bench --tune`.
+
+Nothing is tuned while serving: a kernel asks for its settings and gets the entry of its device whose sizes are nearest,
+or its own default. A file names the devices that it is for by what their names begin with.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FOLDER = Path(__file__).parent / "tuned"
+Settings = Mapping[str, Any]
+
+_forced: ContextVar[dict[str, Settings] | None] = ContextVar("forced", default=None)
+_assumed: ContextVar[str | None] = ContextVar("assumed", default=None)
+
+
+def settings(op: str, default: Settings, device: torch.device, **sizes: int) -> dict[str, Any]:
+    """`default` with what the device's table has for this operation at the nearest sizes. Sizes of an entry that begin
+    with = must be equal; of the others the sum of |log2| ratios decides."""
+    chosen = dict(default)
+    forced = (_forced.get() or {}).get(op)
+    if forced is not None:
+        return chosen | dict(forced)
+    name = _assumed.get() or _device_name(device)
+    best: tuple[float, Settings] | None = None
+    for entry in _table(name).get(op, ()):
+        distance = _distance(entry["sizes"], sizes)
+        if distance is not None and (best is None or distance < best[0]):
+            best = distance, entry["settings"]
+    return chosen if best is None else chosen | dict(best[1])
+
+
+def _distance(wanted: Mapping[str, int], given: Mapping[str, int]) -> float | None:
+    total = 0.0
+    for key, value in wanted.items():
+        if key.startswith("="):
+            if given.get(key[1:]) != value:
+                return None
+        else:
+            total += abs(math.log2((given[key] + 1) / (value + 1)))
+    return total
+
+
+@contextmanager
+def forced(op: str, values: Settings) -> Iterator[None]:
+    """Inside, this operation runs with these settings, for whoever measures them."""
+    token = _forced.set((_forced.get() or {}) | {op: values})
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+@contextmanager
+def assumed(device: str) -> Iterator[None]:
+    """Inside, tables are read for a device of this name, for whoever compiles ahead of time."""
+    token = _assumed.set(device)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
+
+
+@cache
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+@cache
+def _table(device: str) -> dict[str, list[dict[str, Any]]]:
+    for path in sorted(FOLDER.glob("*.json")):
+        table = json.loads(path.read_text())
+        if any(device.startswith(name) for name in table["devices"]):
+            return table["ops"]
+    return {}

@@ -1,0 +1,162 @@
+"""Every operation's Triton body against its torch meaning: on poisoned memory with guarded ends, on rows that lie
+apart, and row by row. In the interpreter on a CPU; on a GPU the same code, in every type and at serving sizes too."""
+
+import math
+
+import pytest
+import torch
+
+from kernels.jit import installed
+from kernels.op import Case, Make, Op, tensors
+from kernels.ops import OPS
+
+pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+GUARD = 64  # elements of poison before and after each output
+
+
+def poison(tensor):
+    return (
+        tensor.fill_(float("nan"))
+        if tensor.is_floating_point()
+        else tensor.fill_(-1 if tensor.dtype.is_signed else 255)
+    )
+
+
+class Memory:
+    """torch.empty with poison inside and around each tensor, so that what no program writes shows, and what one writes
+    outside."""
+
+    def __init__(self, monkeypatch):
+        self.given = []
+        self._empty = torch.empty
+        monkeypatch.setattr(torch, "empty", self.empty)
+        monkeypatch.setattr(torch, "empty_like", lambda x, **k: self.empty(x.shape, dtype=x.dtype, device=x.device))
+
+    def empty(self, *shape, dtype=None, device=None, **rest):
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        if dtype is not None and dtype.itemsize == 1 and dtype.is_floating_point:
+            return self._empty(shape, dtype=dtype, device=device, **rest)  # no poison in 8-bit floats
+        count = math.prod(shape)
+        whole = poison(self._empty(count + 2 * GUARD, dtype=dtype, device=device, **rest))
+        self.given.append(whole)
+        return whole[GUARD : GUARD + count].view(tuple(shape))
+
+    def check(self):
+        for whole in self.given:
+            for end in (whole[:GUARD], whole[-GUARD:]):
+                same = end.isnan() if end.is_floating_point() else end == poison(end.clone())
+                assert same.all(), "a program wrote outside its output"
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    return Memory(monkeypatch)
+
+
+def runs():
+    """Each operation, case and type; on a CPU the small cases, and bf16 only where no product is taken in it."""
+    for op in OPS:
+        for case in op.cases:
+            if case.bench and not ON_GPU:
+                continue
+            for dtype in op.tolerance:
+                if ON_GPU or dtype != torch.bfloat16:
+                    marks = [pytest.mark.gpu] if ON_GPU else []
+                    name = f"{op.name}-{case.id}-{str(dtype).removeprefix('torch.')}"
+                    yield pytest.param(op, case, dtype, id=name, marks=marks)
+
+
+def cases(chosen=lambda op, case: True):
+    return pytest.mark.parametrize(("op", "case", "dtype"), [run for run in runs() if chosen(*run.values[:2])])
+
+
+def inputs(op: Op, case: Case, dtype, seed=0):
+    return op.inputs(Make(DEVICE, dtype, seed), **case.sizes)
+
+
+def copied(args):
+    return tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
+
+
+def error(want, got):
+    """Largest difference, relative to the reference's own size and to its root mean square."""
+    if want.numel() == 0:
+        return 0.0
+    want, got = want.double(), got.double()
+    same = want == got  # infinities are equal or wrong
+    size = want[want.isfinite()].square().mean().sqrt() if want.isfinite().any() else want.new_tensor(1.0)
+    difference = torch.where(same, 0.0, (want - got).abs() / want.abs().maximum(size).clamp(min=1e-30))
+    return float(difference.nan_to_num(nan=math.inf, posinf=math.inf).max())
+
+
+def compare(op, case, dtype, wanted, given):
+    assert len(wanted) == len(given)
+    for number, (want, got) in enumerate(zip(wanted, given, strict=True)):
+        where = f"{op.name}, case {case.id}, output {number}"
+        assert want.shape == got.shape and want.dtype == got.dtype, where
+        if not want.is_floating_point():
+            assert torch.equal(want, got), where
+        else:
+            found = error(want, got)
+            assert found <= op.tolerance[dtype], f"{where}: error {found:.2g}"
+
+
+@cases()
+def test_triton_means_what_torch_means(op, case, dtype, memory):
+    args = inputs(op, case, dtype)
+    wanted = tensors(op.reference(*copied(args)))
+    memory.given.clear()
+    given = tensors(op(*copied(args)))
+    memory.check()
+    compare(op, case, dtype, wanted, given)
+
+
+@cases(lambda op, case: op.alone is not None and case.id != "empty")
+def test_a_row_is_the_same_alone(op, case, dtype, memory):
+    args = inputs(op, case, dtype, seed=1)
+    whole = tensors(op(*copied(args)))
+    rows = op.rows(args)
+    for row in sorted({0, rows // 2, rows - 1}):
+        own, pick = op.alone(copied(args), row)
+        single = tensors(op(*own))
+        for number, (want, got) in enumerate(zip(pick(whole), single, strict=True)):
+            same = torch.equal(want.nan_to_num(), got.nan_to_num())
+            assert same, f"{op.name}, case {case.id}: row {row} of output {number} depends on its neighbours"
+
+
+@cases(lambda op, case: bool(op.strided))
+def test_rows_may_lie_apart(op, case, dtype, memory):
+    args = inputs(op, case, dtype, seed=2)
+    apart = tuple(spread(arg) if at in op.strided and arg is not None else arg for at, arg in enumerate(args))
+    for want, got in zip(tensors(op(*copied(args))), tensors(op(*apart)), strict=True):
+        assert torch.equal(want.nan_to_num(), got.nan_to_num()), f"{op.name}, case {case.id}: strides matter"
+
+
+def spread(tensor):
+    """The same numbers with poison between the rows."""
+    if tensor.ndim < 2:
+        return tensor.clone()
+    size = math.prod(tensor.shape[1:])
+    wide = poison(torch.zeros(tensor.shape[0], size + 7, dtype=tensor.dtype, device=tensor.device))
+    view = wide[:, :size].unflatten(1, tensor.shape[1:])
+    view.copy_(tensor)
+    return view
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_every_op_is_fully_declared(op):
+    ids = [case.id for case in op.cases]
+    assert len(ids) == len(set(ids))
+    assert "empty" in ids, "an operation says what it does with no rows"
+    assert any(case.bench for case in op.cases), "an operation has a size at which it is measured"
+    assert torch.float32 in op.tolerance and torch.bfloat16 in op.tolerance
+    for case in op.cases:
+        if case.bench:
+            args = op.inputs(Make(torch.device("meta"), torch.bfloat16), **case.sizes)
+            assert op.traffic(*args) > 0
+
+
+def test_names_are_unique():
+    assert len({op.name for op in OPS}) == len(OPS)
