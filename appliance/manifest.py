@@ -96,8 +96,8 @@ class Quantization(Section):
     """Bits of the weights on a CPU: auto keeps the checkpoint's, the others are rounded when it is loaded."""
     keep: bool = True
     """Keep rounded weights in the user's cache folder, for the next start."""
-    kv_cache: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of the KV cache pages; auto is the type of the activations."""
+    kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
+    """Type of the KV cache pages; auto is the type of the activations, fp8 (e4m3) halves them on newer GPUs."""
 
 
 class Parallelism(Section):
@@ -110,8 +110,12 @@ class Hardware(Section):
     """Where the engine computes; auto takes a GPU if there is one."""
     threads: Count | Auto = "auto"
     """CPU threads of one engine; auto shares the cores that the cgroup allows among the engines."""
-    kernels: Literal["auto", "torch", "base", "avx2", "avx512", "amx"] = "auto"
-    """Compiled kernels of a CPU: auto takes the fastest this one can run, torch where none was compiled."""
+    kernels: Literal["auto", "torch", "triton", "base", "avx2", "avx512", "amx"] = "auto"
+    """Which kernels compute: auto takes triton on a GPU, the fastest compiled ones on a CPU, torch where none are."""
+    batch_invariant: bool = False
+    """Let no request's numbers depend on the requests beside it; costs speed on a GPU, nothing on a CPU."""
+    graphs: bool = True
+    """Capture decode steps as CUDA graphs at start; only a GPU has them."""
     kv_cache_memory: BytesOrAuto = "auto"
     """Memory for the KV cache of one engine, such as 4GiB; auto is what memory_share leaves after the weights."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85

@@ -39,6 +39,7 @@ from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.tokenizer import FILES
 from engine.worker.build import DTYPES, build_worker
 from kernels.cpu.library import best
+from kernels.jit import installed
 
 CACHE_SHARE = 0.5  # of free memory, if nobody says how large the KV cache may be
 CACHE_BYTES = 2 << 30  # and no more than this, unless one request of full length needs it: pages are zeroed at start
@@ -279,7 +280,7 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
             "kv_bytes": 1,
             "max_context": checkpoint.model.max_context,
             "threads": torch.get_num_threads(),
-            "kernels": best() if device == "cpu" and dtype == "float32" else "torch",
+            "kernels": _kernels(device, dtype),
             **overrides,
         }
     )
@@ -290,11 +291,20 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
     return config
 
 
+def _kernels(device: str, dtype: str) -> str:
+    if device == "cuda":
+        return "triton" if installed() else "torch"
+    return best() if dtype == "float32" else "torch"
+
+
 def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
     form = _form(config, checkpoint)
     one = (form.blocks_for(config.max_context, config.max_step_tokens) + 1) * form.block_bytes
     weights = weight_bytes(
-        checkpoint, DTYPES[config.dtype].itemsize, compiled=config.kernels != "torch", bits=config.weights
+        checkpoint,
+        DTYPES[config.dtype].itemsize,
+        compiled=config.kernels not in ("torch", "triton"),
+        bits=config.weights,
     )
     free = max(0, free_memory(config.device) - weights)
     return max(1, min(int(free * CACHE_SHARE), max(one, CACHE_BYTES), one * config.max_running))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, rows_of, tl
 from kernels.op import Args, Case, Make, Op, sliced
 
@@ -123,6 +124,7 @@ ACTIVATION = Op(
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
     traffic=lambda x, act, has_gate, limit=None: x.nbytes + x.nbytes // (1 + has_gate),
+    compiled=bodies.activation,
     alone=sliced(0),
     strided=(0,),
     peer=lambda x, act, has_gate, limit=None: gated(ACTIVATIONS[act], x) if has_gate else ACTIVATIONS[act](x),

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, rows_of, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
@@ -334,6 +335,8 @@ HEADS = Op(
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,
+    compiled=bodies.heads,
+    compiled_lacks=("fp8",),
     alone=_alone,
     strided=(0,),
 )

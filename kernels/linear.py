@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.cpu import bodies
 from kernels.jit import jit, launch, rows_of, tl
 from kernels.op import Args, Case, Make, Op, nbytes, sliced
 from kernels.tuning import settings
@@ -141,6 +142,7 @@ MATMUL = Op(
         nbytes(x, weight, bias) + x.shape[0] * weight.shape[0] * (dtype or x.dtype).itemsize
     ),
     flops=lambda x, weight, *rest: 2 * x.shape[0] * weight.numel(),
+    compiled=bodies.matmul,
     alone=sliced(0),
     strided=(0,),
     peer=lambda x, weight, bias=None, dtype=None: functional.linear(x, weight, bias),

@@ -83,7 +83,8 @@ class Op:
     alone(args, i): the arguments that compute row i by itself, and what picks the same row out of the whole result.
     rows(args): how many rows there are. strided: arguments whose rows may lie apart. traffic: bytes a perfect kernel
     moves; flops: of matrix products, 0 where there are none. peer: torch's own operation for the same arguments, for
-    benchmarks. tunable: settings of the Triton body (see kernels/tuning.py) and the values worth trying.
+    benchmarks. compiled: the body for a CPU, which takes a team of threads first (kernels/cpu/bodies.py), and the
+    cases that it does not serve. tunable: settings of the Triton body (see kernels/tuning.py) and values worth trying.
     """
 
     name: str
@@ -98,6 +99,8 @@ class Op:
     rows: Callable[[Args], int] = lambda args: args[0].shape[0]
     strided: tuple[int, ...] = ()
     peer: Callable[..., Any] | None = None
+    compiled: Callable[..., Any] | None = None
+    compiled_lacks: tuple[str, ...] = ()
     tunable: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __call__(self, *args: Any) -> Any:

@@ -3,6 +3,7 @@
 from kernels.activation import ACTIVATION
 from kernels.block_copy import BLOCK_COPY
 from kernels.embedding import EMBEDDING
+from kernels.finite import FINITE_ROWS
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
@@ -21,6 +22,7 @@ OPS: tuple[Op, ...] = (
     HEADS,
     MATMUL,
     ACTIVATION,
+    FINITE_ROWS,
     NEXT_TOKENS,
     BLOCK_COPY,
 )

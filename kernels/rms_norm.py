@@ -9,6 +9,7 @@ checkpoint that stores w - 1 is corrected when it is loaded). Source: arXiv:1910
 import torch
 from torch import Tensor
 
+from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, row_warps, rows_of, tl
 from kernels.op import Args, Case, Make, Op, nbytes, sliced
 
@@ -126,6 +127,7 @@ RMS_NORM = Op(
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
     traffic=lambda x, weight, eps, residual=None, scale=1.0: (2 if residual is None else 4) * x.nbytes + nbytes(weight),
+    compiled=bodies.rms_norm,
     alone=sliced(0, 3),
     strided=(0, 3),
     peer=lambda x, weight, eps, *rest: torch.nn.functional.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps),

@@ -3,6 +3,7 @@
 Refused is what cannot hold one request of the wanted length, with the size it needs and the key to change.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ from appliance.plan.machine import Machine
 from appliance.plan.memory import (
     CPU_CACHE_BYTES,
     Memory,
+    graph_bytes,
     longest_sequence,
     pool_bytes,
     spell_bytes,
@@ -57,8 +59,10 @@ def measure(
     step_tokens: int,
     compiled: bool,
     bits: WeightBits,
+    graph_sizes: Sequence[int],
 ) -> Room:
-    """`compiled`: kernels of a CPU, which keep bf16 weights as they are. `bits`: what weights are rounded to."""
+    """`compiled`: kernels of a CPU, which keep bf16 weights as they are. `bits`: what weights are rounded to.
+    `graph_sizes`: of the steps captured on a GPU, whose memory counts as workspace."""
     manifest = settings.manifest
     engines, share = manifest.parallelism.data, manifest.hardware.memory_share
     free, source = machine.memory_free, machine.memory_from
@@ -75,7 +79,8 @@ def measure(
             step_tokens=step_tokens,
             rows=manifest.engine.scheduling.max_running,
             element_bytes=element_bytes,
-        ),
+        )
+        + graph_bytes(checkpoint.model, sizes=graph_sizes, element_bytes=element_bytes),
         limited_by=f"memory_share {share:g} of {spell_bytes(free)} free by {source}{among}",
     )
 

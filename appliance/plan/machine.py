@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from kernels.cpu.library import usable
@@ -33,7 +34,8 @@ class Gpu:
 @dataclass(frozen=True)
 class Machine:
     """`cores` and `memory_free` (bytes) are what this process may use; the texts say what limited them. Without GPUs,
-    `no_gpu` says why. `kernels`: compiled variants for CPUs that run here, the fastest first."""
+    `no_gpu` says why. `kernels`: compiled variants for CPUs that run here, the fastest first. `triton`: whether it
+    is installed."""
 
     cores: int
     cores_from: str
@@ -42,6 +44,7 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     no_gpu: str = "not looked for"
     kernels: tuple[str, ...] = ()
+    triton: bool = False
 
 
 def read_machine(*, gpus: bool = True, root: Path = Path("/")) -> Machine:
@@ -49,7 +52,8 @@ def read_machine(*, gpus: bool = True, root: Path = Path("/")) -> Machine:
     cores, cores_from = count_cores(root, len(os.sched_getaffinity(0)))
     memory, memory_from = free_memory(root)
     found, reason = find_gpus(root) if gpus else ((), "not looked for")
-    return Machine(cores, cores_from, memory, memory_from, found, reason, usable())
+    triton = find_spec("triton") is not None
+    return Machine(cores, cores_from, memory, memory_from, found, reason, usable(), triton)
 
 
 def count_cores(root: Path, allowed: int) -> tuple[int, str]:

@@ -3,16 +3,18 @@
 budget = memory_share · free / engines  ≥  weights + workspace + cache
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.kv.layout import Layout
 from engine.models.parts import MLP, Attention, Block, Model, Parallel
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 # Resident memory of an engine process before any weight: interpreter, torch and its libraries, arenas of threads. On a
 # GPU it is what the libraries' handles and the allocator's rounding take of the device beside the context.
 FIXED_BYTES = {"cpu": 400 * 2**20, "cuda": 512 * 2**20}
 CPU_CACHE_BYTES = 4 * 2**30
+GRAPH_BYTES = 8 * 2**20  # of one captured step, whatever its size
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,14 @@ def workspace_bytes(model: Model, *, device: str, step_tokens: int, rows: int, e
     widest = max((_activations(block) for block in model.blocks), default=0) + 4 * model.embed.hidden
     logits = min(rows, step_tokens) * model.embed.vocab * 4 * 5
     return FIXED_BYTES[device] + step_tokens * widest * element_bytes + logits
+
+
+def graph_bytes(model: Model, *, sizes: Sequence[int], element_bytes: int) -> int:
+    """What captured decode steps take: the activations and logits of the largest, which the smaller ones share, and
+    their descriptions."""
+    rows = max(sizes, default=0)
+    widest = max((_activations(block) for block in model.blocks), default=0) + 4 * model.embed.hidden
+    return rows * (widest * element_bytes + model.embed.vocab * 4) + len(sizes) * GRAPH_BYTES
 
 
 def _activations(block: Block) -> int:

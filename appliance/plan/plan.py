@@ -17,13 +17,21 @@ from appliance.manifest import Manifest
 from appliance.plan.capacity import Device, measure, share_out
 from appliance.plan.choice import Choice, refuse
 from appliance.plan.gateway import gateway_config, sampling_defaults
+from appliance.plan.kernels import (
+    batch_invariant,
+    dtype_of,
+    graph_sizes,
+    is_compiled,
+    kernels,
+    kv_type,
+    weight_bits,
+)
 from appliance.plan.machine import Machine
-from appliance.plan.memory import ELEMENT_BYTES, Memory
-from engine.api.config import Dtype, EngineConfig, WeightBits
+from appliance.plan.memory import ELEMENT_BYTES, Memory, graph_bytes
+from engine.api.config import EngineConfig, WeightBits
 from engine.kv.layout import layout
 from engine.models.checkpoint import Checkpoint
 
-TORCH = "torch"
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
@@ -58,10 +66,11 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
     """What will run. Raises Refused for what this machine or this checkpoint cannot do."""
     manifest = settings.manifest
     device = _device(settings, machine)
-    dtype = _dtype(manifest, checkpoint, device.value)
-    kv_dtype: Choice[Dtype] = Choice(dtype.value, "the type of the activations")
-    if manifest.quantization.kv_cache != "auto":
-        kv_dtype = Choice(manifest.quantization.kv_cache)
+    dtype = dtype_of(settings, checkpoint, machine, device.value)
+    chosen = kernels(settings, machine, device.value, dtype.value)
+    weights = weight_bits(settings, checkpoint, chosen.value)
+    kv_dtype = kv_type(settings, machine, dtype.value, chosen.value)
+    sizes = graph_sizes(settings, chosen.value)
     threads = _threads(manifest, machine)
     step_tokens = _step_tokens(manifest, device.value)
     pages = layout(
@@ -69,8 +78,6 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         block_tokens=manifest.engine.cache.block_tokens,
         element_bytes=ELEMENT_BYTES[kv_dtype.value],
     )
-    kernels = _kernels(settings, machine, device.value, dtype.value)
-    weights = _weights(settings, checkpoint, kernels.value)
     room = measure(
         settings,
         checkpoint,
@@ -78,8 +85,9 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         device=device.value,
         element_bytes=ELEMENT_BYTES[dtype.value],
         step_tokens=step_tokens.value,
-        compiled=kernels.value != TORCH,
+        compiled=is_compiled(chosen.value),
         bits=weights.value,
+        graph_sizes=sizes,
     )
     max_context, cache, memory = share_out(settings, checkpoint, room, pages, device.value)
     folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
@@ -89,6 +97,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         dtype=dtype.value,
         kv_dtype=kv_dtype.value,
         kv_bytes=memory.cache,
+        kv_measured=device.value == "cuda" and manifest.hardware.kv_cache_memory == "auto",
         weight_bytes=memory.weights,
         workspace_bytes=memory.workspace,
         max_context=max_context.value,
@@ -99,7 +108,10 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         prefix_cache=manifest.engine.cache.prefix,
         overlap=manifest.engine.scheduling.overlap,
         threads=threads.value,
-        kernels=kernels.value,
+        kernels=chosen.value,
+        invariant=batch_invariant(settings, chosen.value),
+        graph_sizes=sizes,
+        graph_bytes=graph_bytes(checkpoint.model, sizes=sizes, element_bytes=ELEMENT_BYTES[dtype.value]),
         weights=weights.value,
         weight_cache=_weight_cache(settings, weights.value),
         record_bytes=manifest.engine.record_size,
@@ -116,7 +128,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         "quantization.kv_cache": kv_dtype,
         "hardware.device": device,
         "hardware.threads": threads,
-        "hardware.kernels": kernels,
+        "hardware.kernels": chosen,
         "hardware.kv_cache_memory": cache,
         "engine.scheduling.max_step_tokens": step_tokens,
         **sampling_choices,
@@ -150,43 +162,6 @@ def _device(settings: Settings, machine: Machine) -> Choice[Device]:
     if machine.gpus:
         return Choice("cuda", f"there is a {machine.gpus[0].name}")
     return Choice("cpu", machine.no_gpu)
-
-
-def _dtype(manifest: Manifest, checkpoint: Checkpoint, device: Device) -> Choice[Dtype]:
-    if manifest.model.dtype != "auto":
-        return Choice(manifest.model.dtype)
-    if device == "cpu":
-        return Choice("float32", "the type CPUs compute in")
-    return Choice(checkpoint.dtype, "the checkpoint's type")  # type: ignore[arg-type]
-
-
-def _kernels(settings: Settings, machine: Machine, device: Device, dtype: Dtype) -> Choice[str]:
-    wanted = settings.manifest.hardware.kernels
-    serves = device == "cpu" and dtype == "float32"
-    if wanted not in ("auto", TORCH):
-        if not serves:
-            message = f"{wanted}: compiled kernels are for float32 on a CPU, and this is {dtype} on {device}; use auto"
-            refuse(settings, "hardware.kernels", message)
-        if wanted not in machine.kernels:
-            there = ", ".join((*machine.kernels, TORCH, "auto"))
-            refuse(settings, "hardware.kernels", f"{wanted}: not compiled, or not for this CPU; use one of {there}")
-    if wanted != "auto":
-        return Choice(wanted)
-    if not serves:
-        return Choice(TORCH, f"compiled kernels are for float32 on a CPU, and this is {dtype} on {device}")
-    if not machine.kernels:
-        return Choice(TORCH, "none are compiled: install with a C++ compiler and be 2 to 6 times as fast")
-    return Choice(machine.kernels[0], "the fastest compiled kernels for this CPU")
-
-
-def _weights(settings: Settings, checkpoint: Checkpoint, kernels: str) -> Choice[WeightBits]:
-    wanted = settings.manifest.quantization.weights
-    if wanted == "auto":
-        return Choice("stored", f"the checkpoint's {checkpoint.dtype}")
-    if kernels == TORCH:
-        message = f"{wanted}: only compiled kernels of a CPU multiply by such weights, and torch serves here; use auto"
-        refuse(settings, "quantization.weights", message)
-    return Choice(wanted)
 
 
 def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:

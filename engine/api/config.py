@@ -8,6 +8,7 @@ import msgspec
 from engine.api.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+KVDtype = Literal["float32", "bfloat16", "float16", "fp8"]
 WeightBits = Literal["stored", "int8", "int4"]
 
 
@@ -16,15 +17,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reply. `weight_bytes` and `workspace_bytes` are what was planned for weights and for process and steps (0: nothing
     was), which the log shows beside what they took. `record` is the file of the flight recorder, or None,
     and `record_bytes` the most that it keeps. `socket` is the Unix socket to listen on. `kernels` names a compiled
-    variant (kernels/cpu/library.py), or torch. `weights` other than stored are rounded as they are loaded and kept
-    for the next start in the folder `weight_cache`, if there is one."""
+    variant (kernels/cpu/library.py), triton on a GPU, or torch. `weights` other than stored are rounded as they are
+    loaded and kept for the next start in the folder `weight_cache`, if there is one. `kv_measured`: a GPU's pool takes
+    the memory that is really left, at most `kv_bytes`. `invariant`: a request's numbers do not depend on the requests
+    beside it. Decode steps of `graph_sizes` rows are captured in at most `graph_bytes`. `load`: random weights need no
+    more of the checkpoint than its config.json."""
 
     model: str
     socket: str = ""
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Dtype = "float32"
-    kv_dtype: Dtype = "float32"
+    kv_dtype: KVDtype = "float32"
     kv_bytes: int
+    kv_measured: bool = False
     weight_bytes: int = 0
     workspace_bytes: int = 0
     max_context: int
@@ -36,6 +41,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     overlap: bool = True
     threads: int = 1
     kernels: str = "torch"
+    invariant: bool = False
+    graph_sizes: tuple[int, ...] = ()
+    graph_bytes: int = 0
+    load: Literal["checkpoint", "random"] = "checkpoint"
     weights: WeightBits = "stored"
     weight_cache: str | None = None
     trust_remote_code: bool = False
@@ -46,6 +55,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+
+
+def graph_ladder(most: int) -> tuple[int, ...]:
+    """Sizes of captured decode steps up to `most` rows, itself the last: fine where a row more costs much, coarse where
+    it does not."""
+    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, most + 1, 32), most}
+    return tuple(sorted(size for size in sizes if size <= most))
 
 
 def read_config(path: Path) -> EngineConfig:

@@ -4,6 +4,7 @@ The same declared parts are written down here that `block.py` runs with torch, o
 said there. Every operation reads and writes whole rows of a few working buffers, which all layers share.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -183,6 +184,7 @@ class CompiledModel:
             inner=inner,
             act=cpu.ACTS[layer.part.act],
             gated=layer.has_gate,
+            limit=math.inf,
         )
         return [_project(layer.up, x, up), act, _project(layer.down, activated, y)]
 

@@ -28,8 +28,8 @@ from kernels.rope import ROPE_ANGLES
 
 @dataclass(frozen=True)
 class DeviceStep:
-    """A step as tensors of the device. Rows without tokens are padding. `singles`: some row has one token, `spans`: some
-    row has several; what a step does not have is not launched."""
+    """A step as tensors of the device. Rows without tokens are padding. `singles`: some row has one token, `spans`:
+    some row has several; what a step does not have is not launched."""
 
     ids: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32

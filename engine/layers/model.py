@@ -23,6 +23,7 @@ from engine.models.parts import Model, attentions
 from engine.models.sources import join, sources
 from engine.weights.files import Weights
 from engine.weights.packed import PackedFile
+from engine.weights.random import RandomWeights
 from kernels.cpu.program import Team
 
 
@@ -84,8 +85,12 @@ class TextModel:
         """Fills every weight from the checkpoint, matrix by matrix, so that there is never a second copy of more than
         one. Raises CheckpointError where tensors are missing, unknown or misshapen."""
         check_tensors(self.model, checkpoint.tensors)
+        self.fill(Weights({name: checkpoint.tensors[name] for name in sources(self.model)}, progress), known)
+
+    @torch.inference_mode()
+    def fill(self, weights: Weights | RandomWeights, known: PackedFile | None = None) -> None:
+        """Lets every layer read its weights."""
         wanted = sources(self.model)
-        weights = Weights({name: checkpoint.tensors[name] for name in wanted}, progress)
         loadables = [self.vocabulary, *(layer for branch in self.branches for layer in branch.loadables)]
         if self.norm is not None:
             loadables.append(self.norm)

@@ -43,9 +43,10 @@ class Checkpoint:
     tensors: dict[str, TensorInfo]
 
 
-def read_checkpoint(path: str | Path, trust_remote_code: bool = False) -> Checkpoint:
-    """Reads config, generation config and safetensors headers. Raises CheckpointError that names the file; a folder's
-    own slipway_model.py is run only if `trust_remote_code` and only for an architecture that is not known here."""
+def read_checkpoint(path: str | Path, trust_remote_code: bool = False, *, weights: bool = True) -> Checkpoint:
+    """Reads config, generation config and, unless `weights` is false, safetensors headers. Raises CheckpointError that
+    names the file; a folder's own slipway_model.py is run only if `trust_remote_code` and only for an architecture that
+    is not known here."""
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such directory; model.path must name a checkpoint directory")
@@ -54,7 +55,7 @@ def read_checkpoint(path: str | Path, trust_remote_code: bool = False) -> Checkp
     architecture, declare = _architecture(folder, config, trust_remote_code)
     model = _declared(declare, config, folder)
     refuse_quantized(config, model, str(folder / "config.json"))
-    tensors = read_tensors(folder)
+    tensors = read_tensors(folder) if weights else {}
     return Checkpoint(
         path=folder,
         architecture=architecture,
@@ -176,6 +177,8 @@ def _dtype(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
     declared = config.get("dtype")
     if declared in DTYPES.values():
         return str(declared)
+    if not tensors:
+        return "float32"
     largest = max(tensors.values(), key=lambda info: info.bytes)
     return DTYPES.get(largest.dtype, "float32")
 

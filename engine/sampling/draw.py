@@ -4,7 +4,7 @@ Rows with min_p, top_k or top_p draw among their candidates only; the noise is a
 the same whichever way its row goes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,20 +15,25 @@ from engine.sampling.candidates import Candidates, candidates
 from engine.sampling.cuts import Cut
 from engine.sampling.noise import Noise, row_keys
 from engine.sampling.rows import Rows
+from kernels.cpu.program import Team
 
 NARROW, WIDE = 256, 1024  # sorted candidates: at first, and where a top_k wants more
 
 
 @dataclass(frozen=True)
 class Draw:
-    """`score` [rows] is finite where the row could draw. `cut` says what was left of the rows that were cut."""
+    """`score` [rows] is finite where the row could draw. `cut` says what was left of the rows that were cut and are to
+    be explained."""
 
     ids: Tensor  # [rows] int64
     score: Tensor  # [rows] float32
     cut: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()
 
 
-def draw(logits: Tensor, rows: Rows, noise: Noise, cuts: Sequence[Cut]) -> Draw:
+def draw(
+    logits: Tensor, rows: Rows, noise: Noise, cuts: Sequence[Cut], explained: Collection[int] = frozenset()
+) -> Draw:
+    """explained: rows for which `Draw.cut` is wanted, if they are cut; compiled kernels draw the others without it."""
     greedy = rows.greedy
     if greedy.all():
         ids, score = _greedy(logits, torch.arange(len(rows), device=logits.device), noise)
@@ -44,8 +49,14 @@ def draw(logits: Tensor, rows: Rows, noise: Noise, cuts: Sequence[Cut]) -> Draw:
     is_cut = (columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0) | (columns.min_p[slots] > 0.0)
     _draw_whole(logits, rows.to_device(chosen[~is_cut]), keys, noise, ids, score)
     parts: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()
-    if is_cut.any():
-        parts = _cut(logits, rows, chosen[is_cut], cuts)
+    cut_rows = chosen[is_cut]
+    if noise.team is not None and len(cut_rows):
+        at_once = cut_rows[[row not in explained for row in cut_rows.tolist()]]
+        at = rows.to_device(at_once)
+        ids[at], score[at] = _compiled_cut(logits, rows, at_once, keys[at], noise.team)
+        cut_rows = cut_rows[[row in explained for row in cut_rows.tolist()]]
+    if len(cut_rows):
+        parts = _cut(logits, rows, cut_rows, cuts)
         for part, found, keep in parts:
             at = rows.to_device(part)
             perturbed = found.values + noise.some_tokens(keys[at], found.ids)
@@ -78,6 +89,13 @@ def _draw_whole(logits: Tensor, at: Tensor, keys: Tensor, noise: Noise, ids: Ten
         return
     for part in at.split(noise.rows_at_once(logits.device)):
         ids[part], score[part] = _best(noise.all_tokens(keys[part]).add_(logits[part]))
+
+
+def _compiled_cut(logits: Tensor, rows: Rows, chosen: np.ndarray, keys: Tensor, team: Team) -> tuple[Tensor, Tensor]:
+    """Tokens and scores of rows that are cut, without a list of what was left."""
+    columns, slots = rows.columns, rows.slots[chosen]
+    cuts = (columns.top_k[slots], columns.top_p[slots], columns.min_p[slots])
+    return team.best_of_cut(logits, rows.to_device(chosen), keys, *map(rows.to_device, cuts))
 
 
 def _cut(

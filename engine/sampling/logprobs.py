@@ -7,11 +7,17 @@ import torch
 from torch import Tensor
 
 from engine.api.messages import Logprob
+from kernels.cpu.program import Team
+
+MOST_COMPILED = 1024  # tokens of a list, from which on sorting all of them is no slower
 
 
-def logprobs(logits: Tensor, ids: Tensor, tops: list[int]) -> list[Logprob]:
+def logprobs(logits: Tensor, ids: Tensor, tops: list[int], team: Team | None = None) -> list[Logprob]:
     """Of token `ids[i]` under `logits[i]`, with the `tops[i]` most likely tokens (-1: all), descending, equal ones by
-    id. Both on one device; logits: [rows, vocab]."""
+    id. Both on one device; logits: [rows, vocab]. team: compiled kernels, if they are to look for them."""
+    most = max(tops)
+    if team is not None and min(tops) >= 0 and most <= MOST_COMPILED:
+        return _compiled(logits, ids, tops, min(most, logits.shape[1]), team)
     table = logits.float().log_softmax(1)
     own = table.gather(1, ids[:, None])
     ranks = ((table > own).sum(1) + 1).tolist()
@@ -29,6 +35,16 @@ def logprobs(logits: Tensor, ids: Tensor, tops: list[int]) -> list[Logprob]:
             top = shared_ids[row][:limit], shared_values[row][:limit]
         found.append(Logprob(token, own_value, rank, tuple(top[0]), tuple(top[1])))
     return found
+
+
+def _compiled(logits: Tensor, ids: Tensor, tops: list[int], most: int, team: Team) -> list[Logprob]:
+    own, ranks, tokens, values = (
+        found.tolist() for found in team.logprobs(logits.contiguous(), ids.contiguous(), most)
+    )
+    return [
+        Logprob(token, own[row], ranks[row], tuple(tokens[row][:top]), tuple(values[row][:top]))
+        for row, (token, top) in enumerate(zip(ids.tolist(), tops, strict=True))
+    ]
 
 
 def _top(table: Tensor, count: int) -> tuple[list[list[int]], list[list[float]]]:

@@ -70,17 +70,21 @@ class Prepared:
         raw_logits = logits[raw] if raw else None
         for edit in self._edits:
             edit(logits)
-        drawn = draw(logits, self._rows, self._noise, CUTS)
+        processed = [row for row, asked in self._asked.items() if asked.processed]
+        drawn = draw(logits, self._rows, self._noise, CUTS, processed)
         found: dict[int, Logprob] = {}
         if raw_logits is not None:
             found |= self._scores(raw_logits, drawn.ids, raw)
-        processed = [row for row, asked in self._asked.items() if asked.processed]
         if processed:
             found |= self._scores(self._cut_logits(logits, drawn, processed), drawn.ids, processed)
         return Sampled(drawn.ids.tolist(), drawn.ids, found, _failures(logits, drawn))
 
     def _scores(self, logits: Tensor, ids: Tensor, rows: list[int]) -> dict[int, Logprob]:
-        return dict(zip(rows, logprobs(logits, ids[rows], [self._asked[row].top for row in rows]), strict=True))
+        return dict(
+            zip(
+                rows, logprobs(logits, ids[rows], [self._asked[row].top for row in rows], self._noise.team), strict=True
+            )
+        )
 
     def _cut_logits(self, logits: Tensor, drawn: Draw, rows: list[int]) -> Tensor:
         """Logits of these rows as the draw saw them: impossible outside the cuts."""

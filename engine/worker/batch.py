@@ -54,5 +54,3 @@ def build_batch(
         first=tuple(first.tolist()),
         count=tuple(count.tolist()),
     )
-
-

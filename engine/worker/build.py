@@ -7,25 +7,36 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import torch
 
 from engine.api.config import EngineConfig
 from engine.api.errors import ConfigError, OutOfMemory
-from engine.api.messages import Sampling, Taken
-from engine.core.plan import NewRow, Row, StepPlan
+from engine.api.messages import Taken
 from engine.distributed.world import SINGLE
-from engine.kv.layout import NULL_BLOCK, Layout, layout
+from engine.kv.layout import Layout, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.sources import sources
 from engine.weights.packed import PackedFile
+from engine.weights.random import RandomWeights
+from engine.worker.device import DeviceRunner
+from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
 from engine.worker.memory import Meter, in_use
 from engine.worker.table import RequestTable
+from engine.worker.warm import warm_steps
 from engine.worker.worker import Worker
 from kernels.cpu.library import MissingKernels
 from kernels.cpu.program import Team
+from kernels.jit import installed, interpreted
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 def build_worker(
@@ -42,7 +53,7 @@ def build_worker(
     measured = partial(_measured, device=device, seconds=seconds, took=took)
     with measured("reading"):
         progress("reading", 0.0)
-        checkpoint = read_checkpoint(config.model, config.trust_remote_code)
+        checkpoint = read_checkpoint(config.model, config.trust_remote_code, weights=config.load == "checkpoint")
     form = layout(
         checkpoint.model,
         block_tokens=config.block_tokens,
@@ -51,25 +62,43 @@ def build_worker(
     blocks = pool_blocks(config, form)
     with measured("loading"), _memory_errors("the weights"):
         progress("loading", 0.0)
-        text_model = TextModel(checkpoint.model, form, SINGLE, DTYPES[config.dtype], device, team, config.weights)
-        known = _known(config, checkpoint, team)
-        text_model.load(checkpoint, lambda fraction: progress("loading", fraction), known)
-        if known is not None:
-            known.close()
-    with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
-        progress("allocating", 0.0)
-        pages = make_pages(form, blocks, DTYPES[config.kv_dtype], device)
-        table = RequestTable(
-            slots=min(config.max_running, config.max_step_tokens),
-            max_context=config.max_context,
-            layout=form,
-            vocab=checkpoint.model.embed.vocab,
+        text_model = TextModel(
+            checkpoint.model,
+            form,
+            SINGLE,
+            DTYPES[config.dtype],
+            device,
+            team,
+            config.weights,
+            invariant=config.invariant and config.kernels == "triton",
         )
+        _load(config, checkpoint, text_model, lambda fraction: progress("loading", fraction))
+    runner: HostRunner | DeviceRunner
+    table = RequestTable(
+        slots=min(config.max_running, config.max_step_tokens),
+        max_context=config.max_context,
+        layout=form,
+        vocab=checkpoint.model.embed.vocab,
+    )
+    if config.kernels == "triton":
+        parts = device_parts(config, checkpoint, text_model, form, table)
+        if config.kv_measured and device.type == "cuda":
+            with measured("profiling"), _memory_errors("the largest step"):
+                progress("profiling", 0.0)
+                config = msgspec.structs.replace(config, kv_bytes=measured_pool(config, text_model, parts))
+                blocks = pool_blocks(config, form)
+        with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
+            progress("allocating", 0.0)
+            runner = parts.runner(make_pages(form, blocks, DTYPES[config.kv_dtype], device), config.graph_sizes)
+    else:
+        with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
+            progress("allocating", 0.0)
+            runner = HostRunner(text_model, form, make_pages(form, blocks, DTYPES[config.kv_dtype], device), table)
     worker = Worker(
-        HostRunner(text_model, form, pages, table),
+        runner,
         model=checkpoint.model,
         layout=form,
-        blocks=len(pages),
+        blocks=blocks,
         weight_bytes=text_model.weight_bytes,
         # Beside a team of its own size torch would only take its cores away: what is left to torch is small.
         threads=1 if team else config.threads,
@@ -77,7 +106,12 @@ def build_worker(
     )
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
-        _warm(worker)
+        for plan in warm_steps(form, checkpoint.model.embed.vocab, config):
+            worker.start(plan, {}).result()
+    if isinstance(runner, DeviceRunner) and config.graph_sizes:
+        with measured("capturing"), _memory_errors("the graphs of decode steps"):
+            progress("capturing", 0.0)
+            runner.capture(config.graph_bytes, lambda fraction: progress("capturing", fraction))
     return worker
 
 
@@ -103,9 +137,10 @@ def _device(config: EngineConfig) -> torch.device:
 
 
 def _team(config: EngineConfig) -> Team | None:
-    if config.kernels == "torch":
+    if config.kernels in ("torch", "triton"):
         if config.weights != "stored":
-            raise ConfigError(f"weights={config.weights}: only compiled kernels multiply by them, not torch")
+            raise ConfigError(f"weights={config.weights}: only compiled kernels multiply by them, not {config.kernels}")
+        _check_kernels(config)
         return None
     if config.device != "cpu" or config.dtype != "float32":
         raise ConfigError(
@@ -115,6 +150,30 @@ def _team(config: EngineConfig) -> Team | None:
         return Team(config.kernels, config.threads)
     except MissingKernels as error:
         raise ConfigError(str(error)) from error
+
+
+def _check_kernels(config: EngineConfig) -> None:
+    if config.kernels == "torch":
+        if config.invariant:
+            raise ConfigError("invariant: torch's sums depend on the size of the batch; set kernels to triton")
+        if config.kv_dtype == "fp8":
+            raise ConfigError("kv_dtype=fp8: only triton kernels read such pages, not torch")
+    elif not installed():
+        raise ConfigError("kernels=triton: it is not installed; install the release that this torch asks for")
+    elif config.device != "cuda" and not interpreted():
+        raise ConfigError("kernels=triton: they are for a GPU; on a CPU they run with TRITON_INTERPRET=1, to be tested")
+
+
+def _load(
+    config: EngineConfig, checkpoint: Checkpoint, text_model: TextModel, progress: Callable[[float], None]
+) -> None:
+    if config.load == "random":
+        text_model.fill(RandomWeights(sources(checkpoint.model), text_model.dtype, text_model.device))
+        return
+    known = _known(config, checkpoint, text_model.target.team)
+    text_model.load(checkpoint, progress, known)
+    if known is not None:
+        known.close()
 
 
 def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None) -> PackedFile | None:
@@ -157,14 +216,3 @@ def _no_memory(what: str) -> OutOfMemory:
     return OutOfMemory(
         f"no memory for {what}: free some, lower hardware.kv_cache_memory, or set model.dtype to bfloat16"
     )
-
-
-def _warm(worker: Worker) -> None:
-    """One greedy and one drawn step of a token, so that no request pays for what libraries set up on first use. They
-    write to the null block and leave the table."""
-    blocks = tuple((NULL_BLOCK,) for _ in worker.layout.groups)
-    for step, sampling in enumerate((Sampling(temperature=0.0), Sampling())):
-        new = NewRow(0, (0,), 1, sampling, (), 1)
-        row = Row(0, 0, 1, True, blocks)
-        worker.start(StepPlan(step, (new,), (), (row,)), {}).result()
-    worker.start(StepPlan(0, (), (0,), ()), {}).result()

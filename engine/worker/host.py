@@ -83,7 +83,7 @@ class HostRunner:
         for at in range(0, len(ids), SCORED_AT_ONCE):
             part = ids[at : at + SCORED_AT_ONCE]
             logits = self._text_model.logits(hidden[start + at : start + at + len(part)])
-            found += logprobs(logits, part, [columns.prompt_logprobs[slot]] * len(part))
+            found += logprobs(logits, part, [columns.prompt_logprobs[slot]] * len(part), self._noise.team)
         return tuple(found)
 
 

@@ -101,4 +101,14 @@ def _open(name: str) -> ctypes.CDLL:
         *(pointer, pointer, pointer),
     ]
     library.slipway_draw.restype = None
+    library.slipway_draw_cut.argtypes = [
+        *(pointer, pointer, ctypes.c_int64, pointer, ctypes.c_int64),
+        *(pointer, pointer, pointer, pointer, pointer, pointer),
+    ]
+    library.slipway_draw_cut.restype = None
+    library.slipway_scores.argtypes = [
+        *(pointer, pointer, ctypes.c_int64, ctypes.c_int64, pointer, ctypes.c_int64),
+        *(pointer, pointer, pointer, pointer),
+    ]
+    library.slipway_scores.restype = None
     return library

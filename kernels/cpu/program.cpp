@@ -5,12 +5,14 @@
 #include <memory>
 
 #include "attention.h"
+#include "cut.h"
 #include "draw.h"
 #include "linear.h"
 #include "linear_amx.h"
 #include "linear_int.h"
 #include "pool.h"
 #include "rows.h"
+#include "scores.h"
 
 namespace {
 
@@ -214,6 +216,40 @@ void slipway_draw(void* runner, const float* logits, int64_t vocab, const int64_
             const draw::Best found = draw::best(logits + rows[begin] * vocab, vocab, keys ? keys + 2 * begin : nullptr);
             tokens[begin] = found.token;
             scores[begin] = found.score;
+        }
+    };
+    team.run(work);
+}
+
+// The same among the tokens that the cuts leave, with noise. top_k, top_p, drop: [count], see cut.h.
+void slipway_draw_cut(void* runner, const float* logits, int64_t vocab, const int64_t* rows, int64_t count,
+                      const uint32_t* keys, const int64_t* top_k, const double* top_p, const double* drop,
+                      int64_t* tokens, float* scores) {
+    Team& team = static_cast<Runner*>(runner)->team;
+    auto work = [&](int) {
+        cut::Scratch scratch;
+        int64_t begin, end;
+        while (team.take(count, 1, begin, end)) {
+            const cut::Cuts cuts{top_k[begin], top_p[begin], drop[begin]};
+            const draw::Best found = cut::drawn(logits + rows[begin] * vocab, vocab, keys + 2 * begin, cuts, scratch);
+            tokens[begin] = found.token;
+            scores[begin] = found.score;
+        }
+    };
+    team.run(work);
+}
+
+// Of each row [.., vocab] the log probability and rank of one token, and the `count` most likely ones: [rows, count].
+void slipway_scores(void* runner, const float* logits, int64_t vocab, int64_t rows, const int64_t* chosen,
+                    int64_t count, float* logprobs, int64_t* ranks, int64_t* tokens, float* values) {
+    Team& team = static_cast<Runner*>(runner)->team;
+    auto work = [&](int) {
+        int64_t begin, end;
+        while (team.take(rows, 1, begin, end)) {
+            const scores::Found found = scores::row(logits + begin * vocab, vocab, chosen[begin], count,
+                                                    tokens + begin * count, values + begin * count);
+            logprobs[begin] = found.logprob;
+            ranks[begin] = found.rank;
         }
     };
     team.run(work);

@@ -37,12 +37,13 @@ struct Add {
     float alpha;
 };
 
-// y = act(x[:inner]) · x[inner:], or act(x) where not gated
+// y = act(min(x[:inner], limit)) · clamp(x[inner:], -limit, limit), or act(min(x, limit)) where not gated
 struct Activate {
     const float* x;
     float* y;
     int64_t x_stride, y_stride, inner;
     int32_t act, gated;
+    float limit;  // infinite where there is none
 };
 
 // Turns q and k by the positions' angles and writes k and v to their pages. qkv: q heads, then k heads, then v heads.
@@ -89,7 +90,7 @@ struct Angles {
 };
 
 struct Group {
-    const int64_t *table, *slots;  // [rows, table_width] blocks; [tokens] block · block_tokens + offset
+    const int64_t *table, *slots;  // [rows, table_width] blocks; [tokens] block · block_tokens + offset, or negative
 };
 
 struct Step {

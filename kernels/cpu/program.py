@@ -52,7 +52,12 @@ class Add(Structure):
 
 class Activate(Structure):
     kind: ClassVar[int] = 3
-    _fields_ = [*_fields(c_void_p, "x y"), *_fields(c_int64, "x_stride y_stride inner"), *_fields(c_int32, "act gated")]
+    _fields_ = [
+        *_fields(c_void_p, "x y"),
+        *_fields(c_int64, "x_stride y_stride inner"),
+        *_fields(c_int32, "act gated"),
+        ("limit", c_float),
+    ]
 
 
 class Heads(Structure):
@@ -206,6 +211,33 @@ class Team:
             *(_at(keys), _at(tokens), _at(scores)),
         )
         return tokens, scores
+
+    def best_of_cut(
+        self, logits: Tensor, rows: Tensor, keys: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The same with noise, among the tokens that min_p, then top_k, then top_p leave (0, 0 and 1 cut nothing): each
+        [rows]. A score that is not finite: a logit is NaN, or no token is possible."""
+        tokens, scores = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
+        rows, keys = rows.to(torch.int64).contiguous(), keys.to(torch.int32).contiguous()
+        cuts = (top_k.to(torch.int64), top_p.to(torch.float64), min_p.to(torch.float64).log())
+        self._library.slipway_draw_cut(
+            *(self._runner, _at(logits), logits.shape[1], _at(rows), len(rows), _at(keys)),
+            *(*map(_at, cuts), _at(tokens), _at(scores)),
+        )
+        return tokens, scores
+
+    def logprobs(self, logits: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """logits: [rows, vocab] float32; chosen: [rows] int64, one token of each → its log probability [rows] float32,
+        its rank [rows] int64, and the `count` most likely tokens [rows, count] int64 with theirs, float32, descending,
+        equal ones by id."""
+        rows = len(logits)
+        own, ranks = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+        tokens, values = torch.empty((rows, count), dtype=torch.int64), torch.empty((rows, count))
+        self._library.slipway_scores(
+            *(self._runner, _at(logits), logits.shape[1], rows, _at(chosen), count),
+            *(_at(own), _at(ranks), _at(tokens), _at(values)),
+        )
+        return own, ranks, tokens, values
 
     def close(self) -> None:
         if self._runner is not None:

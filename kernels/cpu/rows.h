@@ -66,16 +66,21 @@ template <int ACT> static inline vf act(vf x) {
     return x > 0.f ? x : x != x ? x : vf{};
 }
 
+// Without a limit it is infinite; what is no number stays so.
+static inline vf below(vf x, vf limit) { return x > limit ? limit : x; }
+static inline vf within(vf x, vf limit) { return below(x < -limit ? -limit : x, limit); }
+
 template <int ACT> static void activate_row(const Activate& op, const float* x, float* y) {
     const float* up = x + op.inner;
+    const vf limit = splat(op.limit);
     int64_t i = 0;
     for (; i + W <= op.inner; i += W) {
-        vf out = act<ACT>(load(x + i));
-        store(y + i, op.gated ? out * load(up + i) : out);
+        vf out = act<ACT>(below(load(x + i), limit));
+        store(y + i, op.gated ? out * within(load(up + i), limit) : out);
     }
     for (; i < op.inner; i++) {
-        float out = act<ACT>(splat(x[i]))[0];
-        y[i] = op.gated ? out * up[i] : out;
+        float out = act<ACT>(below(splat(x[i]), limit))[0];
+        y[i] = op.gated ? out * within(splat(up[i]), limit)[0] : out;
     }
 }
 
@@ -125,6 +130,7 @@ template <class T> static inline T* page_of(const Step& step, int64_t block, int
 
 template <class T> static void write_heads(const Heads& op, const float* k, int64_t token, const Step& step) {
     int64_t slot = step.groups[op.group].slots[token];
+    if (slot < 0) return;
     int64_t block = slot / step.block_tokens, offset = slot % step.block_tokens;
     for (int64_t value = 0; value < 2; value++)
         for (int64_t head = 0; head < op.kv_heads; head++)

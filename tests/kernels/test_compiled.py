@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from engine.api.messages import Sampling
+from engine.sampling import pipeline
+from engine.sampling.columns import Columns
+from engine.sampling.draw import draw
 from engine.sampling.noise import Noise, row_keys
+from engine.sampling.rows import Rows
 from kernels.activation import ACTIVATIONS
 from kernels.cpu import library, program
 from kernels.cpu.library import MissingKernels, usable
@@ -208,6 +213,7 @@ def test_activations(team, act, gated):
     x[0, :12] = torch.tensor([0.0, -0.0, 1e-6, -1e-6, 20.0, -20.0, 100.0, -100.0, 3e4, -3e4, 0.09, 0.11])
     y = torch.full((4, inner + 1), POISON)
     op = Activate(
+        limit=math.inf,
         x=x.data_ptr(),
         y=y.data_ptr(),
         x_stride=x.shape[1],
@@ -484,3 +490,92 @@ def test_packed_weights_know_their_size():
     assert packed.form == "tiles_f32" and packed.nbytes == 7 * 8 * 4
     with pytest.raises(ValueError, match="groups of 24 inputs"):
         pack(to_int4(random(5, 48), 24), Tiling("base", 4, 1, 1))
+
+
+def sampled(seed, **cuts):
+    return Sampling(seed=seed, temperature=1.0, **cuts)
+
+
+CUTS = (
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": 400},
+    {"top_p": 0.1},
+    {"top_p": 0.7},
+    {"top_p": 0.999},
+    {"min_p": 0.02},
+    {"min_p": 1.0},
+    {"top_k": 30, "top_p": 0.6},
+    {"top_k": 30, "top_p": 0.9, "min_p": 0.05},
+    {"top_p": 1e-9},
+)
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 97, 1000, 5003])
+@pytest.mark.parametrize("shape", ["normal", "flat", "ties", "peaked"])
+def test_tokens_drawn_of_a_cut_are_those_of_the_sorted_candidates(team, vocab, shape):
+    logits = random(len(CUTS), vocab, seed=vocab)
+    if shape == "flat":
+        logits *= 1e-3
+    elif shape == "ties":
+        logits = (logits * 2).round() / 2
+        logits[:, ::3] = -0.0
+    elif shape == "peaked":
+        logits *= 12
+        logits[:, ::5] = -math.inf
+        logits[:, -1] = 1.0
+    columns = Columns(len(CUTS), vocab)
+    for slot, cuts in enumerate(CUTS):
+        columns.write(slot, sampled(slot, **cuts), prompt_tokens=1, stop_ids=())
+    rows = Rows(np.arange(len(CUTS)), np.full(len(CUTS), 9), columns, np.zeros((len(CUTS), 10), np.int32))
+    wanted = draw(logits, rows, Noise(vocab, logits.device), pipeline.CUTS)
+    given = draw(logits, rows, Noise(vocab, logits.device, team), pipeline.CUTS)
+    assert given.cut == () and wanted.cut
+    assert torch.equal(given.ids, wanted.ids)
+    near(given.score, wanted.score)
+    explained = draw(logits, rows, Noise(vocab, logits.device, team), pipeline.CUTS, {0, 4})
+    assert torch.equal(explained.ids, wanted.ids)
+    known = [row for part, _, _ in explained.cut for row in part.tolist()]
+    assert sorted(known) == ([0, 4] if vocab > 1 else [4])  # the first token of one is not a cut
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_a_row_of_which_no_token_can_be_drawn_has_no_finite_score(team, value):
+    logits = torch.full((2, 50), value)
+    logits[1] = 0.0
+    one = torch.ones(2)
+    tokens, scores = team.best_of_cut(logits, torch.arange(2), torch.zeros(2, 2), one * 3, one * 0.5, one * 0.0)
+    assert not scores[0].isfinite() and scores[1].isfinite() and 0 <= tokens[1] < 3
+
+
+def test_tokens_drawn_of_a_cut_are_distributed_as_what_is_left(team):
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5]).repeat(4000, 1)
+    keys = torch.from_numpy(row_keys(np.arange(4000, dtype=np.uint64), np.full(4000, 3)))
+    cuts = torch.full((4000,), 3), torch.ones(4000), torch.zeros(4000)
+    tokens, _ = team.best_of_cut(logits, torch.arange(4000), keys, *cuts)
+    left = torch.tensor([2.0, 1.0, -math.inf, -math.inf, 1.5]).softmax(0)
+    assert (torch.bincount(tokens, minlength=5) / 4000 - left).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("vocab", [1, 6, 97, 5003])
+def test_logprobs_are_those_of_a_sorted_softmax(team, vocab):
+    logits = random(6, vocab, seed=vocab) * 4
+    logits[1] = (logits[1] / 2).round()
+    logits[2, 1:] = -math.inf
+    chosen = torch.arange(6) * 31 % vocab
+    for count in sorted({0, 1, min(5, vocab), min(vocab, 200)}):
+        own, ranks, tokens, values = team.logprobs(logits, chosen, count)
+        table = logits.double().log_softmax(1)
+        best, order = logits.sort(dim=1, descending=True, stable=True)
+        assert torch.equal(tokens, order[:, :count])
+        known = table.gather(1, order[:, :count])
+        torch.testing.assert_close(values.double(), known, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(own.double(), table.gather(1, chosen[:, None])[:, 0], rtol=1e-6, atol=1e-6)
+        assert ranks.tolist() == [1 + int((row > row[token]).sum()) for row, token in zip(logits, chosen, strict=True)]
+
+
+def test_the_logprobs_of_a_row_with_nan_are_nan(team):
+    logits = random(3, 70)
+    logits[1, 33] = math.nan
+    own, _, _, values = team.logprobs(logits, torch.zeros(3, dtype=torch.int64), 2)
+    assert own.isnan().tolist() == [False, True, False] and values[1].isnan().all()

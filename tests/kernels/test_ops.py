@@ -6,6 +6,8 @@ import math
 import pytest
 import torch
 
+from kernels.cpu.library import usable
+from kernels.cpu.program import Team
 from kernels.jit import installed
 from kernels.op import Case, Make, Op, tensors
 from kernels.ops import OPS
@@ -158,6 +160,53 @@ def spread(tensor):
     view = wide[:, :size].unflatten(1, tensor.shape[1:])
     view.copy_(tensor)
     return view
+
+
+COMPILED = [
+    pytest.param(op, case, id=f"{op.name}-{case.id}")
+    for op in OPS
+    if op.compiled is not None
+    for case in op.cases
+    if not case.bench and case.id not in op.compiled_lacks
+]
+
+
+@pytest.fixture(scope="module", params=usable())
+def team(request):
+    """Compiled kernels of a CPU, in every variant that this one runs."""
+    made = Team(request.param, 2)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(("op", "case"), COMPILED)
+def test_the_compiled_body_means_what_torch_means(op, case, team, memory):
+    args = op.inputs(Make(torch.device("cpu"), torch.float32), **case.sizes)
+    wanted = tensors(op.reference(*copied(args)))
+    memory.given.clear()
+    given = tensors(op.compiled(team, *copied(args)))
+    memory.check()
+    compare(op, case, torch.float32, wanted, given)
+
+
+@pytest.mark.parametrize(
+    ("op", "case"), [run for run in COMPILED if run.values[0].alone and run.values[1].id != "empty"]
+)
+def test_a_row_of_the_compiled_body_is_the_same_alone(op, case, team):
+    args = op.inputs(Make(torch.device("cpu"), torch.float32, 1), **case.sizes)
+    whole = tensors(op.compiled(team, *copied(args)))
+    for row in sorted({0, op.rows(args) // 2, op.rows(args) - 1}):
+        own, pick = op.alone(copied(args), row)
+        for want, got in zip(pick(whole), tensors(op.compiled(team, *own)), strict=True):
+            assert same(want, got), f"{op.name}, case {case.id}: row {row} depends on its neighbours"
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.compiled_lacks], ids=lambda op: op.name)
+def test_what_a_compiled_body_lacks_it_refuses(op, team):
+    for case in op.cases:
+        if case.id in op.compiled_lacks:
+            with pytest.raises(NotImplementedError):
+                op.compiled(team, *op.inputs(Make(torch.device("cpu"), torch.float32), **case.sizes))
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)

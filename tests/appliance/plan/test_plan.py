@@ -253,7 +253,7 @@ def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
     assert found["limits.max_stop"].origin == "--set limits.max_stop"
     assert found["model.path"].origin == f"{tmp_path / 'm.yaml'}:2:15"
     assert found["limits.max_body"].origin == "default"
-    assert len(found) == 55
+    assert len(found) == 57
     assert all(one.reason for one in found.values() if one.value == "auto" and one.key != "model.generation_config")
 
 
@@ -282,6 +282,84 @@ def test_without_compiled_kernels_torch_serves_and_the_plan_says_what_that_costs
     on_gpu = planned(tmp_path, machine=replace(GPU_HOST, kernels=("avx2",)))
     assert on_gpu.engines[0].kernels == "torch"
     assert planned(tmp_path, "model.dtype=bfloat16", machine=COMPILED).engines[0].kernels == "torch"
+
+
+QKV = (2 * HEADS + 2 * KV_HEADS) * DIM  # the outputs of an attention, and what it gives back
+GPU_KERNELS = replace(GPU_HOST, triton=True)
+OLD_GPU = replace(GPU_KERNELS, gpus=(replace(H100, name="NVIDIA A100", capability=(8, 0)),))
+
+
+def test_a_gpu_computes_with_triton_and_captures_decode_steps(tmp_path: Path) -> None:
+    found = planned(tmp_path, "engine.scheduling.max_running=6", machine=GPU_KERNELS)
+    engine = found.engines[0]
+    assert (engine.kernels, engine.kv_dtype, engine.kv_measured) == ("triton", "bfloat16", True)
+    assert reason(found, "hardware.kernels") == ("triton", "the fused kernels for a GPU")
+    # six rows of the widest layer, with the residual stream and its norm beside it, and their logits
+    assert engine.graph_sizes == (1, 2, 4, 6)
+    assert engine.graph_bytes == 6 * (2 * (2 * QKV + 4 * HIDDEN) + 4 * VOCAB) + 4 * 8 * MIB
+    without = planned(tmp_path, "engine.scheduling.max_running=6", "hardware.graphs=false", machine=GPU_KERNELS)
+    assert without.engines[0].graph_sizes == () and without.engines[0].graph_bytes == 0
+    assert found.memory.workspace - without.memory.workspace == engine.graph_bytes
+
+
+def test_without_triton_a_gpu_computes_with_torch_and_the_plan_says_so(tmp_path: Path) -> None:
+    found = planned(tmp_path, machine=GPU_HOST)
+    assert found.engines[0].graph_sizes == () and not found.engines[0].invariant
+    assert "triton is not installed" in reason(found, "hardware.kernels")[1]
+
+
+def test_pages_of_8_bits_halve_the_blocks(tmp_path: Path) -> None:
+    plain = planned(tmp_path, machine=GPU_KERNELS)
+    small = planned(tmp_path, "quantization.kv_cache=fp8", machine=GPU_KERNELS)
+    assert small.engines[0].kv_dtype == "fp8" and 2 * small.memory.block_bytes == plain.memory.block_bytes
+
+
+def test_a_pool_whose_size_is_given_is_not_measured(tmp_path: Path) -> None:
+    assert not planned(tmp_path, "hardware.kv_cache_memory=1GiB", machine=GPU_KERNELS).engines[0].kv_measured
+    assert not planned(tmp_path).engines[0].kv_measured
+
+
+@pytest.mark.parametrize(
+    ("sets", "machine", "invariant"),
+    [
+        ([], GPU_KERNELS, False),
+        (["hardware.batch_invariant=true"], GPU_KERNELS, True),
+        ([], COMPILED, True),  # compiled kernels know nothing else
+        (["hardware.kernels=torch"], COMPILED, False),
+    ],
+)
+def test_who_computes_alike_in_any_batch(tmp_path: Path, sets: list[str], machine: Machine, invariant: bool) -> None:
+    assert planned(tmp_path, *sets, machine=machine).engines[0].invariant is invariant
+
+
+def test_a_gpu_without_bfloat16_computes_in_float16(tmp_path: Path) -> None:
+    turing = replace(GPU_KERNELS, gpus=(replace(H100, name="Tesla T4", capability=(7, 5)),))
+    found = planned(tmp_path, machine=turing)
+    assert found.engines[0].dtype == "float16" and "Tesla T4 has no bfloat16" in reason(found, "model.dtype")[1]
+    assert "Tesla T4 has no bfloat16" in str(refused(tmp_path, "model.dtype=bfloat16", machine=turing))
+    assert planned(tmp_path, "model.dtype=float32", machine=turing).engines[0].dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("sets", "machine", "words"),
+    [
+        (["hardware.kernels=triton"], COMPILED, "triton: its kernels are for a GPU, and this is cpu"),
+        (["hardware.kernels=triton"], GPU_HOST, "triton: it is not installed"),
+        (["quantization.kv_cache=fp8"], CPU, "fp8: only triton kernels read it, and torch serves; use auto"),
+        (["quantization.kv_cache=fp8"], OLD_GPU, "NVIDIA A100 has no such type"),
+        (
+            ["quantization.kv_cache=float16"],
+            GPU_KERNELS,
+            "the pages have the type of the activations, bfloat16, or fp8",
+        ),
+        (["hardware.batch_invariant=true"], CPU, "true: torch serves here, whose sums depend on the size of the batch"),
+        (["quantization.weights=int8"], GPU_KERNELS, "and triton serves here; use auto"),
+    ],
+)
+def test_what_the_kernels_of_a_gpu_cannot_do_is_refused(
+    tmp_path: Path, sets: list[str], machine: Machine, words: str
+) -> None:
+    assert words in str(refused(tmp_path, *sets, machine=machine))
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,14 @@ from transformers.utils import logging as transformers_logging
 from engine.api.config import WeightBits
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import layout
+from engine.layers.fused import DeviceStep, FusedModel, KVScales
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
 from engine.weights.packed import PackedFile
 from engine.worker.batch import build_batch
 from kernels.cpu.library import usable
 from kernels.cpu.program import Team
+from kernels.step_inputs import STEP_INPUTS
 
 transformers_logging.disable_progress_bar()
 
@@ -239,17 +241,21 @@ class Driver:
         page_dtype: torch.dtype = torch.float32,
         bits: WeightBits = "stored",
         known: PackedFile | None = None,
+        scales: KVScales | None = None,
     ):
+        """kernels: torch, triton (in its interpreter) or a compiled variant."""
         self.checkpoint = read_checkpoint(path)
         self.layout = layout(self.checkpoint.model, block_tokens=block_tokens, element_bytes=4, ranks=world.size)
-        team = None if kernels == "torch" else Team(kernels, threads)
+        fused = kernels == "triton"
+        team = None if fused or kernels == "torch" else Team(kernels, threads)
         self.model = TextModel(
-            self.checkpoint.model, self.layout, world, torch.float32, torch.device("cpu"), team, bits
+            self.checkpoint.model, self.layout, world, torch.float32, torch.device("cpu"), team, bits, invariant=fused
         )
         self.model.load(self.checkpoint, known=known)
         self.pages = make_pages(self.layout, blocks, page_dtype, torch.device("cpu"))
         # What is read without having been written must not matter, as long as it is finite.
         self.pages.fill_(3.0)
+        self.fused = FusedModel(self.model, scales) if fused else None
         self.free = list(np.random.default_rng(seed).permutation(np.arange(1, blocks)))
         self.requests: list[Request] = []
 
@@ -274,6 +280,9 @@ class Driver:
             for table, blocks, group in zip(tables, request.tables, self.layout.groups, strict=True):
                 released = group.needed_from(request.done) // self.layout.block_tokens
                 table[number, : len(blocks)] = [0] * released + blocks[released:]
+        if self.fused is not None:
+            self._take(rows, self._fused_logits(self.fused, slots, rows, tokens, tables))
+            return
         batch = build_batch(
             slots,
             np.array([request.done for request, _ in rows]),
@@ -283,10 +292,55 @@ class Driver:
             tables=tables,
             block_tokens=self.layout.block_tokens,
         )
-        logits = self.model.logits(self.model.forward(batch, self.pages)).clone()  # valid until the next step
-        for (request, count), piece in zip(rows, logits.split(list(batch.count)), strict=True):
+        # valid until the next step
+        self._take(rows, self.model.logits(self.model.forward(batch, self.pages)).clone())
+
+    def _take(self, rows: list[tuple[Request, int]], logits: Tensor) -> None:
+        for (request, count), piece in zip(rows, logits.split([count for _, count in rows]), strict=True):
             request.logits.append(piece)
             request.done += count
+
+    def _fused_logits(
+        self,
+        model: FusedModel,
+        slots: np.ndarray,
+        rows: list[tuple[Request, int]],
+        tokens: np.ndarray,
+        tables: list[np.ndarray],
+    ) -> Tensor:
+        """With a row of padding behind the others, as a captured step has."""
+
+        def integers(values: Any) -> Tensor:
+            return torch.tensor(np.array(values), dtype=torch.int32)
+
+        counts = [count for _, count in rows]
+        slot, query_start = integers([*slots, 0]), integers(np.cumsum([0, *counts, 0]))
+        table = torch.stack([integers(one) for one in tables])
+        ids, positions, turned, lengths, places = STEP_INPUTS(
+            integers(tokens),
+            integers([request.rope_length for request in self.requests]),
+            table,
+            slot,
+            integers([*(request.done for request, _ in rows), 0]),
+            query_start,
+            sum(counts) + 1,
+            self.layout.block_tokens,
+        )
+        step = DeviceStep(
+            ids=ids,
+            positions=positions,
+            rope_lengths=turned,
+            places=places,
+            slot=slot,
+            query_start=query_start,
+            lengths=lengths,
+            tables=table,
+            pages=self.pages,
+            singles=1 in counts,
+            spans=max(counts) > 1,
+        )
+        with torch.inference_mode():
+            return model.logits(model.forward(step)[:-1]).clone()
 
     def run(self, ids: list[int], chunk: int, rope_length: int | None = None) -> Tensor:
         """Logits of every position, computed in chunks of this size."""

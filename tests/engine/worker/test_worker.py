@@ -15,6 +15,7 @@ from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.worker.build import build_worker
 from engine.worker.worker import Worker
+from kernels.jit import interpreted
 
 VOCAB = 53
 POISON = 50  # its embedding is NaN
@@ -55,9 +56,12 @@ def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig
     )
 
 
-@pytest.fixture
-def worker(config: EngineConfig) -> Iterator[Worker]:
-    made = build_worker(config, silent)
+@pytest.fixture(params=["torch", "triton"])
+def worker(config: EngineConfig, request: pytest.FixtureRequest) -> Iterator[Worker]:
+    """With torch's operations, and with the fused kernels of a GPU in Triton's interpreter."""
+    if request.param == "triton" and not interpreted():
+        pytest.skip("kernels are compiled here: tests/engine/worker/test_gpu.py has them")
+    made = build_worker(msgspec.structs.replace(config, kernels=request.param, graph_sizes=(1, 2)), silent)
     yield made
     made.close()
 
@@ -112,13 +116,41 @@ def test_a_mask_holds_for_its_row_alone(worker, best):
     assert worker.start(plan, {2: mask}).result().sampled == (best((1, 2)), -1, VOCAB - 1)
 
 
+def test_tokens_of_a_step_are_where_the_next_one_reads_them(worker, best):
+    """Two requests, one of which leaves, and steps of one token each that fit and do not fit a captured size."""
+    known = {0: (1, 2, 3), 1: (4, 5), 2: (6,)}
+    first = tuple(Row(slot, 0, len(ids), True, ((2 * slot + 1,),)) for slot, ids in known.items())
+    handle = worker.start(StepPlan(1, tuple(new(slot, ids) for slot, ids in known.items()), (), first), {})
+    for step in range(2, 5):
+        expected = [best(known[slot]) for slot in known]
+        result = handle.result()
+        assert list(result.sampled) == expected
+        known = {slot: (*ids, token) for (slot, ids), token in zip(known.items(), expected, strict=True)}
+        dropped = (1,) if step == 3 else ()
+        known = {slot: ids for slot, ids in known.items() if slot not in dropped}
+        rows = tuple(
+            Row(slot, len(ids) - 1, 1, True, ((2 * slot + 2,) if len(ids) == 5 else (),)) for slot, ids in known.items()
+        )
+        handle = worker.start(StepPlan(step, (), dropped, rows), {})
+
+
+def test_a_prompt_in_pieces_draws_after_its_last(worker, best):
+    ids = (7, 8, 9, 10, 11)
+    pieces = [(0, 2, False, ((1,),)), (2, 2, False, ((),)), (4, 1, True, ((2,),))]
+    results = []
+    for step, (first, count, sample, blocks) in enumerate(pieces, 1):
+        entering = (new(0, ids),) if step == 1 else ()
+        results.append(worker.start(StepPlan(step, entering, (), (Row(0, first, count, sample, blocks),)), {}).result())
+    assert [result.sampled for result in results] == [(-1,), (-1,), (best(ids),)]
+
+
 def test_what_a_start_tells_is_what_was_allocated(worker, config, model):
     assert worker.blocks == config.kv_bytes // worker.layout.block_bytes
     assert worker.kv_bytes == worker.blocks * worker.layout.block_bytes <= config.kv_bytes
     # on a CPU the embedding is read where it lies, in the checkpoint's file
     in_the_file = model.model.embed_tokens.weight.nbytes
     assert worker.weight_bytes == sum(parameter.nbytes for parameter in model.parameters()) - in_the_file
-    assert set(worker.seconds) == {"reading", "loading", "allocating", "warming"}
+    assert set(worker.seconds) - {"capturing"} == {"reading", "loading", "allocating", "warming"}
 
 
 def test_progress_names_phases_in_order_and_ends_loading_at_one(config):

@@ -1,0 +1,115 @@
+"""Which kernels compute, on which types: what the machine, the manifest and the checkpoint allow together."""
+
+from appliance.declare.settings import Settings
+from appliance.plan.capacity import Device
+from appliance.plan.choice import Choice, refuse
+from appliance.plan.machine import Machine
+from engine.api.config import Dtype, KVDtype, WeightBits, graph_ladder
+from engine.models.checkpoint import Checkpoint
+
+TORCH, TRITON = "torch", "triton"
+BF16_CAPABILITY = (8, 0)
+FP8_CAPABILITY = (8, 9)  # the first NVIDIA GPUs that convert e4m3
+
+
+def dtype_of(settings: Settings, checkpoint: Checkpoint, machine: Machine, device: Device) -> Choice[Dtype]:
+    wanted: str = settings.manifest.model.dtype
+    if device == "cpu":
+        return Choice(wanted) if wanted != "auto" else Choice("float32", "the type CPUs compute in")  # type: ignore[arg-type]
+    gpu = machine.gpus[0]
+    lacks_bf16 = f"{gpu.name} has no bfloat16 (compute capability 8.0 or newer has)"
+    if gpu.capability < BF16_CAPABILITY:
+        if wanted == "bfloat16":
+            refuse(settings, "model.dtype", f"bfloat16: {lacks_bf16}; use float16, or auto")
+        if wanted == "auto" and checkpoint.dtype == "bfloat16":
+            return Choice("float16", lacks_bf16)
+    return Choice(wanted) if wanted != "auto" else Choice(checkpoint.dtype, "the checkpoint's type")  # type: ignore[arg-type]
+
+
+def kernels(settings: Settings, machine: Machine, device: Device, dtype: Dtype) -> Choice[str]:
+    wanted = settings.manifest.hardware.kernels
+    if wanted == TRITON:
+        _check_triton(settings, machine, device)
+    elif wanted not in ("auto", TORCH):
+        _check_compiled(settings, machine, device, dtype, wanted)
+    if wanted != "auto":
+        return Choice(wanted)
+    if device == "cuda":
+        if machine.triton:
+            return Choice(TRITON, "the fused kernels for a GPU")
+        return Choice(
+            TORCH, "triton is not installed: install the one that this torch asks for and be several times as fast"
+        )
+    if dtype != "float32":
+        return Choice(TORCH, f"compiled kernels are for float32 on a CPU, and this is {dtype}")
+    if not machine.kernels:
+        return Choice(TORCH, "none are compiled: install with a C++ compiler and be 2 to 6 times as fast")
+    return Choice(machine.kernels[0], "the fastest compiled kernels for this CPU")
+
+
+def _check_triton(settings: Settings, machine: Machine, device: Device) -> None:
+    if device != "cuda":
+        refuse(settings, "hardware.kernels", f"triton: its kernels are for a GPU, and this is {device}; use auto")
+    if not machine.triton:
+        message = "triton: it is not installed; install the release that this torch asks for, or use auto"
+        refuse(settings, "hardware.kernels", message)
+
+
+def _check_compiled(settings: Settings, machine: Machine, device: Device, dtype: Dtype, wanted: str) -> None:
+    if device != "cpu" or dtype != "float32":
+        message = f"{wanted}: compiled kernels are for float32 on a CPU, and this is {dtype} on {device}; use auto"
+        refuse(settings, "hardware.kernels", message)
+    if wanted not in machine.kernels:
+        there = ", ".join((*machine.kernels, TORCH, "auto"))
+        refuse(settings, "hardware.kernels", f"{wanted}: not compiled, or not for this CPU; use one of {there}")
+
+
+def is_compiled(name: str) -> bool:
+    """Whether these are kernels of a CPU, which pack weights."""
+    return name not in (TORCH, TRITON)
+
+
+def batch_invariant(settings: Settings, chosen: str) -> bool:
+    """What torch's libraries multiply depends on how many rows there are: with them it cannot be had."""
+    wanted = settings.manifest.hardware.batch_invariant
+    if wanted and chosen == TORCH:
+        message = "true: torch serves here, whose sums depend on the size of the batch; use false, or other kernels"
+        refuse(settings, "hardware.batch_invariant", message)
+    return wanted or is_compiled(chosen)
+
+
+def graph_sizes(settings: Settings, chosen: str) -> tuple[int, ...]:
+    """Rows of the decode steps to capture."""
+    scheduling = settings.manifest.engine.scheduling
+    return graph_ladder(scheduling.max_running) if settings.manifest.hardware.graphs and chosen == TRITON else ()
+
+
+def weight_bits(settings: Settings, checkpoint: Checkpoint, chosen: str) -> Choice[WeightBits]:
+    wanted = settings.manifest.quantization.weights
+    if wanted == "auto":
+        return Choice("stored", f"the checkpoint's {checkpoint.dtype}")
+    if not is_compiled(chosen):
+        message = (
+            f"{wanted}: only compiled kernels of a CPU multiply by such weights, and {chosen} serves here; use auto"
+        )
+        refuse(settings, "quantization.weights", message)
+    return Choice(wanted)
+
+
+def kv_type(settings: Settings, machine: Machine, dtype: Dtype, chosen: str) -> Choice[KVDtype]:
+    wanted = settings.manifest.quantization.kv_cache
+    if wanted == "auto":
+        return Choice(dtype, "the type of the activations")
+    if wanted == "fp8":
+        if chosen != TRITON:
+            refuse(
+                settings, "quantization.kv_cache", f"fp8: only triton kernels read it, and {chosen} serves; use auto"
+            )
+        gpu = machine.gpus[0]
+        if gpu.capability < FP8_CAPABILITY:
+            message = f"fp8: {gpu.name} has no such type (compute capability 8.9 or newer has); use auto"
+            refuse(settings, "quantization.kv_cache", message)
+    elif chosen == TRITON and wanted != dtype:
+        message = f"{wanted}: on a GPU the pages have the type of the activations, {dtype}, or fp8; use auto or fp8"
+        refuse(settings, "quantization.kv_cache", message)
+    return Choice(wanted)

@@ -1,0 +1,29 @@
+"""Weights drawn by name, to measure a shape whose checkpoint is not at hand: its speed is real, its text is noise."""
+
+import math
+import zlib
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class RandomWeights:
+    """Reads like `Weights`. A tensor is the same whenever it is read; norms are 1, matrices keep activations of order
+    one. `device` may be `meta`: then nothing is drawn."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
+        self.read_names: set[str] = set()
+        self._shapes, self._dtype, self._device = shapes, dtype, device
+
+    def read(self, name: str) -> Tensor:
+        self.read_names.add(name)
+        shape = self._shapes[name]
+        if self._device.type == "meta":
+            return torch.empty(shape, dtype=self._dtype, device=self._device)
+        if len(shape) == 1:
+            fill = 1.0 if name.endswith("weight") else 0.0
+            return torch.full(shape, fill, dtype=self._dtype, device=self._device)
+        draw = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
+        values = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return values.normal_(0.0, 1 / math.sqrt(shape[-1]), generator=draw)

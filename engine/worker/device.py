@@ -1,0 +1,156 @@
+"""A step on a GPU. The host is always ahead: it stages a plan's changes, launches the step and goes on to the next
+plan, and nobody waits for the device but who reads a result, one step later.
+
+Drawn tokens never come back to be sent again: the step that draws them writes them where the next one reads them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api.messages import Logprob
+from engine.core.plan import StepPlan, StepResult
+from engine.kv.layout import Layout
+from engine.layers.fused import DeviceStep, FusedModel
+from engine.sampling.device import DeviceSampler
+from engine.sampling.logprobs import logprobs
+from engine.sampling.pipeline import NOT_FINITE
+from engine.worker.device_table import DeviceTable, StepUpload
+from engine.worker.graphs import Graphs
+from engine.worker.results import Results
+from engine.worker.rows import PlanRows, plan_rows, step_result
+from engine.worker.table import RequestTable
+from kernels.finite import FINITE_ROWS
+from kernels.step_inputs import NEXT_TOKENS, STEP_INPUTS
+
+SCORED_AT_ONCE = 64  # prompt positions whose logits stand in memory together: 64 x 152k float32 are 39 MB
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Of a step on the device. `logits` of each row's only token in a step of such rows, else None."""
+
+    hidden: Tensor  # [tokens, hidden]
+    logits: Tensor | None  # [rows, vocab] fp32
+    lengths: Tensor  # [rows] int32
+    bad: Tensor  # [rows] int32, 1 where a token is not finite
+
+
+class DeviceRunner:
+    def __init__(
+        self,
+        model: FusedModel,
+        layout: Layout,
+        pages: Tensor,
+        table: RequestTable,
+        device_table: DeviceTable,
+        graph_sizes: Sequence[int] = (),
+    ) -> None:
+        """graph_sizes: of the decode steps that `capture` will capture."""
+        self._model, self._layout, self._pages = model, layout, pages
+        self._host, self._table = table, device_table
+        slots = device_table.tokens.shape[0]
+        self._upload = StepUpload(device_table, slots)
+        self._sampler = DeviceSampler(model.vocabulary.part.vocab, pages.device)
+        self._results = Results(pages.device)
+        self._graphs: Graphs[Outputs] = Graphs(graph_sizes, self._decode, pages.device)
+
+    @torch.inference_mode()
+    def capture(self, budget: int, progress: Callable[[float], None] = lambda fraction: None) -> int:
+        """Captures decode steps in at most so many bytes; returns the bytes taken."""
+        return self._graphs.capture(budget, progress)
+
+    def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Callable[[], StepResult]:
+        self._host.apply(plan)
+        rows = plan_rows(plan)
+        self._upload.send(plan, rows, self._host.columns)
+        if not len(rows.slots):
+            return lambda: StepResult(plan.step, ())
+        self._upload.check(plan)
+        count = len(rows.slots)
+        prepared = self._sampler.prepare(
+            self._host.columns,
+            rows.slots[rows.sampling],
+            rows.ends[rows.sampling],
+            {number: masks[row] for number, row in enumerate(rows.sampling.tolist()) if row in masks},
+        )
+        out = self._forward(rows)
+        slot, lengths, logits = self._upload.slot[:count], out.lengths[:count], out.logits
+        if len(rows.sampling) < count or logits is None:
+            at = self._indexes(rows.sampling)
+            slot, lengths = slot[at], lengths[at]
+            last = self._indexes(np.cumsum(rows.count)[rows.sampling] - 1)
+            logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
+        drawn = prepared(logits[: len(slot)], slot, lengths, self._table.tokens, self._table.columns)
+        NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
+        arriving = self._results.fetch((out.bad, *drawn.tensors))
+        scored = {row: self._score(row, rows, out.hidden) for row in self._host.rows_to_score(rows.slots)}
+
+        def result() -> StepResult:
+            bad, *found = arriving.wait()
+            failed = dict.fromkeys(np.flatnonzero(bad[:count]).tolist(), NOT_FINITE)
+            return step_result(plan, rows, prepared.read(found), scored, failed)
+
+        return result
+
+    def _forward(self, rows: PlanRows) -> Outputs:
+        count = len(rows.slots)
+        alone = bool((rows.count == 1).all())
+        size = self._graphs.size_for(count) if alone else None
+        if size is not None:
+            return self._graphs.replay(size)
+        return self._run(count, int(rows.count.sum()), singles=bool((rows.count == 1).any()), spans=not alone)
+
+    def _decode(self, size: int) -> Outputs:
+        """A step of this many rows of one token or none."""
+        return self._run(size, size, singles=True, spans=False)
+
+    def _run(self, rows: int, tokens: int, *, singles: bool, spans: bool) -> Outputs:
+        table, upload = self._table, self._upload
+        slot, query_start = upload.slot[:rows], upload.query_start[: rows + 1]
+        ids, positions, rope_lengths, lengths, places = STEP_INPUTS(
+            table.tokens,
+            table.rope_lengths,
+            table.tables,
+            slot,
+            upload.first[:rows],
+            query_start,
+            tokens,
+            self._layout.block_tokens,
+        )
+        step = DeviceStep(
+            ids=ids,
+            positions=positions,
+            rope_lengths=rope_lengths,
+            places=places,
+            slot=slot,
+            query_start=query_start,
+            lengths=lengths,
+            tables=table.tables,
+            pages=self._pages,
+            singles=singles,
+            spans=spans,
+        )
+        hidden = self._model.forward(step)
+        logits = None if spans else self._model.logits(hidden)
+        return Outputs(hidden, logits, lengths, FINITE_ROWS(hidden, query_start))
+
+    def _indexes(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._pages.device, non_blocking=True)
+
+    def _score(self, row: int, rows: PlanRows, hidden: Tensor) -> tuple[Logprob, ...]:
+        """As HostRunner does it; the one thing in a step that waits for the device, for those who ask for it."""
+        slot, first = int(rows.slots[row]), int(rows.first[row])
+        columns = self._host.columns
+        end = min(int(rows.ends[row]), int(columns.prompt_tokens[slot]) - 1)
+        ids = self._indexes(self._host.tokens[slot, first + 1 : end + 1])
+        start = int(rows.count[:row].sum())
+        found: list[Logprob] = []
+        for at in range(0, len(ids), SCORED_AT_ONCE):
+            part = ids[at : at + SCORED_AT_ONCE]
+            logits = self._model.logits(hidden[start + at : start + at + len(part)])
+            found += logprobs(logits, part, [columns.prompt_logprobs[slot]] * len(part))
+        return tuple(found)

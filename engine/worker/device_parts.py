@@ -1,0 +1,94 @@
+"""What a GPU's runner is put together from, and how much memory its largest step takes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.api.config import EngineConfig
+from engine.kv.layout import Layout, blocks_of
+from engine.layers.fused import DeviceStep, FusedModel, KVScales
+from engine.layers.model import TextModel, make_pages
+from engine.models.checkpoint import Checkpoint
+from engine.models.kv_scales import read_kv_scales
+from engine.models.parts import attentions
+from engine.worker.device import DeviceRunner
+from engine.worker.device_table import DeviceTable
+from engine.worker.table import RequestTable
+
+SAMPLING_COPIES = 3  # of the logits, that sampling may hold beside them
+SPARE_BYTES = 256 * 2**20  # of the device's memory, left to what no allocator counts
+
+
+@dataclass(frozen=True)
+class DeviceParts:
+    model: FusedModel
+    layout: Layout
+    table: RequestTable
+    device_table: DeviceTable
+
+    def runner(self, pages: Tensor, graph_sizes: Sequence[int] = ()) -> DeviceRunner:
+        return DeviceRunner(self.model, self.layout, pages, self.table, self.device_table, graph_sizes)
+
+
+def device_parts(
+    config: EngineConfig, checkpoint: Checkpoint, text_model: TextModel, form: Layout, table: RequestTable
+) -> DeviceParts:
+    scales = None
+    if config.kv_dtype == "fp8":
+        found = read_kv_scales(checkpoint.path, len(attentions(checkpoint.model)))
+        scales = KVScales(found, found)
+    slots = min(config.max_running, config.max_step_tokens)
+    device_table = DeviceTable(slots=slots, max_context=config.max_context, layout=form, device=text_model.device)
+    return DeviceParts(FusedModel(text_model, scales), form, table, device_table)
+
+
+def measured_pool(config: EngineConfig, text_model: TextModel, parts: DeviceParts) -> int:
+    """Bytes that the KV pool may take: what the plan gave to the whole engine, less what weights and the largest step
+    were measured to take and what graphs may take; never more than the plan's own pool, nor than is free."""
+    device = text_model.device
+    step = step_bytes(parts, min(config.max_step_tokens, config.max_context), text_model.dtype)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    planned = config.weight_bytes + config.workspace_bytes + config.kv_bytes
+    left = planned - text_model.weight_bytes - parts.device_table.nbytes - step - config.graph_bytes
+    return max(0, min(config.kv_bytes, left, free - step - config.graph_bytes - SPARE_BYTES))
+
+
+@torch.inference_mode()
+def step_bytes(parts: DeviceParts, tokens: int, dtype: torch.dtype) -> int:
+    """The most that a step of so many tokens takes beside weights and pages, measured by making one, with logits for as
+    many rows as a step can have."""
+    memory = parts.device_table.memory
+    pages = make_pages(parts.layout, 1, dtype if parts.layout.element_bytes > 1 else torch.float8_e4m3fn, memory.device)
+    torch.cuda.reset_peak_memory_stats(memory.device)
+    before = torch.cuda.memory_allocated(memory.device)
+    hidden = parts.model.forward(_one_row(parts.layout, pages, tokens))
+    rows = min(tokens, parts.device_table.tokens.shape[0])
+    logits = parts.model.logits(hidden[:rows])
+    peak = torch.cuda.max_memory_allocated(memory.device) - before
+    return peak + SAMPLING_COPIES * logits.nbytes
+
+
+def _one_row(layout: Layout, pages: Tensor, tokens: int) -> DeviceStep:
+    """A prompt whose keys go nowhere and which reads the null block."""
+
+    def integers(*values: int) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=pages.device)
+
+    zeros = torch.zeros(tokens, dtype=torch.int32, device=pages.device)
+    groups = len(layout.groups)
+    return DeviceStep(
+        ids=zeros,
+        positions=torch.arange(tokens, dtype=torch.int32, device=pages.device),
+        rope_lengths=zeros + tokens,
+        places=(zeros - 1).expand(groups, -1),
+        slot=integers(0),
+        query_start=integers(0, tokens),
+        lengths=integers(tokens),
+        tables=torch.zeros((groups, 1, blocks_of(tokens, layout.block_tokens)), dtype=torch.int32, device=pages.device),
+        pages=pages,
+        singles=False,
+        spans=tokens > 1,
+    )

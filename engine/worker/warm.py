@@ -1,0 +1,49 @@
+"""Steps that a worker makes before it is ready, so that no request pays for what is set up or compiled on first use.
+
+They write to the null block and leave the table as they found it.
+"""
+
+from collections.abc import Iterator
+
+from engine.api.config import EngineConfig
+from engine.api.messages import Sampling
+from engine.core.plan import NewRow, Row, StepPlan
+from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
+
+_PLAIN = (Sampling(temperature=0.0), Sampling())
+
+
+def warm_steps(layout: Layout, vocab: int, config: EngineConfig) -> Iterator[StepPlan]:
+    """A greedy and a drawn step of one token; where kernels are compiled on first use, also a long step, a mixed one,
+    and one for each stage of sampling."""
+    samplings = [*_PLAIN, *(_stages(vocab) if config.kernels == "triton" else ())]
+    for step, sampling in enumerate(samplings):
+        yield _step(step, layout, sampling, (1,))
+    if config.kernels == "triton":
+        several = min(config.max_running, config.max_step_tokens) > 1
+        longest = min(config.max_step_tokens, config.max_context) - 1
+        if longest > 1:
+            yield _step(0, layout, Sampling(), (longest,))
+        if several and longest > 2:
+            yield _step(0, layout, Sampling(), (longest - 1, 1))
+        if several:
+            yield _step(0, layout, Sampling(top_p=0.9), (1, 1))
+    yield StepPlan(0, (), (0, 1) if min(config.max_running, config.max_step_tokens) > 1 else (0,), ())
+
+
+def _stages(vocab: int) -> Iterator[Sampling]:
+    yield Sampling(top_p=0.9, top_k=20, min_p=0.01)
+    yield Sampling(repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.1)
+    yield Sampling(logprobs=min(5, vocab))
+    yield Sampling(logit_bias={0: 1.0}, allowed_token_ids=(0, 1))
+    yield Sampling(bad_words=((0, 1),), min_tokens=1)
+
+
+def _step(step: int, layout: Layout, sampling: Sampling, counts: tuple[int, ...]) -> StepPlan:
+    """New requests of these lengths in the first slots."""
+    new = tuple(NewRow(slot, (0,) * count, count, sampling, (0,), count) for slot, count in enumerate(counts))
+    rows = tuple(
+        Row(slot, 0, count, True, tuple((NULL_BLOCK,) * blocks_of(count, layout.block_tokens) for _ in layout.groups))
+        for slot, count in enumerate(counts)
+    )
+    return StepPlan(step, new, (), rows)

@@ -1,0 +1,239 @@
+"""Compiled bodies of the operations in this folder's parent: one call of a team for one operation, on float32 of a CPU.
+
+A model does not call them one by one; it writes all its operations into one program (engine/layers/compiled.py). These
+are the same functions of the same library with the signature of an `Op`, so that the cases, the tolerance and the
+benchmark that hold for a Triton body hold for them. Each takes a Team first.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from kernels.cpu import program as cpu
+from kernels.cpu.packing import pack
+from kernels.cpu.program import Program, StepData, Team
+
+
+def embedding(team: Team, ids: Tensor, table: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+    """See kernels/embedding.py."""
+    out = torch.empty((len(ids), table.shape[1]))
+    op = cpu.Embed(
+        table=table.data_ptr(),
+        out=out.data_ptr(),
+        out_stride=out.stride(0),
+        size=table.shape[1],
+        type=cpu.TYPES[table.dtype],
+        scale=scale,
+    )
+    team.run(Program([op], (table, out)), StepData(len(ids), ids=ids.to(torch.int64)))
+    return out
+
+
+def rms_norm(
+    team: Team,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See kernels/rms_norm.py."""
+    y = torch.empty(x.shape) if out is None else out
+    _norm(team, cpu.RMS, x, weight, None, eps, residual, scale, y)
+    return y if residual is None else (y, residual)
+
+
+def layer_norm(
+    team: Team,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """See kernels/layer_norm.py."""
+    y = torch.empty(x.shape)
+    _norm(team, cpu.LAYER, x, weight, bias, eps, residual, scale, y)
+    return y if residual is None else (y, residual)
+
+
+def _norm(
+    team: Team,
+    kind: int,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    scale: float,
+    y: Tensor,
+) -> None:
+    size = x.shape[1]
+    ops: list[cpu.Op] = []
+    read = x
+    if residual is not None:
+        read = residual
+        ops.append(
+            cpu.Add(
+                y=x.data_ptr(),
+                x=residual.data_ptr(),
+                y_stride=x.stride(0),
+                x_stride=residual.stride(0),
+                size=size,
+                alpha=scale,
+            )
+        )
+    ops.append(_norm_op(kind, read, weight, bias, y, eps, groups=1, size=size))
+    team.run(Program(ops, (x, weight, y, read)), StepData(len(x)))
+
+
+def _norm_op(
+    kind: int, x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, eps: float, *, groups: int, size: int
+) -> cpu.Norm:
+    return cpu.Norm(
+        x=x.data_ptr(),
+        weight=weight.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        groups=groups,
+        size=size,
+        weight_stride=size,
+        norm=kind,
+        eps=eps,
+    )
+
+
+def activation(team: Team, x: Tensor, act: str, has_gate: bool, limit: float | None = None) -> Tensor:
+    """See kernels/activation.py."""
+    inner = x.shape[1] // 2 if has_gate else x.shape[1]
+    y = torch.empty((len(x), inner))
+    op = cpu.Activate(
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        inner=inner,
+        act=cpu.ACTS[act],
+        gated=has_gate,
+        limit=math.inf if limit is None else limit,
+    )
+    team.run(Program([op], (x, y)), StepData(len(x)))
+    return y
+
+
+def heads(
+    team: Team,
+    qkv: Tensor,
+    pages: Tensor,
+    layer: int,
+    slots: Tensor,
+    heads: int,
+    weight: Tensor | None,
+    kind: str,
+    eps: float,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    interleaved: bool,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """See kernels/heads.py."""
+    if pages.dtype not in cpu.TYPES:
+        raise NotImplementedError(f"compiled kernels write pages of {', '.join(map(str, cpu.TYPES))}")
+    kv_heads, dim = pages.shape[4], qkv.shape[2]
+    given, qkv = qkv, qkv.clone()  # the compiled kernels turn k where it stands, too
+    ops: list[cpu.Op] = []
+    if weight is not None:
+        norm = cpu.LAYER if kind == "layer" else cpu.RMS
+        ops.append(_norm_op(norm, qkv, weight, None, qkv, eps, groups=heads + kv_heads, size=dim))
+    angles = [] if cos is None or sin is None else [_paired(cos, sin, interleaved)]
+    ops.append(
+        cpu.Heads(
+            qkv=qkv.data_ptr(),
+            stride=qkv.stride(0),
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            turned=angles[0][0].shape[1] if angles else 0,
+            rope=0,
+            interleaved=interleaved,
+            group=0,
+            layer=layer,
+        )
+    )
+    places = slots.to(torch.int64)
+    step = StepData(
+        len(qkv), angles=angles, tables=[torch.zeros((0, 1), dtype=torch.int64)], slots=[places], pages=pages
+    )
+    team.run(Program(ops, (qkv, pages)), step)
+    given[:, :heads] = qkv[:, :heads]
+    return given, pages
+
+
+def _paired(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """[tokens, half] of pairs → [tokens, 2 · half] of elements, as the compiled kernels read them."""
+    if interleaved:
+        return cos.repeat_interleave(2, 1), torch.stack((-sin, sin), 2).flatten(1)
+    return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
+
+
+def matmul(
+    team: Team, x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """See kernels/linear.py. Packs the weight anew each time, which a model does once."""
+    packed = pack(weight, team.tiling)
+    y = torch.empty((len(x), len(weight)))
+    team.run(Program([cpu.linear(packed, bias, x, y)], (packed.data, x, y)), StepData(len(x)))
+    return y
+
+
+def attention(
+    team: Team,
+    q: Tensor,
+    pages: Tensor,
+    layer: int,
+    table: Tensor,
+    slot: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention of all rows that have tokens, see kernels/attention.py; rows of one token and of several alike."""
+    if pages.dtype not in cpu.TYPES:
+        raise NotImplementedError(f"compiled kernels read pages of {', '.join(map(str, cpu.TYPES))}")
+    count = (query_start[1:] - query_start[:-1]).to(torch.int64)
+    real = count > 0
+    count = count[real].contiguous()
+    kv_heads, dim = pages.shape[4:]
+    op = cpu.Attend(
+        q=q.data_ptr(),
+        out=out.data_ptr(),
+        q_stride=q.stride(0),
+        out_stride=out.stride(0),
+        heads=q.shape[1],
+        kv_heads=kv_heads,
+        dim=dim,
+        window=window or 0,
+        scale=scale,
+        softcap=softcap or 0.0,
+        group=0,
+        layer=layer,
+    )
+    step = StepData(
+        int(count.sum()),
+        first=lengths[real].to(torch.int64) - count,
+        count=count,
+        tables=[table[slot[real].long()].to(torch.int64).contiguous()],
+        slots=[torch.empty(0, dtype=torch.int64)],
+        pages=pages,
+    )
+    team.run(Program([op], (q, out, pages)), step)
+    return out

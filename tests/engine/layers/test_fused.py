@@ -1,0 +1,84 @@
+"""The model as fused kernels, in Triton's interpreter: every architecture against transformers, prompts in pieces and
+token by token, rows beside each other, and pages of 8 bits."""
+
+import json
+
+import pytest
+import torch
+
+from engine.api.errors import CheckpointError
+from engine.layers.fused import KVScales
+from engine.models.kv_scales import FILE, read_kv_scales
+from kernels.jit import installed
+
+pytestmark = [
+    pytest.mark.skipif(not installed(), reason="Triton is not installed"),
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
+
+
+def close(got, want, tolerance=2e-5):
+    scale = want.abs().max()
+    assert (got - want).abs().max() <= tolerance * scale + 1e-6, (got - want).abs().max() / scale
+
+
+def test_every_architecture_equals_transformers(case, checkpoint, driver, ids):
+    """A prompt in two pieces, then tokens one at a time."""
+    saved, prompt = checkpoint(case), ids(21)
+    made = driver(saved.path, kernels="triton")
+    request = made.add(prompt)
+    for count in (11, 7, 1, 1, 1):
+        made.step([(request, count)])
+    close(request.result, saved.logits(prompt))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3-windows"])
+def test_a_row_is_the_same_beside_others_bit_for_bit(name, checkpoint, driver, ids):
+    """Prompts in pieces and single tokens together in one step."""
+    prompts = [ids(length, seed=length) for length in (9, 13, 17)]
+    together = driver(checkpoint(name).path, kernels="triton", seed=1)
+    rows = [together.add(prompt) for prompt in prompts]
+    for counts in ((8, 6, 1), (1, 6, 15), (0, 1, 1)):
+        together.step([(row, count) for row, count in zip(rows, counts, strict=True) if count])
+    for prompt, row, counts in zip(prompts, rows, ((8, 1), (6, 6, 1), (1, 15, 1)), strict=True):
+        alone = driver(checkpoint(name).path, kernels="triton", seed=2)
+        request = alone.add(prompt)
+        for count in counts:
+            alone.step([(request, count)])
+        assert torch.equal(row.result, request.result)
+
+
+def test_pages_of_8_bits_cost_little(checkpoint, driver, ids):
+    """Also with scales, which spread small keys and values over what 8 bits can hold."""
+    prompt = ids(20)
+    wanted = checkpoint("llama").logits(prompt)
+    for scales in (None, KVScales((0.25,) * 3, (0.5,) * 3)):
+        made = driver(checkpoint("llama").path, kernels="triton", page_dtype=torch.float8_e4m3fn, scales=scales)
+        request = made.add(prompt)
+        for count in (12, 6, 1, 1):
+            made.step([(request, count)])
+        close(request.result, wanted, 0.15)
+
+
+def test_scales_come_from_the_checkpoints_own_file(tmp_path):
+    assert read_kv_scales(tmp_path, 2) == (1.0, 1.0)
+    text = {"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"1": 0.5, "0": 0.25}}}}
+    (tmp_path / FILE).write_text(json.dumps(text))
+    assert read_kv_scales(tmp_path, 2) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ({"0": {"0": 1.0}}, "has scales for layers [0]…, and the model has 0 to 1"),
+        ({"0": {"0": 1.0, "1": 0.0}}, "the scale of layer 1 is 0.0"),
+        ({"0": {"0": 1.0, "1": "x"}}, "must have a number for each layer"),
+        ({"0": {"0": 1.0, "1": 1.0}, "1": {}}, "has scales for 2 ranks"),
+        ([], "must have a number for each layer"),
+    ],
+)
+def test_scales_that_do_not_fit_are_refused(factors, message, tmp_path):
+    (tmp_path / FILE).write_text(json.dumps({"kv_cache": {"scaling_factor": factors}}))
+    with pytest.raises(CheckpointError) as refused:
+        read_kv_scales(tmp_path, 2)
+    assert message in str(refused.value)

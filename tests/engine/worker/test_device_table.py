@@ -1,0 +1,107 @@
+"""What is staged for a device is what the host's table has, and nothing is there before it was staged."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.api.messages import Sampling
+from engine.core.plan import NewRow, Row, StepPlan
+from engine.kv.layout import Group, Layout
+from engine.sampling.columns import Columns
+from engine.worker.device_table import DeviceTable, StepUpload
+from engine.worker.rows import plan_rows
+from engine.worker.table import RequestTable
+
+VOCAB, SLOTS, CONTEXT = 40, 5, 90
+FORM = Layout((Group("full", (0,), None), Group("window", (1,), 8)), 4, 1, 1, 8, 4)
+
+
+class Pair:
+    """The host's table and the device's, fed the same plans."""
+
+    def __init__(self):
+        self.host = RequestTable(slots=SLOTS, max_context=CONTEXT, layout=FORM, vocab=VOCAB)
+        self.device = DeviceTable(slots=SLOTS, max_context=CONTEXT, layout=FORM, device=torch.device("cpu"))
+        self.upload = StepUpload(self.device, SLOTS)
+
+    def run(self, plan):
+        self.host.apply(plan)
+        self.upload.send(plan, plan_rows(plan), self.host.columns)
+
+    def check(self, slot, length):
+        assert self.device.tokens[slot, :length].tolist() == self.host.tokens[slot, :length].tolist()
+        assert self.device.rope_lengths[slot] == self.host.rope_lengths[slot]
+        blocks = -(-length // FORM.block_tokens)
+        for group, table in enumerate(self.host.tables):
+            assert self.device.tables[group, slot, :blocks].tolist() == table[slot, :blocks].tolist()
+
+
+def new(slot, length, seed=0, **sampling):
+    ids = tuple(np.random.default_rng(seed).integers(0, VOCAB, length).tolist())
+    return NewRow(slot, ids, length, Sampling(**sampling), (), length + 3)
+
+
+def row(slot, first, count, *blocks):
+    return Row(slot, first, count, True, blocks or ((), ()))
+
+
+@pytest.fixture
+def pair():
+    return Pair()
+
+
+def test_tokens_blocks_and_columns_arrive(pair):
+    pair.run(
+        StepPlan(
+            1,
+            (new(3, 9, temperature=0.5, top_p=0.25, top_k=7, seed=2**63 + 5), new(1, 2, min_p=0.125)),
+            (),
+            (row(3, 0, 9, (4, 5, 6), (7, 8, 9)), row(1, 0, 2, (1,), (2,))),
+        )
+    )
+    pair.check(3, 9)
+    pair.check(1, 2)
+    columns = pair.device.columns
+    assert (columns.temperature[3], columns.top_p[3], columns.top_k[3], columns.min_p[1]) == (0.5, 0.25, 7, 0.125)
+    assert (int(columns.seed_low[3]) % 2**32) + (int(columns.seed_high[3]) % 2**32 << 32) == 2**63 + 5
+    assert pair.upload.slot[:2].tolist() == [3, 1] and pair.upload.first[:2].tolist() == [0, 0]
+    assert pair.upload.query_start[:4].tolist() == [0, 9, 11, 11]
+
+
+def test_blocks_are_appended_and_a_new_request_starts_over(pair):
+    pair.run(StepPlan(1, (new(0, 4),), (), (row(0, 0, 4, (1,), (2,)),)))
+    pair.run(StepPlan(2, (), (), (row(0, 4, 1, (3,), (4,)),)))
+    pair.run(StepPlan(3, (), (), (row(0, 5, 1),)))
+    assert pair.device.tables[:, 0, :2].tolist() == [[1, 3], [2, 4]]
+    pair.run(StepPlan(4, (new(0, 5, seed=1),), (0,), (row(0, 0, 5, (9, 8), (7, 6)),)))
+    assert pair.device.tables[:, 0, :2].tolist() == [[9, 8], [7, 6]]
+    pair.check(0, 5)
+
+
+def test_nothing_is_there_before_it_is_staged(pair):
+    plan = StepPlan(1, (new(2, 6),), (), (row(2, 0, 6, (1, 2), (3, 4)),))
+    pair.host.apply(plan)
+    assert not pair.device.memory.any()
+    with pytest.raises(AssertionError, match="step 1 runs on what step -1 staged"):
+        pair.upload.check(plan)
+
+
+def test_more_than_an_upload_holds_goes_in_several(pair):
+    plan = StepPlan(1, tuple(new(slot, CONTEXT, seed=slot) for slot in range(SLOTS)), (), ())
+    pair.upload._capacity = pair.upload._head + CONTEXT + 20
+    pair.run(plan)
+    for slot in range(SLOTS):
+        assert pair.device.tokens[slot, :CONTEXT].tolist() == pair.host.tokens[slot, :CONTEXT].tolist()
+
+
+def test_columns_of_other_slots_stay(pair):
+    pair.run(StepPlan(1, (new(0, 3, temperature=0.75),), (), ()))
+    pair.run(StepPlan(2, (new(4, 3, temperature=0.25),), (), ()))
+    assert pair.device.columns.temperature[[0, 4]].tolist() == [0.75, 0.25]
+
+
+def test_every_sampling_column_has_its_field():
+    """A parameter that the host keeps by slot and no kernel could read would be lost on a device."""
+    dense = {name for name, value in vars(Columns(2, VOCAB)).items() if isinstance(value, np.ndarray)}
+    table = DeviceTable(slots=2, max_context=4, layout=FORM, device=torch.device("cpu"))
+    assert dense - {"seed"} <= set(dir(table.columns))
