@@ -83,7 +83,9 @@ class Op:
     alone(args, i): the arguments that compute row i by itself, and what picks the same row out of the whole result.
     rows(args): how many rows there are. strided: arguments whose rows may lie apart. traffic: bytes a perfect kernel
     moves; flops: of matrix products, 0 where there are none. peer: torch's own operation for the same arguments, for
-    benchmarks. tunable: settings of the Triton body (see kernels/tuning.py) and the values worth trying.
+    benchmarks. tunable: settings of the Triton body (see kernels/tuning.py) and the values worth trying; near: which of
+    the sizes that the body asks with may differ from those of a tuned entry, which must equal all others. may_spill:
+    registers of a thread may go to memory on sm_90 and sm_100.
     """
 
     name: str
@@ -99,6 +101,8 @@ class Op:
     strided: tuple[int, ...] = ()
     peer: Callable[..., Any] | None = None
     tunable: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    near: tuple[str, ...] = ()
+    may_spill: bool = False
 
     def __call__(self, *args: Any) -> Any:
         return self.triton(*args)

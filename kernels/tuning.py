@@ -74,6 +74,12 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
+def devices(architecture: str) -> tuple[str, ...]:
+    """Names of the devices of this architecture that have a table."""
+    tables = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    return tuple(name for table in tables if table["architecture"] == architecture for name in table["devices"])
+
+
 @cache
 def _table(device: str) -> dict[str, list[dict[str, Any]]]:
     for path in sorted(FOLDER.glob("*.json")):
