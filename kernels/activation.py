@@ -1,13 +1,18 @@
 """Activation functions of MLPs, and act(gate) · up of a fused projection (source: arXiv:2002.05202).
 
-silu x · sigmoid(x); gelu x · Φ(x); gelu_tanh its tanh approximation; relu max(x, 0).
+silu x · sigmoid(x); gelu x · Φ(x); gelu_tanh its tanh approximation; relu max(x, 0). With a limit l, as some models
+were trained: act(min(gate, l)) · clamp(up, -l, l).
 """
 
 from collections.abc import Callable
 from functools import partial
 
+import torch
 from torch import Tensor
 from torch.nn import functional
+
+from kernels.jit import jit, launch, power_of_2, rows_of, tl
+from kernels.op import Args, Case, Make, Op, sliced
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -21,3 +26,104 @@ def gated(act: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """x: [tokens, 2 · inner], gate rows first, then up rows → [tokens, inner]."""
     gate, up = x.chunk(2, -1)
     return act(gate).mul_(up)
+
+
+def _reference(x: Tensor, act: str, has_gate: bool, limit: float | None = None) -> Tensor:
+    """x: [tokens, 2 · inner] with a gate, else [tokens, inner] → [tokens, inner]; computed in fp32."""
+    wide = x.float()
+    if not has_gate:
+        return ACTIVATIONS[act](wide if limit is None else wide.clamp(max=limit)).to(x.dtype)
+    gate, up = wide.chunk(2, -1)
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (ACTIVATIONS[act](gate) * up).to(x.dtype)
+
+
+@jit
+def activation_kernel(
+    x,
+    y,
+    x_row,
+    limit,
+    INNER: tl.constexpr,
+    ACT: tl.constexpr,
+    GATED: tl.constexpr,
+    LIMITED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program for each block of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    keep = at < INNER
+    value = tl.load(x + row * x_row + at, keep, 0.0).to(tl.float32)
+    if LIMITED:
+        value = tl.minimum(value, limit)
+    if ACT == "silu":
+        result = value / (1.0 + tl.exp(-value))
+    elif ACT == "gelu":
+        result = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    elif ACT == "gelu_tanh":
+        # (1 + tanh(u)) / 2 is sigmoid(2u)
+        inner = 1.5957691216057308 * (value + 0.044715 * value * value * value)
+        result = value / (1.0 + tl.exp(-inner))
+    else:
+        result = tl.maximum(value, 0.0)
+    if GATED:
+        up = tl.load(x + row * x_row + INNER + at, keep, 0.0).to(tl.float32)
+        if LIMITED:
+            up = tl.minimum(tl.maximum(up, -limit), limit)
+        result *= up
+    tl.store(y + row * INNER + at, result.to(y.dtype.element_ty), keep)
+
+
+def _triton(x: Tensor, act: str, has_gate: bool, limit: float | None = None) -> Tensor:
+    if act not in ACTIVATIONS:
+        raise ValueError(f"activation {act!r}: there are {', '.join(ACTIVATIONS)}")
+    rows = x.shape[0]
+    inner = x.shape[1] // 2 if has_gate else x.shape[1]
+    y = torch.empty((rows, inner), dtype=x.dtype, device=x.device)
+    block = min(1024, power_of_2(inner))
+    launch(
+        activation_kernel,
+        (rows, -(-inner // block)),
+        x,
+        y,
+        rows_of(x, "x"),
+        0.0 if limit is None else limit,
+        INNER=inner,
+        ACT=act,
+        GATED=has_gate,
+        LIMITED=limit is not None,
+        BLOCK=block,
+        warps=4 if block >= 512 else 1,
+    )
+    return y
+
+
+def _inputs(make: Make, rows: int, inner: int, act: str, has_gate: bool = True, limit: float | None = None) -> Args:
+    return make.normal(rows, inner * (1 + has_gate), scale=3.0), act, has_gate, limit
+
+
+ACTIVATION = Op(
+    name="activation",
+    reference=_reference,
+    triton=_triton,
+    inputs=_inputs,
+    cases=(
+        *(Case(f"{act}-odd", {"rows": 3, "inner": 77, "act": act}) for act in ACTIVATIONS),
+        *(Case(f"{act}-plain", {"rows": 2, "inner": 40, "act": act, "has_gate": False}) for act in ACTIVATIONS),
+        Case("long", {"rows": 2, "inner": 1100, "act": "silu"}),
+        Case("limited", {"rows": 4, "inner": 64, "act": "silu", "limit": 1.5}),
+        Case("empty", {"rows": 0, "inner": 64, "act": "silu"}),
+        Case("decode-32x14336", {"rows": 32, "inner": 14336, "act": "silu"}, bench=True),
+        Case("4096x4096", {"rows": 4096, "inner": 4096, "act": "silu"}, bench=True),
+        Case("gelu_tanh-4096x14336", {"rows": 4096, "inner": 14336, "act": "gelu_tanh"}, bench=True),
+        Case("gelu-4096x4096", {"rows": 4096, "inner": 4096, "act": "gelu", "has_gate": False}, bench=True),
+        Case("limited-4096x4096", {"rows": 4096, "inner": 4096, "act": "silu", "limit": 7.0}, bench=True),
+    ),
+    tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
+    traffic=lambda x, act, has_gate, limit=None: x.nbytes + x.nbytes // (1 + has_gate),
+    alone=sliced(0),
+    strided=(0,),
+    peer=lambda x, act, has_gate, limit=None: gated(ACTIVATIONS[act], x) if has_gate else ACTIVATIONS[act](x),
+)

@@ -93,6 +93,11 @@ def power_of_2(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def row_warps(block: int) -> int:
+    """Warps of a program that has one row of so many elements in registers: 16 elements a thread."""
+    return min(16, max(1, block // 512))
+
+
 def programs(device: torch.device, each: int = 4) -> int:
     """Programs of a launch that takes its work from a list: `each` for every multiprocessor of the device."""
     if device.type == "cuda":

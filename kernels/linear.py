@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.jit import jit, launch, rows_of, tl
+from kernels.op import Args, Case, Make, Op, nbytes, sliced
+from kernels.tuning import settings
+
 
 def pack(weight: Tensor) -> Tensor:
     """The weight [outputs, inputs] in the memory order that `linear` multiplies fastest; drop the given one."""
@@ -24,3 +28,121 @@ def pack(weight: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x: [rows, inputs]; weight: [outputs, inputs] from `pack`; bias: [outputs] → [rows, outputs]."""
     return functional.linear(x, weight, bias)
+
+
+def linear_fp32(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same with fp32 outputs, which the sums are not rounded before, where the library can (CUDA)."""
+    if x.device.type == "cuda" and x.dtype != torch.float32:
+        y = torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return y if bias is None else y + bias
+    return functional.linear(x, weight, bias).float()
+
+
+@jit(varying=("rows",))
+def matmul_kernel(
+    x,
+    weight,
+    bias,
+    y,
+    rows,
+    x_row,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """One program for each tile of ROWS x COLUMNS outputs; inputs are added up in order, STEP at a time."""
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    at = tl.arange(0, STEP)
+    keep_rows, keep_columns = (row < rows)[:, None], (column < OUTPUTS)[None, :]
+    left = x + row.to(tl.int64)[:, None] * x_row + at[None, :]
+    right = weight + column.to(tl.int64)[None, :] * INPUTS + at[:, None]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in range(0, INPUTS, STEP):
+        inside = at < INPUTS - k
+        a = tl.load(left + k, keep_rows & inside[None, :], 0.0)
+        b = tl.load(right + k, keep_columns & inside[:, None], 0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    if BIAS:
+        total += tl.load(bias + column, column < OUTPUTS, 0.0).to(tl.float32)[None, :]
+    place = y + row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
+    tl.store(place, total.to(y.dtype.element_ty), keep_rows & keep_columns)
+
+
+def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """x: [rows, inputs]; weight: [outputs, inputs] row-major; bias: [outputs] → [rows, outputs] of `dtype` (default:
+    x's). A row's sums never depend on the rows beside it: the tile has as many rows and as many inputs at a time for
+    any number of rows, which a library that picks kernels by size does not promise."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    y = torch.empty((rows, outputs), dtype=dtype or x.dtype, device=x.device)
+    # Few rows leave a GPU's processors idle unless there are many tiles; how wide a tile is changes no sum.
+    columns = 128 if rows > 64 and outputs >= 2048 else 32
+    chosen = settings("matmul", {"columns": columns, "warps": 4, "stages": 4}, x.device, rows=rows, outputs=outputs)
+    launch(
+        matmul_kernel,
+        (-(-outputs // chosen["columns"]), -(-rows // TILE_ROWS)),
+        x,
+        weight,
+        weight if bias is None else bias,
+        y,
+        rows,
+        rows_of(x, "x"),
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        BIAS=bias is not None,
+        ROWS=TILE_ROWS,
+        COLUMNS=chosen["columns"],
+        STEP=TILE_INPUTS,
+        warps=chosen["warps"],
+        stages=chosen["stages"],
+    )
+    return y
+
+
+def _reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    y = x.float() @ weight.float().t()
+    return (y if bias is None else y + bias.float()).to(dtype or x.dtype)
+
+
+def _inputs(
+    make: Make, rows: int, inputs: int, outputs: int, bias: bool = False, dtype: torch.dtype | None = None
+) -> Args:
+    scale = inputs**-0.5
+    weight = make.normal(outputs, inputs, scale=scale)
+    return make.normal(rows, inputs), weight, make.normal(outputs) if bias else None, dtype
+
+
+# One shape of tile for every number of rows: the matrix units of Hopper take 64 rows, of which few may be real.
+TILE_ROWS, TILE_INPUTS = 64, 64
+
+MATMUL = Op(
+    name="matmul",
+    reference=_reference,
+    triton=matmul,
+    inputs=_inputs,
+    cases=(
+        Case("odd", {"rows": 5, "inputs": 70, "outputs": 37, "bias": True}),
+        Case("tiles", {"rows": 66, "inputs": 64, "outputs": 130}),
+        Case("wide", {"rows": 3, "inputs": 33, "outputs": 20, "dtype": torch.float32}),
+        Case("empty", {"rows": 0, "inputs": 16, "outputs": 16}),
+        *(
+            Case(f"{name}-{rows}", {"rows": rows, "inputs": inputs, "outputs": outputs}, bench=True)
+            for name, inputs, outputs in (("qkv", 4096, 6144), ("up", 4096, 28672), ("down", 14336, 4096))
+            for rows in (1, 32, 256, 4096)
+        ),
+        Case("head-32", {"rows": 32, "inputs": 4096, "outputs": 128256, "dtype": torch.float32}, bench=True),
+    ),
+    tolerance={torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2},
+    traffic=lambda x, weight, bias=None, dtype=None: (
+        nbytes(x, weight, bias) + x.shape[0] * weight.shape[0] * (dtype or x.dtype).itemsize
+    ),
+    flops=lambda x, weight, *rest: 2 * x.shape[0] * weight.numel(),
+    alone=sliced(0),
+    strided=(0,),
+    peer=lambda x, weight, bias=None, dtype=None: functional.linear(x, weight, bias),
+    tunable={"columns": (32, 64, 128, 256), "warps": (4, 8), "stages": (3, 4, 5)},
+)

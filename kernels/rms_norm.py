@@ -9,8 +9,8 @@ checkpoint that stores w - 1 is corrected when it is loaded). Source: arXiv:1910
 import torch
 from torch import Tensor
 
-from kernels.jit import jit, launch, power_of_2, rows_of, tl
-from kernels.op import Case, Make, Op, nbytes, sliced
+from kernels.jit import jit, launch, power_of_2, row_warps, rows_of, tl
+from kernels.op import Args, Case, Make, Op, nbytes, sliced
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -26,23 +26,42 @@ def rms_norm_shared(x: Tensor, weight: Tensor, eps: float, square_sum: Tensor, s
 
 
 def _reference(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, scale: float = 1.0
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+    out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """x, residual: [rows, size]; weight: [size] fp32 → the norm, and the residual, which is changed in place."""
-    if residual is None:
-        return rms_norm(x, weight, eps)
-    residual.copy_(residual.float() + scale * x.float())
-    return rms_norm(residual, weight, eps), residual
+    """x, residual: [rows, size]; weight: [size] fp32 → the norm, in `out` if given (it may be x), and the residual,
+    which is changed in place."""
+    read = x
+    if residual is not None:
+        read = residual.copy_(residual.float() + scale * x.float())
+    y = rms_norm(read, weight, eps)
+    y = y if out is None else out.copy_(y)
+    return y if residual is None else (y, residual)
 
 
 @jit
 def rms_norm_kernel(
-    x, residual, weight, y, x_row, residual_row, y_row, size, eps, scale, ADD: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    residual,
+    weight,
+    y,
+    x_row,
+    residual_row,
+    y_row,
+    eps,
+    scale,
+    SIZE: tl.constexpr,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """One program a row."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    keep = at < size
+    keep = at < SIZE
     value = tl.load(x + row * x_row + at, keep, 0.0).to(tl.float32)
     if ADD:
         place = residual + row * residual_row + at
@@ -50,15 +69,20 @@ def rms_norm_kernel(
         rounded = summed.to(residual.dtype.element_ty)
         tl.store(place, rounded, keep)
         value = rounded.to(tl.float32)
-    factor = tl.rsqrt(tl.sum(value * value, 0) / size + eps)
+    factor = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
     normed = value * factor * tl.load(weight + at, keep, 0.0)
     tl.store(y + row * y_row + at, normed.to(y.dtype.element_ty), keep)
 
 
 def _triton(
-    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, scale: float = 1.0
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
+    out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     rows, size = x.shape
     block = power_of_2(size)
     launch(
@@ -70,18 +94,18 @@ def _triton(
         y,
         rows_of(x, "x"),
         0 if residual is None else rows_of(residual, "residual"),
-        size,
-        size,
+        rows_of(y, "out"),
         eps,
         scale,
+        SIZE=size,
         ADD=residual is not None,
         BLOCK=block,
-        warps=min(16, max(1, block // 512)),
+        warps=row_warps(block),
     )
     return y if residual is None else (y, residual)
 
 
-def _inputs(make: Make, rows: int, size: int, add: bool) -> tuple:
+def _inputs(make: Make, rows: int, size: int, add: bool) -> Args:
     plain = make.normal(rows, size), make.normal(size, dtype=torch.float32), 1e-6
     return (*plain, make.normal(rows, size), 0.25) if add else plain
 

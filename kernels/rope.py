@@ -7,6 +7,9 @@ Pair i is (x[i], x[i + dim/2]), or (x[2i], x[2i+1]) where interleaved. With c = 
 import torch
 from torch import Tensor
 
+from kernels.jit import jit, launch, power_of_2, tl
+from kernels.op import Args, Case, Make, Op, nbytes
+
 
 def rope_angles(positions: Tensor, frequencies: Tensor, attention: float, interleaved: bool) -> tuple[Tensor, Tensor]:
     """cos and sin for `rotate_`, each [tokens, 1, dim] fp32; sin carries the sign of its place in the pair.
@@ -35,3 +38,73 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
         part.mul_(cos).addcmul_(swapped, sin)
     else:
         part.copy_(part * cos + swapped * sin)
+
+
+def _reference(positions: Tensor, frequencies: Tensor, attention: float) -> tuple[Tensor, Tensor]:
+    """positions: [tokens] integers; frequencies: [half] fp32, or [tokens, half] where each token has its own → cos and
+    sin, [tokens, half] fp32, one a pair."""
+    angles = positions.float().unsqueeze(1) * frequencies
+    return angles.cos() * attention, angles.sin() * attention
+
+
+@jit
+def rope_angles_kernel(
+    positions, frequencies, cos, sin, frequency_row, attention, HALF: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program a token."""
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    keep = at < HALF
+    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + token * frequency_row + at, keep, 0.0)
+    tl.store(cos + token * HALF + at, tl.cos(angle) * attention, keep)
+    tl.store(sin + token * HALF + at, tl.sin(angle) * attention, keep)
+
+
+def _triton(positions: Tensor, frequencies: Tensor, attention: float) -> tuple[Tensor, Tensor]:
+    tokens, half = positions.shape[0], frequencies.shape[-1]
+    cos, sin = (torch.empty((tokens, half), dtype=torch.float32, device=positions.device) for _ in range(2))
+    launch(
+        rope_angles_kernel,
+        (tokens,),
+        positions,
+        frequencies,
+        cos,
+        sin,
+        frequencies.stride(0) if frequencies.ndim == 2 else 0,
+        attention,
+        HALF=half,
+        BLOCK=power_of_2(half),
+        warps=1,
+    )
+    return cos, sin
+
+
+def _inputs(make: Make, tokens: int, half: int, own: bool = False) -> Args:
+    frequencies = 1.0 / 10000.0 ** (torch.arange(half, device=make.device) / half)
+    if own:
+        frequencies = frequencies * make.normal(tokens, 1, dtype=torch.float32).abs()
+    return make.integers(0, 100_000, tokens), frequencies, 1.25
+
+
+ROPE_ANGLES = Op(
+    name="rope_angles",
+    reference=_reference,
+    triton=_triton,
+    inputs=_inputs,
+    cases=(
+        Case("odd", {"tokens": 5, "half": 12}),
+        Case("own", {"tokens": 3, "half": 16, "own": True}),
+        Case("empty", {"tokens": 0, "half": 8}),
+        Case("decode-256x64", {"tokens": 256, "half": 64}, bench=True),
+        Case("8192x64", {"tokens": 8192, "half": 64}, bench=True),
+    ),
+    # fp32 whatever the type of the activations; an angle of 1e5 is known to 4e-3 in fp32, to the same bits in both
+    tolerance={torch.float32: 1e-4, torch.float16: 1e-4, torch.bfloat16: 1e-4},
+    traffic=lambda positions, frequencies, attention: (
+        nbytes(positions, frequencies) + 8 * positions.shape[0] * frequencies.shape[-1]
+    ),
+    alone=lambda args, row: (
+        (args[0][row : row + 1], args[1][row : row + 1] if args[1].ndim == 2 else args[1], args[2]),
+        lambda outputs: tuple(output[row : row + 1] for output in outputs),
+    ),
+)

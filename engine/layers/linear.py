@@ -16,7 +16,7 @@ from engine.weights.slot import fused, slots, stored_dtype
 from kernels.cpu.packing import Packed
 from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
-from kernels.linear import linear, pack
+from kernels.linear import linear, linear_fp32, matmul, pack
 from kernels.quantisation import to_int4, to_int8
 
 Read = Callable[[str], Tensor]
@@ -26,19 +26,29 @@ Read = Callable[[str], Tensor]
 class Target:
     """What weights are loaded for: the type of the activations, the device, and the team of compiled kernels that will
     multiply by them (None: torch does). `bits`: matrices are rounded to int8 or int4 as they are loaded; `known` has
-    those that were rounded and packed before."""
+    those that were rounded and packed before. `invariant`: Triton multiplies, so that no row's sums depend on the rows
+    beside it; else the library does, which picks a way by size."""
 
     dtype: torch.dtype
     device: torch.device
     team: Team | None = None
     bits: WeightBits = "stored"
     known: PackedFile | None = None
+    invariant: bool = False
+
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x: [rows, inputs]; weight from `pack` → [rows, outputs] of x's type."""
+        return matmul(x, weight, bias) if self.invariant else linear(x, weight, bias)
+
+    def multiply_fp32(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """The same with fp32 outputs."""
+        return matmul(x, weight, bias, torch.float32) if self.invariant else linear_fp32(x, weight, bias)
 
     def pack(self, name: str, stored: torch.dtype, weight: Callable[[torch.dtype], Tensor]) -> Tensor | Packed:
         """The packed matrix of this name, which the checkpoint holds as `stored`. weight(dtype) reads it: [outputs,
         inputs] of that type."""
         if self.team is None:
-            return pack(weight(self.dtype))
+            return weight(self.dtype) if self.invariant else pack(weight(self.dtype))
         if self.bits == "stored":
             # Compiled kernels widen bf16 as they read it, which halves the bytes and changes no number.
             return pack_for(weight(stored if stored == torch.bfloat16 else self.dtype), self.team.tiling)
@@ -55,6 +65,7 @@ class LinearLayer:
     """y = x W^T (+ b) of one rank; split "inputs" sums the ranks' products before the bias is added."""
 
     weight: Tensor | Packed  # [rows, inputs] of this rank, packed
+    target: Target  # what it was packed for
     bias: Tensor | None = None
 
     def __init__(self, part: Linear, path: str, world: World) -> None:
@@ -65,6 +76,7 @@ class LinearLayer:
 
     def load(self, read: Read, target: Target) -> int:
         """Takes its share of the sources; returns the bytes it holds."""
+        self.target = target
         self.weight = target.pack(
             self.name,
             stored_dtype(read, self.path, self.slots),
@@ -77,6 +89,6 @@ class LinearLayer:
     def __call__(self, x: Tensor) -> Tensor:
         assert isinstance(self.weight, Tensor), "a compiled model multiplies by packed weights itself"
         if not self._reduce:
-            return linear(x, self.weight, self.bias)
-        y = self.world.all_reduce(linear(x, self.weight))
+            return self.target.multiply(x, self.weight, self.bias)
+        y = self.world.all_reduce(self.target.multiply(x, self.weight))
         return y if self.bias is None else y + self.bias

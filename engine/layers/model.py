@@ -50,12 +50,13 @@ class TextModel:
         device: torch.device | str,
         team: Team | None = None,
         bits: WeightBits = "stored",
+        invariant: bool = False,
     ) -> None:
         """team: threads of the compiled kernels, which then run every step; for float32 on one rank on a CPU. bits:
-        what their matrices are rounded to."""
+        what their matrices are rounded to. invariant: see Target."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
-        self.target = Target(dtype, self.device, team, bits)
+        self.target = Target(dtype, self.device, team, bits, invariant=invariant)
         if team is None and bits != "stored":
             raise ValueError(f"torch multiplies by weights as they are stored, not by {bits}")
         if team is not None and (world.size > 1 or dtype != torch.float32 or self.device.type != "cpu"):

@@ -30,31 +30,47 @@ from kernels.rope import rope_angles
 
 def angles(rope: Rope, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin, [tokens, 1, dim]. lengths: [tokens] int64, at least position + 1."""
-    attention = rope.scaling.attention if isinstance(rope.scaling, YarnScaling | LongScaling) else 1.0
-    return rope_angles(positions, frequencies(rope, lengths), attention, rope.interleaved)
+    rotation = Rotation(rope, positions.device)
+    return rope_angles(positions, rotation.frequencies(lengths), rotation.attention, rope.interleaved)
 
 
-def frequencies(rope: Rope, lengths: Tensor) -> Tensor:
-    """[dim / 2] fp32, or [tokens, dim / 2] where they depend on the sequence's length."""
-    exponents = torch.arange(0, rope.dim, 2, device=lengths.device).float() / rope.dim
-    plain = 1.0 / rope.theta**exponents
-    match rope.scaling:
-        case None:
-            return plain
-        case LinearScaling(factor=factor):
-            return plain / factor
-        case DynamicScaling(factor=factor, original=original):
-            grown = factor * lengths.clamp(min=original).float() / original - (factor - 1)
-            theta = rope.theta * grown ** (rope.dim / (rope.dim - 2))
-            return 1.0 / theta.unsqueeze(1) ** exponents
-        case Llama3Scaling():
-            return _llama3(plain, rope.scaling)
-        case YarnScaling():
-            return _yarn(rope, exponents, rope.scaling)
-        case LongScaling(short=short, long=long, original=original):
-            divisors = torch.tensor([short, long], device=lengths.device)
-            both = 1.0 / (divisors * rope.theta**exponents)
-            return both[(lengths > original).long()]
+class Rotation:
+    """A declared rope on a device. What does not depend on lengths is computed once; `attention` multiplies cos and
+    sin."""
+
+    def __init__(self, rope: Rope, device: torch.device) -> None:
+        self.rope = rope
+        self.attention = rope.scaling.attention if isinstance(rope.scaling, YarnScaling | LongScaling) else 1.0
+        self._exponents = torch.arange(0, rope.dim, 2, device=device).float() / rope.dim
+        self._fixed = self._made()
+
+    def frequencies(self, lengths: Tensor) -> Tensor:
+        """[dim / 2] fp32, or [tokens, dim / 2] where they depend on the sequence's length. lengths: [tokens]."""
+        match self.rope.scaling:
+            case DynamicScaling(factor=factor, original=original):
+                grown = factor * lengths.clamp(min=original).float() / original - (factor - 1)
+                theta = self.rope.theta * grown ** (self.rope.dim / (self.rope.dim - 2))
+                return 1.0 / theta.unsqueeze(1) ** self._exponents
+            case LongScaling(original=original):
+                return self._fixed[(lengths > original).long()]
+            case _:
+                return self._fixed
+
+    def _made(self) -> Tensor:
+        """[dim / 2], or for longrope [2, dim / 2]: the short and the long ones."""
+        rope = self.rope
+        plain = 1.0 / rope.theta**self._exponents
+        match rope.scaling:
+            case LinearScaling(factor=factor):
+                return plain / factor
+            case Llama3Scaling():
+                return _llama3(plain, rope.scaling)
+            case YarnScaling():
+                return _yarn(rope, self._exponents, rope.scaling)
+            case LongScaling(short=short, long=long):
+                return 1.0 / (torch.tensor([short, long], device=plain.device) * rope.theta**self._exponents)
+            case _:
+                return plain
 
 
 def _llama3(plain: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -11,7 +11,6 @@ from engine.models.parts import Model
 from engine.models.sources import join
 from kernels.cpu.packing import Packed
 from kernels.embedding import embedding
-from kernels.linear import linear
 
 
 class Vocabulary:
@@ -23,6 +22,7 @@ class Vocabulary:
 
     table: Tensor  # [rows, hidden]
     head: Tensor | Packed  # [rows, hidden], packed
+    target: Target  # what the head was packed for
     bias: Tensor | None = None
 
     def __init__(self, model: Model, world: World) -> None:
@@ -33,6 +33,7 @@ class Vocabulary:
         self.most = -(-self.part.vocab // world.size)
 
     def load(self, read: Read, target: Target) -> int:
+        self.target = target
         mine, on_cpu = slice(self.first, self.last), target.device.type == "cpu"
         rows = read(self.name)[mine]
         # Looked up in the file's own type, but for float64, which no kernel reads.
@@ -58,10 +59,9 @@ class Vocabulary:
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
         assert isinstance(self.head, Tensor), "a compiled model multiplies by packed weights itself"
-        y = linear(hidden, self.head, self.bias)
+        y = self.target.multiply_fp32(hidden, self.head, self.bias)
         if self.world.size > 1:
             y = self._joined(y)
-        y = y.float()
         if self.out.scale != 1.0:
             y = y.mul_(self.out.scale)
         cap = self.out.softcap

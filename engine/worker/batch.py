@@ -56,4 +56,3 @@ def build_batch(
     )
 
 
-__all__ = ["Batch", "build_batch"]

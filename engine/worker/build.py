@@ -18,6 +18,7 @@ from engine.kv.layout import NULL_BLOCK, Layout, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.weights.packed import PackedFile
+from engine.worker.host import HostRunner
 from engine.worker.memory import Meter, in_use
 from engine.worker.table import RequestTable
 from engine.worker.worker import Worker
@@ -65,11 +66,11 @@ def build_worker(
             vocab=checkpoint.model.embed.vocab,
         )
     worker = Worker(
+        HostRunner(text_model, form, pages, table),
         model=checkpoint.model,
-        text_model=text_model,
         layout=form,
-        pages=pages,
-        table=table,
+        blocks=len(pages),
+        weight_bytes=text_model.weight_bytes,
         # Beside a team of its own size torch would only take its cores away: what is left to torch is small.
         threads=1 if team else config.threads,
         seconds=seconds,

@@ -33,6 +33,11 @@ class RequestTable:
         """Tokens that were drawn for these slots."""
         self.tokens[slots, positions] = ids
 
+    def rows_to_score(self, slots: np.ndarray) -> list[int]:
+        """Which of these rows want logprobs of their prompt."""
+        asked = self.columns.prompt_logprobs
+        return [row for row, slot in enumerate(slots.tolist()) if slot in asked] if asked else []
+
     def _enter(self, new: NewRow) -> None:
         self.tokens[new.slot, : len(new.ids)] = new.ids
         self.rope_lengths[new.slot] = new.rope_length

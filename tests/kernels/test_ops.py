@@ -10,7 +10,11 @@ from kernels.jit import installed
 from kernels.op import Case, Make, Op, tensors
 from kernels.ops import OPS
 
-pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
+pytestmark = [
+    pytest.mark.skipif(not installed(), reason="Triton is not installed"),
+    # an infinity on the way is what a kernel counts on; numpy, which interprets it, warns
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+]
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 GUARD = 64  # elements of poison before and after each output
@@ -80,14 +84,21 @@ def copied(args):
     return tuple(arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args)
 
 
+def same(want, got):
+    """Bit for bit; any NaN is any other."""
+    if want.is_floating_point() and want.element_size() > 1:
+        want, got = want.nan_to_num(), got.nan_to_num()
+    return torch.equal(want.float(), got.float())
+
+
 def error(want, got):
     """Largest difference, relative to the reference's own size and to its root mean square."""
     if want.numel() == 0:
         return 0.0
     want, got = want.double(), got.double()
-    same = want == got  # infinities are equal or wrong
+    equal = want == got  # infinities are equal or wrong
     size = want[want.isfinite()].square().mean().sqrt() if want.isfinite().any() else want.new_tensor(1.0)
-    difference = torch.where(same, 0.0, (want - got).abs() / want.abs().maximum(size).clamp(min=1e-30))
+    difference = torch.where(equal, 0.0, (want - got).abs() / want.abs().maximum(size).clamp(min=1e-30))
     return float(difference.nan_to_num(nan=math.inf, posinf=math.inf).max())
 
 
@@ -98,6 +109,11 @@ def compare(op, case, dtype, wanted, given):
         assert want.shape == got.shape and want.dtype == got.dtype, where
         if not want.is_floating_point():
             assert torch.equal(want, got), where
+        elif (
+            want.element_size() == 1
+        ):  # e4m3: a step, as a tie may fall either way, and the interpreter cuts subnormals
+            want, got = want.float(), got.float()
+            assert ((want - got).abs() <= (want.abs() / 8).clamp(min=2.0**-9)).all(), where
         else:
             found = error(want, got)
             assert found <= op.tolerance[dtype], f"{where}: error {found:.2g}"
@@ -122,8 +138,7 @@ def test_a_row_is_the_same_alone(op, case, dtype, memory):
         own, pick = op.alone(copied(args), row)
         single = tensors(op(*own))
         for number, (want, got) in enumerate(zip(pick(whole), single, strict=True)):
-            same = torch.equal(want.nan_to_num(), got.nan_to_num())
-            assert same, f"{op.name}, case {case.id}: row {row} of output {number} depends on its neighbours"
+            assert same(want, got), f"{op.name}, case {case.id}: row {row} of output {number} depends on its neighbours"
 
 
 @cases(lambda op, case: bool(op.strided))
@@ -131,7 +146,7 @@ def test_rows_may_lie_apart(op, case, dtype, memory):
     args = inputs(op, case, dtype, seed=2)
     apart = tuple(spread(arg) if at in op.strided and arg is not None else arg for at, arg in enumerate(args))
     for want, got in zip(tensors(op(*copied(args))), tensors(op(*apart)), strict=True):
-        assert torch.equal(want.nan_to_num(), got.nan_to_num()), f"{op.name}, case {case.id}: strides matter"
+        assert same(want, got), f"{op.name}, case {case.id}: strides matter"
 
 
 def spread(tensor):

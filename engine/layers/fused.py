@@ -1,0 +1,201 @@
+"""The layers of a loaded model as launches of fused kernels, for a GPU.
+
+The same declared parts that `block.py` runs with torch; what they compute is said there. What differs is where a kernel
+begins and ends: a branch's result waits to be added to the residual by the norm that follows, and one kernel takes
+queries, keys and values from their projection to where attention reads them. Nothing waits for the device and no shape
+depends on what it holds, so that a step can be captured as a graph.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.layers.block import AttentionLayer, BranchLayer, MLPLayer
+from engine.layers.model import TextModel
+from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
+from engine.layers.rope import Rotation
+from engine.models.parts import LayerNorm, RMSNorm, Rope
+from kernels.activation import ACTIVATION
+from kernels.decode_attention import DECODE_ATTENTION, DECODE_WORK
+from kernels.embedding import EMBEDDING
+from kernels.heads import HEADS
+from kernels.layer_norm import LAYER_NORM
+from kernels.prefill_attention import PREFILL_ATTENTION
+from kernels.rms_norm import RMS_NORM
+from kernels.rope import ROPE_ANGLES
+
+
+@dataclass(frozen=True)
+class DeviceStep:
+    """A step as tensors of the device. Rows without tokens are padding. `singles`: some row has one token, `spans`: some
+    row has several; what a step does not have is not launched."""
+
+    ids: Tensor  # [tokens] int32
+    positions: Tensor  # [tokens] int32
+    rope_lengths: Tensor  # [tokens] int32, the length of sequence whose rotation the token uses
+    places: Tensor  # [groups, tokens] int32, where a token's K and V go: block · block_tokens + offset, or negative
+    slot: Tensor  # [rows] int32, the row's line in `tables`
+    query_start: Tensor  # [rows + 1] int32
+    lengths: Tensor  # [rows] int32, tokens of each sequence after this step
+    tables: Tensor  # [groups, slots, blocks] int32
+    pages: Tensor  # [blocks, layers_per_block, 2, block_tokens, kv_heads, head_dim]
+    singles: bool
+    spans: bool
+
+
+@dataclass(frozen=True)
+class KVScales:
+    """What 8-bit pages are to be multiplied by, for each attention layer."""
+
+    k: tuple[float, ...]
+    v: tuple[float, ...]
+
+
+class FusedModel:
+    """Not changed after it is made; its state is the pages."""
+
+    def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
+        self.vocabulary, self.branches, self.norm = text_model.vocabulary, text_model.branches, text_model.norm
+        self.dtype, self.layout = text_model.dtype, text_model.layout
+        self._rotations = {rope: Rotation(rope, text_model.device) for rope in text_model.ropes}
+        layers = [body for branch in self.branches for body in branch.bodies if isinstance(body, AttentionLayer)]
+        ones = (1.0,) * len(layers)
+        scales = scales or KVScales(ones, ones)
+        self._scales = {
+            id(layer): pair for layer, pair in zip(layers, zip(scales.k, scales.v, strict=True), strict=True)
+        }
+
+    def forward(self, step: DeviceStep) -> Tensor:
+        """Hidden states after the final norm, [tokens, hidden]. Writes the tokens' keys and values into the pages."""
+        run = _Run(self, step)
+        for branch in self.branches:
+            run.branch(branch)
+        return run.end()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] → [rows, vocab] fp32."""
+        return self.vocabulary.logits(hidden)
+
+
+class _Run:
+    """One step through the layers. `x` is the residual stream, which still lacks scale · waiting."""
+
+    def __init__(self, model: FusedModel, step: DeviceStep) -> None:
+        self.model, self.step = model, step
+        vocabulary = model.vocabulary
+        if vocabulary.world.size == 1:
+            self.x = EMBEDDING(step.ids, vocabulary.table, model.dtype, vocabulary.part.scale)
+        else:
+            self.x = vocabulary.embed(step.ids, model.dtype)
+        self.waiting: Tensor | None = None
+        self.scale = 1.0
+        self.angles: dict[Rope, tuple[Tensor, Tensor]] = {
+            rope: ROPE_ANGLES(step.positions, rotation.frequencies(step.rope_lengths), rotation.attention)
+            for rope, rotation in model._rotations.items()
+        }
+        windows = {group.window for group in model.layout.groups}
+        self.work = {
+            window: DECODE_WORK(
+                step.query_start, step.lengths, window, step.tables.shape[2] * model.layout.block_tokens
+            )
+            for window in windows
+            if step.singles
+        }
+
+    def branch(self, branch: BranchLayer) -> None:
+        read = self._joined() if branch.before is None else self._normed(branch.before)
+        y = self._body(branch.bodies[0], read)
+        for body in branch.bodies[1:]:
+            y = y.add_(self._body(body, read))
+        if branch.after is not None:
+            y = _norm(branch.after, y)
+        self.waiting, self.scale = y, branch.scale
+
+    def end(self) -> Tensor:
+        return self._joined() if self.model.norm is None else self._normed(self.model.norm)
+
+    def _joined(self) -> Tensor:
+        if self.waiting is not None:
+            self.x.add_(self.waiting, alpha=self.scale)
+            self.waiting = None
+        return self.x
+
+    def _normed(self, layer: NormLayer) -> Tensor:
+        if self.waiting is None:
+            return _norm(layer, self.x)
+        match layer.norm:
+            case RMSNorm(eps=eps):
+                normed, self.x = RMS_NORM(self.waiting, layer.weight, eps, self.x, self.scale)
+            case LayerNorm(eps=eps):
+                normed, self.x = LAYER_NORM(self.waiting, layer.weight, layer.bias, eps, self.x, self.scale)
+        self.waiting = None
+        return normed
+
+    def _body(self, body: AttentionLayer | MLPLayer, read: Tensor) -> Tensor:
+        if isinstance(body, MLPLayer):
+            return body.down(ACTIVATION(body.up(read), body.part.act, body.has_gate))
+        return self._attention(body, read)
+
+    def _attention(self, layer: AttentionLayer, read: Tensor) -> Tensor:
+        part, step, place = layer.part, self.step, layer.place
+        qkv = layer.qkv(read).unflatten(-1, (-1, part.head_dim))
+        weight, kind, eps = None, "rms", 0.0
+        if isinstance(layer.norm, HeadNorm):
+            weight, eps = layer.norm.weight, layer.norm.norm.eps
+            kind = "layer" if isinstance(layer.norm.norm, LayerNorm) else "rms"
+        elif isinstance(layer.norm, ProjectionNorm):
+            _norm_projections(layer.norm, qkv, layer.heads, layer.turned)
+        cos, sin = self.angles[part.rope] if part.rope is not None else (None, None)
+        interleaved = part.rope is not None and part.rope.interleaved
+        k_scale, v_scale = self.model._scales[id(layer)]
+        places = step.places[place.group]
+        HEADS(
+            qkv,
+            step.pages,
+            place.layer,
+            places,
+            layer.heads,
+            weight,
+            kind,
+            eps,
+            cos,
+            sin,
+            interleaved,
+            k_scale,
+            v_scale,
+        )
+        q = qkv[:, : layer.heads]
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        table = step.tables[place.group]
+        rows = step.slot, step.query_start, step.lengths
+        options = {
+            "scale": layer.scale,
+            "window": part.window,
+            "softcap": part.softcap,
+            "k_scale": k_scale,
+            "v_scale": v_scale,
+        }
+        if step.singles:
+            DECODE_ATTENTION.triton(q, out, step.pages, place.layer, table, *rows, self.work[part.window], **options)
+        if step.spans:
+            PREFILL_ATTENTION.triton(q, out, step.pages, place.layer, table, *rows, **options)
+        return layer.out(out.flatten(1))
+
+
+def _norm(layer: NormLayer, x: Tensor) -> Tensor:
+    match layer.norm:
+        case RMSNorm(eps=eps):
+            return RMS_NORM(x, layer.weight, eps)
+        case LayerNorm(eps=eps):
+            return LAYER_NORM(x, layer.weight, layer.bias, eps)
+
+
+def _norm_projections(norm: ProjectionNorm, qkv: Tensor, heads: int, turned: int) -> None:
+    """q and k in place, each over all its heads together."""
+    if norm.world.size > 1:
+        qkv[:, :turned] = norm(qkv[:, :turned])
+        return
+    for piece, weight in zip((qkv[:, :heads], qkv[:, heads:turned]), norm.weights, strict=True):
+        flat = piece.flatten(1)
+        RMS_NORM(flat, weight, norm.eps, None, 1.0, flat)

@@ -1,0 +1,96 @@
+"""A step on a CPU, or op by op with torch anywhere: table, batch, model, sampling, result, one after another."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api.messages import Logprob
+from engine.core.plan import StepPlan, StepResult
+from engine.kv.layout import Layout
+from engine.layers.batch import Batch
+from engine.layers.model import TextModel
+from engine.sampling.logprobs import logprobs
+from engine.sampling.noise import Noise
+from engine.sampling.pipeline import NOT_FINITE, Prepared
+from engine.sampling.rows import Rows
+from engine.worker.batch import build_batch
+from engine.worker.rows import PlanRows, plan_rows, step_result
+from engine.worker.table import RequestTable
+
+SCORED_AT_ONCE = 64  # prompt positions whose logits stand in memory together: 64 x 152k float32 are 39 MB
+
+
+class HostRunner:
+    """Everything that a step needs is known on the host, the tokens that were drawn before it too."""
+
+    def __init__(self, text_model: TextModel, layout: Layout, pages: Tensor, table: RequestTable) -> None:
+        self._text_model, self._layout, self._pages, self._table = text_model, layout, pages, table
+        self._noise = Noise(text_model.model.embed.vocab, pages.device, text_model.target.team)
+
+    def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Callable[[], StepResult]:
+        result = self._run(plan, masks)
+        return lambda: result
+
+    def _run(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> StepResult:
+        self._table.apply(plan)
+        rows = plan_rows(plan)
+        if not len(rows.slots):
+            return StepResult(plan.step, ())
+        batch = self._batch(rows)
+        prepared = Prepared(self._sampled_rows(rows, masks), self._noise)
+        hidden = self._text_model.forward(batch, self._pages)
+        failed = _rows_not_finite(hidden, batch)
+        at = torch.from_numpy(rows.sampling).to(hidden.device)
+        sampled = prepared.finish(self._text_model.logits(hidden[batch.last[at]]))
+        self._table.write(rows.slots[rows.sampling], rows.ends[rows.sampling], np.array(sampled.ids, np.int64))
+        scored = {row: self._score(row, rows, batch, hidden) for row in self._table.rows_to_score(rows.slots)}
+        return step_result(plan, rows, sampled, scored, failed)
+
+    def _batch(self, rows: PlanRows) -> Batch:
+        table = self._table
+        return build_batch(
+            rows.slots,
+            rows.first,
+            rows.count,
+            tokens=table.tokens,
+            rope_lengths=table.rope_lengths,
+            tables=table.tables,
+            block_tokens=self._layout.block_tokens,
+            device=self._pages.device,
+        )
+
+    def _sampled_rows(self, rows: PlanRows, masks: dict[int, np.ndarray]) -> Rows:
+        return Rows(
+            rows.slots[rows.sampling],
+            rows.ends[rows.sampling],
+            self._table.columns,
+            self._table.tokens,
+            {number: masks[row] for number, row in enumerate(rows.sampling.tolist()) if row in masks} if masks else {},
+            self._pages.device,
+        )
+
+    def _score(self, row: int, rows: PlanRows, batch: Batch, hidden: Tensor) -> tuple[Logprob, ...]:
+        """Prompt tokens at positions first + 1 … first + count: each is scored by the position before it, so the last
+        one may belong to the next chunk."""
+        slot, first = int(rows.slots[row]), int(rows.first[row])
+        columns = self._table.columns
+        end = min(int(rows.ends[row]), int(columns.prompt_tokens[slot]) - 1)
+        ids = torch.from_numpy(self._table.tokens[slot, first + 1 : end + 1].astype(np.int64)).to(hidden.device)
+        start = int(batch.query_start[row])
+        found: list[Logprob] = []
+        for at in range(0, len(ids), SCORED_AT_ONCE):
+            part = ids[at : at + SCORED_AT_ONCE]
+            logits = self._text_model.logits(hidden[start + at : start + at + len(part)])
+            found += logprobs(logits, part, [columns.prompt_logprobs[slot]] * len(part))
+        return tuple(found)
+
+
+def _rows_not_finite(hidden: Tensor, batch: Batch) -> dict[int, str]:
+    """Rows of which some position came out as NaN or infinity, a chunk that draws no token among them."""
+    finite = hidden.isfinite().all(1)
+    if finite.all():
+        return {}
+    bad = torch.searchsorted(batch.query_start, (~finite).nonzero()[:, 0], right=True) - 1
+    return dict.fromkeys(bad.tolist(), NOT_FINITE)
