@@ -22,7 +22,7 @@ from kernels.jit import OPTIONS, Launch, interpreted, triton
 
 @dataclass(frozen=True)
 class Target:
-    """`device` is the name under which tuned settings are looked up. `shared`: the most bytes of shared memory that a
+    """`devices` are names under which tuned settings are looked up. `shared`: the most bytes of shared memory that a
     program can have, `columns` of tensor memory. `fp8`: whether it has e4m3 as torch spells it. `gated`: kernels must
     keep their registers here."""
 
@@ -30,7 +30,7 @@ class Target:
     backend: str
     arch: int | str
     warp: int
-    device: str
+    devices: tuple[str, ...]
     shared: int
     fp8: bool = True
     gated: bool = False
@@ -40,10 +40,10 @@ class Target:
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("sm_80", "cuda", 80, 32, "NVIDIA A100", 163 << 10, fp8=False),
-        Target("sm_90", "cuda", 90, 32, "NVIDIA H200", 227 << 10, gated=True),
-        Target("sm_100", "cuda", 100, 32, "NVIDIA B200", 227 << 10, gated=True, columns=512),
-        Target("gfx942", "hip", "gfx942", 64, "AMD Instinct MI300X", 64 << 10, fp8=False),
+        Target("sm_80", "cuda", 80, 32, ("NVIDIA A100",), 163 << 10, fp8=False),
+        Target("sm_90", "cuda", 90, 32, ("NVIDIA H200", "NVIDIA H100"), 227 << 10, gated=True),
+        Target("sm_100", "cuda", 100, 32, ("NVIDIA B200",), 227 << 10, gated=True, columns=512),
+        Target("gfx942", "hip", "gfx942", 64, ("AMD Instinct MI300X",), 64 << 10, fp8=False),
     )
 }
 

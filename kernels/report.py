@@ -182,7 +182,7 @@ def compile_all(
     rows: list[Row] = []
     for target in targets:
         place: dict[Any, int] = {}
-        for device in devices or tuning.devices(target.name) or (target.device,):
+        for device in devices or dict.fromkeys((*target.devices, *tuning.devices(target.name))):
             for number, source in enumerate(sources):
                 with tuning.assumed(device):
                     wanted = source(target)

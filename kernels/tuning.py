@@ -37,8 +37,9 @@ class Question:
 
 
 def settings(op: str, default: Settings, device: torch.device, **sizes: int) -> dict[str, Any]:
-    """`default` with what the device's table has for this operation at the nearest sizes. Sizes of an entry that begin
-    with = must be equal; of the others the sum of |log2| ratios decides."""
+    """`default` with what the device's table has for this operation at the nearest sizes: of the entries that name most
+    of them, as a table may have one for all sizes. Sizes of an entry that begin with = must be equal; of the others the
+    sum of |log2| ratios decides."""
     chosen = dict(default)
     questions = _asked.get()
     if questions is not None:
@@ -47,12 +48,12 @@ def settings(op: str, default: Settings, device: torch.device, **sizes: int) -> 
     if forced is not None:
         return chosen | dict(forced)
     name = _assumed.get() or _device_name(device)
-    best: tuple[float, Settings] | None = None
+    best: tuple[int, float, Settings] | None = None
     for entry in _table(name).get(op, ()):
         distance = _distance(entry["sizes"], sizes)
-        if distance is not None and (best is None or distance < best[0]):
-            best = distance, entry["settings"]
-    return chosen if best is None else chosen | dict(best[1])
+        if distance is not None and (best is None or (-len(entry["sizes"]), distance) < best[:2]):
+            best = -len(entry["sizes"]), distance, entry["settings"]
+    return chosen if best is None else chosen | dict(best[2])
 
 
 def _distance(wanted: Mapping[str, int], given: Mapping[str, int]) -> float | None:

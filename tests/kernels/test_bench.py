@@ -201,13 +201,14 @@ def test_the_nearest_entry_gives_the_settings(folder):
             {"sizes": {"=dim": 64, "rows": 8}, "settings": {"block": 2}},
             {"sizes": {"=dim": 64, "rows": 512}, "settings": {"block": 3}},
             {"sizes": {"=dim": 128, "rows": 8}, "settings": {"warps": 8}},
+            {"sizes": {}, "settings": {"block": 7}},
         ],
     )
     assert ask(dim=64, rows=1) == {"block": 2, "warps": 4}
     assert ask(dim=64, rows=300) == {"block": 3, "warps": 4}
     assert ask(dim=128, rows=4000) == {"block": 1, "warps": 8}
-    assert ask(dim=96, rows=8) == {"block": 1, "warps": 4}, "another head size is another kernel"
-    assert ask(dim=64) == {"block": 1, "warps": 4}, "an entry for sizes that nobody has"
+    assert ask(dim=96, rows=8) == {"block": 7, "warps": 4}, "another head size is another kernel"
+    assert ask(dim=64) == {"block": 7, "warps": 4}, "the others are for sizes that nobody has"
     assert tuning.devices("sm_90") == ("cpu",) and tuning.devices("sm_80") == ()
 
 
