@@ -26,6 +26,24 @@ _QWEN2 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "head_dim": 128,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-0.5b": _QWEN2
     | {
@@ -49,7 +67,41 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096,
         "tie_word_embeddings": True,
     },
+    "qwen3-0.6b": _QWEN3 | {"hidden_size": 1024, "intermediate_size": 3072},
+    "qwen3-1.7b": _QWEN3 | {"hidden_size": 2048, "intermediate_size": 6144},
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
+    },
 }
+
+
+def declare(shape: str, out: Path) -> Path:
+    """Writes the configuration alone, for engines that draw the weights themselves; returns the folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "config.json").write_text(json.dumps(SHAPES[shape], indent=1))
+    return out
 
 
 def make(shape: str, out: Path) -> Path:

@@ -2,39 +2,48 @@
 
 Triton's own just-in-time path runs up to the launch, with a driver that only says which device it pretends to be. So
 what it compiles is what a process on such a device would compile, and lands in Triton's cache under the same key: a
-first request there finds every kernel ready. For a process of its own: the driver stays replaced.
+first request there finds every kernel ready (kernels/launchers.py has the rest). For a process of its own: the driver
+stays replaced.
 """
 
 import re
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from kernels.jit import OPTIONS, Launch, interpreted, triton
 
 
 @dataclass(frozen=True)
 class Target:
-    """`device` is the name under which tuned settings are looked up; `fp8`: whether it has e4m3 as torch spells it."""
+    """`devices` are names under which tuned settings are looked up. `shared`: the most bytes of shared memory that a
+    program can have, `columns` of tensor memory. `fp8`: whether it has e4m3 as torch spells it. `gated`: kernels must
+    keep their registers here."""
 
     name: str
     backend: str
     arch: int | str
     warp: int
-    device: str
+    devices: tuple[str, ...]
+    shared: int
     fp8: bool = True
+    gated: bool = False
+    columns: int = 0
 
 
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("sm_80", "cuda", 80, 32, "NVIDIA A100", fp8=False),
-        Target("sm_90", "cuda", 90, 32, "NVIDIA H200"),
-        Target("sm_100", "cuda", 100, 32, "NVIDIA B200"),
-        Target("gfx942", "hip", "gfx942", 64, "AMD Instinct MI300X", fp8=False),
+        Target("sm_80", "cuda", 80, 32, ("NVIDIA A100",), 163 << 10, fp8=False),
+        Target("sm_90", "cuda", 90, 32, ("NVIDIA H200", "NVIDIA H100"), 227 << 10, gated=True),
+        Target("sm_100", "cuda", 100, 32, ("NVIDIA B200",), 227 << 10, gated=True, columns=512),
+        Target("gfx942", "hip", "gfx942", 64, ("AMD Instinct MI300X",), 64 << 10, fp8=False),
     )
 }
 
@@ -42,7 +51,8 @@ TARGETS: dict[str, Target] = {
 @dataclass(frozen=True)
 class Compiled:
     """What a kernel takes of the device. `registers` of a thread; `spilled`: bytes of a thread's registers in memory;
-    `shared`: bytes of a program. `matrix`: the kinds of matrix instructions in the code, most frequent first."""
+    `shared`: bytes of a program; `columns`: of tensor memory, which Blackwell has. `matrix`: the kinds of matrix
+    instructions in the code, most frequent first."""
 
     kernel: str
     target: str
@@ -52,10 +62,17 @@ class Compiled:
     warps: int
     seconds: float
     matrix: tuple[str, ...] = ()
+    columns: int = 0
+
+
+# Products of tiles: of a warp group (Hopper), in tensor memory (Blackwell), of a warp.
+MATRIX = ("HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA", "HMMA", "QMMA", "IMMA", "DMMA")
 
 
 class _Driver:
-    """Stands in for Triton's driver: names a device, has none."""
+    """Stands in for Triton's driver: names a device, has none. `utils` is asked for by what prepares a launch."""
+
+    utils: Any = None
 
     def __init__(self, target: Target) -> None:
         from triton.backends.compiler import GPUTarget
@@ -76,12 +93,16 @@ class _Driver:
         pass
 
 
-def compile_for(target: Target, launches: list[Launch]) -> list[Compiled]:
-    """Compiles the kernel of each launch; the same signature twice is compiled once. Raises RuntimeError in a process
-    that interprets kernels, and what the compiler raises."""
+def compile_for(
+    target: Target, launches: list[Launch], each: Callable[[Any], None] = lambda kernel: None
+) -> list[Compiled]:
+    """Compiles the kernel of each launch; the same one twice is in the list once. `each` sees Triton's own value of
+    every kernel. Raises RuntimeError in a process that interprets kernels, and what the compiler raises."""
     if triton is None or interpreted():
         raise RuntimeError("kernels are compiled by an installed Triton, in a process without TRITON_INTERPRET")
-    triton.runtime.driver.set_active(_Driver(target))
+    active = triton.runtime.driver._active
+    if not isinstance(active, _Driver) or active.target != target:
+        triton.runtime.driver.set_active(_Driver(target))
     found: dict[str, Compiled] = {}
     for launch in launches:
         start = time.perf_counter()
@@ -97,32 +118,70 @@ def compile_for(target: Target, launches: list[Launch]) -> list[Compiled]:
         if kernel.hash not in found:
             seconds = time.perf_counter() - start
             found[kernel.hash] = (_nvidia if target.backend == "cuda" else _amd)(target, kernel, seconds)
+            each(kernel)
     return list(found.values())
 
 
+def signature(launch: Launch) -> Hashable:
+    """Launches with equal ones share a kernel: what Triton makes of a launch's arguments, and no less."""
+    fixed = {param.name for param in launch.kernel.params if param.do_not_specialize}
+    names = launch.kernel.arg_names
+    args = tuple(_class(value, name in fixed) for name, value in zip(names, launch.args, strict=False))
+    constants = tuple(sorted((name, _named(value)) for name, value in launch.constants.items()))
+    return launch.kernel.fn.__module__, launch.kernel.fn.__qualname__, launch.warps, launch.stages, args, constants
+
+
+def _class(value: Any, varying: bool) -> Hashable:
+    match value:
+        case Tensor():
+            return "tensor", str(value.dtype), value.data_ptr() % 16 == 0
+        case bool():
+            return "bool"
+        case int():
+            wide = not -(2**31) <= value < 2**31
+            return ("int", wide) if varying else ("int", wide, value == 1, value % 16 == 0)
+        case float():
+            return "float"
+        case _:
+            return _named(value)
+
+
+def _named(value: Any) -> str:
+    """Kernels that are passed to kernels go by their name: how they print differs from process to process."""
+    inner = getattr(value, "fn", None)
+    return repr(value) if inner is None else f"{inner.__module__}.{inner.__qualname__}"
+
+
 def _nvidia(target: Target, kernel: Any, seconds: float) -> Compiled:
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
-        code = subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True)
-    match = re.search(r"REG:(\d+) STACK:(\d+)", usage.stdout + usage.stderr)
-    assert match is not None, f"cuobjdump -res-usage gave no registers:\n{usage.stdout}"
-    stores = len(re.findall(r"\bSTL\b", code.stdout)) + len(re.findall(r"\bLDL\b", code.stdout))
-    counts = {
-        name: len(re.findall(rf"\b{name}\b", code.stdout)) for name in ("HGMMA", "QGMMA", "UTCHMMA", "HMMA", "IMMA")
-    }
+        usage = _tool("cuobjdump", "-res-usage", file.name)
+        match = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+        assert match is not None, f"cuobjdump -res-usage gave no registers:\n{usage}"
+        stack = int(match[2])
+        # Disassembling takes longer than compiling: only where there is something to be seen.
+        plain = not stack and "tt.dot" not in kernel.asm["source"]
+        code = "" if plain else _tool("nvdisasm", "-ndf", "-c", file.name)
+    used = re.search(r"\b(?:STL|LDL)\b", code) is not None
+    counts = {name: len(re.findall(rf"\b{name}\b", code)) for name in MATRIX}
     return Compiled(
         kernel.metadata.name,
         target.name,
         int(match[1]),
-        int(match[2]) if stores else 0,  # a stack that nothing writes to is no spill
+        stack if used else 0,  # a stack that nothing writes to is no spill
         kernel.metadata.shared,
         kernel.metadata.num_warps,
         seconds,
         tuple(sorted((name for name, count in counts.items() if count), key=lambda name: -counts[name])),
+        getattr(kernel.metadata, "tmem_size", None) or 0,
     )
+
+
+def _tool(name: str, *args: str) -> str:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    done = subprocess.run([tool, *args], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
 
 
 def _amd(target: Target, kernel: Any, seconds: float) -> Compiled:

@@ -1,7 +1,10 @@
 """Settings of kernels by device and size, as data: `kernels/tuned/*.json`, written by `python -m kernels.bench --tune`.
 
 Nothing is tuned while serving: a kernel asks for its settings and gets the entry of its device whose sizes are nearest,
-or its own default. A file names the devices that it is for by what their names begin with.
+or its own default. A file names the devices that it is for by what their names begin with:
+
+    {"devices": ["NVIDIA H200"], "architecture": "sm_90", "ops": {"rms_norm": [
+        {"sizes": {"=size": 4096, "rows": 32}, "settings": {"warps": 8}, "case": …, "us": …, "default_us": …}]}}
 """
 
 import json
@@ -9,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,22 +24,36 @@ Settings = Mapping[str, Any]
 
 _forced: ContextVar[dict[str, Settings] | None] = ContextVar("forced", default=None)
 _assumed: ContextVar[str | None] = ContextVar("assumed", default=None)
+_asked: ContextVar[list["Question"] | None] = ContextVar("asked", default=None)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a kernel asked for."""
+
+    op: str
+    default: Settings
+    sizes: dict[str, int]
 
 
 def settings(op: str, default: Settings, device: torch.device, **sizes: int) -> dict[str, Any]:
-    """`default` with what the device's table has for this operation at the nearest sizes. Sizes of an entry that begin
-    with = must be equal; of the others the sum of |log2| ratios decides."""
+    """`default` with what the device's table has for this operation at the nearest sizes: of the entries that name most
+    of them, as a table may have one for all sizes. Sizes of an entry that begin with = must be equal; of the others the
+    sum of |log2| ratios decides."""
     chosen = dict(default)
+    questions = _asked.get()
+    if questions is not None:
+        questions.append(Question(op, chosen.copy(), sizes))
     forced = (_forced.get() or {}).get(op)
     if forced is not None:
         return chosen | dict(forced)
     name = _assumed.get() or _device_name(device)
-    best: tuple[float, Settings] | None = None
+    best: tuple[int, float, Settings] | None = None
     for entry in _table(name).get(op, ()):
         distance = _distance(entry["sizes"], sizes)
-        if distance is not None and (best is None or distance < best[0]):
-            best = distance, entry["settings"]
-    return chosen if best is None else chosen | dict(best[1])
+        if distance is not None and (best is None or (-len(entry["sizes"]), distance) < best[:2]):
+            best = -len(entry["sizes"]), distance, entry["settings"]
+    return chosen if best is None else chosen | dict(best[2])
 
 
 def _distance(wanted: Mapping[str, int], given: Mapping[str, int]) -> float | None:
@@ -44,6 +62,8 @@ def _distance(wanted: Mapping[str, int], given: Mapping[str, int]) -> float | No
         if key.startswith("="):
             if given.get(key[1:]) != value:
                 return None
+        elif key not in given:
+            return None
         else:
             total += abs(math.log2((given[key] + 1) / (value + 1)))
     return total
@@ -60,6 +80,17 @@ def forced(op: str, values: Settings) -> Iterator[None]:
 
 
 @contextmanager
+def asked() -> Iterator[list[Question]]:
+    """Inside, what kernels ask for is written down."""
+    questions: list[Question] = []
+    token = _asked.set(questions)
+    try:
+        yield questions
+    finally:
+        _asked.reset(token)
+
+
+@contextmanager
 def assumed(device: str) -> Iterator[None]:
     """Inside, tables are read for a device of this name, for whoever compiles ahead of time."""
     token = _assumed.set(device)
@@ -72,6 +103,12 @@ def assumed(device: str) -> Iterator[None]:
 @cache
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def devices(architecture: str) -> tuple[str, ...]:
+    """Names of the devices of this architecture that have a table."""
+    tables = [json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))]
+    return tuple(name for table in tables if table["architecture"] == architecture for name in table["devices"])
 
 
 @cache

@@ -1,0 +1,193 @@
+"""An engine in this process, seen from outside: its steps, what a perfect one would move, what a profiler saw."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from benchmarks.workload import Request
+from engine.api.config import EngineConfig
+from engine.api.messages import Failed, FromEngine, Output, Sampling, Submit, Timing
+from engine.core.loop import Handle, Loop, build_loop
+from engine.core.plan import StepPlan, StepResult
+from engine.kv.layout import Layout
+from engine.models.parts import Model, attentions
+from engine.models.sources import join, sources
+from engine.worker.build import build_worker
+
+
+@dataclass(frozen=True)
+class Step:
+    """When a step was handed over and when its result was there, by the clock of perf_counter."""
+
+    rows: int
+    tokens: int
+    started: float
+    ended: float
+
+
+class _Seen:
+    def __init__(self, handle: Handle, done: Callable[[], None]) -> None:
+        self._handle, self._done = handle, done
+
+    def result(self) -> StepResult:
+        found = self._handle.result()
+        self._done()
+        return found
+
+
+class Watched:
+    """A worker whose steps are written down."""
+
+    def __init__(self, worker: Any) -> None:
+        self.model: Model = worker.model
+        self.layout: Layout = worker.layout
+        self.blocks: int = worker.blocks
+        self.weight_bytes: int = worker.weight_bytes
+        self.kv_bytes: int = worker.kv_bytes
+        self.seconds: dict[str, float] = worker.seconds
+        self.steps: list[Step] = []
+        self._worker = worker
+
+    def start(self, plan: StepPlan, masks: dict[int, Any]) -> _Seen:
+        started, counts = time.perf_counter(), [row.count for row in plan.rows]
+        handle = self._worker.start(plan, masks)
+        return _Seen(handle, lambda: self.steps.append(Step(len(counts), sum(counts), started, time.perf_counter())))
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+@dataclass
+class Reply:
+    tokens: int = 0
+    timing: Timing | None = None
+
+
+class Engine:
+    """Scheduler and worker, with requests that come as token ids and go as counts."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.worker = Watched(build_worker(config, lambda phase, fraction: None))
+        self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
+        self._loop: Loop = build_loop(config, self.worker, self._messages.put)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+        self._sent = 0
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except Exception as error:
+            self._messages.put(error)
+
+    def serve(self, requests: Sequence[Request]) -> list[Reply]:
+        """Waits until all have ended. Raises RuntimeError for a refused request, and what a step raised."""
+        replies: dict[str, Reply] = {}
+        submits = []
+        for request in requests:
+            self._sent += 1
+            replies[str(self._sent)] = Reply()
+            sampling = Sampling(temperature=request.temperature, seed=self._sent)
+            submits.append(Submit(str(self._sent), request.prompt, sampling, request.tokens, ignore_eos=True))
+        self._loop.post(list(submits))
+        left = len(submits)
+        while left:
+            got = self._messages.get()
+            if isinstance(got, Exception):
+                raise got
+            for message in got:
+                if isinstance(message, Failed):
+                    raise RuntimeError(f"request {message.id}: {message.message}")
+                if isinstance(message, Output):
+                    for delta in message.deltas:
+                        reply = replies[delta.id]
+                        reply.tokens += len(delta.ids)
+                        reply.timing = delta.timing or reply.timing
+                        left -= delta.finish is not None
+        wrong = [
+            reply.tokens for reply, one in zip(replies.values(), requests, strict=True) if reply.tokens != one.tokens
+        ]
+        if wrong:
+            raise RuntimeError(f"{len(wrong)} requests have another length than they asked for")
+        return list(replies.values())
+
+    def close(self) -> None:
+        self._loop.stop()
+        self._thread.join()
+        self.worker.close()
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a perfect engine would move and compute: `read_bytes` of weights in a step, `kv_bytes` of a token's keys and
+    values, `flops` of a token in the layers and `head_flops` of a row in the head, `attention_flops` of a token for
+    each that it looks at."""
+
+    read_bytes: int
+    kv_bytes: int
+    flops: int
+    head_flops: int
+    attention_flops: int
+
+    @classmethod
+    def of(cls, model: Model, layout: Layout, weight_bytes: int) -> "Costs":
+        shapes = sources(model)
+        embed = math.prod(shapes[f"{join(model.root, model.embed.name)}.weight"])
+        elements = sum(math.prod(shape) for shape in shapes.values())
+        matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
+        heads = embed if model.head.tied else 2 * embed
+        parts = attentions(model)
+        return cls(
+            # an embedding that is not the head as well is looked up, not read
+            read_bytes=round(weight_bytes * (1 if model.head.tied else 1 - embed / elements)),
+            kv_bytes=layout.page_bytes // layout.block_tokens * len(parts),
+            flops=2 * (matrices - heads),
+            head_flops=2 * embed,
+            attention_flops=sum(4 * part.heads * part.head_dim for part in parts),
+        )
+
+    def decode(self, rows: int, context: float) -> tuple[float, float]:
+        """Bytes and operations of a step of so many rows with this mean context."""
+        moved = self.read_bytes + rows * context * self.kv_bytes
+        return moved, rows * (self.flops + self.head_flops + context * self.attention_flops)
+
+    def prefill(self, tokens: int) -> float:
+        return tokens * (self.flops + (tokens + 1) / 2 * self.attention_flops) + self.head_flops
+
+
+def decoding(steps: Sequence[Step], rows: int) -> list[int]:
+    """Places of the steps in which so many rows got a token each, and in the step before too."""
+    alone = [step.rows == step.tokens == rows for step in steps]
+    return [at for at in range(1, len(steps)) if alone[at] and alone[at - 1]]
+
+
+def profiled(
+    events: Sequence[tuple[str, float, float]], window: tuple[float, float], steps: int, step_us: float
+) -> dict[str, Any]:
+    """events: (name, start, end) on the device in microseconds. window: of the steps, counted from the end of the last
+    event. step_us: of a step without the profiler, which slows the host down but not what runs on the device."""
+    if not events:
+        raise RuntimeError("the profiler saw nothing on the device")
+    last = max(end for _, _, end in events)
+    inside = sorted(event for event in events if window[0] < event[2] - last <= window[1])
+    inside.sort(key=lambda event: event[1])
+    busy, reached = 0.0, last + window[0]
+    by_name: dict[str, list[float]] = {}
+    for name, start, end in inside:
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+        by_name.setdefault(name, []).append(end - start)
+    most = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:30]
+    return {
+        "busy_us": busy / steps,
+        "gap_us": step_us - busy / steps,
+        "launches": len(inside) / steps,
+        "kernels": [
+            {"name": name[:100], "us": sum(times) / steps, "launches": len(times) / steps} for name, times in most
+        ],
+    }

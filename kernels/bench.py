@@ -1,0 +1,194 @@
+"""Times every operation at its bench cases, beside torch's own operation for the same arguments.
+
+    python -m kernels.bench                              all of them
+    python -m kernels.bench rms_norm --case decode       operations and cases whose names contain these texts
+    python -m kernels.bench attention --tune             tries the settings that operations declare as tunable
+
+The share is of this device's measured copy rate, or of its measured rate of bf16 products where a kernel is nearer to
+that one. `x torch`: how many times as fast as torch's operation it is; both take turns. Without a GPU the torch
+references are timed, at the small cases.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.jit import installed, interpreted
+from kernels.op import Case, Make, Op
+from kernels.ops import OPS
+from kernels.report import DTYPES, table
+from kernels.timing import (
+    Time,
+    alternating,
+    capturable,
+    copy_rate,
+    device_facts,
+    figure,
+    has_fp8,
+    lost,
+    matmul_rate,
+    sampler,
+    sets_for,
+)
+from kernels.tune import tune
+
+ROUNDS = 25
+HEAD = ("op", "case", "us", "GB/s", "TFLOP/s", "share", "torch us", "x torch", "")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`bytes` and `flops` are those of a perfect kernel. `of_copy`, `of_matmul`: shares of what the device was seen to
+    do. `cold`: the inputs did not lie in its cache. `error`: why there is no time."""
+
+    op: str
+    case: str
+    dtype: str
+    time: Time | None = None
+    peer: Time | None = None
+    bytes: int = 0
+    flops: int = 0
+    of_copy: float = 0.0
+    of_matmul: float = 0.0
+    cold: bool = True
+    error: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        if self.time is None:
+            return self.op, self.case, "", "", "", "", "", "", self.error
+        rates = figure(self.bytes / self.time.us / 1e3), figure(self.flops / self.time.us / 1e6) if self.flops else ""
+        share = f"{max(self.of_copy, self.of_matmul):.0%}"
+        peer = (str(self.peer), f"{self.peer.us / self.time.us:.2f}") if self.peer is not None else ("", "")
+        return self.op, self.case, str(self.time), *rates, share, *peer, self.error or ("" if self.cold else "in cache")
+
+
+def chosen(
+    names: Sequence[str], ids: Sequence[str], *, small: bool, fp8: bool, ops: Sequence[Op] | None = None
+) -> Iterator[tuple[Op, Case]]:
+    """Bench cases, or the small ones with anything in them, whose names contain one of the texts."""
+    for op in OPS if ops is None else ops:
+        for case in op.cases:
+            named = (not names or any(text in op.name for text in names)) and (
+                not ids or any(text in case.id for text in ids)
+            )
+            wanted = case.bench != small and case.id != "empty" and (fp8 or case.needs != "fp8")
+            if named and wanted:
+                yield op, case
+
+
+def measure(op: Op, case: Case, dtype: torch.dtype, device: torch.device, rounds: int = ROUNDS) -> Measured:
+    """Raises nothing: what a case raises is in the result."""
+    found = Measured(op.name, case.id, str(dtype).removeprefix("torch."))
+    try:
+        sets, cold = sets_for(lambda seed: op.inputs(Make(device, dtype, seed), **case.sizes), op.traffic, device)
+        sides, error = [sampler(op, sets, device)], ""
+        if device.type == "cuda" and not capturable(op, sets[0]):
+            error = "waits for the device: no graph can hold it"
+        if op.peer is not None:
+            try:
+                sides.append(sampler(op.peer, sets, device))
+            except Exception as reason:  # torch's own operation may want more memory, or lack a type
+                error = f"torch: {one_line(reason)}"
+        times = alternating(sides, rounds)
+    except Exception as reason:  # a case that fails costs no other; the table and the exit code tell
+        return replace(found, error=one_line(reason))
+    traffic, flops, seconds = op.traffic(*sets[0]), op.flops(*sets[0]), times[0].us / 1e6
+    return replace(
+        found,
+        time=times[0],
+        peer=times[1] if len(times) > 1 else None,
+        bytes=traffic,
+        flops=flops,
+        of_copy=traffic / seconds / copy_rate(device),
+        of_matmul=flops / seconds / matmul_rate(device) if flops else 0.0,
+        cold=cold,
+        error=error,
+    )
+
+
+def one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
+def reference_times(names: Sequence[str], ids: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Of the torch references, at the small cases, on this CPU in float32."""
+    device = torch.device("cpu")
+    for op, case in chosen(names, ids, small=True, fp8=False):
+        args = op.inputs(Make(device, torch.float32), **case.sizes)
+        (time,) = alternating([sampler(op.reference, [args], device)], 5)
+        yield op.name, case.id, str(time)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cpu" and not (options.device and interpreted()):
+        print("kernels.bench: no GPU here; the torch references of the small cases on this CPU instead, float32")
+        rows = list(reference_times(options.name, options.case))
+        print(table([("op", "case", "us"), *rows], left=2))
+        return 0
+    if not installed():
+        print("kernels.bench: Triton is not installed", file=sys.stderr)
+        return 2
+    cases = list(chosen(options.name, options.case, small=device.type == "cpu", fp8=has_fp8(device)))
+    if not cases:
+        print("kernels.bench: no operation and case has such a name", file=sys.stderr)
+        return 2
+    if options.tune:
+        return tune(cases, DTYPES[options.dtype], device, options.rounds, options.tuned)
+    return bench(cases, device, options)
+
+
+def bench(cases: Sequence[tuple[Op, Case]], device: torch.device, options: argparse.Namespace) -> int:
+    """The exit code: 1 if a case has no time."""
+    facts = device_facts(device)
+    facts |= {"copy": copy_rate(device), "matmul": matmul_rate(device) if device.type == "cuda" else 0.0}
+    limits = f"copy {facts['copy'] / 1e9:,.0f} GB/s, bf16 products {facts['matmul'] / 1e12:,.0f} TFLOP/s"
+    print(f"{facts.get('device', 'CPU')}, torch {facts['torch']}, triton {facts['triton']}: {limits}", flush=True)
+    rows: list[dict[str, Any]] = []
+    if options.first and options.json.exists():
+        rows = json.loads(options.json.read_text())["rows"]
+    lines = []
+    for number, (op, case) in enumerate(cases[options.first :], options.first + 1):
+        row = measure(op, case, DTYPES[options.dtype], device, options.rounds)
+        rows.append(asdict(row))
+        lines.append(row.cells())
+        if options.json is not None:  # as it goes: what is cut short keeps what it has
+            options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
+        if lost(device):
+            print(table([HEAD, *lines], left=2), flush=True)
+            print(f"{op.name} {case.id} lost the device: the others in a new process", flush=True)
+            if options.json is None or number == len(cases):
+                return 1
+            os.execv(sys.executable, [*sys.orig_argv, "--first", str(number)])
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    print(table([HEAD, *lines], left=2))
+    return int(any(row["time"] is None for row in rows))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", nargs="*", help="operations whose names contain this")
+    parser.add_argument("--case", nargs="+", default=(), metavar="ID", help="cases whose ids contain this")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type of the inputs")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each side")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
+    parser.add_argument("--tune", action="store_true", help="find settings, and keep those that are faster")
+    parser.add_argument("--tuned", type=Path, metavar="FILE", help="instead of kernels/tuned/DEVICE.json")
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)  # the case to go on with
+    parser.add_argument("--device", choices=("cuda", "cpu"), help=argparse.SUPPRESS)  # cpu: by the interpreter
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""What Triton compiles with a C compiler before a kernel is first launched on an NVIDIA GPU, compiled ahead of time.
+
+That is one module which loads kernels and, up to Triton 3.6, a module for each signature of a kernel's arguments. Both
+go into Triton's cache and are linked with libcuda.so.1. Where there is no driver a library stands in that has all its
+functions and does nothing: what is linked with it finds the real one by that name when it is loaded on a GPU.
+
+Two things are in the keys of these modules that may differ from process to process. Triton 3.9 (3.6 does not) has the
+folder of libcuda.so.1: a process finds them only if TRITON_LIBCUDA_PATH says the same folder there as here. And both
+have platform.architecture(), which runs the program `file` where there is one: so each module is there twice.
+"""
+
+import ctypes
+import platform
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kernels.jit import triton
+
+NAME = "libcuda.so.1"
+LINKAGES = ("ELF", "")  # what platform.architecture() says with the program `file` and without it
+
+
+def functions() -> list[str]:
+    """Names of the driver's functions in the sources of Triton's modules, as they are linked: cuda.h renames some."""
+    folder = Path(triton.__file__).parent / "backends/nvidia"
+    text = (folder / "driver.c").read_text() + (folder / "driver.py").read_text()
+    renamed = dict(
+        re.findall(r"^#define\s+(cu[A-Z]\w*)\s+(cu[A-Z]\w*)\s*$", (folder / "include/cuda.h").read_text(), re.M)
+    )
+    called = {name for name in re.findall(r"\b(cu[A-Z]\w*)\b", text) if not name.endswith(("_t", "Handle"))}
+    return sorted(called | {renamed[name] for name in called if name in renamed})
+
+
+def stand_in(folder: Path, body: str = "") -> Path:
+    """libcuda.so.1 in this folder. body: C text of functions that do more than return 0. Raises CalledProcessError,
+    FileNotFoundError without a C compiler."""
+    folder.mkdir(parents=True, exist_ok=True)
+    given = set(re.findall(r"\b(cu[A-Z]\w*)\s*\(", body))
+    source = body + "".join(f"int {name}(void) {{ return 0; }}\n" for name in functions() if name not in given)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        file, made = Path(work, "libcuda.c"), Path(work, NAME)
+        file.write_text(source)
+        subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,{NAME}", "-o", str(made), str(file)], check=True)
+        return made.rename(folder / NAME)  # at once, as several processes may do this
+
+
+class Launchers:
+    """Fills the cache with these modules for kernels that were compiled. With the library of `folder`, which is made if
+    it is not there; for a process of its own, in which no other libcuda.so.1 is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        library = folder / NAME
+        if not library.exists():
+            stand_in(folder)
+        triton.knobs.nvidia.libcuda_path = str(folder)
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)  # importing a module wants its functions
+        from triton.backends.nvidia import driver
+
+        self._launcher = driver.CudaLauncher
+        for linkage in LINKAGES:
+            _use_linkage(linkage)
+            self._utils = driver.CudaUtils()
+
+    def add(self, kernel: Any) -> None:
+        """kernel: what Triton compiled while a driver of kernels.aot was active."""
+        triton.runtime.driver.active.utils = self._utils
+        for linkage in LINKAGES:
+            _use_linkage(linkage)
+            self._launcher(kernel.src, kernel.metadata)
+
+
+def _use_linkage(linkage: str) -> None:
+    key = ",".join([platform.machine(), platform.system(), platform.architecture()[0], linkage])
+    triton.runtime.build.platform_key = lambda: key

@@ -1,0 +1,299 @@
+"""Compiles every kernel without a GPU and prints what each takes of the device.
+
+    python -m kernels.report --target sm_90 --op rms_norm
+    python -m kernels.report --check                     exits 1 if a kernel spills that must not, or is too large
+    python -m kernels.report --cache DIR --target sm_90  fills a folder that a process on such a device finds complete
+
+Compiled are the launches of all operations at their bench cases, or of `--launches MODULE:FUNCTION`: a function that
+gets a Target and gives a list of Wanted. Launches that share a kernel are one line.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from subprocess import CalledProcessError
+from typing import Any
+
+import torch
+
+from kernels import tuning
+from kernels.aot import TARGETS, Compiled, Target, compile_for, signature
+from kernels.jit import Launch, installed, interpreted, recorded, triton
+from kernels.lanes import Lost, in_lanes
+from kernels.launchers import Launchers, stand_in
+from kernels.op import Make, Op
+from kernels.ops import OPS
+
+LIMIT_S = 300.0  # for one kernel
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A launch, and whom it belongs to."""
+
+    op: str
+    case: str
+    launch: Launch
+    may_spill: bool = False
+
+
+Source = Callable[[Target], list[Wanted]]  # gives the same each time; picklable
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table. `cases` share this kernel. `error`: why there is none."""
+
+    op: str
+    cases: tuple[str, ...]
+    target: str
+    device: str
+    may_spill: bool
+    compiled: Compiled | None = None
+    error: str = ""
+
+    def faults(self) -> Iterator[str]:
+        target = TARGETS[self.target]
+        where = f"{self.op}, case {self.cases[0]}, {self.target}"
+        made = self.compiled
+        if made is None:
+            yield f"{where}: {self.error}"
+            return
+        if made.spilled and target.gated and not self.may_spill:
+            yield f"{where}: {made.kernel} spills {made.spilled} bytes of a thread"
+        if made.shared > target.shared:
+            yield f"{where}: {made.kernel} wants {made.shared:,} bytes of shared memory; there are {target.shared:,}"
+        if made.columns > target.columns:
+            yield f"{where}: {made.kernel} wants {made.columns} columns of tensor memory; there are {target.columns}"
+
+
+def op_launches(
+    target: Target,
+    *,
+    ops: Sequence[str] = (),
+    cases: Sequence[str] = (),
+    dtypes: Sequence[str] = ("bfloat16",),
+    small: bool = False,
+) -> list[Wanted]:
+    """Of operations and cases whose names contain one of these texts, or all. small: of the test cases too."""
+    found = []
+    for op in OPS:
+        for case in op.cases:
+            if not _named(op.name, ops) or not _named(case.id, cases) or not (case.bench or small):
+                continue
+            if case.needs == "fp8" and not target.fp8:
+                continue
+            for name in dtypes:
+                if DTYPES[name] in op.tolerance:
+                    suffix = "" if len(dtypes) == 1 else f" {name}"
+                    found += [Wanted(op.name, case.id + suffix, one, op.may_spill) for one in _recorded(op, case, name)]
+    return found
+
+
+def _recorded(op: Op, case: Any, dtype: str) -> list[Launch]:
+    with recorded() as launches:
+        op(*op.inputs(Make(torch.device("meta"), DTYPES[dtype]), **case.sizes))
+    return launches
+
+
+def _named(name: str, wanted: Sequence[str]) -> bool:
+    return not wanted or any(text in name for text in wanted)
+
+
+def named_source(text: str) -> Source:
+    """MODULE:FUNCTION."""
+    module, _, name = text.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+# -- compiling, in processes of their own ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a compiling process: Triton's cache folder, or its usual one, and whether only what is launched is kept there,
+    with the modules that a first launch needs."""
+
+    cache: Path | None = None
+
+    @property
+    def libcuda(self) -> Path | None:
+        return None if self.cache is None else self.cache / "libcuda"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Launch number `number` of a source, with the settings of this device."""
+
+    source: int
+    target: str
+    device: str
+    number: int
+
+
+def _begin(sources: Sequence[Source], settings: Settings) -> Callable[[Piece], Compiled | str]:
+    """In each process; what compiles a piece there, or says why not."""
+    if settings.cache is not None:
+        triton.knobs.cache.dir = str(settings.cache)
+    launchers = None if settings.libcuda is None else Launchers(settings.libcuda)
+
+    @cache
+    def wanted(source: int, target: str, device: str) -> list[Wanted]:
+        with tuning.assumed(device):
+            return sources[source](TARGETS[target])
+
+    def work(piece: Piece) -> Compiled | str:
+        target = TARGETS[piece.target]
+        launch = wanted(piece.source, piece.target, piece.device)[piece.number].launch
+        nvidia = launchers is not None and target.backend == "cuda"
+        triton.knobs.compilation.store_binary_only = nvidia  # what is known of AMD's kernels stands in the assembly
+        each = launchers.add if launchers is not None and nvidia else _nothing
+        try:
+            return compile_for(target, [launch], each)[0]
+        except Exception as error:  # whatever a compiler raises belongs to this kernel
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+    return work
+
+
+def _nothing(kernel: Any) -> None:
+    """For targets whose launches need nothing more."""
+
+
+def compile_all(
+    sources: Sequence[Source],
+    targets: Iterable[Target],
+    *,
+    devices: Sequence[str] = (),
+    settings: Settings = Settings(),
+    processes: int = 1,
+) -> Iterator[Row]:
+    """Every kernel of the sources' launches, once for each target, with the settings of its tuned devices or of those
+    named."""
+    pieces: list[Piece] = []
+    rows: list[Row] = []
+    for target in targets:
+        place: dict[Any, int] = {}
+        for device in devices or dict.fromkeys((*target.devices, *tuning.devices(target.name))):
+            for number, source in enumerate(sources):
+                with tuning.assumed(device):
+                    wanted = source(target)
+                for at, one in enumerate(wanted):
+                    key = signature(one.launch)
+                    if key in place:
+                        old = rows[place[key]]
+                        cases = dict.fromkeys((*old.cases, one.case))
+                        spills = old.may_spill and one.may_spill
+                        rows[place[key]] = dataclasses.replace(old, cases=tuple(cases), may_spill=spills)
+                        continue
+                    place[key] = len(rows)
+                    pieces.append(Piece(number, target.name, device, at))
+                    rows.append(Row(one.op, (one.case,), target.name, device, one.may_spill))
+    results = in_lanes(partial(_begin, tuple(sources), settings), pieces, processes, LIMIT_S)
+    for row, result in zip(rows, results, strict=True):
+        if isinstance(result, Compiled):
+            yield dataclasses.replace(row, compiled=result)
+        else:
+            yield dataclasses.replace(
+                row, error=f"the compiler {result.reason}" if isinstance(result, Lost) else result
+            )
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+HEAD = ("op", "case", "kernel", "target", "registers", "spilled", "shared", "warps", "matrix", "s")
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    more = f" (+{len(row.cases) - 1})" if len(row.cases) > 1 else ""
+    made = row.compiled
+    if made is None:
+        return row.op, row.cases[0] + more, "not compiled", row.target, *[""] * 6
+    numbers = f"{made.registers}", f"{made.spilled or ''}", f"{made.shared:,}", f"{made.warps}"
+    return row.op, row.cases[0] + more, made.kernel, row.target, *numbers, " ".join(made.matrix), f"{made.seconds:.1f}"
+
+
+def table(rows: Sequence[tuple[str, ...]], left: int) -> str:
+    """Columns of one width each; the first `left` and empty-headed ones flush left. The first row is the head."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if at < left else text.rjust(width)
+            for at, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    if not installed() or interpreted():
+        why = "TRITON_INTERPRET is set: kernels run in the interpreter" if installed() else "Triton is not installed"
+        print(f"kernels.report: nothing can be compiled: {why}", file=sys.stderr)
+        return 2
+    sources: list[Source] = [named_source(text) for text in options.launches]
+    if not sources:
+        chosen = partial(op_launches, ops=options.op, cases=options.case, dtypes=options.dtype, small=options.small)
+        sources = [chosen]
+    settings = Settings(options.cache.resolve() if options.cache else None)
+    if settings.libcuda is not None:
+        try:
+            stand_in(settings.libcuda)
+        except (OSError, CalledProcessError) as error:
+            print(f"kernels.report: --cache wants a C compiler, called cc: {error}", file=sys.stderr)
+            return 2
+    rows = list(
+        compile_all(
+            sources,
+            [TARGETS[name] for name in options.target],
+            devices=options.device,
+            settings=settings,
+            processes=options.processes,
+        )
+    )
+    print(table([HEAD, *map(cells, rows)], left=4) if rows else "kernels.report: no operation and case has such a name")
+    faults = [fault for row in rows for fault in row.faults()]
+    print(f"\n{len(rows)} kernels, {sum(row.compiled is None for row in rows)} of them not compiled")
+    print("\n".join([*faults, f"{len(faults)} faults"]))
+    if settings.cache is not None:
+        print(f"processes find them with TRITON_CACHE_DIR={settings.cache} TRITON_LIBCUDA_PATH={settings.libcuda}")
+    if options.json is not None:
+        value = {
+            "triton": triton.__version__,
+            "kernels": [dataclasses.asdict(row) for row in rows],
+            "faults": faults,
+        }
+        options.json.write_text(json.dumps(value, indent=1) + "\n")
+    return int(not rows or bool(options.check and faults))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS), help="architectures")
+    parser.add_argument("--device", nargs="+", default=(), help="names of devices whose tuned settings are compiled")
+    parser.add_argument("--op", nargs="+", default=(), metavar="NAME", help="operations whose names contain this")
+    parser.add_argument("--case", nargs="+", default=(), metavar="ID", help="cases whose ids contain this")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"], help="types of the inputs")
+    parser.add_argument("--small", action="store_true", help="the small cases of the tests too")
+    parser.add_argument(
+        "--launches", nargs="+", default=(), metavar="MODULE:FUNCTION", help="instead of the operations"
+    )
+    parser.add_argument("--check", action="store_true", help="exit 1 on spills, too much shared memory and errors")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="fill this folder; wants a C compiler")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="that compile at a time")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""A process that believes in its GPU: real launches through Triton's own driver, on a libcuda.so.1 that does nothing.
+
+python tests/kernels/pretend_gpu.py sm_90 launch      launches all operations at their bench cases on memory of the
+                                                     host, prints {launches, compiled} as JSON
+python tests/kernels/pretend_gpu.py library DIR       puts that libcuda.so.1 there, for LD_LIBRARY_PATH
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from kernels import tuning
+from kernels.aot import TARGETS
+from kernels.launchers import stand_in
+from kernels.op import Make
+from kernels.ops import OPS
+
+# What a launch asks of the driver before it goes on. Attribute 0 of a function: threads that a block may have.
+BODY = """
+int cuCtxGetCurrent(void **context) { *context = (void *)1; return 0; }
+int cuFuncGetAttribute(int *value, int attribute, void *function) { *value = attribute == 0 ? 1024 : 0; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = 227 << 10; return 0; }
+int cuPointerGetAttribute(void *data, int attribute, unsigned long long pointer) {
+    *(unsigned long long *)data = pointer; return 0;
+}
+int cuModuleLoadData(void **module, const void *image) { *module = (void *)1; return 0; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { *function = (void *)1; return 0; }
+static int launched = 0;
+int cuLaunchKernelEx(const void *config, void *function, void **params, void **extra) { launched++; return 0; }
+int cuLaunchedKernels(void) { return launched; }
+"""
+
+
+class Unwritten(Make):
+    """Tensors of the host whose memory nobody touches."""
+
+    def normal(self, *shape, dtype=None, scale=1.0):
+        return torch.empty(shape, dtype=dtype or self.dtype)
+
+    def integers(self, low, high, *shape, dtype=torch.int32):
+        return torch.empty(shape, dtype=dtype)
+
+    def permutation(self, n, dtype=torch.int32):
+        return torch.empty(n, dtype=dtype)
+
+    def zeros(self, *shape, dtype=None):
+        return torch.empty(shape, dtype=dtype or self.dtype)
+
+
+def launch(name: str) -> dict[str, int]:
+    import ctypes
+
+    import triton
+    from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
+
+    target = TARGETS[name]
+    driver = CudaDriver.__new__(CudaDriver)
+    driver.utils, driver.launcher_cls = CudaUtils(), CudaLauncher
+    driver.get_current_device, driver.get_current_stream = lambda: 0, lambda device: 0
+    driver.get_device_capability = lambda device: divmod(target.arch, 10)
+    triton.runtime.driver.set_active(driver)
+    compiled = []
+    triton.knobs.compilation.listener = lambda **seen: compiled.append(seen["cache_hit"])
+    with tuning.assumed(target.devices[0]):
+        for op in OPS:
+            for case in op.cases:
+                if case.bench and not (case.needs == "fp8" and not target.fp8):
+                    op(*op.inputs(Unwritten(torch.device("cpu"), torch.bfloat16), **case.sizes))
+    return {"launches": ctypes.CDLL("libcuda.so.1").cuLaunchedKernels(), "compiled": compiled.count(False)}
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "library":
+        stand_in(Path(sys.argv[2]), BODY)
+    else:
+        print(json.dumps(launch(sys.argv[1])))

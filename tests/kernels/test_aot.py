@@ -1,0 +1,191 @@
+"""Kernels compiled without a GPU: what they take of each architecture, and that a process there finds them all.
+
+The compiling happens in other processes: in this one kernels are interpreted."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.aot import TARGETS
+from kernels.jit import installed
+from kernels.lanes import Lost, in_lanes
+from kernels.ops import OPS
+from tests.kernels.lane_work import doubling
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
+
+
+def run(*arguments, **environment):
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=kept | {"PYTHONPATH": paths} | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def report(*arguments, **environment):
+    return run("-m", "kernels.report", "--processes", "2", *arguments, **environment)
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory):
+    """Every kernel for every architecture: the folder with them, and what the report says."""
+    folder = tmp_path_factory.mktemp("kernels")
+    done = report("--check", "--cache", str(folder), "--json", str(folder / "report.json"))
+    assert (folder / "report.json").exists(), done.stderr
+    return folder, done, json.loads((folder / "report.json").read_text())
+
+
+@pytest.mark.slow
+def test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers(filled):
+    _, done, found = filled
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    assert found["faults"] == []
+    made = {(row["op"], row["target"]) for row in found["kernels"]}
+    for op in OPS:
+        for target in TARGETS.values():
+            if any(case.bench and (target.fp8 or case.needs != "fp8") for case in op.cases):
+                assert (op.name, target.name) in made
+    spills = {row["op"] for row in found["kernels"] if row["compiled"]["spilled"] and TARGETS[row["target"]].gated}
+    assert spills <= {op.name for op in OPS if op.may_spill}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program_file", [True, False], ids=["with file", "without file"])
+def test_a_first_launch_compiles_nothing(filled, tmp_path, program_file):
+    """As in a container: the folder of the cache links to the filled one, and there is no compiler."""
+    folder, _, _ = filled
+    linked = tmp_path / "cache"
+    linked.mkdir()
+    for entry in folder.iterdir():
+        (linked / entry.name).symlink_to(entry)
+    assert run("tests/kernels/pretend_gpu.py", "library", str(tmp_path)).returncode == 0
+    there = {"TRITON_CACHE_DIR": str(linked), "LD_LIBRARY_PATH": str(tmp_path), "CC": "/bin/false", "CXX": "/bin/false"}
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    if program_file:
+        if shutil.which("file") is None:
+            pytest.skip("there is no program `file` here")
+        (tools / "file").symlink_to(shutil.which("file"))
+    there |= {"PATH": str(tools), "TRITON_LIBCUDA_PATH": str(folder / "libcuda")}
+    done = run("tests/kernels/pretend_gpu.py", "sm_90", "launch", **there)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["compiled"] == 0 and seen["launches"] >= len(OPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planted", "words"),
+    [
+        ("spilling", ["spilling_kernel spills", "1 faults"]),
+        ("large", ["wants 294,912 bytes of shared memory; there are 232,448", "1 faults"]),
+        ("broken", ["CompilationError", "the compiler ended its process with code 9", "2 faults"]),
+    ],
+)
+def test_a_faulty_kernel_is_found(planted, words, tmp_path):
+    done = report("--check", "--target", "sm_90", "--launches", f"tests.kernels.planted:{planted}", **cache(tmp_path))
+    assert done.returncode == 1, done.stderr
+    assert all(word in done.stdout for word in words), done.stdout
+
+
+@pytest.mark.slow
+def test_a_kernel_may_spill_if_it_says_so(tmp_path):
+    done = report("--check", "--target", "sm_90", "--launches", "tests.kernels.planted:allowed", **cache(tmp_path))
+    assert done.returncode == 0 and "0 faults" in done.stdout, done.stdout + done.stderr
+
+
+def cache(folder):
+    return {"TRITON_CACHE_DIR": str(folder)}
+
+
+def test_kernels_that_are_interpreted_are_not_compiled():
+    done = report(TRITON_INTERPRET="1")
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        "kernels.report: nothing can be compiled: TRITON_INTERPRET is set: kernels run in the interpreter"
+    )
+
+
+# What a signature tells apart is what Triton compiles anew: asked in a process that does not interpret.
+SIGNATURES = """
+import torch
+from kernels.aot import TARGETS, compile_for, signature
+from kernels.jit import jit, launch, recorded, tl
+
+@jit(varying=("rows",))
+def some_kernel(x, rows, size, scale, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, at < size, 0.0) * scale, at < rows)
+
+def made(x, rows, size, scale, block=64, warps=4):
+    with recorded() as launches:
+        launch(some_kernel, (1,), x, rows, size, scale, BLOCK=block, warps=warps)
+    return launches[0]
+
+x = torch.empty(256, device="meta", dtype=torch.bfloat16)
+launches = [
+    made(x, 1, 32, 1.0), made(x, 16, 48, 2.0), made(x, 17, 64, 3.0), made(x, 2**31, 32, 1.0),
+    made(x, 1, 33, 1.0), made(x, 5, 35, 1.0), made(x, 1, 1, 1.0), made(x, 1, 2**40, 1.0), made(x, 1, 2**40 + 1, 1.0),
+    made(x[1:], 1, 32, 1.0), made(x[8:], 1, 32, 1.0), made(x.float(), 1, 32, 1.0),
+    made(x, 1, 32, 1.0, block=128), made(x, 1, 32, 1.0, warps=8), made(x, True, 32, 1.0), made(x, 1, 32, 1),
+]
+hashes = {}
+for one in launches:
+    compile_for(TARGETS["sm_90"], [one], lambda kernel: hashes.setdefault(signature(one), set()).add(kernel.hash))
+print(len(hashes), len(set.union(*hashes.values())), max(map(len, hashes.values())))
+"""
+
+
+@pytest.mark.slow
+def test_launches_share_a_signature_if_they_share_a_kernel(tmp_path):
+    (tmp_path / "script.py").write_text(SIGNATURES)
+    done = run(str(tmp_path / "script.py"), TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    signatures, kernels, of_each = map(int, done.stdout.split())
+    assert of_each == 1, "a signature stands for two kernels: one of them would not be compiled ahead of time"
+    assert signatures == kernels == 12
+
+
+# -- processes that may be lost ----------------------------------------------------------------------------------------
+
+
+def test_a_lost_piece_costs_no_other():
+    found = list(in_lanes(doubling, [1, "end", 2, "end", 3, 4], 2, 60.0))
+    assert found == [2, Lost("ended its process with code 3"), 4, Lost("ended its process with code 3"), 6, 8]
+
+
+def test_a_piece_that_takes_too_long_is_lost():
+    assert list(in_lanes(doubling, ["sleep"], 1, 2.0)) == [Lost("took longer than 2 s")]
+
+
+def test_what_the_work_raises_comes_out():
+    with pytest.raises(ValueError, match="a fault of the work itself"):
+        list(in_lanes(doubling, [1, "raise"], 1, 60.0))
+
+
+def test_nothing_to_do_starts_nothing():
+    assert list(in_lanes(doubling, [], 2, 1.0)) == []
+
+
+def test_bench_cases_need_no_memory():
+    """They are compiled from tensors without any, at sizes that no host has room for."""
+    from kernels.op import Make
+
+    for op in OPS:
+        for case in op.cases:
+            if case.bench:
+                args = op.inputs(Make(torch.device("meta"), torch.bfloat16), **case.sizes)
+                assert all(arg.device.type == "meta" for arg in args if isinstance(arg, torch.Tensor)), op.name

@@ -1,0 +1,309 @@
+"""The benchmark of kernels and the search for their settings, with kernels run by the interpreter: all but the clock of
+a GPU is what runs there."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import bench, timing, tune, tuning
+from kernels.jit import installed, interpreted, jit, launch, tl
+from kernels.op import Case, Make, Op
+from kernels.timing import Time, alternating, figure
+from kernels.tune import candidates, close, tuned
+
+pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
+CPU = torch.device("cpu")
+needs_interpreter = pytest.mark.skipif(not interpreted(), reason="a GPU is here")
+
+
+@jit(varying=("rows",))
+def doubled_kernel(x, y, rows, WRONG: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, at < rows, 0.0).to(tl.float32)
+    tl.store(y + at, (value * (2.5 if WRONG else 2.0)).to(y.dtype.element_ty), at < rows)
+
+
+def doubled(x, factor=1):
+    asked = tuning.settings("doubled", {"block": 16, "wrong": False}, x.device, rows=x.shape[0], factor=factor)
+    y = torch.empty_like(x)
+    block = asked["block"]
+    launch(doubled_kernel, (-(-x.shape[0] // block),), x, y, x.shape[0], WRONG=asked["wrong"], BLOCK=block)
+    return y
+
+
+DOUBLED = Op(
+    name="doubled",
+    reference=lambda x, factor=1: x * 2,
+    triton=doubled,
+    inputs=lambda make, rows: (make.normal(rows),),
+    cases=(Case("small", {"rows": 100}), Case("large", {"rows": 1 << 20}, bench=True), Case("empty", {"rows": 0})),
+    tolerance={torch.float32: 1e-6, torch.bfloat16: 1e-2},
+    traffic=lambda x, factor=1: 2 * x.nbytes,
+    flops=lambda x, factor=1: x.numel(),
+    peer=lambda x, factor=1: x + x,
+    tunable={"block": (16, 24, 64), "wrong": (False, True)},
+    near=("rows",),
+)
+
+
+@pytest.fixture(autouse=True)
+def limits(monkeypatch):
+    """What the device can do, without measuring it."""
+    monkeypatch.setattr(bench, "copy_rate", lambda device: 1e9)
+    monkeypatch.setattr(bench, "matmul_rate", lambda device: 1e9)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "FOLDER", tmp_path)
+    tuning._table.cache_clear()
+    yield tmp_path
+    tuning._table.cache_clear()
+
+
+# -- times -------------------------------------------------------------------------------------------------------------
+
+
+@needs_interpreter
+def test_a_case_is_timed_beside_torch():
+    found = bench.measure(DOUBLED, DOUBLED.cases[0], torch.float32, CPU, rounds=3)
+    assert not found.error and found.time is not None and found.peer is not None
+    assert found.time.low <= found.time.us <= found.time.high
+    assert (found.bytes, found.flops) == (800, 100)
+    assert found.of_copy == pytest.approx(800 / (found.time.us / 1e6) / 1e9)
+    assert found.of_matmul == pytest.approx(found.of_copy / 8)
+    row = found.cells()
+    assert row[:2] == ("doubled", "small") and float(row[7]) == pytest.approx(found.peer.us / found.time.us, abs=0.01)
+
+
+@needs_interpreter
+def test_a_case_that_fails_is_told_and_costs_no_other():
+    def fails(*args):
+        raise RuntimeError("some\nreason")
+
+    broken = replace(DOUBLED, triton=fails)
+    found = bench.measure(broken, broken.cases[0], torch.float32, CPU, rounds=2)
+    assert found.time is None and found.error == "RuntimeError: some reason"
+    found = bench.measure(replace(DOUBLED, peer=fails), DOUBLED.cases[0], torch.float32, CPU, rounds=2)
+    assert found.time is not None and found.peer is None and found.error == "torch: RuntimeError: some reason"
+
+
+def test_both_sides_take_turns():
+    order = []
+
+    def side(name, values):
+        left = iter(values)
+
+        def sample():
+            order.append(name)
+            return next(left)
+
+        return sample
+
+    found = alternating([side("ours", [3.0, 1.0, 2.0]), side("torch", [9.0, 9.0, 8.0])], 3)
+    assert order == ["ours", "torch"] * 3
+    assert found == [Time(2.0, 1.0, 3.0), Time(9.0, 8.0, 9.0)]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.0123, "0.0123"), (1.234, "1.23"), (99.96, "100.0"), (1234.5, "1,234")]
+)
+def test_figures_have_three_digits(value, text):
+    assert figure(value) == text
+
+
+def test_inputs_take_turns_until_the_cache_cannot_hold_them(monkeypatch):
+    """Six caches of 1000 bytes' worth of traffic, as far as memory goes."""
+
+    class Properties:
+        L2_cache_size = 1000
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000, 10_000))
+
+    def sets(traffic, elements=25):
+        made, cold = timing.sets_for(
+            lambda seed: (torch.full((elements,), float(seed)), 7), lambda x, other: traffic, torch.device("cuda")
+        )
+        assert [float(x[0]) for x, _ in made] == list(range(len(made)))
+        return len(made), cold
+
+    assert sets(500) == (6, True)
+    assert sets(1_000_000) == (1, True)
+    assert sets(1) == (30, False), "a third of 10,000 bytes holds 30 sets of 100"
+    assert sets(500, elements=250) == (3, False)
+
+
+def test_cases_are_chosen_by_parts_of_their_names():
+    def found(names=(), ids=(), small=False, fp8=True, ops=(DOUBLED,)):
+        return [(op.name, case.id) for op, case in bench.chosen(names, ids, small=small, fp8=fp8, ops=ops)]
+
+    assert found() == [("doubled", "large")]
+    assert found(small=True) == [("doubled", "small")], "nothing is timed without rows"
+    assert found(names=["oub"], ids=["arg"]) == [("doubled", "large")]
+    assert found(names=["other"]) == found(ids=["small"]) == []
+    narrow = replace(DOUBLED, cases=(Case("eight", {}, bench=True, needs="fp8"),))
+    assert found(fp8=False, ops=(narrow,)) == [] and len(found(ops=(narrow,))) == 1
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+@needs_interpreter
+def test_a_run_writes_what_it_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "OPS", (DOUBLED,))
+    out = tmp_path / "bench.json"
+    arguments = ["--device", "cpu", "--dtype", "float32", "--rounds", "2", "--json", str(out)]
+    assert bench.main(arguments) == 0
+    found = json.loads(out.read_text())
+    assert [(row["op"], row["case"], row["dtype"]) for row in found["rows"]] == [("doubled", "small", "float32")]
+    assert found["facts"]["torch"] == torch.__version__
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("CPU, torch") and lines[1].split()[:3] == ["op", "case", "us"]
+    assert bench.main([*arguments, "--case", "none"]) == 2
+
+
+def test_without_a_gpu_it_says_so_in_one_line_and_times_the_references(tmp_path):
+    kept = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "kernels.bench", "rms_norm", "--case", "odd"]
+    root = Path(__file__).resolve().parents[2]
+    for more in ([], ["--tune"]):
+        done = subprocess.run([*command, *more], cwd=root, env=kept, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and not done.stderr
+        first, head, row = done.stdout.splitlines()
+        assert first.startswith("kernels.bench: no GPU here;") and row.split()[:2] == ["rms_norm", "odd"]
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def ask(**sizes):
+    return tuning.settings("some", {"block": 1, "warps": 4}, CPU, **sizes)
+
+
+def tables(folder, entries, devices=("cpu",)):
+    (folder / "some.json").write_text(
+        json.dumps({"devices": devices, "architecture": "sm_90", "ops": {"some": entries}})
+    )
+    tuning._table.cache_clear()
+
+
+def test_the_nearest_entry_gives_the_settings(folder):
+    tables(
+        folder,
+        [
+            {"sizes": {"=dim": 64, "rows": 8}, "settings": {"block": 2}},
+            {"sizes": {"=dim": 64, "rows": 512}, "settings": {"block": 3}},
+            {"sizes": {"=dim": 128, "rows": 8}, "settings": {"warps": 8}},
+            {"sizes": {}, "settings": {"block": 7}},
+        ],
+    )
+    assert ask(dim=64, rows=1) == {"block": 2, "warps": 4}
+    assert ask(dim=64, rows=300) == {"block": 3, "warps": 4}
+    assert ask(dim=128, rows=4000) == {"block": 1, "warps": 8}
+    assert ask(dim=96, rows=8) == {"block": 7, "warps": 4}, "another head size is another kernel"
+    assert ask(dim=64) == {"block": 7, "warps": 4}, "the others are for sizes that nobody has"
+    assert tuning.devices("sm_90") == ("cpu",) and tuning.devices("sm_80") == ()
+
+
+def test_a_table_is_for_its_devices_only(folder):
+    tables(folder, [{"sizes": {}, "settings": {"block": 9}}], devices=["NVIDIA H200"])
+    assert ask()["block"] == 1
+    with tuning.assumed("NVIDIA H200 NVL"):
+        assert ask()["block"] == 9
+        with tuning.forced("some", {"block": 5}):
+            assert ask()["block"] == 5
+        with tuning.forced("other", {"block": 5}):
+            assert ask()["block"] == 9
+
+
+def test_every_combination_is_a_candidate_but_the_default():
+    found = candidates({"block": (16, 64), "warps": (4, 8)}, {"block": 16, "warps": 4, "stages": 2})
+    assert found == [{"warps": 8}, {"block": 64}, {"block": 64, "warps": 8}]
+
+
+def fake_clock(monkeypatch, us):
+    """A call takes what its settings say."""
+
+    def sampler(function, sets, device):
+        with tuning.asked() as questions:
+            function(*sets[0])
+        (question,) = questions
+        settings = dict(question.default) | dict((tuning._forced.get() or {}).get("doubled", {}))
+        return lambda: us(settings)
+
+    monkeypatch.setattr(tune, "sampler", sampler)
+
+
+@needs_interpreter
+def test_the_fastest_right_candidate_is_kept(monkeypatch):
+    fake_clock(monkeypatch, lambda settings: 1.0 if settings["wrong"] else 100 / settings["block"])
+    entry = tuned(DOUBLED, DOUBLED.cases[0], torch.float32, CPU, rounds=3)
+    assert entry["settings"] == {"block": 64}, "24 is no power of two, and what is wrong is faster but wrong"
+    assert entry["sizes"] == {"rows": 100, "=factor": 1}
+    assert (entry["default_us"], entry["us"]) == (6.25, 1.562)
+    assert (entry["tried"], entry["right"]) == (5, 1)
+
+
+@needs_interpreter
+@pytest.mark.parametrize(("gain", "kept"), [(0.029, {}), (0.031, {"block": 64})])
+def test_the_default_stays_unless_another_is_faster_by_more_than_noise(monkeypatch, gain, kept):
+    fake_clock(monkeypatch, lambda settings: 100.0 * (1 - gain) if settings["block"] == 64 else 100.0)
+    assert tuned(DOUBLED, DOUBLED.cases[0], torch.float32, CPU, rounds=3)["settings"] == kept
+
+
+@needs_interpreter
+def test_a_default_that_computes_something_else_is_not_tuned():
+    wrong = replace(DOUBLED, reference=lambda x, factor=1: x * 2.1)
+    with pytest.raises(ValueError, match="the default's own result is wrong"):
+        tuned(wrong, wrong.cases[0], torch.float32, CPU, rounds=1)
+    silent = replace(DOUBLED, triton=lambda x: x * 2)
+    with pytest.raises(ValueError, match="asked for its settings 0 times"):
+        tuned(silent, silent.cases[0], torch.float32, CPU, rounds=1)
+
+
+@needs_interpreter
+def test_what_was_found_is_what_the_kernel_gets(folder, monkeypatch, capsys):
+    fake_clock(monkeypatch, lambda settings: 1.0 if settings["wrong"] else 100 / settings["block"])
+    for _ in range(2):  # the second time replaces the first
+        assert tune.tune([(DOUBLED, DOUBLED.cases[0])], torch.float32, CPU, 2, None) == 0
+    table = json.loads((folder / "cpu.json").read_text())
+    assert table["devices"] == ["cpu"] and len(table["ops"]["doubled"]) == 1
+    tuning._table.cache_clear()
+    with tuning.asked() as questions:
+        doubled(torch.ones(90))
+    assert questions[0].sizes == {"rows": 90, "factor": 1}
+    assert tuning.settings("doubled", {"block": 16, "wrong": False}, CPU, rows=90, factor=1)["block"] == 64
+    assert tuning.settings("doubled", {"block": 16, "wrong": False}, CPU, rows=90, factor=2)["block"] == 16
+    assert "{'block': 64}; 6.25 → 1.56 us, of 5 tried 1 right" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 1.0])
+def test_results_are_compared_with_the_reference(wrong):
+    want = torch.tensor([0.0, 100.0, math.inf])
+    near, far = want.clone(), want.clone()
+    near[0], far[0] = 1e-5, wrong
+    assert close(DOUBLED, torch.float32, [want], [near])
+    assert not close(DOUBLED, torch.float32, [want], [far])
+    ids = torch.tensor([1, 2])
+    assert close(DOUBLED, torch.float32, [ids], [ids.clone()]) and not close(DOUBLED, torch.float32, [ids], [ids + 1])
+    assert not close(DOUBLED, torch.float32, [want], [near.double()])
+
+
+def test_candidates_are_launched_from_tensors_without_memory(monkeypatch):
+    monkeypatch.setattr(tune, "OPS", (DOUBLED,))
+    found = tune.candidate_launches(
+        None, op="doubled", case="large", dtype=torch.bfloat16, tried=[{"block": 64}, {"wrong": True}]
+    )
+    assert [one.case for one in found] == ["0", "1"]
+    assert [one.launch.constants for one in found] == [
+        {"WRONG": False, "BLOCK": 64},
+        {"WRONG": True, "BLOCK": 16},
+    ]
+    assert Make(torch.device("meta"), torch.bfloat16).meta
