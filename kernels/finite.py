@@ -64,7 +64,7 @@ def _inputs(make: Make, counts: list[int], size: int, padding: int = 0) -> Args:
         ends.append(ends[-1] + count)
     hidden = make.normal(ends[-1] + padding, size)
     if len(counts) > 2 and not make.meta:
-        hidden[ends[1], size // 2] = torch.nan
+        hidden[ends[2] - 1, size // 2] = torch.nan
         hidden[ends[3] - 1, size - 1] = -torch.inf
         hidden[ends[-1] :] = torch.nan
     return hidden, make.tensor(ends)

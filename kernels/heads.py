@@ -236,6 +236,7 @@ def _inputs(
     pages: torch.dtype | None = None,
     block_tokens: int = 4,
     layers: int = 2,
+    spoiled: bool = False,
 ) -> Args:
     blocks = tokens // block_tokens + 2
     slots = make.permutation(blocks * block_tokens)[:tokens].contiguous()
@@ -247,6 +248,8 @@ def _inputs(
     if pages is not None and not half:
         # Numbers that 8 bits hold, some too large for them: the interpreter does not round to 8 bits as a GPU does.
         qkv = qkv.mul_(8).to(pages).to(make.dtype)
+    if spoiled:
+        qkv[0, heads, 0], qkv[-1, heads + kv_heads, 1], qkv[-1, -1, -1] = torch.nan, torch.inf, -torch.inf
     return (
         qkv,
         make.zeros(blocks, layers, 2, block_tokens, kv_heads, dim, dtype=pages),
@@ -308,6 +311,7 @@ HEADS = Op(
         Case("norm-no-rope", {"tokens": 3, "heads": 4, "kv_heads": 2, "dim": 16, "half": 0, "norm": "rms"}),
         Case("no-rope", {"tokens": 3, "heads": 4, "kv_heads": 2, "dim": 16, "half": 0}),
         Case("fp8", {"tokens": 4, "heads": 4, "kv_heads": 2, "dim": 16, "half": 0, "pages": FP8}),
+        Case("spoiled", {"tokens": 3, "heads": 4, "kv_heads": 2, "dim": 16, "half": 4, "spoiled": True}),
         Case("many-heads", {"tokens": 2, "heads": 24, "kv_heads": 2, "dim": 8, "half": 4}),
         Case("empty", {"tokens": 0, "heads": 4, "kv_heads": 2, "dim": 16, "half": 8}),
         Case("llama-decode-256", {"tokens": 256, **_LLAMA}, bench=True),

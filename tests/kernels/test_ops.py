@@ -98,7 +98,7 @@ def error(want, got):
     if want.numel() == 0:
         return 0.0
     want, got = want.double(), got.double()
-    equal = want == got  # infinities are equal or wrong
+    equal = (want == got) | (want.isnan() & got.isnan())  # infinities are equal or wrong
     size = want[want.isfinite()].square().mean().sqrt() if want.isfinite().any() else want.new_tensor(1.0)
     difference = torch.where(equal, 0.0, (want - got).abs() / want.abs().maximum(size).clamp(min=1e-30))
     return float(difference.nan_to_num(nan=math.inf, posinf=math.inf).max())
