@@ -8,6 +8,8 @@
 # BUILD_BASE   the same with a C++ compiler, for the kernels of CPUs; without one the image serves by torch alone, slower
 # TORCH_INDEX  index with torch's wheels for CPUs, as PyTorch's installation page names it: an image of about 1 GB. Without
 #              it pip takes the build of the default index, which runs on CPUs too but brings some GB for GPUs
+# KERNELS      architectures of GPUs, such as "sm_90 sm_100", whose kernels are compiled with the image: no request waits for
+#              a compiler then, and the image needs none. Python's headers must be in BUILD_BASE, and its Python in BASE
 ARG BASE=python:3.11-slim-bookworm
 ARG BUILD_BASE=python:3.11-bookworm
 
@@ -29,11 +31,19 @@ COPY . /source/
 # The build's own tool comes from the pinned requirements; nothing is fetched here.
 RUN /opt/slipway/venv/bin/pip install --no-deps --no-build-isolation /source && \
     /opt/slipway/venv/bin/pip uninstall --yes pip
+# Kernels are found by where they were put and by what they were compiled from: the package in the venv, not /source.
+ARG KERNELS=
+WORKDIR /
+RUN mkdir -p /opt/slipway/compiled && \
+    if [ -n "$KERNELS" ]; then \
+        /opt/slipway/venv/bin/python -m kernels.report --check --target $KERNELS --cache /opt/slipway/compiled; \
+    fi
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="Slipway" \
       org.opencontainers.image.description="A declarative LLM serving appliance: a YAML manifest in, a streaming LLM service out"
 COPY --from=build /opt/slipway/venv /opt/slipway/venv
+COPY --from=build /opt/slipway/compiled /opt/slipway/compiled
 COPY manifests /opt/slipway/manifests
 COPY entrypoint.sh /opt/slipway/entrypoint.sh
 # Any user id works, with or without an entry in /etc/passwd: nothing below /opt is written, and all that libraries may

@@ -85,7 +85,7 @@ class Bench:
     engine: Engine
     vocab: int
     copy: float  # bytes a second
-    product: float  # operations a second
+    matmul: float  # operations a second
     costs: Costs = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class Bench:
         intervals = [steps[at].ended - steps[at - 1].ended for at in places]
         step = statistics.median(intervals)
         moved, flops = self.costs.decode(rows, seen)
-        roof = max(moved / self.copy, flops / self.product)
+        roof = max(moved / self.copy, flops / self.matmul)
         return {
             "rows": rows,
             "context": round(seen),
@@ -161,7 +161,7 @@ class Bench:
             "ms_range": [min(times) * 1e3, max(times) * 1e3],
             "tokens_per_s": tokens / middle,
             "tflop_per_s": self.costs.prefill(tokens) / middle / 1e12,
-            "of_product": self.costs.prefill(tokens) / middle / self.product,
+            "of_matmul": self.costs.prefill(tokens) / middle / self.matmul,
         }
 
     def mix(self, kind: str, count: int) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", nargs="*", type=job, default=[], help="none: only the start is measured")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--copy", type=float, default=4e12, help="bytes a second that the device copies")
-    parser.add_argument("--product", type=float, default=8e14, help="bf16 operations a second of its products")
+    parser.add_argument("--matmul", type=float, default=8e14, help="bf16 operations a second of its products")
     parser.add_argument("--began", type=float, default=entered, help="start of the process, in seconds since 1970")
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     options = parser.parse_args(arguments)
@@ -256,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         start = time.time()
         with engine(config) as made:
             ready = time.time()
-            bench = Bench(made, SHAPES[options.shape]["vocab_size"], options.copy, options.product)
+            bench = Bench(made, SHAPES[options.shape]["vocab_size"], options.copy, options.matmul)
             first = bench.first()
             result: dict[str, Any] = {
                 "shape": options.shape,

@@ -141,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not cases:
         print("kernels.bench: no operation and case has such a name", file=sys.stderr)
         return 2
+    if options.limits:
+        return bench([], device, options)
     if options.tune:
         return tune(cases, DTYPES[options.dtype], device, options.rounds, options.tuned)
     return bench(cases, device, options)
@@ -155,6 +157,8 @@ def bench(cases: Sequence[tuple[Op, Case]], device: torch.device, options: argpa
     rows: list[dict[str, Any]] = []
     if options.first and options.json.exists():
         rows = json.loads(options.json.read_text())["rows"]
+    if options.json is not None:
+        options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
     lines = []
     for number, (op, case) in enumerate(cases[options.first :], options.first + 1):
         row = measure(op, case, DTYPES[options.dtype], device, options.rounds)
@@ -170,7 +174,8 @@ def bench(cases: Sequence[tuple[Op, Case]], device: torch.device, options: argpa
             os.execv(sys.executable, [*sys.orig_argv, "--first", str(number)])
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    print(table([HEAD, *lines], left=2))
+    if lines:
+        print(table([HEAD, *lines], left=2))
     return int(any(row["time"] is None for row in rows))
 
 
@@ -183,6 +188,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="type of the inputs")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each side")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
+    parser.add_argument("--limits", action="store_true", help="only what the device can do")
     parser.add_argument("--tune", action="store_true", help="find settings, and keep those that are faster")
     parser.add_argument("--tuned", type=Path, metavar="FILE", help="instead of kernels/tuned/DEVICE.json")
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)  # the case to go on with

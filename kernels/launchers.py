@@ -12,6 +12,7 @@ have platform.architecture(), which runs the program `file` where there is one: 
 import ctypes
 import platform
 import re
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -43,7 +44,8 @@ def stand_in(folder: Path, body: str = "") -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as work:
         file, made = Path(work, "libcuda.c"), Path(work, NAME)
         file.write_text(source)
-        subprocess.run(["cc", "-shared", "-fPIC", f"-Wl,-soname,{NAME}", "-o", str(made), str(file)], check=True)
+        compiler = shutil.which("gcc") or shutil.which("clang") or "cc"
+        subprocess.run([compiler, "-shared", "-fPIC", f"-Wl,-soname,{NAME}", "-o", str(made), str(file)], check=True)
         return made.rename(folder / NAME)  # at once, as several processes may do this
 
 

@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             stand_in(settings.libcuda)
         except (OSError, CalledProcessError) as error:
-            print(f"kernels.report: --cache wants a C compiler, called cc: {error}", file=sys.stderr)
+            print(f"kernels.report: --cache wants a C compiler: {error}", file=sys.stderr)
             return 2
     rows = list(
         compile_all(

@@ -48,3 +48,13 @@ def test_what_the_image_copies_is_not_ignored():
     assert all((ROOT / source).exists() for source in sources)
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     assert {package.rstrip("*") for package in packages} <= kept
+
+
+def test_kernels_are_compiled_where_the_image_has_them_and_the_entry_point_looks():
+    """Their paths are in what they are found by."""
+    text = (ROOT / "Dockerfile").read_text()
+    (cache,) = re.findall(r"kernels\.report .*--cache (\S+);", text)
+    entry = re.findall(r"^COPY entrypoint\.sh (\S+)$", text, re.MULTILINE)[0]
+    assert f"COPY --from=build {cache} {cache}\n" in text
+    assert cache == f"{Path(entry).parent}/compiled"
+    assert "compiled=${0%/*}/compiled\n" in (ROOT / "entrypoint.sh").read_text()

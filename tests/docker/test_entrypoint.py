@@ -34,6 +34,26 @@ def called(tmp_path):
     return call
 
 
+def test_kernels_compiled_with_the_image_are_in_tritons_cache(tmp_path):
+    """As links, for the cache is written to as well; again when the container starts anew."""
+    (tmp_path / "entrypoint.sh").write_text((ROOT / "entrypoint.sh").read_text())
+    (tmp_path / "slipway").write_text('#!/bin/sh\necho "$TRITON_LIBCUDA_PATH"\n')
+    (tmp_path / "slipway").chmod(0o755)
+    compiled, cache = tmp_path / "compiled", tmp_path / "some" / "cache"
+    for name in ("KEY1", "KEY2", "libcuda"):
+        (compiled / name).mkdir(parents=True)
+    (compiled / "KEY1" / "kernel.cubin").write_text("code")
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "TRITON_CACHE_DIR": str(cache)}
+    for _ in range(2):
+        command = ["/bin/sh", str(tmp_path / "entrypoint.sh"), "version"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == str(compiled / "libcuda") and not done.stderr
+        (cache / "KEY3").mkdir(exist_ok=True)
+    assert sorted(path.name for path in cache.iterdir()) == ["KEY1", "KEY2", "KEY3", "libcuda"]
+    assert (cache / "KEY1" / "kernel.cubin").read_text() == "code"
+    assert sorted(path.name for path in (compiled / "KEY1").iterdir()) == ["kernel.cubin"]
+
+
 @pytest.mark.parametrize("given", [[], ["serve"]], ids=["nothing", "serve"])
 def test_without_a_manifest_the_demo_is_served(called, given):
     assert called(*given) == ["serve", DEMO]

@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,6 +139,72 @@ def test_inputs_take_turns_until_the_cache_cannot_hold_them(monkeypatch):
     assert sets(1_000_000) == (1, True)
     assert sets(1) == (30, False), "a third of 10,000 bytes holds 30 sets of 100"
     assert sets(500, elements=250) == (3, False)
+
+
+class FakeCuda:
+    """The border to a device on which whatever runs between two events takes half a millisecond."""
+
+    def __init__(self, monkeypatch):
+        self.captured = self.replays = 0
+        self.capturing, self.strict = False, False
+        fake = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                assert not fake.capturing
+
+            def elapsed_time(self, end):
+                return 0.5
+
+        class CUDAGraph:
+            def replay(self):
+                fake.replays += 1
+
+        @contextmanager
+        def graph(which):
+            fake.capturing = True
+            yield
+            fake.capturing = False
+
+        for name, value in {"Event": Event, "CUDAGraph": CUDAGraph, "graph": graph}.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", self.set_mode)
+        monkeypatch.setattr(timing, "WARM_S", 0.0)
+
+    def set_mode(self, mode):
+        self.strict = mode == "error"
+
+    def call(self, waits):
+        def function(x):
+            if waits and self.strict:
+                raise RuntimeError("called a synchronizing CUDA operation")
+            assert not (waits and self.capturing)
+            self.captured += self.capturing
+            return x
+
+        return function
+
+
+def test_a_sample_is_a_graph_of_many_calls(monkeypatch):
+    """A turn of three calls takes 500 us, so four turns make a sample of at least 2 ms."""
+    fake = FakeCuda(monkeypatch)
+    sample = timing.sampler(fake.call(waits=False), [(torch.ones(1),)] * 3, torch.device("cuda"))
+    assert fake.captured == 3 + 4 * 3, "one turn to learn how long it takes, then the sample"
+    before = fake.replays
+    assert sample() == pytest.approx(500 / 12)
+    assert fake.replays == before + 1 and not fake.strict
+
+
+def test_what_waits_for_the_device_is_timed_call_by_call(monkeypatch):
+    fake = FakeCuda(monkeypatch)
+    sample = timing.sampler(fake.call(waits=True), [(torch.ones(1),)] * 3, torch.device("cuda"))
+    assert sample() == pytest.approx(500 / 12)
+    assert fake.captured == fake.replays == 0 and not fake.strict
+    assert not timing.capturable(fake.call(waits=True), (torch.ones(1),))
 
 
 def test_cases_are_chosen_by_parts_of_their_names():

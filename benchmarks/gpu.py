@@ -1,0 +1,128 @@
+"""Everything that only a GPU can tell, in one command and within minutes: tests, kernels, ceilings, whole engines.
+
+    python -m benchmarks.gpu --out DIR                  about 8 minutes on an H200
+    python -m benchmarks.gpu --out DIR --quick          fewer requests, no second start
+    python -m benchmarks.gpu --out DIR --peer vllm      the same mixes by vLLM, if it is installed
+
+Nothing is downloaded: weights are random, drawn on the device. Each part runs in processes of its own with a limit, so
+that one that fails or hangs costs no other. DIR gets results.json, which is whole after each part, the parts' own files
+and their logs. The end is a table of what was aimed at (benchmarks/gpu_goals.py) and what was measured. The exit code
+is 1 if a part failed. Without a GPU the kernels' tests are run by the interpreter.
+"""
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu_parts import CPU_PLAN, OPS_TESTS, ROOT, Suite, cuda_plan
+from benchmarks.machine import facts
+from kernels.report import table
+
+NEEDED = ("msgspec", "numpy", "safetensors", "triton", "pytest", "pytest_timeout")
+# Of these some tests and the gateway want one or another; the suite does not.
+WANTED = ("llguidance", "pydantic", "fastapi", "orjson", "openai", "jsonschema", "tokenizers", "transformers", "vllm")
+
+
+def missing(names: Sequence[str]) -> list[str]:
+    return [name for name in names if importlib.util.find_spec(name) is None]
+
+
+def listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "none")
+    if device == "none":
+        print("benchmarks.gpu: no GPU here; the kernels' tests by the interpreter instead", flush=True)
+        command = [sys.executable, "-m", "pytest", "-q", str(OPS_TESTS)]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+    out = options.out.resolve()
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    plan = cuda_plan(options.quick) if device == "cuda" else CPU_PLAN
+    suite = Suite(out, plan, time.monotonic() + options.minutes * 60)
+    absent = missing(NEEDED)
+    print(
+        f"needed and not here: {', '.join(absent) or 'nothing'}; not needed: {', '.join(missing(WANTED)) or 'nothing'}"
+    )
+    suite.results |= {"machine": asdict(facts()), "missing": absent, "quick": options.quick, "argv": sys.argv[1:]}
+    for name, part in parts(suite, absent, options.peer):
+        if options.only and not any(word in name for word in options.only):
+            continue
+        start = time.monotonic()
+        part()
+        suite.save()
+        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+    suite.save()
+    show(suite)
+    return int(bool(suite.failed))
+
+
+def parts(suite: Suite, absent: Sequence[str], peer: str | None) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Names and what runs, without those for which a package is not here. The first engine comes before the kernels'
+    times: should time run out, it is the one to have."""
+    engines = list(suite.plan.engines) if not {"msgspec", "safetensors"} & set(absent) else []
+    yield "limits", suite.limits
+    if "triton" not in absent:
+        yield "compile", suite.compile
+    if not {"triton", "pytest", "pytest_timeout"} & set(absent):
+        yield "tests", suite.tests
+    for shape in engines[:1]:
+        yield f"engine {shape}", partial(suite.engine, shape)
+    if "triton" not in absent:
+        yield "bench", suite.bench
+    for shape in engines[1:]:
+        yield f"engine {shape}", partial(suite.engine, shape)
+    if engines:
+        yield "again", suite.again
+    if peer == "vllm":
+        for shape in suite.plan.engines:
+            yield f"vllm {shape}", partial(suite.peer, shape)
+
+
+def show(suite: Suite) -> None:
+    results = suite.results
+    tests = results.get("tests", {}).get("total")
+    if tests:
+        print(f"\ntests: {tests['passed']} passed, {tests['failed']} failed, {tests['skipped']} skipped")
+    for name, group in results.get("tests", {}).get("groups", {}).items():
+        for failure in group.get("failures", ())[:3]:
+            print(f"  {name}: {failure['test']}: {failure['message'][:120]}")
+    for shape, found in results.get("vllm", {}).items():
+        for job, theirs in found.get("jobs", {}).items():
+            ours = results.get("engines", {}).get(shape, {}).get("jobs", {}).get(job, {}).get("new_tokens_per_s")
+            if ours:
+                rate = theirs["new_tokens_per_s"]
+                print(f"{shape} {job}: {ours:,.0f} new tokens/s, vLLM {rate:,.0f}: {ours / rate:.2f} times")
+    print()
+    print(table([("goal", "aim", "measured", "share"), *results["table"]], left=1))
+    for name in suite.failed:
+        part = results["parts"][name]
+        print(f"failed: {name}: {part.get('error') or 'code ' + str(part['code'])}, see logs")
+    print(f"written to {suite.out / 'results.json'}")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
+    parser.add_argument("--quick", action="store_true", help="fewer requests and samples")
+    parser.add_argument("--minutes", type=float, default=8.0, help="after which no part goes on")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="parts whose names contain this")
+    parser.add_argument("--peer", choices=("vllm",), help="the same mixes by another engine")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help=argparse.SUPPRESS)  # cpu: a small model, for tests
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""The parts of the GPU suite (benchmarks/gpu.py): each in processes of its own, with a limit."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from benchmarks.gpu_goals import GOALS
+from kernels.ops import OPS
+
+ROOT = Path(__file__).resolve().parent.parent
+OPS_TESTS = ROOT / "tests" / "kernels" / "test_ops.py"
+TEST_LANES = 6  # test processes at a time: each holds some memory of the device
+TAIL = 1500  # characters of a log that stand in the results
+# Seconds, so that a part that hangs leaves time to those behind it.
+LIMITS = {"limits": 60, "compile": 120, "first launch": 60, "tests": 130, "bench": 110, "engine": 130, "again": 60}
+LIMITS["vllm"] = 300
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What runs on a kind of device. `bench`: arguments of kernels.bench; `engines`: jobs by shape."""
+
+    device: str
+    bench: tuple[str, ...]
+    tests: tuple[str, ...]  # operations whose tests are run, all if empty
+    report: tuple[str, ...]
+    engines: dict[str, tuple[str, ...]]
+    again: str | None
+
+
+def cuda_plan(quick: bool) -> Plan:
+    chat, uniform = ("chat:200", "uniform:64") if quick else ("chat:1000", "uniform:256")
+    decodes = tuple(f"decode:{rows}:512" for rows in (1, 32, 256))
+    prefills = ("prefill:2048", "prefill:16384")
+    profiles = tuple(f"profile:{rows}:512" for rows in ((256,) if quick else (1, 32, 256)))
+    jobs = (*decodes, *prefills, chat, uniform, *profiles)
+    return Plan(
+        device="cuda",
+        bench=("--rounds", "10") if quick else (),
+        tests=(),
+        report=("--small", "--dtype", "bfloat16", "float16", "float32"),
+        engines={"llama-3.1-8b": tuple(one for one in jobs if not one.startswith("uniform")), "qwen3-0.6b": jobs},
+        again=None if quick else "llama-3.1-8b",
+    )
+
+
+CPU_PLAN = Plan(
+    device="cpu",
+    bench=("rms_norm", "--case", "odd", "--device", "cpu", "--dtype", "float32", "--rounds", "2"),
+    tests=("rms_norm",),
+    report=("--op", "rms_norm"),
+    engines={"small": ("decode:1:16", "decode:4:16", "prefill:100", "chat:4")},
+    again="small",
+)
+
+
+@dataclass
+class Suite:
+    """`environment` is what the parts' processes get beside this one's."""
+
+    out: Path
+    plan: Plan
+    end: float  # by time.monotonic
+    environment: dict[str, str] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=lambda: {"parts": {}})
+
+    def save(self) -> None:
+        self.results["table"] = [goal.line(self.results) for goal in GOALS]
+        part = self.out / "results.json.part"
+        part.write_text(json.dumps(self.results, indent=1) + "\n")
+        part.rename(self.out / "results.json")
+
+    def run(self, name: str, command: Sequence[str], limit_s: float, **environment: str) -> int | None:
+        """The exit code; None for what had no time left, or was stopped."""
+        limit_s = min(limit_s, self.end - time.monotonic())
+        if limit_s < 1:
+            self.results["parts"][name] = {"code": None, "error": "no time was left"}
+            return None
+        start = time.monotonic()
+        log = self.out / "logs" / f"{name.replace('/', '-')}.log"
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=ROOT,
+                env=os.environ | self.environment | environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code: int | None = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                _kill(process)
+        found: dict[str, Any] = {"code": code, "seconds": round(time.monotonic() - start, 1)}
+        if code is None:
+            found["error"] = f"stopped after {limit_s:.0f} s"
+        if code != 0:
+            found["tail"] = log.read_text(errors="replace")[-TAIL:]
+        self.results["parts"][name] = found
+        return code
+
+    def read(self, file: str) -> dict[str, Any]:
+        """What a part has written, as far as it came."""
+        try:
+            value = json.loads((self.out / file).read_text())
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def failed(self) -> list[str]:
+        return [name for name, part in self.results["parts"].items() if part["code"] != 0]
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def limits(self) -> None:
+        """What the device can do, before anything else is judged by it."""
+        command = [
+            "-m",
+            "kernels.bench",
+            "--limits",
+            "--device",
+            self.plan.device,
+            "--json",
+            str(self.out / "limits.json"),
+        ]
+        self.run("limits", command, 60, **self._interpreter())
+        self.results["limits"] = self.read("limits.json").get("facts", {})
+
+    def compile(self) -> None:
+        """Fills a cache of kernels on all processors, as a container's build does, and tries it with a first launch.
+        Where it is of no use the parts compile for themselves."""
+        cache = Path(tempfile.mkdtemp(prefix="slipway-kernels-"))
+        target = self.results["limits"].get("architecture", "sm_90")
+        command = ["-m", "kernels.report", "--target", target, *self.plan.report, "--cache", str(cache)]
+        command += ["--json", str(self.out / "report.json")]
+        if device := self.results["limits"].get("device"):
+            command += ["--device", device]
+        self.run("compile", command, LIMITS["compile"])
+        self.results["report"] = self.read("report.json")
+        if self.plan.device == "cuda" and self.results["report"]:
+            self.environment = {"TRITON_CACHE_DIR": str(cache), "TRITON_LIBCUDA_PATH": str(cache / "libcuda")}
+            command = ["-m", "kernels.bench", "rms_norm", "--rounds", "2"]
+            if self.run("first launch", command, LIMITS["first launch"]) != 0:
+                self.environment = {}
+
+    def tests(self) -> None:
+        """Tests marked gpu, each operation's in a process of its own, as an illegal access spoils all that come after
+        it in a process."""
+        groups, end = list(groups_of(self.plan)), time.monotonic() + LIMITS["tests"]
+        with ThreadPoolExecutor(TEST_LANES if self.plan.device == "cuda" else 1) as lanes:
+            list(lanes.map(lambda group: self._tests(*group, end), groups))
+        found = {name: read_tests(self.out / f"tests-{name}.xml") for name, _ in groups}
+        total = {key: sum(one.get(key, 0) for one in found.values()) for key in ("passed", "failed", "skipped")}
+        self.results["tests"] = {"total": total, "groups": found}
+
+    def _tests(self, name: str, arguments: Sequence[str], end: float) -> None:
+        command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "--timeout", "120", *arguments]
+        command.append(f"--junitxml={self.out / f'tests-{name}.xml'}")
+        code = self.run(f"tests {name}", command, end - time.monotonic(), **self._interpreter())
+        if code == 5:  # nothing is marked there on this device
+            self.results["parts"][f"tests {name}"] = {"code": 0}
+
+    def bench(self) -> None:
+        command = ["-m", "kernels.bench", *self.plan.bench, "--json", str(self.out / "bench.json")]
+        self.run("bench", command, LIMITS["bench"], **self._interpreter())
+        self.results["bench"] = self.read("bench.json")
+
+    def engine(self, shape: str) -> None:
+        self.results.setdefault("engines", {})[shape] = self._engine(
+            shape, self.plan.engines[shape], shape, LIMITS["engine"]
+        )
+
+    def again(self) -> None:
+        """A start with every kernel in the cache, to its first token."""
+        if self.plan.again is not None:
+            self.results["again"] = self._engine(f"{self.plan.again} again", (), self.plan.again, LIMITS["again"])
+
+    def _engine(self, name: str, jobs: Sequence[str], shape: str, limit_s: float) -> dict[str, Any]:
+        file = f"engine-{name.replace(' ', '-')}.json"
+        limits = self.results.get("limits", {})
+        command = ["-m", "benchmarks.gpu_engine", shape, "--device", self.plan.device, "--out", str(self.out / file)]
+        command += [f"--{key}={limits[key]}" for key in ("copy", "matmul") if limits.get(key)]
+        self.run(f"engine {name}", [*command, "--began", str(time.time()), "--jobs", *jobs], limit_s)
+        return self.read(file)
+
+    def peer(self, shape: str) -> None:
+        """After our own run, with the whole memory of the device."""
+        jobs = [job for job in self.plan.engines[shape] if job.startswith(("chat:", "uniform:"))]
+        file = f"vllm-{shape}.json"
+        command = ["-m", "benchmarks.gpu_peer", shape, "--out", str(self.out / file), "--jobs", *jobs]
+        self.run(f"vllm {shape}", command, LIMITS["vllm"])
+        self.results.setdefault("vllm", {})[shape] = self.read(file)
+
+    def _interpreter(self) -> dict[str, str]:
+        return {} if self.plan.device == "cuda" else {"TRITON_INTERPRET": "1"}
+
+
+def _kill(process: subprocess.Popen[Any]) -> None:
+    """The process and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def groups_of(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Name and pytest's arguments: one for each operation, then one for each other file with tests for a GPU. Files are
+    named one by one, so that none is collected whose imports are not here."""
+    marked = ["-m", "gpu"] if plan.device == "cuda" else []
+    for op in OPS:
+        if not plan.tests or op.name in plan.tests:
+            yield op.name, [str(OPS_TESTS), *marked, "-k", f"[{op.name}-"]
+    if plan.device == "cuda":
+        for path in sorted((ROOT / "tests").rglob("test_*.py")):
+            if path != OPS_TESTS and "mark.gpu" in path.read_text():
+                yield path.stem, [str(path), *marked]
+
+
+def read_tests(file: Path) -> dict[str, Any]:
+    """Counts and the failures' first lines."""
+    if not file.exists():
+        return {"error": "it ended without a report"}
+    (suite,) = ElementTree.parse(file).getroot().iter("testsuite")
+    total, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+    failures = [
+        {"test": case.get("name"), "message": (bad.get("message") or "").split("\n")[0][:300]}
+        for case in suite.iter("testcase")
+        for bad in (*case.iter("failure"), *case.iter("error"))
+    ]
+    return {
+        "passed": total - skipped - len(failures),
+        "failed": len(failures),
+        "skipped": skipped,
+        "seconds": float(suite.get("time", 0)),
+        "failures": failures,
+    }

@@ -1,0 +1,84 @@
+"""vLLM on the same requests as benchmarks.gpu_engine, offline, on random weights of the same shape.
+
+python -m benchmarks.gpu_peer llama-3.1-8b --jobs chat:1000 --out FILE
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shapes import SHAPES, declare
+from benchmarks.workload import MIXES, Request
+
+MOST_ROWS, LONGEST = 512, 2056
+
+
+def load(folder: Path) -> Any:
+    from vllm import LLM  # type: ignore[import-not-found]
+
+    return LLM(
+        model=str(folder),
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        max_model_len=LONGEST,
+        max_num_seqs=MOST_ROWS,
+        max_num_batched_tokens=8192,
+        enable_prefix_caching=False,
+        gpu_memory_utilization=0.9,
+        seed=0,
+    )
+
+
+def serve(llm: Any, requests: Sequence[Request]) -> float:
+    """Seconds for all of them."""
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
+    wishes = [
+        SamplingParams(temperature=one.temperature, max_tokens=one.tokens, ignore_eos=True, detokenize=False)
+        for one in requests
+    ]
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, wishes, use_tqdm=False)
+    seconds = time.perf_counter() - start
+    if [len(one.outputs[0].token_ids) for one in outputs] != [request.tokens for request in requests]:
+        raise RuntimeError("a request has another length than it asked for")
+    return seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_peer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--jobs", nargs="+", required=True, help="MIX:REQUESTS")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file")
+    options = parser.parse_args(arguments)
+    import vllm
+
+    vocab = SHAPES[options.shape]["vocab_size"]
+    result: dict[str, Any] = {"shape": options.shape, "vllm": vllm.__version__, "jobs": {}}
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        llm = load(declare(options.shape, Path(folder)))
+        result["start_s"] = {"engine": time.perf_counter() - start}
+        serve(llm, MIXES["chat"](16, vocab))  # first-call costs are nobody's speed
+        for name in options.jobs:
+            mix, count = name.split(":")
+            requests = MIXES[mix](int(count), vocab)
+            seconds = serve(llm, requests)
+            out = sum(request.tokens for request in requests)
+            result["jobs"][name] = {"seconds": seconds, "new_tokens": out, "new_tokens_per_s": out / seconds}
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
+            print(f"vllm {options.shape} {name}: {out / seconds:,.0f} new tokens/s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,370 @@
+"""The GPU suite: its arithmetic on values made by hand, parts that fail or hang, and once all of it on a CPU."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import gpu
+from benchmarks.gpu_engine import KINDS, Bench, job, run
+from benchmarks.gpu_goals import GOALS, Goal
+from benchmarks.gpu_parts import CPU_PLAN, Plan, Suite, cuda_plan, groups_of, read_tests
+from benchmarks.gpu_run import Costs, Step, decoding, profiled
+from benchmarks.shapes import SHAPES
+from benchmarks.workload import chat, same, uniform
+from engine.kv.layout import layout
+from engine.models.config import normalised
+from engine.models.families import declaration
+from kernels.ops import OPS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# -- workloads ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_uniform_mix_is_nano_vllms():
+    made = uniform(256, 151936)
+    assert sum(len(request.prompt) for request in made) == 142_827
+    assert sum(request.tokens for request in made) == 133_966, "what nano-vllm's README counts"
+    assert all(100 <= len(request.prompt) <= 1024 and 100 <= request.tokens <= 1024 for request in made)
+
+
+def test_the_chat_mix_is_seeded_and_of_the_lengths_it_says():
+    made = chat(2000, 1000)
+    assert made == chat(2000, 1000) and made[:10] == chat(10, 1000) and made != chat(2000, 1000, seed=1)
+    prompts, replies = [len(request.prompt) for request in made], [request.tokens for request in made]
+    assert sorted(prompts)[1000] == pytest.approx(110, rel=0.06) and sum(prompts) / 2000 == pytest.approx(202, rel=0.06)
+    assert sorted(replies)[1000] == pytest.approx(140, rel=0.06) and sum(replies) / 2000 == pytest.approx(205, rel=0.06)
+    assert max(prompts) == max(replies) == 1024
+    assert all(0 <= token < 1000 for request in made for token in request.prompt)
+
+
+def test_prompts_of_one_length_share_no_beginning():
+    made = same(5, 40, 7, 97)
+    assert {len(request.prompt) for request in made} == {40} and {request.tokens for request in made} == {7}
+    assert len({request.prompt[:2] for request in made}) == 5
+
+
+# -- what is computed from what was seen -------------------------------------------------------------------------------
+
+
+def steps(*sizes):
+    return [Step(rows, tokens, 0.0, float(at)) for at, (rows, tokens) in enumerate(sizes)]
+
+
+def test_only_steps_count_in_which_all_rows_decode_and_did_before():
+    seen = steps((1, 64), (2, 65), (2, 2), (2, 2), (2, 2), (1, 1), (2, 2), (2, 2))
+    assert decoding(seen, 2) == [3, 4, 7]
+    assert decoding(seen, 1) == [] and decoding([], 1) == []
+
+
+def test_a_profile_tells_what_ran_in_the_window_and_how_long_the_device_waited():
+    """Two steps of 100 us from 800 to 1000; the last event ends at 1100, 100 us after them."""
+    events = [
+        ("early", 500.0, 700.0),
+        ("crossing", 700.0, 800.0),  # ends as the window begins
+        ("a", 800.0, 840.0),
+        ("b", 830.0, 850.0),  # 10 us beside a
+        ("a", 900.0, 950.0),
+        ("late", 1050.0, 1100.0),
+    ]
+    found = profiled(events, (-300.0, -100.0), 2, 100.0)
+    assert found["busy_us"] == 50.0 and found["gap_us"] == 50.0 and found["launches"] == 1.5
+    assert [(one["name"], one["us"], one["launches"]) for one in found["kernels"]] == [
+        ("a", 45.0, 1.0),
+        ("b", 10.0, 0.5),
+    ]
+    with pytest.raises(RuntimeError, match="saw nothing"):
+        profiled([], (-1.0, 0.0), 1, 1.0)
+
+
+def model(shape):
+    config = normalised(SHAPES[shape])
+    return declaration(config["architectures"][0])(config)
+
+
+def test_a_perfect_engine_reads_its_weights_and_its_keys():
+    """Llama 3.1 8B by hand: 8,030 M weights, of which the embedding's 525 M are looked up; 128 KiB of keys and values a
+    token; 32 heads of 128 in 32 layers."""
+    llama = model("llama-3.1-8b")
+    form = layout(llama, block_tokens=16, element_bytes=2)
+    costs = Costs.of(llama, form, 2 * 8_030_261_248)
+    embed = 128256 * 4096
+    assert costs.read_bytes == pytest.approx(2 * (8_030_261_248 - embed), rel=1e-9)
+    assert costs.kv_bytes == 128 << 10
+    norms = (2 * 32 + 1) * 4096
+    assert costs.flops == 2 * (8_030_261_248 - 2 * embed - norms) and costs.head_flops == 2 * embed
+    assert costs.attention_flops == 32 * 4 * 32 * 128
+    assert costs.decode(2, 10.0) == (
+        costs.read_bytes + 2 * 10 * (128 << 10),
+        2 * (costs.flops + costs.head_flops + 10 * costs.attention_flops),
+    )
+    assert costs.prefill(3) == 3 * costs.flops + (1 + 2 + 3) * costs.attention_flops + costs.head_flops
+    tied = model("qwen3-0.6b")
+    assert Costs.of(tied, layout(tied, block_tokens=16, element_bytes=2), 1000).read_bytes == 1000
+
+
+def test_shapes_have_the_sizes_of_their_models():
+    from engine.models.sources import elements, sources
+
+    counts = {name: elements(sources(model(name))) for name in ("qwen3-0.6b", "qwen3-1.7b", "llama-3.1-8b")}
+    assert counts == {"qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "llama-3.1-8b": 8_030_261_248}
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_read_as_they_are_named():
+    for text, rows, length in (("decode:32:512", 32, 1536), ("prefill:2048", 1, 2056), ("chat:1000", 512, 2056)):
+        assert (job(text).name, job(text).rows, job(text).length) == (text, rows, length)
+    for wrong in ("decode:32", "prefill:1:2", "other:1", "chat:x", "chat"):
+        with pytest.raises(argparse.ArgumentTypeError, match="must be one of decode:ROWS:CONTEXT"):
+            job(wrong)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_job_of_the_plan_is_one_that_an_engine_runs(quick):
+    plan = cuda_plan(quick)
+    assert set(plan.engines) <= set(SHAPES)
+    for jobs in plan.engines.values():
+        assert {job(text).kind for text in jobs} <= set(KINDS)
+        kinds = [job(text).kind for text in jobs]
+        assert kinds == sorted(kinds, key=lambda kind: kind == "profile"), "a profiler that fails costs no other job"
+
+
+def test_after_a_job_that_failed_the_engine_is_left_alone(tmp_path, capsys):
+    class Fake(Bench):
+        def __init__(self):
+            self.ran = []
+
+        def run(self, asked):
+            self.ran.append(asked.name)
+            if asked.name == "chat:2":
+                raise RuntimeError("no\nmemory")
+            return {"tokens_per_s": 5.0}
+
+    bench, out = Fake(), tmp_path / "engine.json"
+    assert run(bench, [job("prefill:5"), job("chat:2"), job("chat:3")], {"shape": "small", "jobs": {}}, out)
+    assert bench.ran == ["prefill:5", "chat:2"]
+    assert json.loads(out.read_text())["jobs"] == {
+        "prefill:5": {"tokens_per_s": 5.0},
+        "chat:2": {"error": "RuntimeError: no memory"},
+    }
+    assert "small prefill:5: tokens_per_s 5" in capsys.readouterr().out
+
+
+# -- goals -------------------------------------------------------------------------------------------------------------
+
+
+def row(op, case="some", us=10.0, moved=1 << 30, of_copy=0.5, flops=0, of_matmul=0.0):
+    time_ = {"us": us, "low": us, "high": us}
+    shares = {"of_copy": of_copy, "of_matmul": of_matmul}
+    return {"op": op, "case": case, "time": time_, "bytes": moved, "flops": flops} | shares
+
+
+def test_goals_are_found_in_the_results():
+    jobs = {
+        "decode:1:512": {"of_roof": 0.35},
+        "prefill:2048": {"tokens_per_s": 44_000.0},
+        "chat:200": {"new_tokens_per_s": 1.0},
+        "chat:1000": {"new_tokens_per_s": 12_500.0},
+    }
+    bench = [
+        row("decode_attention", of_copy=0.9),
+        row("decode_attention", of_copy=0.425),
+        row("decode_attention", moved=1 << 20, of_copy=0.01),
+        row("span_attention", flops=5, of_matmul=0.3),
+        row("rms_norm", us=2.0, moved=1000),
+        row("heads", us=4.0, moved=1000),
+        row("activation", of_copy=0.85),
+        row("sample", case="64x152064", us=120.0),
+        row("sample", case="1x15264x", us=999.0),
+        {**row("rms_norm"), "time": None},
+    ]
+    results = {
+        "engines": {
+            "llama-3.1-8b": {"jobs": jobs},
+            "qwen3-0.6b": {"jobs": {"uniform:256": {"error": "x"}, "profile:256:512": {"gap_us": 600.0}}},
+        },
+        "again": {"start_s": {"all": 5.0}},
+        "bench": {"rows": bench},
+    }
+    found = {goal.name: goal.line(results)[2:] for goal in GOALS}
+    assert found == {
+        "Llama-3.1-8B, decode of 1 row: share of the roof": ("35%", "50%"),
+        "Llama-3.1-8B, decode of 32 rows: share of the roof": ("–", ""),
+        "Llama-3.1-8B, prefill of 2,048 tokens": ("44,000 tokens/s", "110%"),
+        "Llama-3.1-8B, chat mix, new tokens": ("12,500 tokens/s", "100%"),
+        "Qwen3-0.6B, uniform mix, new tokens": ("–", ""),
+        "Qwen3-0.6B, 256 rows: the device waits": ("600 us a step", "50%"),
+        "Llama-3.1-8B, process to first token, kernels cached": ("5 s", "200%"),
+        "decode attention, large cases: least share of the copy rate": ("42%", "50%"),
+        "attention of spans: best share of the matmul rate": ("30%", "50%"),
+        "norms, heads, activation, large cases: least share of the copy rate": ("85%", "100%"),
+        "norms, heads, activation, small cases: median": ("3 us", "100%"),
+        "drawing tokens, 64 rows of 152,000: slowest": ("120 us", "50%"),
+    }
+    assert all(goal.line({})[2:] == ("–", "") for goal in GOALS)
+
+
+def test_the_page_of_kernels_has_the_goals():
+    page = (ROOT / "docs" / "kernels.md").read_text()
+    for goal in GOALS:
+        assert f"| {goal.name} | {goal.wanted} |" in page
+    assert Goal("x", 0.5, "%", lambda results: None).wanted == "≥ 50%"
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def suite(tmp_path):
+    (tmp_path / "logs").mkdir()
+    return Suite(tmp_path, CPU_PLAN, time.monotonic() + 60)
+
+
+def test_a_part_that_fails_costs_no_other(suite):
+    assert suite.run("bad", ["-c", "print('some words'); raise SystemExit(3)"], 30) == 3
+    assert suite.run("good", ["-c", "import os; print(os.environ['WORD'])"], 30, WORD="yes") == 0
+    suite.save()
+    parts = json.loads((suite.out / "results.json").read_text())["parts"]
+    assert parts["bad"]["code"] == 3 and parts["bad"]["tail"] == "some words\n"
+    assert parts["good"]["code"] == 0 and "tail" not in parts["good"]
+    assert suite.failed == ["bad"]
+    assert (suite.out / "logs" / "good.log").read_text() == "yes\n"
+
+
+def test_a_part_that_hangs_is_stopped_with_all_that_it_started(suite):
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    assert suite.run("slow", ["-c", code], 1.5) is None
+    assert suite.results["parts"]["slow"]["error"] == "stopped after 2 s"
+    child = int((suite.out / "logs" / "slow.log").read_text())
+    end = time.monotonic() + 10
+    while _runs(child) and time.monotonic() < end:
+        os.sched_yield()
+    assert not _runs(child)
+
+
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_has_no_time_left_is_not_started(suite):
+    suite.end = time.monotonic()
+    assert suite.run("late", ["-c", "open('started', 'w')"], 30) is None
+    assert suite.results["parts"]["late"]["error"] == "no time was left" and suite.failed == ["late"]
+
+
+def test_a_part_that_wrote_nothing_has_no_results(suite):
+    assert suite.read("nothing.json") == {}
+    (suite.out / "half.json").write_text('{"rows": [')
+    assert suite.read("half.json") == {}
+
+
+def test_tests_are_counted_and_failures_named(tmp_path):
+    (tmp_path / "test_some.py").write_text(
+        "import pytest\ndef test_good(): pass\ndef test_bad(): assert 1 == 2, 'reason'\n"
+        "@pytest.mark.skip\ndef test_skipped(): pass\n@pytest.fixture\ndef broken(): raise ValueError('broken')\n"
+        "def test_error(broken): pass\n"
+    )
+    file = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={file}", "test_some.py"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+    found = read_tests(file)
+    assert (found["passed"], found["failed"], found["skipped"]) == (1, 2, 1)
+    assert [one["test"] for one in found["failures"]] == ["test_bad", "test_error"]
+    assert "reason" in found["failures"][0]["message"]
+    assert "error" in read_tests(tmp_path / "nothing.xml")
+
+
+def test_groups_are_all_operations_and_every_other_file_with_a_test_for_a_gpu():
+    groups = dict(groups_of(cuda_plan(False)))
+    assert list(groups)[: len(OPS)] == [op.name for op in OPS]
+    others = {Path(arguments[0]).name for name, arguments in groups.items() if name not in {op.name for op in OPS}}
+    assert "test_memory.py" in others and "test_ops.py" not in others and "test_llm.py" not in others
+    assert all(arguments[1:3] == ["-m", "gpu"] for arguments in groups.values())
+
+
+def test_an_operations_group_has_its_tests_and_no_others():
+    name, arguments = next(groups_of(Plan("cpu", (), ("heads",), (), {}, None)))
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    tests = [line for line in done.stdout.splitlines() if "::" in line]
+    assert name == "heads" and tests and all("[heads-" in line for line in tests)
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_the_interpreter_runs_the_tests(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    called = []
+
+    def started(command, **rest):
+        called.append(command)
+        return subprocess.CompletedProcess(command, 7)
+
+    monkeypatch.setattr(gpu.subprocess, "run", started)
+    assert gpu.main(["--out", str(tmp_path / "out")]) == 7
+    assert capsys.readouterr().out == "benchmarks.gpu: no GPU here; the kernels' tests by the interpreter instead\n"
+    assert called[0][-1].endswith("tests/kernels/test_ops.py") and not (tmp_path / "out").exists()
+
+
+def test_parts_without_their_packages_are_left_out(suite):
+    def names(*absent):
+        return [name for name, _ in gpu.parts(suite, absent, None)]
+
+    assert names() == ["limits", "compile", "tests", "engine small", "bench", "again"]
+    assert names("msgspec") == ["limits", "compile", "tests", "bench"]
+    assert names("triton") == ["limits", "engine small", "again"]
+    assert names("pytest") == ["limits", "compile", "engine small", "bench", "again"]
+    assert [name for name, _ in gpu.parts(suite, (), "vllm")][-1] == "vllm small"
+
+
+@pytest.mark.slow
+def test_the_whole_suite_runs_on_a_cpu_with_only_the_packages_it_needs(tmp_path):
+    """As on a machine that lacks what the gateway needs: those packages cannot be imported."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "for name in ('pydantic', 'fastapi', 'orjson', 'llguidance', 'openai', 'jsonschema'):\n"
+        "    sys.modules[name] = None\n"
+    )
+    out = tmp_path / "out"
+    paths = os.pathsep.join(filter(None, [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH")]))
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--out", str(out)],
+        cwd=ROOT,
+        env=kept | {"PYTHONPATH": paths, "TRITON_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("needed and not here: nothing;") and "llguidance" in first and "pydantic" in first
+    results = json.loads((out / "results.json").read_text())
+    assert all(part["code"] == 0 for part in results["parts"].values())
+    assert results["limits"]["copy"] > 0 and results["tests"]["total"]["passed"] > 10
+    assert results["bench"]["rows"][0]["time"]["us"] > 0
+    jobs = results["engines"]["small"]["jobs"]
+    assert set(jobs) == set(CPU_PLAN.engines["small"])
+    assert all(found.get("tokens_per_s") or found.get("new_tokens_per_s") for found in jobs.values())
+    assert jobs["decode:4:16"]["rows"] == 4 and jobs["decode:4:16"]["steps"] > 100
+    start = results["again"]["start_s"]
+    assert {"process and imports", "reading", "loading", "allocating", "warming", "first token"} <= set(start)
+    assert start["all"] >= start["process and imports"] + start["engine"] + start["first token"]
+    assert len(results["table"]) == len(GOALS)
