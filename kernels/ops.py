@@ -2,6 +2,8 @@
 
 from kernels.activation import ACTIVATION
 from kernels.block_copy import BLOCK_COPY
+from kernels.decode_attention import DECODE_ATTENTION
+from kernels.decode_work import DECODE_WORK
 from kernels.embedding import EMBEDDING
 from kernels.finite import FINITE_ROWS
 from kernels.heads import HEADS
@@ -20,6 +22,8 @@ OPS: tuple[Op, ...] = (
     LAYER_NORM,
     ROPE_ANGLES,
     HEADS,
+    DECODE_WORK,
+    DECODE_ATTENTION,
     MATMUL,
     ACTIVATION,
     FINITE_ROWS,
