@@ -1,15 +1,21 @@
 """All operations that have a kernel of their own."""
 
 from kernels.activation import ACTIVATION
+from kernels.bad_words import BAD_WORDS
 from kernels.block_copy import BLOCK_COPY
+from kernels.cap_logits import CAP_LOGITS
 from kernels.embedding import EMBEDDING
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
+from kernels.logit_bias import LOGIT_BIAS
+from kernels.min_tokens import MIN_TOKENS
 from kernels.op import Op
+from kernels.penalties import PENALTIES
 from kernels.rms_norm import RMS_NORM
 from kernels.rope import ROPE_ANGLES
 from kernels.step_inputs import NEXT_TOKENS, STAGED_WRITES, STEP_INPUTS
+from kernels.token_mask import TOKEN_MASK
 
 OPS: tuple[Op, ...] = (
     STAGED_WRITES,
@@ -21,6 +27,12 @@ OPS: tuple[Op, ...] = (
     HEADS,
     MATMUL,
     ACTIVATION,
+    CAP_LOGITS,
+    TOKEN_MASK,
+    LOGIT_BIAS,
+    MIN_TOKENS,
+    PENALTIES,
+    BAD_WORDS,
     NEXT_TOKENS,
     BLOCK_COPY,
 )
