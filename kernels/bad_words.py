@@ -47,6 +47,7 @@ def bad_words_kernel(
     longest,
     logits_row,
     tokens_row,
+    VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program for each block of words."""
@@ -62,8 +63,9 @@ def bad_words_kernel(
         in_reply = place >= prompt
         token = tl.load(tokens + line * tokens_row + place, keep & in_reply, -2)
         differs += ((wanted >= 0) & (token != wanted)).to(tl.int32)
-    place = logits + row.to(tl.int64) * logits_row + tl.load(lasts + word, keep, 0)
-    tl.store(place, tl.full((BLOCK,), float("-inf"), tl.float32), keep & (differs == 0))
+    last = tl.load(lasts + word, keep, 0)
+    place = logits + row.to(tl.int64) * logits_row + last
+    tl.store(place, tl.full((BLOCK,), float("-inf"), tl.float32), keep & (differs == 0) & (last < VOCAB))
 
 
 def _triton(
@@ -82,6 +84,7 @@ def _triton(
         (-(-words // block),),
         *(logits, slot, lengths, tokens, prompt_tokens, rows, lasts, prefixes, words, prefixes.shape[1]),
         *(rows_of(logits, "logits"), rows_of(tokens, "tokens")),
+        VOCAB=logits.shape[1],
         BLOCK=block,
     )
     return logits

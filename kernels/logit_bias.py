@@ -15,11 +15,12 @@ def _reference(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> 
 
 
 @jit(varying=("count",))
-def logit_bias_kernel(logits, rows, tokens, values, count, logits_row, BLOCK: tl.constexpr):
+def logit_bias_kernel(logits, rows, tokens, values, count, logits_row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """One program for each block of entries."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     keep = at < count
     row, token = tl.load(rows + at, keep, 0).to(tl.int64), tl.load(tokens + at, keep, 0)
+    keep = keep & (token < VOCAB)
     place = logits + row * logits_row + token
     tl.store(place, tl.load(place, keep, 0.0) + tl.load(values + at, keep, 0.0), keep)
 
@@ -30,6 +31,7 @@ def _triton(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> Ten
         logit_bias_kernel,
         (-(-count // block),),
         *(logits, rows, tokens, values, count, rows_of(logits, "logits")),
+        VOCAB=logits.shape[1],
         BLOCK=block,
     )
     return logits

@@ -10,8 +10,8 @@ from kernels.op import Args, Case, Make, Op, nbytes
 
 
 def _reference(logits: Tensor, users: Tensor, stops: Tensor) -> Tensor:
-    """logits: [rows, vocab] fp32; users: [n] int32, different rows; stops: [n, most] int32, tokens, -1 behind the last →
-    logits, changed in place."""
+    """logits: [rows, vocab] fp32; users: [n] int32, different rows; stops: [n, most] int32, tokens, -1 behind the last.
+    → logits, changed in place."""
     chosen = users.long()
     barred = torch.zeros(len(users), logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
     barred.scatter_(1, stops.long() % (logits.shape[1] + 1), True)  # -1 is the place behind the vocabulary

@@ -14,8 +14,10 @@ from kernels.op import Op
 from kernels.penalties import PENALTIES
 from kernels.rms_norm import RMS_NORM
 from kernels.rope import ROPE_ANGLES
+from kernels.sample import SAMPLE
 from kernels.step_inputs import NEXT_TOKENS, STAGED_WRITES, STEP_INPUTS
 from kernels.token_mask import TOKEN_MASK
+from kernels.top_logprobs import TOP_LOGPROBS
 
 OPS: tuple[Op, ...] = (
     STAGED_WRITES,
@@ -33,6 +35,8 @@ OPS: tuple[Op, ...] = (
     MIN_TOKENS,
     PENALTIES,
     BAD_WORDS,
+    SAMPLE,
+    TOP_LOGPROBS,
     NEXT_TOKENS,
     BLOCK_COPY,
 )

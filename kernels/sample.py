@@ -3,286 +3,62 @@ tokens that min_p, top_k and top_p keep.
 
 `draw` looks at every logit once and finds the best of those that are surely kept; in rows with cuts it writes down the
 tokens of the bracket (see kernels/truncation.py), in any order. `finish` finds the border among these, and the best
-token of all. Equal scores: the lower id. Where a logit is NaN or infinite, the score is NaN; where none is possible, it
-is -inf. A row is cut into tiles of the vocabulary, and nothing depends on the rows beside it.
+token of all. Equal scores: the lower id. A row is cut into tiles of the vocabulary, and nothing depends on the rows
+beside it. Logits are read once, in rows with cuts twice, in wide ones three or four times.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.border import border_of, candidates
 from kernels.columns import DeviceColumns
-from kernels.float_order import best_of, key_value, keys, order_key
+from kernels.cuts import wide_sum
+from kernels.draw import draw_kernel
+from kernels.float_order import best_of, key_value, order_key
 from kernels.gumbel import noise, noise_key, noise_of
 from kernels.jit import jit, launch, power_of_2, rows_of, tl
-from kernels.op import Args, Case, Make, Op
-from kernels.truncation import (
-    CAPACITY,
-    PART,
-    TILE,
-    bracket,
-    brackets,
-    least_kept,
-    mass_of,
-    scaled,
-    wide_sum,
-)
+from kernels.op import Args, Case, Make, Op, sliced
+from kernels.truncation import CAPACITY, PART, TILE, brackets
 
 STRIP = 1024  # logits whose noise is computed together
 CHUNK = 512  # candidates looked at together
 
 
-@jit
-def _collect(
-    logits, t, narrow, start, end, at, step, values, tokens, tile,
-    VOCAB: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr, CAPACITY: tl.constexpr,
-):
-    """Writes down s and id of a tile's tokens from `start` to below `end` (of logits as they are where the bracket is
-    narrow), in strips, as above, at the places from `at` on, forward or (step -1) backward."""
-    for strip in range(0, TILE, STRIP):
-        token = tile * TILE + strip + tl.arange(0, STRIP)
-        x = tl.load(logits + token, token < VOCAB, float("-inf")).to(tl.float32)
-        s = scaled(x, t)
-        compared = tl.where(narrow, x, s)
-        inside = ((compared >= start) & (compared < end)).to(tl.int32)
-        count = tl.sum(inside, 0)
-        if count > 0:
-            out = at + step * (tl.cumsum(inside, 0) - 1)
-            keep = (inside > 0) & (out < CAPACITY) & (out >= 0)
-            tl.store(values + out, s, keep)
-            tl.store(tokens + out, token, keep)
-        at += step * count
+def _reference(
+    logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, cuts: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `sample`; ids, scores and kept."""
+    line = slot.long()
+    t = columns.temperature[line]
+    s = logits.float() / torch.where(t == 0, 1.0, t)[:, None]
+    keep = _kept(s, line, columns)
+    noise = noise_of(columns.seed_low[line], columns.seed_high[line], lengths, s.shape[1])
+    scores = torch.where(keep, s + torch.where(t == 0, 0.0, 1.0)[:, None] * noise, -torch.inf)
+    best, ids = scores.max(1)
+    best = torch.where(s.isnan().any(1) | (best == torch.inf), torch.nan, best)
+    fine = best.isfinite()
+    is_cut = (t > 0) & ((columns.top_k[line] > 0) | (columns.top_p[line] < 1) | (columns.log_min_p[line] > -torch.inf))
+    kept = torch.where(is_cut, (keep & (s > -torch.inf)).sum(1), s.shape[1])
+    return torch.where(fine, ids, 0).int(), best, torch.where(fine, kept, 0).int()
 
 
-@jit
-def _noisy_best(
-    logits, t, border, seed_low, seed_high, position, tile, VOCAB: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr
-):
-    """Key and id of the best token of a tile whose s is at or above the border. In strips, as the arithmetic of many
-    tokens at once takes more registers than there are."""
-    key, other = noise_key(seed_low, seed_high, position)
-    lane = tl.arange(0, STRIP)
-    best, where = tl.full((STRIP,), -0x80000000, tl.int32), lane
-    for strip in range(0, TILE, STRIP):
-        token = tile * TILE + strip + lane
-        s = scaled(tl.load(logits + token, token < VOCAB, float("-inf")).to(tl.float32), t)
-        score = tl.where(s < border, float("-inf"), s + noise(token, key, other))  # NaN stays
-        here = order_key(score)
-        better = here > best
-        best, where = tl.where(better, here, best), tl.where(better, token, where)
-    top = tl.max(best, 0)
-    return top, tl.min(tl.where(best == top, where, 0x7FFFFFFF), 0)
-
-
-@jit
-def draw_kernel(
-    logits,
-    slot,
-    lengths,
-    temperature,
-    top_k,
-    top_p,
-    top_p_rest,
-    log_min_p,
-    log_min_p_rest,
-    seed_low,
-    seed_high,
-    kind,
-    low,
-    peak,
-    total,
-    found,
-    rounds,
-    pivots,
-    counts,
-    masses,
-    ends,
-    base,
-    values,
-    tokens,
-    border,
-    above,
-    best,
-    first,
-    logits_row,
-    VOCAB: tl.constexpr,
-    TILES: tl.constexpr,
-    TILE: tl.constexpr,
-    PARTS: tl.constexpr,
-    PARTS_UP: tl.constexpr,
-    CAPACITY: tl.constexpr,
-    STRIP: tl.constexpr,
-    CUTS: tl.constexpr,
-):
-    """One program for each tile of a row. values, tokens: [rows, CAPACITY], of tokens in the bracket from the front and,
-    where there is place for all, of those above it from the back; else best, first: [rows, TILES] are the best of these.
-    border: [rows], the bracket's upper end; above: [rows, 2], count and mass from there."""
-    # from the last tile to the first: what the sketch read last is still in the cache
-    row, tile = tl.program_id(0), TILES - 1 - tl.program_id(1)
-    line = tl.load(slot + row)
-    t = tl.load(temperature + line)
-    own = logits + row.to(tl.int64) * logits_row
-    of, start, end = 0, float("-inf"), float("-inf")
-    best_key, best_token = -0x80000000, 0
-    sure = 1
-    if CUTS:
-        of = tl.load(kind + row)
-        sure = (of == 0).to(tl.int32)
-        if (of == 1) | (of == 2):
-            token = tile * TILE + tl.arange(0, TILE)
-            s = tl.load(own + token, token < VOCAB, float("-inf")).to(tl.float32)
-            if of == 1:  # a narrow bracket is of logits as they are
-                start, end = tl.load(low + row), float("inf")
-                high_count = tl.full((), 0, tl.int32)
-            else:
-                s = scaled(s, t)
-                k, mass, most = tl.load(top_k + line), tl.load(total + row), tl.load(peak + row)
-                p = wide_sum(tl.load(top_p + line), tl.load(top_p_rest + line))
-                drop = wide_sum(tl.load(log_min_p + line), tl.load(log_min_p_rest + line))
-                at = tl.load(rounds + row) * tl.num_programs(0) + row
-                start, end, count_end, mass_end, count_start = bracket(
-                    pivots, counts, masses, ends, base, at, PARTS, mass, most, k, p, drop, PARTS_UP
-                )
-                if tile == 0:
-                    tl.store(border + row, end)
-                    tl.store(above + row * 2, count_end)
-                    tl.store(above + row * 2 + 1, mass_end)
-                high_count = tl.sum((s >= end).to(tl.int32), 0)
-                if count_start > CAPACITY:  # there is no place for those that are surely kept
-                    sure = high_count
-                    high_count = 0
-            some, theirs = values + row.to(tl.int64) * CAPACITY, tokens + row.to(tl.int64) * CAPACITY
-            count = tl.sum(((s >= start) & (s < end)).to(tl.int32), 0)
-            if count > 0:
-                at = tl.atomic_add(found + row * 2, count)
-                _collect(own, t, of == 1, start, end, at, 1, some, theirs, tile, VOCAB, TILE, STRIP, CAPACITY)
-            if high_count > 0:
-                at = CAPACITY - 1 - tl.atomic_add(found + row * 2 + 1, high_count)
-                _collect(own, t, False, end, float("inf"), at, -1, some, theirs, tile, VOCAB, TILE, STRIP, CAPACITY)
-    if sure > 0:
-        if t == 0.0:
-            token = tile * TILE + tl.arange(0, TILE)
-            x = tl.load(own + token, token < VOCAB, float("-inf")).to(tl.float32)
-            best_key, best_token = best_of(x, token)
-        else:
-            best_key, best_token = _noisy_best(
-                own, t, end, tl.load(seed_low + line), tl.load(seed_high + line), tl.load(lengths + row), tile,
-                VOCAB, TILE, STRIP,
-            )
-    tl.store(best + row * TILES + tile, best_key)
-    tl.store(first + row * TILES + tile, best_token)
-
-
-@jit
-def _candidates(logits, values, tokens, at, keep, is_row, t):
-    """s and id of some candidates, or of some of a whole row's logits."""
-    token = at
-    if is_row:
-        s = scaled(tl.load(logits + at, keep, float("-inf")).to(tl.float32), t)
-    else:
-        s = tl.load(values + at, keep, float("-inf"))
-        token = tl.load(tokens + at, keep, 0)
-    return s, token
-
-
-@jit
-def _search(
-    logits, values, tokens, n, is_row, t, peak, tied, start, end, amount, target,
-    MASS: tl.constexpr, TIES: tl.constexpr, CHUNK: tl.constexpr,
-):
-    """The largest key at or above which the candidates' amount (mass, or their number) reaches the target, with the
-    amount above that key and the amount at or above it. Known: at `start` it does, with this amount; at `end` not. TIES:
-    of candidates whose key is `tied`, by falling ids."""
-    pivot = tl.arange(0, 8)
-    above = tl.full((), 0, tl.int64)
-    while end - start > 1:
-        value = start + (end - start) * (pivot + 1).to(tl.int64) // 9
-        sums = tl.zeros((8,), tl.int64)
-        for begin in range(0, n, CHUNK):
-            at = begin + tl.arange(0, CHUNK)
-            keep = at < n
-            s, token = _candidates(logits, values, tokens, at, keep, is_row, t)
-            key = order_key(s)
-            each = (keep.to(tl.int32) + key * 0).to(tl.int64)
-            if MASS:
-                each *= mass_of(s, peak)
-            if TIES:
-                each = tl.where(key == tied, each, 0)
-                key = -1 - token
-            sums += tl.sum(tl.where(key.to(tl.int64)[:, None] >= value[None, :], each[:, None], 0), 0)
-        enough = sums >= target
-        above = tl.max(tl.where(enough, above, sums), 0)
-        amount = tl.min(tl.where(enough, sums, amount), 0)
-        start, end = tl.max(tl.where(enough, value, start), 0), tl.min(tl.where(enough, end, value), 0)
-    return start, above, amount
-
-
-@jit
-def _border(
-    logits, values, tokens, n, is_row, t, peak, total, k, p, log_min_p, high, count_high, mass_high,
-    VOCAB: tl.constexpr, CHUNK: tl.constexpr,
-):
-    """Key and id of the last candidate that is kept. Kept already are count_high tokens of mass_high, at or above
-    `high`; if none of the candidates is, the border is there."""
-    lowest = order_key(least_kept(peak, log_min_p)).to(tl.int64)
-    tau, end = order_key(high).to(tl.int64), order_key(peak).to(tl.int64) + 1
-    count, mass = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64)
-    nothing = tau
-    for begin in range(0, n, CHUNK):
-        at = begin + tl.arange(0, CHUNK)
-        keep = at < n
-        s, token = _candidates(logits, values, tokens, at, keep, is_row, t)
-        key = order_key(s).to(tl.int64)
-        passes = keep & (key >= lowest)
-        count += tl.sum(passes.to(tl.int64), 0)
-        mass += tl.sum(tl.where(passes, mass_of(s, peak), 0), 0)
-        tau = tl.minimum(tau, tl.min(tl.where(passes, key, nothing), 0))
-    room = tl.full((), 1 << 62, tl.int64)  # how many of the candidates equal to the last one are kept
-    tied = tl.full((), 0, tl.int64)
-    left = mass
-    if (k > 0) & (count_high + count > k):
-        room = k - count_high
-        if room <= 0:
-            tau = nothing
-            left = tl.full((), 0, tl.int64)
-            mass = left
-        else:
-            tau, over, at = _search(
-                logits, values, tokens, n, is_row, t, peak, 0, tau, end, count, room, False, False, CHUNK
-            )
-            room, tied = room - over, at - over
-            each = mass_of(key_value(tau.to(tl.int32)), peak)
-            left = room * each
-            mass = tied * each
-            for begin in range(0, n, CHUNK):
-                place = begin + tl.arange(0, CHUNK)
-                keep = place < n
-                s, token = _candidates(logits, values, tokens, place, keep, is_row, t)
-                over = tl.sum(tl.where(keep & (order_key(s) > tau), mass_of(s, peak), 0), 0)
-                left += over
-                mass += over
-    if p < 1.0:
-        first = (k > 0) | (log_min_p > float("-inf"))
-        whole = tl.where(first, left + mass_high, total)
-        target = tl.maximum(tl.ceil(p * whole.to(tl.float64)).to(tl.int64), 1) - mass_high
-        if target <= 0:
-            tau = nothing
-            tied = tl.full((), 0, tl.int64)
-        elif target <= left:
-            before = tau
-            tau, over, at = _search(
-                logits, values, tokens, n, is_row, t, peak, 0, tau, end, mass, target, True, False, CHUNK
-            )
-            each = tl.maximum(mass_of(key_value(tau.to(tl.int32)), peak), 1)
-            needed, tied = (target - over + each - 1) // each, (at - over) // each
-            room = tl.where(tau == before, tl.minimum(room, needed), needed)
-    final = tl.full((), VOCAB - 1, tl.int64)
-    if room < tied:
-        end = tl.full((), 0, tl.int64)
-        key, over, at = _search(
-            logits, values, tokens, n, is_row, t, peak, tau, end - VOCAB, end, tied, room, False, True, CHUNK
-        )
-        final = -1 - key
-    return tau.to(tl.int32), final.to(tl.int32)
+def _kept(s: Tensor, line: Tensor, columns: DeviceColumns) -> Tensor:
+    """By sorting, in float64. s: [rows, vocab] → bool."""
+    values, order = s.sort(dim=1, descending=True, stable=True)
+    wide = values.double()
+    border = columns.log_min_p[line].double() + columns.log_min_p_rest[line].double()
+    count = (wide >= wide[:, :1] + border[:, None]).sum(1)
+    k = columns.top_k[line]
+    count = torch.where(k > 0, torch.minimum(count, k), count).clamp(min=1)
+    sums = (values - values[:, :1]).double().exp().cumsum(1)
+    p = columns.top_p[line].double() + columns.top_p_rest[line].double()
+    reached = (sums < p[:, None] * sums.gather(1, count[:, None] - 1)).sum(1) + 1
+    count = torch.where(p < 1, torch.minimum(count, reached), count)
+    count = torch.where(columns.temperature[line] == 0, s.shape[1], count)
+    first = torch.arange(s.shape[1], device=s.device) < count[:, None]
+    return torch.zeros_like(first).scatter_(1, order, first)
 
 
 @jit
@@ -348,7 +124,7 @@ def finish_kernel(
             p = wide_sum(tl.load(top_p + line), tl.load(top_p_rest + line))
             drop = wide_sum(tl.load(log_min_p + line), tl.load(log_min_p_rest + line))
             k, mass = tl.load(top_k + line), tl.load(total + row)
-            tau, final = _border(
+            tau, final = border_of(
                 own, some, theirs, n, is_row, t, most, mass, k, p, drop, high, count_high, mass_high, VOCAB, CHUNK
             )
             limit = key_value(tau)
@@ -358,7 +134,7 @@ def finish_kernel(
                 place = begin + tl.arange(0, CHUNK)
                 keep = place < n + more
                 place = tl.where(place < n, place, CAPACITY - 1 - (place - n))
-                s, token = _candidates(own, some, theirs, place, keep, is_row, t)
+                s, token = candidates(own, some, theirs, place, keep, is_row, t)
                 key = order_key(s)
                 keep = keep & ((key > tau) | ((key == tau) & (token <= final))) & (s > float("-inf"))
                 count += tl.sum(keep.to(tl.int32), 0)
@@ -434,3 +210,97 @@ def sample(
         **sizes,
     )
     return ids, scores, kept, floor, last
+
+
+def _triton(
+    logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, cuts: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return sample(logits, slot, lengths, columns, cuts)[:3]
+
+
+def _inputs(
+    make: Make,
+    rows: int,
+    vocab: int,
+    scale: float = 3.0,
+    step: float = 0.0,
+    temperature: tuple[float, ...] = (1.0,),
+    top_k: tuple[int, ...] = (0,),
+    top_p: tuple[float, ...] = (1.0,),
+    min_p: tuple[float, ...] = (0.0,),
+) -> Args:
+    """Parameters are repeated from slot to slot. step: logits are multiples of it, so that many are equal."""
+    logits = make.normal(rows, vocab, scale=scale)
+    if step:
+        logits = (logits / step).round() * step
+    slots = rows + 1
+
+    def column(values: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> Tensor:
+        return make.tensor([values[line % len(values)] for line in range(slots)], dtype)
+
+    p, drop = column(top_p), column(min_p).log()
+    high, low = p.float(), drop.float()
+    columns = DeviceColumns(
+        temperature=column(temperature, torch.float32),
+        top_k=column(top_k, torch.int32),
+        top_p=high,
+        top_p_rest=(p - high.double()).float(),
+        log_min_p=low,
+        log_min_p_rest=(drop - low.double()).nan_to_num(nan=0.0).float(),
+        seed_low=make.integers(-(2**31), 2**31, slots),
+        seed_high=make.integers(-(2**31), 2**31, slots),
+        repetition=column((1.0,), torch.float32),
+        frequency=column((0.0,), torch.float32),
+        presence=column((0.0,), torch.float32),
+        prompt_tokens=column((0,), torch.int32),
+    )
+    cuts = any(top_k) or min(top_p) < 1 or any(min_p)
+    return logits, make.permutation(slots)[:rows].contiguous(), make.integers(1, 1000, rows), columns, cuts
+
+
+def _peer(logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, cuts: bool) -> Tensor:
+    """With torch's own operations, for rows that all have the same parameters."""
+    p = (logits.float() / columns.temperature[slot.long()].clamp(min=0.01)[:, None]).softmax(1)
+    if cuts:
+        values, order = p.sort(1, descending=True)
+        values[values.cumsum(1) - values > columns.top_p[slot.long()][:, None]] = 0
+        p = torch.zeros_like(p).scatter_(1, order, values)
+    return p.div_(torch.empty_like(p).exponential_()).argmax(1)
+
+
+_MIX = {
+    "temperature": (1.0, 0.7, 0.0, 1.6, 0.01),
+    "top_k": (0, 3, 0, 50),
+    "top_p": (1.0, 0.9, 0.5),
+    "min_p": (0.0, 0.0, 0.05, 0.0, 0.3, 0.0, 0.001),
+}
+_SERVED = {"rows": 256, "vocab": 151936}
+
+SAMPLE = Op(
+    name="sample",
+    reference=_reference,
+    triton=_triton,
+    inputs=_inputs,
+    cases=(
+        Case("plain", {"rows": 4, "vocab": 97, "temperature": (0.0, 1.0, 0.7)}),
+        Case("mix", {"rows": 8, "vocab": 1000, **_MIX}),
+        Case("ties", {"rows": 7, "vocab": 600, "step": 0.5, **_MIX}),
+        Case("tiles", {"rows": 2, "vocab": 9001, "top_k": (0, 40), "top_p": (0.95,)}),
+        Case("wide", {"rows": 2, "vocab": 9001, "scale": 0.3, "top_p": (0.95,), "top_k": (0, 7000)}),
+        Case("one", {"rows": 1, "vocab": 1, "top_p": (0.5,)}),
+        Case("empty", {"rows": 0, "vocab": 32, "top_p": (0.5,)}),
+        Case("top_p-256x151936", {**_SERVED, "scale": 6.0, "top_p": (0.95,)}, bench=True),
+        Case("top_p-wide-256x151936", {**_SERVED, "scale": 3.0, "top_p": (0.95,)}, bench=True),
+        Case("top_p-flat-256x151936", {**_SERVED, "scale": 1.0, "top_p": (0.95,)}, bench=True),
+        Case("top_p-1x151936", {"rows": 1, "vocab": 151936, "scale": 6.0, "top_p": (0.95,)}, bench=True),
+        Case("top_k-top_p-256x151936", {**_SERVED, "top_k": (20,), "top_p": (0.8,)}, bench=True),
+        Case("plain-256x151936", dict(_SERVED), bench=True),
+        Case("greedy-256x151936", {**_SERVED, "temperature": (0.0,)}, bench=True),
+        Case("greedy-1x151936", {"rows": 1, "vocab": 151936, "temperature": (0.0,)}, bench=True),
+    ),
+    tolerance={torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 1e-6},
+    traffic=lambda logits, *rest: logits.nbytes,
+    alone=sliced(0, 1, 2),
+    strided=(0,),
+    peer=_peer,
+)

@@ -12,8 +12,8 @@ from kernels.op import Args, Case, Make, Op
 
 
 def _reference(logits: Tensor, users: Tensor, words: Tensor) -> Tensor:
-    """logits: [rows, vocab] fp32; users: [n] int32, different rows; words: [n, ceil(vocab / 32)] int32 → logits, changed
-    in place."""
+    """logits: [rows, vocab] fp32; users: [n] int32, different rows; words: [n, ceil(vocab / 32)] int32. → logits,
+    changed in place."""
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = (words[:, :, None] >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
     chosen = users.long()
