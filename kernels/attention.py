@@ -94,8 +94,8 @@ def check_pages(q: Tensor, pages: Tensor) -> None:
         raise ValueError(f"pages: {pages.dtype} where q is {q.dtype}; use {q.dtype} or torch.float8_e4m3fn")
     if not pages.is_contiguous() or pages.shape[2] != 2 or pages.shape[-1] != q.shape[-1] or pages.shape[-1] % 8:
         raise ValueError(
-            f"pages {tuple(pages.shape)}: must be contiguous, [blocks, layers, 2, block_tokens, kv_heads, dim], with dim "
-            f"a multiple of 8 and the one of q, {tuple(q.shape)}"
+            f"pages {tuple(pages.shape)}: must be contiguous, [blocks, layers, 2, block_tokens, kv_heads, dim], with "
+            f"dim a multiple of 8 and the one of q, {tuple(q.shape)}"
         )
     if q.shape[1] % pages.shape[4]:
         raise ValueError(f"{q.shape[1]} heads of q over {pages.shape[4]} of the pages: must divide")
@@ -203,6 +203,16 @@ def capped(scores, scale, softcap):
 
 
 @jit
+def weighed(scores, top, scale, SOFTCAP: tl.constexpr):
+    """Scores of one more tile, -inf where masked → its weights, the new top and what the sums so far are multiplied
+    with. A masked tile and one that has no mask come out alike: each weight is one `fma`."""
+    if SOFTCAP:
+        scale = 1.0
+    best = tl.maximum(top, tl.max(scores, 1) * scale)
+    return tl.exp2(tl.fma(scores, scale, -best[:, None])), best, tl.exp2(top - best)
+
+
+@jit
 def joined(acc, keep, more, add):
     """acc · keep + more · add; keep and add: one for each row."""
     return tl.fma(acc, keep[:, None], more * add[:, None])
@@ -217,3 +227,18 @@ def normalised(top, total, sink, v_scale, SINKS: tl.constexpr):
         keep = tl.exp2(top - best)
         return v_scale * keep / tl.fma(total, keep, tl.exp2(sink - best))
     return v_scale / total
+
+
+@jit
+def row_of(block, query_start, rows, BLOCK_Q: tl.constexpr):
+    """The row that this block of queries is for: each row has one block more than the whole ones that its tokens
+    touch."""
+    low = 0
+    high = rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_start + middle) // BLOCK_Q + middle <= block:
+            low = middle
+        else:
+            high = middle
+    return low

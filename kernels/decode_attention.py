@@ -34,6 +34,7 @@ from kernels.attention import (
     normalised,
     paged_inputs,
     paged_traffic,
+    weighed,
 )
 from kernels.decode_work import CHUNKS, DECODE_WORK, empty_work
 from kernels.jit import jit, launch, power_of_2, programs, tl
@@ -179,16 +180,11 @@ def decode_attention_kernel(
                 scores = tl.dot(q_2, tl.trans(k_2), scores, input_precision="ieee")
                 if SOFTCAP:
                     scores = capped(scores, scale, softcap)
-                else:
-                    scores *= scale
                 scores = tl.where(seen[None, :], scores, float("-inf"))
-                best = tl.maximum(part_top, tl.max(scores, 1))
-                fade = tl.exp2(part_top - best)
-                weight = tl.exp2(scores - best[:, None])
-                weights = weights * fade[:, None] + weight
+                weight, part_top, fade = weighed(scores, part_top, scale, SOFTCAP)
+                weights = tl.fma(weights, fade[:, None], weight)
                 part = tl.dot(weight.to(TYPE), v_1, part * fade[:, None], input_precision="ieee")
                 part_2 = tl.dot(weight.to(TYPE), v_2, part_2 * fade[:, None], input_precision="ieee")
-                part_top = best
             best = tl.maximum(top, part_top)
             keep = tl.exp2(top - best)
             add = tl.exp2(part_top - best)

@@ -7,6 +7,7 @@ from kernels.cap_logits import CAP_LOGITS
 from kernels.decode_attention import DECODE_ATTENTION
 from kernels.decode_work import DECODE_WORK
 from kernels.embedding import EMBEDDING
+from kernels.encoder_attention import ENCODER_ATTENTION
 from kernels.finite import FINITE_ROWS
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
@@ -15,6 +16,7 @@ from kernels.logit_bias import LOGIT_BIAS
 from kernels.min_tokens import MIN_TOKENS
 from kernels.op import Op
 from kernels.penalties import PENALTIES
+from kernels.prefill_attention import PREFILL_ATTENTION
 from kernels.rms_norm import RMS_NORM
 from kernels.rope import ROPE_ANGLES
 from kernels.sample import SAMPLE
@@ -32,6 +34,8 @@ OPS: tuple[Op, ...] = (
     HEADS,
     DECODE_WORK,
     DECODE_ATTENTION,
+    PREFILL_ATTENTION,
+    ENCODER_ATTENTION,
     MATMUL,
     ACTIVATION,
     FINITE_ROWS,
