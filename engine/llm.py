@@ -276,7 +276,7 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
             "model": str(path),
             "device": device,
             "dtype": dtype,
-            "kv_dtype": dtype,
+            "kv_dtype": "float16" if overrides.get("weights", "stored") != "stored" else dtype,
             "kv_bytes": 1,
             "max_context": checkpoint.model.max_context,
             "threads": torch.get_num_threads(),

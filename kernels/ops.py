@@ -1,16 +1,28 @@
 """All operations that have a kernel of their own."""
 
 from kernels.activation import ACTIVATION
+from kernels.bad_words import BAD_WORDS
 from kernels.block_copy import BLOCK_COPY
+from kernels.cap_logits import CAP_LOGITS
+from kernels.decode_attention import DECODE_ATTENTION
+from kernels.decode_work import DECODE_WORK
 from kernels.embedding import EMBEDDING
+from kernels.encoder_attention import ENCODER_ATTENTION
 from kernels.finite import FINITE_ROWS
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
+from kernels.logit_bias import LOGIT_BIAS
+from kernels.min_tokens import MIN_TOKENS
 from kernels.op import Op
+from kernels.penalties import PENALTIES
+from kernels.prefill_attention import PREFILL_ATTENTION
 from kernels.rms_norm import RMS_NORM
 from kernels.rope import ROPE_ANGLES
+from kernels.sample import SAMPLE
 from kernels.step_inputs import NEXT_TOKENS, STAGED_WRITES, STEP_INPUTS
+from kernels.token_mask import TOKEN_MASK
+from kernels.top_logprobs import TOP_LOGPROBS
 
 OPS: tuple[Op, ...] = (
     STAGED_WRITES,
@@ -20,9 +32,21 @@ OPS: tuple[Op, ...] = (
     LAYER_NORM,
     ROPE_ANGLES,
     HEADS,
+    DECODE_WORK,
+    DECODE_ATTENTION,
+    PREFILL_ATTENTION,
+    ENCODER_ATTENTION,
     MATMUL,
     ACTIVATION,
     FINITE_ROWS,
+    CAP_LOGITS,
+    TOKEN_MASK,
+    LOGIT_BIAS,
+    MIN_TOKENS,
+    PENALTIES,
+    BAD_WORDS,
+    SAMPLE,
+    TOP_LOGPROBS,
     NEXT_TOKENS,
     BLOCK_COPY,
 )

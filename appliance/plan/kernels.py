@@ -96,8 +96,10 @@ def weight_bits(settings: Settings, checkpoint: Checkpoint, chosen: str) -> Choi
     return Choice(wanted)
 
 
-def kv_type(settings: Settings, machine: Machine, dtype: Dtype, chosen: str) -> Choice[KVDtype]:
+def kv_type(settings: Settings, machine: Machine, dtype: Dtype, chosen: str, weights: WeightBits) -> Choice[KVDtype]:
     wanted = settings.manifest.quantization.kv_cache
+    if wanted == "auto" and weights != "stored":
+        return Choice("float16", f"half the bytes, and far more exact than {weights} weights")
     if wanted == "auto":
         return Choice(dtype, "the type of the activations")
     if wanted == "fp8":

@@ -69,7 +69,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
     dtype = dtype_of(settings, checkpoint, machine, device.value)
     chosen = kernels(settings, machine, device.value, dtype.value)
     weights = weight_bits(settings, checkpoint, chosen.value)
-    kv_dtype = kv_type(settings, machine, dtype.value, chosen.value)
+    kv_dtype = kv_type(settings, machine, dtype.value, chosen.value, weights.value)
     sizes = graph_sizes(settings, chosen.value)
     threads = _threads(manifest, machine)
     step_tokens = _step_tokens(manifest, device.value)

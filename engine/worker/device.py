@@ -72,9 +72,9 @@ class DeviceRunner:
         self._upload.check(plan)
         count = len(rows.slots)
         prepared = self._sampler.prepare(
-            self._host.columns,
             rows.slots[rows.sampling],
             rows.ends[rows.sampling],
+            self._host.columns,
             {number: masks[row] for number, row in enumerate(rows.sampling.tolist()) if row in masks},
         )
         out = self._forward(rows)

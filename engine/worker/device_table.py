@@ -14,8 +14,9 @@ from torch import Tensor
 from engine.core.plan import StepPlan
 from engine.kv.layout import Layout, blocks_of
 from engine.sampling.columns import Columns
-from engine.sampling.device import FIELDS, DeviceColumns, column_words
+from engine.sampling.device_columns import staged
 from engine.worker.rows import PlanRows
+from kernels.columns import FIELDS, DeviceColumns
 from kernels.step_inputs import STAGED_WRITES
 
 _ALIGNED = 32  # words: columns begin at multiples of 128 bytes
@@ -42,7 +43,7 @@ class DeviceTable:
         self.tables = pieces[1].view(groups, slots, blocks)
         self.rope_lengths = pieces[2]
         fields = pieces[3].view(len(FIELDS), -1)
-        self.columns = DeviceColumns(fields)
+        self.columns = DeviceColumns.of(fields)
         self._starts, self._width, self._blocks, self._line = starts, width, blocks, fields.shape[1]
         self._filled = np.zeros((slots, groups), np.int64)
         self._slots = slots
@@ -60,8 +61,7 @@ class DeviceTable:
             yield rope_start + new.slot, np.array([new.rope_length], np.int32)
         if plan.new:
             slots = np.array([new.slot for new in plan.new])
-            words = column_words(columns, slots)
-            for field, values in enumerate(words):
+            for field, values in enumerate(staged(columns, slots)):
                 for slot, value in zip(slots.tolist(), values, strict=True):
                     yield field_start + field * self._line + slot, value.reshape(1)
         for row in plan.rows:

@@ -314,6 +314,13 @@ def test_pages_of_8_bits_halve_the_blocks(tmp_path: Path) -> None:
     assert small.engines[0].kv_dtype == "fp8" and 2 * small.memory.block_bytes == plain.memory.block_bytes
 
 
+def test_beside_rounded_weights_pages_are_float16(tmp_path: Path) -> None:
+    found = planned(tmp_path, "quantization.weights=int8", machine=COMPILED)
+    assert found.engines[0].kv_dtype == "float16" and "int8" in reason(found, "quantization.kv_cache")[1]
+    asked = planned(tmp_path, "quantization.weights=int8", "quantization.kv_cache=float32", machine=COMPILED)
+    assert asked.engines[0].kv_dtype == "float32"
+
+
 def test_a_pool_whose_size_is_given_is_not_measured(tmp_path: Path) -> None:
     assert not planned(tmp_path, "hardware.kv_cache_memory=1GiB", machine=GPU_KERNELS).engines[0].kv_measured
     assert not planned(tmp_path).engines[0].kv_measured

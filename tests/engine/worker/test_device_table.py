@@ -62,7 +62,12 @@ def test_tokens_blocks_and_columns_arrive(pair):
     pair.check(3, 9)
     pair.check(1, 2)
     columns = pair.device.columns
-    assert (columns.temperature[3], columns.top_p[3], columns.top_k[3], columns.min_p[1]) == (0.5, 0.25, 7, 0.125)
+    assert (columns.temperature[3], columns.top_p[3], columns.top_k[3], columns.log_min_p[1].exp()) == (
+        0.5,
+        0.25,
+        7,
+        0.125,
+    )
     assert (int(columns.seed_low[3]) % 2**32) + (int(columns.seed_high[3]) % 2**32 << 32) == 2**63 + 5
     assert pair.upload.slot[:2].tolist() == [3, 1] and pair.upload.first[:2].tolist() == [0, 0]
     assert pair.upload.query_start[:4].tolist() == [0, 9, 11, 11]
@@ -101,7 +106,8 @@ def test_columns_of_other_slots_stay(pair):
 
 
 def test_every_sampling_column_has_its_field():
-    """A parameter that the host keeps by slot and no kernel could read would be lost on a device."""
+    """A parameter that the host keeps by slot and no kernel could read would be lost on a device. `min_tokens` the host
+    looks at itself, as it knows how long each sequence is."""
     dense = {name for name, value in vars(Columns(2, VOCAB)).items() if isinstance(value, np.ndarray)}
     table = DeviceTable(slots=2, max_context=4, layout=FORM, device=torch.device("cpu"))
-    assert dense - {"seed"} <= set(dir(table.columns))
+    assert dense - {"seed", "min_p", "min_tokens"} <= set(dir(table.columns))

@@ -1,0 +1,244 @@
+"""What the attention operations share: their meaning in torch, and pieces of their Triton bodies.
+
+    out = softmax(c · tanh(scale · q kᵀ / c) + mask) v      (without `softcap` c: softmax(scale · q kᵀ + mask) v)
+
+Position p sees positions max(0, p - window + 1) … p. A head's sink is a logit more in the denominator, whose value is
+zero (arXiv:2309.17453, learned as in gpt-oss). Query heads come in groups of heads / kv_heads that share keys and
+values. Pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; in float8_e4m3fn they hold x / k_scale and x / v_scale.
+
+In Triton a softmax under way is (acc, top, total): sums of 2^(s - top) v and of 2^(s - top), where s is the score times
+log2(e) and `top` the largest so far. Before the first key top is -1e30 and not -inf, whose differences are NaN. All
+products and sums that must come out the same in several kernels are written as one `fma`, so that no compiler chooses.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from kernels.jit import interpreted, jit, tl, triton
+from kernels.op import Make
+
+if triton is None or interpreted():
+
+    def cuda_capability_geq(major: int, minor: int) -> bool:
+        """Whether a kernel is compiled for such an NVIDIA GPU."""
+        return False
+else:
+    from triton.language.target_info import cuda_capability_geq
+
+LOG2_E = math.log2(math.e)
+SEEN_ALL = 2**30  # a window that no sequence reaches
+SCORE_ELEMENTS = 1 << 27  # of one slice of scores in the reference
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """q: [tokens, heads, dim]; k, v: [length, kv_heads, dim]; seen: [tokens, length] bool; sinks: [heads] → fp32. Every
+    token sees a key."""
+    step = max(1, SCORE_ELEMENTS // max(1, q.shape[1] * k.shape[0]))
+    pieces = [
+        _attend(q[at : at + step].float(), k.float(), v.float(), seen[at : at + step], scale, softcap, sinks)
+        for at in range(0, q.shape[0], step)
+    ]
+    return torch.cat(pieces) if pieces else q.float()
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    scores = torch.einsum("tkgd,lkd->kgtl", q.unflatten(1, (k.shape[1], -1)), k).flatten(0, 1) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if sinks is not None:
+        sink = sinks.float().view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+        scores = torch.cat((scores, sink), -1)
+    weights = scores.softmax(-1)[..., : k.shape[0]].unflatten(0, (k.shape[1], -1))
+    return torch.einsum("kgtl,lkd->tkgd", weights, v).flatten(1, 2)
+
+
+def gathered(pages: Tensor, layer: int, blocks: Tensor, k_scale: float, v_scale: float) -> tuple[Tensor, Tensor]:
+    """Keys and values of these blocks, [tokens, kv_heads, dim] fp32."""
+    planes = pages[blocks.long(), layer].float()  # [blocks, 2, block_tokens, kv_heads, dim]
+    return planes[:, 0].flatten(0, 1) * k_scale, planes[:, 1].flatten(0, 1) * v_scale
+
+
+def causal(query: Tensor, key: Tensor, window: int | None) -> Tensor:
+    """Which of the positions `key` each of the positions `query` sees, [queries, keys]."""
+    distance = query.unsqueeze(1) - key
+    return (distance >= 0) & (distance < (SEEN_ALL if window is None else window))
+
+
+def check_options(window: int | None, softcap: float | None, scale: float) -> None:
+    if window is not None and window < 1:
+        raise ValueError(f"window={window}: a position sees itself at least; None is no window")
+    if softcap is not None and softcap <= 0:
+        raise ValueError(f"softcap={softcap}: must be above 0; None is no softcap")
+    if scale <= 0:
+        raise ValueError(f"scale={scale}: must be above 0")
+
+
+def check_heads(x: Tensor, name: str) -> int:
+    """Elements from one row of x to the next. Raises ValueError unless the heads of a row lie together."""
+    if x.shape[0] and (x.stride(2) != 1 or x.stride(1) != x.shape[2]):
+        raise ValueError(f"{name}: the heads of a row must lie together, not at strides {x.stride()[1:]}")
+    return x.stride(0)
+
+
+def check_pages(q: Tensor, pages: Tensor) -> None:
+    if pages.dtype not in (q.dtype, torch.float8_e4m3fn):
+        raise ValueError(f"pages: {pages.dtype} where q is {q.dtype}; use {q.dtype} or torch.float8_e4m3fn")
+    if not pages.is_contiguous() or pages.shape[2] != 2 or pages.shape[-1] != q.shape[-1] or pages.shape[-1] % 8:
+        raise ValueError(
+            f"pages {tuple(pages.shape)}: must be contiguous, [blocks, layers, 2, block_tokens, kv_heads, dim], with "
+            f"dim a multiple of 8 and the one of q, {tuple(q.shape)}"
+        )
+    if q.shape[1] % pages.shape[4]:
+        raise ValueError(f"{q.shape[1]} heads of q over {pages.shape[4]} of the pages: must divide")
+
+
+def compute_type(q: Tensor, pages: Tensor) -> object:
+    """The type in which products are taken. Each 8-bit float is a half, exactly, and so is a weight more precise."""
+    types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+    return tl.float16 if pages.dtype.itemsize == 1 and q.dtype.itemsize == 2 else types[q.dtype]
+
+
+def paged_inputs(
+    make: Make,
+    rows: Sequence[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    block_tokens: int = 16,
+    layers: int = 1,
+    fp8: bool = False,
+    window: int | None = None,
+) -> tuple[Tensor, ...]:
+    """rows: tokens to compute and length of each; (0, 0) is a padded one. Blocks before the window of a row's first
+    token are released. → q, pages, table, slot, query_start, lengths, out."""
+    blocks = [-(-length // block_tokens) for _, length in rows]
+    slots = len(rows) + 2
+    tokens = sum(count for count, _ in rows)
+    q = make.normal(tokens, heads, dim)
+    pages = make.normal(1 + sum(blocks), layers, 2, block_tokens, kv_heads, dim)
+    slot = make.permutation(slots)[: len(rows)].contiguous()
+    ids = make.permutation(sum(blocks)) + 1
+    table = make.zeros(slots, max(blocks, default=0) + 1, dtype=torch.int32)
+    if not make.meta:
+        at = 0
+        for (count, length), number, line in zip(rows, blocks, slot.tolist(), strict=True):
+            released = max(0, length - count - window + 1) // block_tokens if window else 0
+            table[line, released:number] = ids[at + released : at + number]
+            at += number
+    start = make.tensor(list(accumulate((count for count, _ in rows), initial=0)))
+    lengths = make.tensor([length for _, length in rows])
+    pages = pages.to(torch.float8_e4m3fn) if fp8 else pages
+    return q, pages, table, slot, start, lengths, make.normal(tokens, heads, dim)
+
+
+def read_keys(query_start: Tensor, lengths: Tensor, window: int | None, single: bool) -> int:
+    """Keys that the rows of one token, or those of several, read."""
+    keys = 0
+    for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
+        if count and (count == 1) == single:
+            keys += min(length, (window or SEEN_ALL) + count - 1)
+    return keys
+
+
+def paged_traffic(
+    q: Tensor, pages: Tensor, query_start: Tensor, lengths: Tensor, window: int | None, single: bool
+) -> int:
+    """Bytes of the keys and values that rows read, of q and of the output. Lengths are not known on the meta device:
+    all pages of the layer there."""
+    if lengths.is_meta:
+        return pages.nbytes // pages.shape[1] + 2 * q.nbytes
+    token = 2 * pages[0, 0, 0, 0].nbytes
+    return token * read_keys(query_start, lengths, window, single) + 2 * q.nbytes
+
+
+@jit
+def halves(x):
+    """Two e4m3 in each int16 → the first and the second of each pair, in half precision."""
+    if cuda_capability_geq(8, 9):  # it has an instruction for this
+        # bytes 0 1 2 3 → 0 2 1 3: the firsts of two pairs, then the seconds, two of which are converted at once
+        first, second = tl.inline_asm_elementwise(
+            """{
+            .reg .b32 sorted;
+            .reg .b16 firsts, seconds;
+            prmt.b32 sorted, $2, $2, 0x3120;
+            mov.b32 {firsts, seconds}, sorted;
+            cvt.rn.f16x2.e4m3x2 $0, firsts;
+            cvt.rn.f16x2.e4m3x2 $1, seconds;
+            }""",
+            "=r,=r,r",
+            [x],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        # sign, 4 bits of exponent and 3 of mantissa where a half has them; its exponent counts from 15 and not from 7
+        first = (((x << 8) & -0x8000) | ((x << 7) & 0x3F80)).to(tl.float16, bitcast=True) * 256.0
+        second = ((x & -0x8000) | ((x >> 1) & 0x3F80)).to(tl.float16, bitcast=True) * 256.0
+    return first, second
+
+
+@jit
+def narrowed(x, TYPE: tl.constexpr):
+    """x in the type of products. A bf16 beyond the range of a half becomes its largest number."""
+    if TYPE == tl.float16:  # noqa: SIM300
+        x = tl.clamp(x.to(tl.float32), -65504.0, 65504.0)
+    return x.to(TYPE)
+
+
+@jit
+def capped(scores, scale, softcap):
+    """softcap · tanh(scale · scores / softcap) · log2(e), exact to fp32: by 1 - 2 / (e^2x + 1)."""
+    grown = tl.exp2(scores * (scale / softcap * 2.0))  # scale has log2(e) in it
+    return softcap * 1.4426950408889634 * (1.0 - 2.0 / (grown + 1.0))
+
+
+@jit
+def weighed(scores, top, scale, SOFTCAP: tl.constexpr):
+    """Scores of one more tile, -inf where masked → its weights, the new top and what the sums so far are multiplied
+    with. A masked tile and one that has no mask come out alike: each weight is one `fma`."""
+    if SOFTCAP:
+        scale = 1.0
+    best = tl.maximum(top, tl.max(scores, 1) * scale)
+    return tl.exp2(tl.fma(scores, scale, -best[:, None])), best, tl.exp2(top - best)
+
+
+@jit
+def joined(acc, keep, more, add):
+    """acc · keep + more · add; keep and add: one for each row."""
+    return tl.fma(acc, keep[:, None], more * add[:, None])
+
+
+@jit
+def normalised(top, total, sink, v_scale, SINKS: tl.constexpr):
+    """What each row of acc is multiplied with at the end."""
+    if SINKS:
+        sink *= 1.4426950408889634
+        best = tl.maximum(top, sink)
+        keep = tl.exp2(top - best)
+        return v_scale * keep / tl.fma(total, keep, tl.exp2(sink - best))
+    return v_scale / total
+
+
+@jit
+def row_of(block, query_start, rows, BLOCK_Q: tl.constexpr):
+    """The row that this block of queries is for: each row has one block more than the whole ones that its tokens
+    touch."""
+    low = 0
+    high = rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_start + middle) // BLOCK_Q + middle <= block:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,41 @@
+"""What the kernels that cut a row's tokens agree on: the order and the weights of tokens, and the border of min_p.
+
+s = logit / temperature; the mass of a token is exp(s - largest s) in units of 2^-40: whole numbers, so that a sum does
+not depend on its order.
+"""
+
+from kernels.float_order import key_value, order_key
+from kernels.jit import jit, tl
+
+
+@jit
+def wide_sum(x, rest):
+    """The float64 of two fractions."""
+    return x.to(tl.float64) + rest.to(tl.float64)
+
+
+@jit
+def is_cut(temperature, top_k, top_p, log_min_p):
+    return (temperature > 0.0) & ((top_k > 0) | (top_p < 1.0) | (log_min_p > float("-inf")))
+
+
+@jit
+def scaled(x, temperature):
+    """s of fp32 logits: the division is exact, as equal s are told apart by their ids."""
+    if temperature != 1.0:
+        x = tl.div_rn(x, temperature)
+    return x
+
+
+@jit
+def mass_of(s, peak):
+    """int64 in units of 2^-40."""
+    return (tl.exp2((s - peak) * 1.4426950408889634) * 1099511627776.0).to(tl.int64)
+
+
+@jit
+def least_kept(peak, log_min_p):
+    """The least fp32 that is not below peak + log_min_p (float64)."""
+    exact = peak.to(tl.float64) + log_min_p
+    rounded = exact.to(tl.float32)
+    return tl.where(rounded.to(tl.float64) < exact, key_value(order_key(rounded) + 1), rounded)

@@ -1,0 +1,445 @@
+"""Attention of rows with one new token over their pages, see kernels/attention.py for what it computes.
+
+The keys that are read and how they are divided into items come from `decode_work`, made once for all layers with the
+same window. A program takes items until there is none left, so a row's result depends neither on the other rows nor on
+how many programs there are; rows of several items are summed up by a second kernel. The tile of a program is the whole
+group of query heads of one KV head, padded to 16: keys and values are read once, in the order of memory by neighbouring
+programs, and multiplied by the small matrix instructions, which take less than a third of a Hopper's issue slots here
+(S = q kᵀ; kᵀ first, for the large ones, needs no fewer instructions and four times the memory of a tile).
+
+A head's dims are held as two halves: the lower and the upper one, or of 8-bit pages the even and the odd ones, which
+are loaded as pairs and converted in registers where they are.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.attention import (
+    LOG2_E,
+    SEEN_ALL,
+    attend,
+    capped,
+    causal,
+    check_heads,
+    check_options,
+    check_pages,
+    compute_type,
+    gathered,
+    halves,
+    joined,
+    narrowed,
+    normalised,
+    paged_inputs,
+    paged_traffic,
+    weighed,
+)
+from kernels.decode_work import CHUNKS, DECODE_WORK, empty_work
+from kernels.jit import jit, launch, power_of_2, programs, tl
+from kernels.op import Args, Case, Make, Op
+from kernels.tuning import settings
+
+
+def _reference(
+    q: Tensor,
+    pages: Tensor,
+    layer: int,
+    table: Tensor,
+    slot: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    work: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[Tensor]:
+    """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
+    table: [slots, blocks] int32, of which row i of the step has line slot[i]; slot, lengths: [rows] int32; query_start:
+    [rows + 1] int32; work: of decode_work for these rows and this window; sinks: [heads] fp32 → out: [tokens, heads,
+    dim], of which the rows of one token are written."""
+    bt = pages.shape[3]
+    for row, (first, stop) in enumerate(zip(query_start.tolist(), query_start.tolist()[1:], strict=False)):
+        if stop - first != 1:
+            continue
+        length = int(lengths[row])
+        begin = 0 if window is None else max(0, length - window) // bt * bt
+        blocks = table[slot[row], begin // bt : -(-length // bt)]
+        k, v = gathered(pages, layer, blocks, k_scale, v_scale)
+        key = torch.arange(begin, length, device=q.device)
+        seen = causal(key[-1:], key, window)
+        out[first:stop] = attend(q[first:stop], k[: key.shape[0]], v[: key.shape[0]], seen, scale, softcap, sinks)
+    return (out,)
+
+
+@jit
+def _load(place, seen, ELEMENTS: tl.constexpr, PAIRS: tl.constexpr, TYPE: tl.constexpr):
+    """Both halves of a head's dims for each key, in the type of products. ELEMENTS: how many there are to load."""
+    HALF: tl.constexpr = place.shape[1]
+    half = tl.arange(0, HALF)[None, :]
+    keep = seen[:, None]
+    if PAIRS:
+        first, second = halves(tl.load(place, keep if ELEMENTS == HALF else keep & (half < ELEMENTS), 0))
+    else:
+        first = tl.load(place, keep, 0.0)
+        more = keep if ELEMENTS == 2 * HALF else keep & (half < ELEMENTS - HALF)
+        second = tl.load(place + HALF, more, 0.0)
+    return first.to(TYPE), second.to(TYPE)
+
+
+@jit(varying=("layer", "first_item"))
+def decode_attention_kernel(
+    q,
+    pages,
+    table,
+    slot,
+    query_start,
+    lengths,
+    work,
+    sinks,
+    out,
+    sums,
+    stats,
+    layer,
+    first_item,
+    q_row,
+    out_row,
+    table_row,
+    scale,
+    softcap,
+    v_scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    LAYERS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    TYPE: tl.constexpr,
+    GROUP: tl.constexpr,
+    HALF: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Takes pairs of an item and a KV head until none is left."""
+    ELEMENTS: tl.constexpr = 2 if PAIRS else 1  # of the pages in one that is loaded
+    PAGE: tl.constexpr = BLOCK_TOKENS * KV_HEADS * DIM // ELEMENTS
+    half = tl.arange(0, HALF)
+    dim = half * ELEMENTS
+    dim_2 = dim + (1 if PAIRS else HALF)
+    units = tl.load(work) * KV_HEADS
+    unit = tl.atomic_add(work + 2, 1, sem="relaxed")
+    while unit < units:
+        item = unit // KV_HEADS
+        kv_head = unit % KV_HEADS
+        entry = work + (first_item + item) * 4
+        row = tl.load(entry)
+        begin = tl.load(entry + 1)
+        end = tl.load(entry + 2)
+        split = tl.load(entry + 3)
+        token = tl.load(query_start + row).to(tl.int64)
+        line = table + tl.load(slot + row).to(tl.int64) * table_row
+        heads = kv_head * (HEADS // KV_HEADS) + tl.arange(0, GROUP)
+        live = heads < (kv_head + 1) * (HEADS // KV_HEADS)
+        mask = live[:, None] & (dim < DIM)[None, :]
+        mask_2 = live[:, None] & (dim_2 < DIM)[None, :]
+        spot = heads[:, None] * DIM + dim[None, :]
+        spot_2 = heads[:, None] * DIM + dim_2[None, :]
+        at_q = q + token * q_row
+        q_1 = narrowed(tl.load(at_q + spot, mask, 0.0), TYPE)
+        q_2 = narrowed(tl.load(at_q + spot_2, mask_2, 0.0), TYPE)
+        acc = tl.zeros([GROUP, HALF], tl.float32)
+        acc_2 = tl.zeros([GROUP, HALF], tl.float32)
+        top = tl.full([GROUP], -1.0e30, tl.float32)
+        total = tl.zeros([GROUP], tl.float32)
+        for start in range(begin, end, split):
+            stop = tl.minimum(start + split, end)
+            part = tl.zeros([GROUP, HALF], tl.float32)
+            part_2 = tl.zeros([GROUP, HALF], tl.float32)
+            part_top = tl.full([GROUP], -1.0e30, tl.float32)
+            weights = tl.zeros([GROUP, TILE], tl.float32)  # summed over the tiles, and over their keys at the end
+            key = start + tl.arange(0, TILE)
+            # Block ids are loaded one tile ahead: then the pages of several tiles can be on their way.
+            block = tl.load(line + key // BLOCK_TOKENS, key < stop, 0)
+            for tile in range(start, stop, TILE):
+                key = tile + tl.arange(0, TILE)
+                seen = key < stop
+                place = (block.to(tl.int64) * LAYERS + layer) * (2 * PAGE)
+                place += (key % BLOCK_TOKENS * KV_HEADS + kv_head) * (DIM // ELEMENTS)
+                block = tl.load(line + (key + TILE) // BLOCK_TOKENS, key + TILE < stop, 0)
+                at_k = pages + place[:, None] + half[None, :]
+                k_1, k_2 = _load(at_k, seen, DIM // ELEMENTS, PAIRS, TYPE)
+                v_1, v_2 = _load(at_k + PAGE, seen, DIM // ELEMENTS, PAIRS, TYPE)
+                scores = tl.dot(q_1, tl.trans(k_1), input_precision="ieee")
+                scores = tl.dot(q_2, tl.trans(k_2), scores, input_precision="ieee")
+                if SOFTCAP:
+                    scores = capped(scores, scale, softcap)
+                scores = tl.where(seen[None, :], scores, float("-inf"))
+                weight, part_top, fade = weighed(scores, part_top, scale, SOFTCAP)
+                weights = tl.fma(weights, fade[:, None], weight)
+                part = tl.dot(weight.to(TYPE), v_1, part * fade[:, None], input_precision="ieee")
+                part_2 = tl.dot(weight.to(TYPE), v_2, part_2 * fade[:, None], input_precision="ieee")
+            best = tl.maximum(top, part_top)
+            keep = tl.exp2(top - best)
+            add = tl.exp2(part_top - best)
+            acc = joined(acc, keep, part, add)
+            acc_2 = joined(acc_2, keep, part_2, add)
+            total = tl.fma(total, keep, tl.sum(weights, 1) * add)
+            top = best
+        # Loaded again: kept in registers until here they push others out to memory.
+        row = tl.load(entry, volatile=True)
+        keys = tl.load(entry + 2, volatile=True) - tl.load(entry + 1, volatile=True)
+        token = tl.load(query_start + row).to(tl.int64)
+        if keys == tl.minimum(tl.load(lengths + row), WINDOW):
+            sink = tl.load(sinks + heads, live, 0.0) if SINKS else 0.0
+            factor = normalised(top, total, sink, v_scale, SINKS)[:, None]
+            at_out = out + token * out_row
+            tl.store(at_out + spot, (acc * factor).to(out.dtype.element_ty), mask)
+            tl.store(at_out + spot_2, (acc_2 * factor).to(out.dtype.element_ty), mask_2)
+        else:
+            at_sums = sums + item.to(tl.int64) * (HEADS * DIM)
+            tl.store(at_sums + spot, acc, mask)
+            tl.store(at_sums + spot_2, acc_2, mask_2)
+            at_stats = stats + item.to(tl.int64) * (2 * HEADS)
+            tl.store(at_stats + heads, top, live)
+            tl.store(at_stats + HEADS + heads, total, live)
+        unit = tl.atomic_add(work + 2, 1, sem="relaxed")
+
+
+@jit
+def decode_reduce_kernel(
+    query_start,
+    work,
+    sinks,
+    out,
+    sums,
+    stats,
+    out_row,
+    v_scale,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    SINKS: tl.constexpr,
+    WIDE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
+    """Sums up, for rows of several items, the splits of each chunk in their order, all chunks at once, then these."""
+    chunk = tl.arange(0, CHUNKS)
+    dim = tl.arange(0, WIDE)
+    live = dim < DIM
+    units = tl.load(work + 1) * HEADS
+    for unit in range(tl.program_id(0), units, tl.num_programs(0)):
+        head = unit % HEADS
+        entry = work + (1 + unit // HEADS) * 4
+        row = tl.load(entry)
+        first = tl.load(entry + 1)
+        count = tl.load(entry + 2)
+        each = tl.load(entry + 3)
+        acc = tl.zeros([CHUNKS, WIDE], tl.float32)
+        top = tl.full([CHUNKS], -1.0e30, tl.float32)
+        total = tl.zeros([CHUNKS], tl.float32)
+        for at in range(0, each):
+            number = chunk * each + at
+            real = number < count
+            item = (first + number).to(tl.int64)
+            at_sums = sums + (item * HEADS + head)[:, None] * DIM
+            part = tl.load(at_sums + dim[None, :], real[:, None] & live[None, :], 0.0)
+            part_top = tl.load(stats + item * (2 * HEADS) + head, real, -1.0e30)
+            part_total = tl.load(stats + item * (2 * HEADS) + HEADS + head, real, 0.0)
+            best = tl.maximum(top, part_top)
+            keep = tl.exp2(top - best)
+            add = tl.exp2(part_top - best)
+            acc = joined(acc, keep, part, add)
+            total = tl.fma(total, keep, part_total * add)
+            top = best
+        best = tl.max(top, 0)
+        add = tl.exp2(top - best)
+        acc = tl.sum(acc * add[:, None], 0)
+        total = tl.sum(total * add, 0)
+        sink = tl.load(sinks + head) if SINKS else 0.0
+        result = acc * normalised(best, total, sink, v_scale, SINKS)
+        token = tl.load(query_start + row).to(tl.int64)
+        tl.store(out + token * out_row + head * DIM + dim, result.to(out.dtype.element_ty), live)
+    if tl.program_id(0) == 0:
+        tl.store(work + 2, 0)  # for the next layer
+
+
+def _settings(q: Tensor, pages: Tensor) -> dict[str, Any]:
+    """16 KiB of keys and as many of values in a tile, 8 of 8-bit ones; two tiles on their way while one is used."""
+    dim = power_of_2(q.shape[2])
+    size = pages.dtype.itemsize
+    tile = max(16, min(128, (8192 if size < 4 else 4096) // dim))
+    default = {"tile": tile, "warps": 8, "stages": 4 if size == 1 else 3}
+    group = q.shape[1] // pages.shape[4]
+    return settings("decode_attention", default, q.device, dim=dim, size=size, group=group)
+
+
+def _triton(
+    q: Tensor,
+    pages: Tensor,
+    layer: int,
+    table: Tensor,
+    slot: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    work: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[Tensor]:
+    check_options(window, softcap, scale)
+    check_pages(q, pages)
+    _, heads, dim = q.shape
+    _, layers, _, block_tokens, kv_heads, _ = pages.shape
+    rows = lengths.shape[0]
+    items = work.shape[0] - 1 - rows
+    pairs = pages.dtype.itemsize == 1
+    chosen = _settings(q, pages)
+    sums = torch.empty((items, heads, dim), dtype=torch.float32, device=q.device)
+    stats = torch.empty((items, 2, heads), dtype=torch.float32, device=q.device)
+    grid = (programs(q.device),)
+    launch(
+        decode_attention_kernel,
+        grid,
+        q,
+        pages.view(torch.int16) if pairs else pages,
+        table,
+        slot,
+        query_start,
+        lengths,
+        work,
+        stats if sinks is None else sinks,
+        out,
+        sums,
+        stats,
+        layer,
+        1 + rows,
+        check_heads(q, "q"),
+        check_heads(out, "out"),
+        table.stride(0),
+        scale * k_scale * LOG2_E,
+        softcap or 0.0,
+        v_scale,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        LAYERS=layers,
+        BLOCK_TOKENS=block_tokens,
+        WINDOW=window or SEEN_ALL,
+        SOFTCAP=softcap is not None,
+        SINKS=sinks is not None,
+        PAIRS=pairs,
+        TYPE=compute_type(q, pages),
+        GROUP=max(16, power_of_2(heads // kv_heads)),
+        HALF=power_of_2(dim) // 2,
+        TILE=chosen["tile"],
+        warps=chosen["warps"],
+        stages=chosen["stages"],
+    )
+    launch(
+        decode_reduce_kernel,
+        grid,
+        query_start,
+        work,
+        stats if sinks is None else sinks,
+        out,
+        sums,
+        stats,
+        out.stride(0),
+        v_scale,
+        HEADS=heads,
+        DIM=dim,
+        SINKS=sinks is not None,
+        WIDE=power_of_2(dim),
+        CHUNKS=CHUNKS,
+        warps=2,
+    )
+    return (out,)
+
+
+def _inputs(
+    make: Make,
+    rows: Sequence[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    block_tokens: int = 16,
+    layers: int = 1,
+    fp8: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+) -> tuple:
+    q, pages, table, slot, query_start, lengths, out = paged_inputs(
+        make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, window
+    )
+    if make.meta:
+        work = empty_work(len(rows), kv_heads, make.device)
+    else:
+        work = DECODE_WORK.reference(query_start, lengths, kv_heads, window)
+    scales = (0.5, 2.0) if fp8 else (1.0, 1.0)
+    return (
+        *(q, pages, layers - 1, table, slot, query_start, lengths),
+        *(work, out, dim**-0.5, window, softcap),
+        *(make.normal(heads, dtype=torch.float32) if sinks else None, *scales),
+    )
+
+
+def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
+    q, pages, layer, table, slot, query_start, lengths, _, out, scale, window, *rest = args
+    tokens = slice(int(query_start[row]), int(query_start[row + 1]))
+    start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
+    work = DECODE_WORK.reference(start, length, pages.shape[4], window)
+    own = q[tokens], pages, layer, table, slot[row : row + 1], start, length, work, out[tokens], scale, window, *rest
+    return own, lambda outputs: (outputs[0][tokens],)
+
+
+LLAMA = {"heads": 64, "kv_heads": 8, "dim": 128}  # 70B; a share of two of its tensor-parallel ranks has the same group
+QWEN3 = {"heads": 16, "kv_heads": 8, "dim": 128}  # 0.6B
+GPT_OSS = {"heads": 64, "kv_heads": 8, "dim": 64, "sinks": True}
+GEMMA = {"heads": 16, "kv_heads": 8, "dim": 256, "softcap": 50.0}
+SMALL = {"heads": 4, "kv_heads": 2, "dim": 32, "block_tokens": 4, "layers": 2}
+
+DECODE_ATTENTION = Op(
+    name="decode_attention",
+    reference=_reference,
+    triton=_triton,
+    inputs=_inputs,
+    cases=(
+        Case("one", SMALL | {"rows": ((1, 1),)}),
+        Case("mixed", SMALL | {"rows": ((1, 37), (3, 9), (0, 0), (1, 300), (1, 64)), "heads": 6}),
+        Case("splits", SMALL | {"rows": ((1, 2600), (1, 3)), "block_tokens": 16}),
+        Case("chunks", SMALL | {"rows": ((1, 1100),) * 7, "heads": 2, "kv_heads": 1, "block_tokens": 13}),
+        Case("window", SMALL | {"rows": ((1, 100), (1, 5), (2, 30)), "dim": 80, "window": 20, "sinks": True}),
+        Case("group", SMALL | {"rows": ((1, 70),), "heads": 40, "kv_heads": 2, "dim": 64, "softcap": 3.0}),
+        Case("wide", SMALL | {"rows": ((1, 50), (1, 17)), "heads": 7, "kv_heads": 1, "dim": 192}),
+        Case("fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True}),
+        Case("empty", SMALL | {"rows": ()}),
+        Case("64x8192", LLAMA | {"rows": ((1, 8192),) * 64}, bench=True),
+        Case("64x8192-fp8", LLAMA | {"rows": ((1, 8192),) * 64, "fp8": True}, bench=True),
+        Case("1x8192", LLAMA | {"rows": ((1, 8192),)}, bench=True),
+        Case("1x131072", LLAMA | {"rows": ((1, 131072),)}, bench=True),
+        Case("256x1024-group4", LLAMA | {"rows": ((1, 1024),) * 256, "heads": 32}, bench=True),
+        Case("64x4096-qwen3", QWEN3 | {"rows": ((1, 4096),) * 64}, bench=True),
+        Case("64x8192-gpt-oss", GPT_OSS | {"rows": ((1, 8192),) * 64}, bench=True),
+        Case("64x8192-gpt-oss-window", GPT_OSS | {"rows": ((1, 8192),) * 64, "window": 128}, bench=True),
+        Case("64x8192-gemma-window", GEMMA | {"rows": ((1, 8192),) * 64, "window": 4096}, bench=True),
+    ),
+    tolerance={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2},
+    traffic=lambda q, pages, layer, table, slot, query_start, lengths, work, out, scale, window=None, *rest: (
+        paged_traffic(q, pages, query_start, lengths, window, single=True)
+    ),
+    alone=_alone,
+    rows=lambda args: args[6].shape[0],
+    strided=(0, 8),
+    tunable={"tile": (16, 32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4)},
+)

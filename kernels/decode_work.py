@@ -1,0 +1,260 @@
+"""What decode attention reads in one step, as a list of items that programs take one by one.
+
+A row's keys are cut into splits by their number alone, and its splits into chunks, so that its result is the same in
+every step: the sum, in a fixed order, of its chunks, each the sum of its splits. What the step decides is only how much
+of them an item is:
+
+    split    `base` keys in a row of up to 16 · base; in longer ones 2 · base, doubled until there are at most 128
+    chunk    8 splits, or as many as leave a row with 8 chunks
+    item     a chunk, which is the whole row where there is no second one; or one split, where a chunk is more than half
+             of what the step's keys are for each program: so that few or unequally long rows keep all programs busy
+
+The keys of a row with a window are its last `window` ones. Rows that compute any number of tokens but one have no item.
+One list serves all layers with the same window.
+"""
+
+import random
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from kernels.attention import SEEN_ALL, check_options
+from kernels.jit import jit, launch, programs, tl
+from kernels.op import Case, Make, Op, nbytes
+from kernels.tuning import settings
+
+SPLITS = 128  # of a row, at most
+CHUNKS = 8  # of a row, at most; and splits of a chunk, at least
+
+
+def _base(kv_heads: int, device: torch.device) -> int:
+    """Keys of the shortest splits: fewer where few KV heads must keep a GPU busy with one row."""
+    return settings("decode_work", {"base": 256 if kv_heads > 2 else 128}, device, kv_heads=kv_heads)["base"]
+
+
+def _busy(device: torch.device) -> int:
+    """Programs of decode attention that run at the same time, about."""
+    return programs(device, each=2)
+
+
+def _room(kv_heads: int, device: torch.device) -> int:
+    """Most items that are single splits. One row always has room; where some have none, a chunk is no more than what
+    the step's keys are for each program."""
+    return max(SPLITS, 16 * _busy(device) // kv_heads)
+
+
+def decode_items(rows: int, kv_heads: int, device: torch.device) -> int:
+    """The most items of a step of so many rows: what decode attention has memory for."""
+    return CHUNKS * rows + _room(kv_heads, device)
+
+
+def empty_work(rows: int, kv_heads: int, device: torch.device) -> Tensor:
+    return torch.empty((1 + rows + decode_items(rows, kv_heads, device), 4), dtype=torch.int32, device=device)
+
+
+def cut(keys: int, base: int) -> tuple[int, int, int]:
+    """Of a row with so many keys: keys of a split, splits of a chunk, splits."""
+    split = base if keys <= 16 * base else 2 * base
+    while keys > SPLITS * split:
+        split *= 2
+    splits = -(-keys // split)
+    return split, max(CHUNKS, -(-splits // CHUNKS)), splits
+
+
+def _reference(query_start: Tensor, lengths: Tensor, kv_heads: int, window: int | None = None) -> Tensor:
+    """query_start: [rows + 1], lengths: [rows] int32, of a step → [1 + rows + decode_items(rows), 4] int32, 0 where
+    unused:
+
+    work[0]              items, rows with several items, 0 (where programs count the items they took), 0
+    work[1 + i]          such a row, its first item, its items, how many of them are a chunk
+    work[1 + rows + i]   an item's row, first key, end of its keys, keys of a split
+    """
+    check_options(window, None, 1.0)
+    rows, base, busy = lengths.shape[0], _base(kv_heads, lengths.device), _busy(lengths.device)
+    ends = [
+        length if count == 1 else 0 for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True)
+    ]
+    keys = [min(end, window or SEEN_ALL) for end in ends]
+    room = _room(kv_heads, lengths.device)
+    chunked: list[int] = []
+    cut_up: list[int] = []
+    for row in range(rows):
+        split, chunk, splits = cut(keys[row], base)
+        large = 2 * busy * min(keys[row], chunk * split) > kv_heads * sum(keys)
+        if large and splits > 1:
+            room -= splits
+        (cut_up if large and splits > 1 and room >= 0 else chunked).append(row)
+    items: list[tuple[int, int, int, int]] = []
+    several: list[tuple[int, int, int, int]] = []
+    for row in chunked + cut_up:
+        split, chunk, _ = cut(keys[row], base)
+        step = split if row in cut_up else split * chunk
+        starts = range(ends[row] - keys[row], ends[row], step)
+        if len(starts) > 1:
+            several.append((row, len(items), len(starts), chunk if row in cut_up else 1))
+        items += [(row, start, min(start + step, ends[row]), split) for start in starts]
+    work = empty_work(rows, kv_heads, lengths.device).cpu().zero_()
+    work[0, :2] = torch.tensor([len(items), len(several)])
+    for at, entries in ((1, sorted(several)), (1 + rows, items)):
+        if entries:
+            work[at : at + len(entries)] = torch.tensor(entries)
+    return work.to(lengths.device)
+
+
+@jit
+def _ends(query_start, lengths, row, rows):
+    """The number of keys of these rows, 0 for one without an item."""
+    real = row < rows
+    start = tl.load(query_start + row, real, 0)
+    count = tl.load(query_start + row + 1, real, 0) - start
+    return tl.where(count == 1, tl.load(lengths + row, real, 0), 0)
+
+
+@jit
+def _cut(keys, BASE: tl.constexpr):
+    split = tl.where(keys <= 16 * BASE, BASE, 2 * BASE)
+    for _ in tl.static_range(20):
+        split = tl.where((keys + 127) // 128 > split, split * 2, split)
+    splits = (keys + split - 1) // split
+    return split, tl.maximum(8, (splits + 7) // 8), splits
+
+
+@jit
+def _large(keys, split, chunk, splits, limit, busy):
+    return (tl.minimum(keys, chunk * split).to(tl.int64) * (2 * busy) > limit) & (splits > 1)
+
+
+@jit
+def _write(place, first, second, third, fourth, keep):
+    tl.store(place, first, keep)
+    tl.store(place + 1, second, keep)
+    tl.store(place + 2, third, keep)
+    tl.store(place + 3, fourth, keep)
+
+
+@jit(varying=("rows", "room", "items"))
+def decode_work_kernel(
+    query_start,
+    lengths,
+    work,
+    rows,
+    room,
+    items,
+    busy,
+    WINDOW: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BASE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program writes the items of one row, after it has counted those of the rows before it."""
+    own = tl.program_id(0)
+    limit = tl.full([], 0, tl.int64)
+    for at in range(0, rows, BLOCK):
+        ends = _ends(query_start, lengths, at + tl.arange(0, BLOCK), rows)
+        limit += tl.sum(tl.minimum(ends, WINDOW).to(tl.int64), 0)
+    limit *= KV_HEADS
+    # Of all rows so far: the splits of those that should be cut up, chunks that are items, splits that are, and rows of
+    # several items. Of the rows before the own one: the last three.
+    asked = 0
+    chunked = 0
+    cut_up = 0
+    several = 0
+    chunked_before = 0
+    cut_up_before = 0
+    several_before = 0
+    own_is_cut = 0
+    for at in range(0, rows, BLOCK):
+        row = at + tl.arange(0, BLOCK)
+        keys = tl.minimum(_ends(query_start, lengths, row, rows), WINDOW)
+        split, chunk, splits = _cut(keys, BASE)
+        wanted = tl.where(_large(keys, split, chunk, splits, limit, busy), splits, 0)
+        is_cut = (wanted > 0) & (asked + tl.cumsum(wanted, 0) <= room)
+        singles = tl.where(is_cut, splits, 0)
+        wholes = tl.where(is_cut, 0, (splits + chunk - 1) // chunk)
+        many = (singles + wholes > 1).to(tl.int32)
+        before = (row < own).to(tl.int32)
+        chunked_before += tl.sum(wholes * before, 0)
+        cut_up_before += tl.sum(singles * before, 0)
+        several_before += tl.sum(many * before, 0)
+        own_is_cut += tl.sum((is_cut & (row == own)).to(tl.int32), 0)
+        asked += tl.sum(wanted, 0)
+        chunked += tl.sum(wholes, 0)
+        cut_up += tl.sum(singles, 0)
+        several += tl.sum(many, 0)
+
+    end = _ends(query_start, lengths, own, rows)
+    keys = tl.minimum(end, WINDOW)
+    split, chunk, splits = _cut(keys, BASE)
+    step = tl.where(own_is_cut > 0, split, split * chunk)
+    first = tl.where(own_is_cut > 0, chunked + cut_up_before, chunked_before)
+    count = (keys + step - 1) // step
+    number = tl.arange(0, 128)
+    begin = end - keys + number * step
+    _write(work + (1 + rows + first + number) * 4, own, begin, tl.minimum(begin + step, end), split, number < count)
+    per_chunk = tl.where(own_is_cut > 0, chunk, 1)
+    _write(work + (1 + several_before) * 4, own, first, count, per_chunk, count > 1)
+    _write(work, chunked + cut_up, several, 0, 0, own == 0)
+    _write(work + (1 + own) * 4, 0, 0, 0, 0, (own >= several) & (own < rows))
+    for at in range(own * 128, items, tl.num_programs(0) * 128):
+        unused = (at + number >= chunked + cut_up) & (at + number < items)
+        _write(work + (1 + rows + at + number) * 4, 0, 0, 0, 0, unused)
+
+
+def _triton(query_start: Tensor, lengths: Tensor, kv_heads: int, window: int | None = None) -> Tensor:
+    check_options(window, None, 1.0)
+    rows, device = lengths.shape[0], lengths.device
+    work = empty_work(rows, kv_heads, device)
+    launch(
+        decode_work_kernel,
+        (max(1, rows),),
+        query_start,
+        lengths,
+        work,
+        rows,
+        _room(kv_heads, device),
+        work.shape[0] - 1 - rows,
+        _busy(device),
+        WINDOW=window or SEEN_ALL,
+        KV_HEADS=kv_heads,
+        BASE=_base(kv_heads, device),
+        BLOCK=256,
+    )
+    return work
+
+
+def _inputs(
+    make: Make, rows: int, kv_heads: int, longest: int, window: int | None = None, other: int = 0, shortest: int = 1
+) -> tuple:
+    """`other`: each so many-th row computes 0 or 2 tokens."""
+    if make.meta:
+        return make.tensor([0] * (rows + 1)), make.tensor([1] * rows), kv_heads, window
+    draw = random.Random(make.seed)
+    counts = [draw.choice((0, 2)) if other and row % other == 0 else 1 for row in range(rows)]
+    # as many short rows as long ones, on a scale of powers
+    lengths = [int(shortest * (longest / shortest) ** draw.random()) + 1 for _ in range(rows)]
+    return make.tensor(list(accumulate(counts, initial=0))), make.tensor(lengths), kv_heads, window
+
+
+DECODE_WORK = Op(
+    name="decode_work",
+    reference=_reference,
+    triton=_triton,
+    inputs=_inputs,
+    cases=(
+        Case("one", {"rows": 1, "kv_heads": 8, "longest": 5000}),
+        Case("mixed", {"rows": 13, "kv_heads": 2, "longest": 40000, "other": 4}),
+        Case("long", {"rows": 5, "kv_heads": 1, "longest": 1 << 22, "shortest": 1 << 17}),
+        Case("window", {"rows": 6, "kv_heads": 4, "longest": 9000, "window": 700}),
+        Case("equal", {"rows": 5, "kv_heads": 8, "longest": 4100, "shortest": 4095}),
+        Case("none", {"rows": 3, "kv_heads": 8, "longest": 4100, "other": 1}),
+        Case("empty", {"rows": 0, "kv_heads": 8, "longest": 10}),
+        Case("64", {"rows": 64, "kv_heads": 8, "longest": 8192}, bench=True),
+        Case("1024", {"rows": 1024, "kv_heads": 8, "longest": 8192, "other": 100}, bench=True),
+    ),
+    tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
+    traffic=lambda query_start, lengths, kv_heads, window=None: (
+        nbytes(query_start, lengths)
+        + 16 * (1 + lengths.shape[0] + decode_items(lengths.shape[0], kv_heads, lengths.device))
+    ),
+)

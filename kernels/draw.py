@@ -1,0 +1,169 @@
+"""The pass over all logits in which tokens are drawn: the best score of each tile of a row among tokens that are surely
+kept, and the tokens of which that is not known yet (see kernels/sample.py)."""
+
+from kernels.cuts import scaled, wide_sum
+from kernels.float_order import best_of, order_key
+from kernels.gumbel import noise, noise_key
+from kernels.jit import jit, tl
+from kernels.truncation import bracket
+
+
+@jit
+def _collect(
+    logits,
+    t,
+    narrow,
+    start,
+    end,
+    at,
+    step,
+    values,
+    tokens,
+    tile,
+    VOCAB: tl.constexpr,
+    TILE: tl.constexpr,
+    STRIP: tl.constexpr,
+    CAPACITY: tl.constexpr,
+):
+    """Writes down s and id of a tile's tokens from `start` to below `end` (of logits as they are where the bracket is
+    narrow), in strips, as above, at the places from `at` on, forward or (step -1) backward."""
+    for strip in range(0, TILE, STRIP):
+        token = tile * TILE + strip + tl.arange(0, STRIP)
+        x = tl.load(logits + token, token < VOCAB, float("-inf")).to(tl.float32)
+        s = scaled(x, t)
+        compared = tl.where(narrow, x, s)
+        inside = ((compared >= start) & (compared < end)).to(tl.int32)
+        count = tl.sum(inside, 0)
+        if count > 0:
+            out = at + step * (tl.cumsum(inside, 0) - 1)
+            keep = (inside > 0) & (out < CAPACITY) & (out >= 0)
+            tl.store(values + out, s, keep)
+            tl.store(tokens + out, token, keep)
+        at += step * count
+
+
+@jit
+def _noisy_best(
+    logits, t, border, seed_low, seed_high, position, tile, VOCAB: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr
+):
+    """Key and id of the best token of a tile whose s is at or above the border. In strips, as the arithmetic of many
+    tokens at once takes more registers than there are."""
+    key, other = noise_key(seed_low, seed_high, position)
+    lane = tl.arange(0, STRIP)
+    best, where = tl.full((STRIP,), -0x80000000, tl.int32), lane
+    for strip in range(0, TILE, STRIP):
+        token = tile * TILE + strip + lane
+        s = scaled(tl.load(logits + token, token < VOCAB, float("-inf")).to(tl.float32), t)
+        score = tl.where(s < border, float("-inf"), s + noise(token, key, other))  # NaN stays
+        here = order_key(score)
+        better = here > best
+        best, where = tl.where(better, here, best), tl.where(better, token, where)
+    top = tl.max(best, 0)
+    return top, tl.min(tl.where(best == top, where, 0x7FFFFFFF), 0)
+
+
+@jit
+def draw_kernel(
+    logits,
+    slot,
+    lengths,
+    temperature,
+    top_k,
+    top_p,
+    top_p_rest,
+    log_min_p,
+    log_min_p_rest,
+    seed_low,
+    seed_high,
+    kind,
+    low,
+    peak,
+    total,
+    found,
+    rounds,
+    pivots,
+    counts,
+    masses,
+    ends,
+    base,
+    values,
+    tokens,
+    border,
+    above,
+    best,
+    first,
+    logits_row,
+    VOCAB: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_UP: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    STRIP: tl.constexpr,
+    CUTS: tl.constexpr,
+):
+    """One program for each tile of a row. values, tokens: [rows, CAPACITY], of tokens in the bracket from the front
+    and, where there is place for all, of those above it from the back; else best, first: [rows, TILES] are of the best
+    of these. border: [rows], the bracket's upper end; above: [rows, 2], count and mass from there."""
+    # from the last tile to the first: what the sketch read last is still in the cache
+    row, tile = tl.program_id(0), TILES - 1 - tl.program_id(1)
+    line = tl.load(slot + row)
+    t = tl.load(temperature + line)
+    own = logits + row.to(tl.int64) * logits_row
+    of, start, end = 0, float("-inf"), float("-inf")
+    best_key, best_token = -0x80000000, 0
+    sure = 1
+    if CUTS:
+        of = tl.load(kind + row)
+        sure = (of == 0).to(tl.int32)
+        if (of == 1) | (of == 2):
+            token = tile * TILE + tl.arange(0, TILE)
+            s = tl.load(own + token, token < VOCAB, float("-inf")).to(tl.float32)
+            if of == 1:  # a narrow bracket is of logits as they are
+                start, end = tl.load(low + row), float("inf")
+                high_count = tl.full((), 0, tl.int32)
+            else:
+                s = scaled(s, t)
+                k, mass, most = tl.load(top_k + line), tl.load(total + row), tl.load(peak + row)
+                p = wide_sum(tl.load(top_p + line), tl.load(top_p_rest + line))
+                drop = wide_sum(tl.load(log_min_p + line), tl.load(log_min_p_rest + line))
+                at = tl.load(rounds + row) * tl.num_programs(0) + row
+                start, end, count_end, mass_end, count_start = bracket(
+                    pivots, counts, masses, ends, base, at, PARTS, mass, most, k, p, drop, PARTS_UP
+                )
+                if tile == 0:
+                    tl.store(border + row, end)
+                    tl.store(above + row * 2, count_end)
+                    tl.store(above + row * 2 + 1, mass_end)
+                high_count = tl.sum((s >= end).to(tl.int32), 0)
+                if count_start > CAPACITY:  # there is no place for those that are surely kept
+                    sure = high_count
+                    high_count = 0
+            some, theirs = values + row.to(tl.int64) * CAPACITY, tokens + row.to(tl.int64) * CAPACITY
+            count = tl.sum(((s >= start) & (s < end)).to(tl.int32), 0)
+            if count > 0:
+                at = tl.atomic_add(found + row * 2, count)
+                _collect(own, t, of == 1, start, end, at, 1, some, theirs, tile, VOCAB, TILE, STRIP, CAPACITY)
+            if high_count > 0:
+                at = CAPACITY - 1 - tl.atomic_add(found + row * 2 + 1, high_count)
+                _collect(own, t, False, end, float("inf"), at, -1, some, theirs, tile, VOCAB, TILE, STRIP, CAPACITY)
+    if sure > 0:
+        if t == 0.0:
+            token = tile * TILE + tl.arange(0, TILE)
+            x = tl.load(own + token, token < VOCAB, float("-inf")).to(tl.float32)
+            best_key, best_token = best_of(x, token)
+        else:
+            best_key, best_token = _noisy_best(
+                own,
+                t,
+                end,
+                tl.load(seed_low + line),
+                tl.load(seed_high + line),
+                tl.load(lengths + row),
+                tile,
+                VOCAB,
+                TILE,
+                STRIP,
+            )
+    tl.store(best + row * TILES + tile, best_key)
+    tl.store(first + row * TILES + tile, best_token)

@@ -1,0 +1,39 @@
+"""Floats as whole numbers in the same order, so that thresholds can be searched bit by bit and the best of many found
+with integer maxima, which do not depend on the order in which they are taken.
+
+    key(x) = bits(x) if bits(x) ≥ 0 else bits(x) xor 0x7FFFFFFF;   -0 counts as 0, NaN is above all
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.jit import jit, tl
+
+NAN_KEY = 0x7FFFFFFF
+
+
+@jit
+def order_key(x):
+    """fp32 -> int32."""
+    bits = tl.where(x == 0.0, 0, x.to(tl.int32, bitcast=True))
+    return tl.where(x != x, 0x7FFFFFFF, bits ^ ((bits >> 31) & 0x7FFFFFFF))
+
+
+@jit
+def key_value(key):
+    """int32 -> the fp32 whose key it is."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@jit
+def best_of(score, token):
+    """The largest key of a block of scores and the first of the tokens that have it."""
+    key = order_key(score)
+    best = tl.max(key, 0)
+    return best, tl.min(tl.where(key == best, token, 0x7FFFFFFF), 0)
+
+
+def keys(x: Tensor) -> Tensor:
+    """The same with torch."""
+    bits = torch.where(x == 0, 0, x.view(torch.int32))
+    return torch.where(x.isnan(), NAN_KEY, bits ^ ((bits >> 31) & 0x7FFFFFFF))

@@ -1,0 +1,495 @@
+"""Attention of rows with several new tokens over their pages, see kernels/attention.py for what it computes.
+
+Tokens before these are in the row's pages (a cached prefix, earlier chunks), and so are the new ones. Tokens of a span
+see each other in both directions besides (the patches of an image in a prefix language model): position p with the span
+(begin, end) sees positions begin … end - 1 of those computed so far, whatever the window.
+
+A program computes a block of tokens for one KV head with its whole group of query heads, over tiles of keys that begin
+at multiples of their size, in ascending order. A tile that a token does not see changes nothing of its sums, so its
+result depends neither on the other rows nor on how a prompt is cut into chunks. Tiles that all tokens of the block see
+go without a mask, in a loop of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.attention import (
+    LOG2_E,
+    SEEN_ALL,
+    attend,
+    capped,
+    causal,
+    check_heads,
+    check_options,
+    check_pages,
+    compute_type,
+    gathered,
+    halves,
+    narrowed,
+    normalised,
+    paged_inputs,
+    paged_traffic,
+    row_of,
+    weighed,
+)
+from kernels.jit import jit, launch, power_of_2, tl
+from kernels.op import Args, Case, Make, Op
+from kernels.tuning import settings
+
+
+def _reference(
+    q: Tensor,
+    pages: Tensor,
+    layer: int,
+    table: Tensor,
+    slot: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    spans: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[Tensor]:
+    """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
+    table: [slots, blocks] int32, of which row i of the step has line slot[i]; slot, lengths: [rows] int32; query_start:
+    [rows + 1] int32; sinks: [heads] fp32; spans: [tokens, 2] int32, begin and end of each token's span, equal for none
+    → out: [tokens, heads, dim], of which the rows of several tokens are written."""
+    bt = pages.shape[3]
+    starts = query_start.tolist()
+    for row, (first, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+        if stop - first < 2:
+            continue
+        length = int(lengths[row])
+        position = torch.arange(length - (stop - first), length, device=q.device)
+        begin = 0 if window is None else max(0, int(position[0]) - window + 1) // bt * bt
+        if spans is not None:
+            own = spans[first:stop]
+            inside = own[own[:, 0] < own[:, 1]]
+            begin = min([begin, *inside[:, 0].tolist()]) // bt * bt
+        k, v = gathered(pages, layer, table[slot[row], begin // bt : -(-length // bt)], k_scale, v_scale)
+        key = torch.arange(begin, length, device=q.device)
+        seen = causal(position, key, window)
+        if spans is not None:
+            seen |= (key >= own[:, :1]) & (key < own[:, 1:])
+        out[first:stop] = attend(q[first:stop], k[: key.shape[0]], v[: key.shape[0]], seen, scale, softcap, sinks)
+    return (out,)
+
+
+@jit
+def _load(place, mask, PAIRS: tl.constexpr, TYPE: tl.constexpr):
+    """Keys or values in the type of products; of 8-bit ones the even and the odd dims."""
+    if PAIRS:
+        first, second = halves(tl.load(place, mask, 0))
+        return first.to(TYPE), second.to(TYPE)
+    else:
+        return tl.load(place, mask, 0.0).to(TYPE), 0.0
+
+
+@jit
+def _tiles(
+    acc,
+    acc_2,
+    top,
+    total,
+    q_1,
+    q_2,
+    pages,
+    line,
+    layer,
+    kv_head,
+    position,
+    span_begin,
+    span_end,
+    begin,
+    end,
+    length,
+    scale,
+    softcap,
+    MASKED: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    LAYERS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SPANS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    TYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The tiles from `begin` to `end`, multiples of TILE, more."""
+    ELEMENTS: tl.constexpr = 2 if PAIRS else 1  # of the pages in one that is loaded
+    PAGE: tl.constexpr = BLOCK_TOKENS * KV_HEADS * DIM // ELEMENTS
+    dim = tl.arange(0, WIDE)[None, :]
+    key = begin + tl.arange(0, TILE)
+    # Block ids are loaded one tile ahead: then the pages of several tiles can be on their way.
+    block = tl.load(line + key // BLOCK_TOKENS, key < length, 0)
+    for tile in range(begin, end, TILE):
+        key = tile + tl.arange(0, TILE)
+        place = (block.to(tl.int64) * LAYERS + layer) * (2 * PAGE)
+        place += (key % BLOCK_TOKENS * KV_HEADS + kv_head) * (DIM // ELEMENTS)
+        block = tl.load(line + (key + TILE) // BLOCK_TOKENS, key + TILE < length, 0)
+        mask = (key < length)[:, None]
+        if WIDE != DIM // ELEMENTS:
+            mask &= dim < DIM // ELEMENTS
+        at_k = pages + place[:, None] + dim
+        k_1, k_2 = _load(at_k, mask, PAIRS, TYPE)
+        v_1, v_2 = _load(at_k + PAGE, mask, PAIRS, TYPE)
+        scores = tl.dot(q_1, tl.trans(k_1), input_precision="ieee")
+        if PAIRS:
+            scores = tl.dot(q_2, tl.trans(k_2), scores, input_precision="ieee")
+        if SOFTCAP:
+            scores = capped(scores, scale, softcap)
+        if MASKED:
+            seen = (key[None, :] <= position[:, None]) & (key[None, :] > position[:, None] - WINDOW)
+            if SPANS:
+                seen |= (key[None, :] >= span_begin[:, None]) & (key[None, :] < span_end[:, None])
+            scores = tl.where(seen & (key < length)[None, :], scores, float("-inf"))
+        weight, top, fade = weighed(scores, top, scale, SOFTCAP)
+        total = tl.fma(total, fade, tl.sum(weight, 1))
+        acc = tl.dot(weight.to(TYPE), v_1, acc * fade[:, None], input_precision="ieee")
+        if PAIRS:
+            acc_2 = tl.dot(weight.to(TYPE), v_2, acc_2 * fade[:, None], input_precision="ieee")
+    return acc, acc_2, top, total
+
+
+@jit(varying=("layer", "rows"))
+def prefill_attention_kernel(
+    q,
+    pages,
+    table,
+    slot,
+    query_start,
+    lengths,
+    sinks,
+    spans,
+    out,
+    layer,
+    rows,
+    q_row,
+    out_row,
+    table_row,
+    scale,
+    softcap,
+    v_scale,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    LAYERS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    SPANS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    TYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """A program a block of tokens and KV head, the last blocks of a step first: they tend to see the most keys."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    BLOCK_Q: tl.constexpr = BLOCK // GROUP
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    kv_head = tl.program_id(1)
+    row = row_of(block, query_start, rows, BLOCK_Q)
+    start = tl.load(query_start + row)
+    count = tl.load(query_start + row + 1) - start
+    first = (block - start // BLOCK_Q - row) * BLOCK_Q
+    if (count < 2) | (first >= count):
+        return
+    length = tl.load(lengths + row)
+    line = table + tl.load(slot + row).to(tl.int64) * table_row
+    member = tl.arange(0, BLOCK)
+    token = first + member // GROUP
+    live = (member < BLOCK_Q * GROUP) & (token < count)
+    low = length - count + first
+    high = tl.minimum(low + BLOCK_Q, length)  # of the positions of this block
+    position = tl.minimum(length - count + token, high - 1)  # what is no token sees what the last one does
+    begin = tl.maximum(low - WINDOW + 1, 0)
+    end = high
+    if SPANS:
+        at_span = spans + (start + token) * 2
+        span_begin = tl.load(at_span, live, 0)
+        span_end = tl.load(at_span + 1, live, 0)
+        some = span_begin < span_end
+        begin = tl.minimum(begin, tl.min(tl.where(some, span_begin, begin), 0))
+        end = tl.minimum(tl.maximum(end, tl.max(tl.where(some, span_end, end), 0)), length)
+    else:
+        span_begin = 0
+        span_end = 0
+    begin = begin // TILE * TILE
+    # Between these all of the block see all keys; every bound is where a tile begins.
+    full = tl.maximum(tl.cdiv(tl.maximum(high - WINDOW, 0), TILE) * TILE, begin)
+    full_end = tl.maximum((low + 1) // TILE * TILE, full)
+
+    heads = kv_head * GROUP + member % GROUP
+    ELEMENTS: tl.constexpr = 2 if PAIRS else 1
+    dim = tl.arange(0, WIDE) * ELEMENTS
+    spot = heads[:, None] * DIM + dim[None, :]
+    mask = live[:, None] & (dim < DIM)[None, :]
+    at_token = (start + token).to(tl.int64)[:, None]
+    q_1 = narrowed(tl.load(q + at_token * q_row + spot, mask, 0.0), TYPE)
+    q_2 = narrowed(tl.load(q + at_token * q_row + spot + 1, mask, 0.0), TYPE) if PAIRS else 0.0
+    acc = tl.zeros([BLOCK, WIDE], tl.float32)
+    acc_2 = tl.zeros([BLOCK, WIDE], tl.float32) if PAIRS else 0.0
+    top = tl.full([BLOCK], -1.0e30, tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for part in tl.static_range(3):
+        if part == 0:
+            tile = begin
+            stop = tl.minimum(full, end)
+        elif part == 1:
+            tile = full
+            stop = full_end
+        else:
+            tile = full_end
+            stop = end
+        if part != 0 or WINDOW < 1073741824 or SPANS:
+            acc, acc_2, top, total = _tiles(
+                acc,
+                acc_2,
+                top,
+                total,
+                q_1,
+                q_2,
+                pages,
+                line,
+                layer,
+                kv_head,
+                position,
+                span_begin,
+                span_end,
+                tile,
+                stop,
+                length,
+                scale,
+                softcap,
+                part != 1,
+                KV_HEADS,
+                DIM,
+                LAYERS,
+                BLOCK_TOKENS,
+                WINDOW,
+                SOFTCAP,
+                SPANS,
+                PAIRS,
+                TYPE,
+                WIDE,
+                TILE,
+            )
+    sink = tl.load(sinks + heads) if SINKS else 0.0
+    factor = normalised(top, total, sink, v_scale, SINKS)[:, None]
+    at_out = out + at_token * out_row + spot
+    tl.store(at_out, (acc * factor).to(out.dtype.element_ty), mask)
+    if PAIRS:
+        tl.store(at_out + 1, (acc_2 * factor).to(out.dtype.element_ty), mask)
+
+
+def _settings(q: Tensor, pages: Tensor, window: int | None) -> dict[str, Any]:
+    """A tile of 128 keys where that leaves registers: each tile multiplies all of the sums so far once."""
+    dim = power_of_2(q.shape[2])
+    size = pages.dtype.itemsize
+    if q.dtype.itemsize == 4:
+        default = {"block": 64, "tile": max(16, 4096 // dim), "warps": 8, "stages": 2}
+    elif dim == 128 and window is None:
+        default = {"block": 128, "tile": 128, "warps": 8, "stages": 2}
+    else:
+        default = {"block": 128, "tile": 32 if dim > 128 else 64, "warps": 8, "stages": 3}
+    group = q.shape[1] // pages.shape[4]
+    return settings("prefill_attention", default, q.device, dim=dim, size=size, group=group)
+
+
+def _triton(
+    q: Tensor,
+    pages: Tensor,
+    layer: int,
+    table: Tensor,
+    slot: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    spans: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[Tensor]:
+    check_options(window, softcap, scale)
+    check_pages(q, pages)
+    tokens, heads, dim = q.shape
+    _, layers, _, block_tokens, kv_heads, _ = pages.shape
+    rows = lengths.shape[0]
+    pairs = pages.dtype.itemsize == 1
+    chosen = _settings(q, pages, window)
+    launch(
+        prefill_attention_kernel,
+        (tokens // (chosen["block"] // (heads // kv_heads)) + rows, kv_heads),
+        q,
+        pages.view(torch.int16) if pairs else pages,
+        table,
+        slot,
+        query_start,
+        lengths,
+        lengths if sinks is None else sinks,
+        lengths if spans is None else spans,
+        out,
+        layer,
+        rows,
+        check_heads(q, "q"),
+        check_heads(out, "out"),
+        table.stride(0),
+        scale * k_scale * LOG2_E,
+        softcap or 0.0,
+        v_scale,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        DIM=dim,
+        LAYERS=layers,
+        BLOCK_TOKENS=block_tokens,
+        WINDOW=window or SEEN_ALL,
+        SOFTCAP=softcap is not None,
+        SINKS=sinks is not None,
+        SPANS=spans is not None,
+        PAIRS=pairs,
+        TYPE=compute_type(q, pages),
+        WIDE=power_of_2(dim) // (2 if pairs else 1),
+        BLOCK=chosen["block"],
+        TILE=chosen["tile"],
+        warps=chosen["warps"],
+        stages=chosen["stages"],
+    )
+    return (out,)
+
+
+def _inputs(
+    make: Make,
+    rows: Sequence[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    block_tokens: int = 16,
+    layers: int = 1,
+    fp8: bool = False,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    spans: Sequence[tuple[int, int, int]] = (),
+) -> tuple:
+    """spans: row, begin and end of each."""
+    q, pages, table, slot, query_start, lengths, out = paged_inputs(
+        make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, None if spans else window
+    )
+    inside = [[0, 0] for _ in range(q.shape[0])]
+    for row, begin, end in spans:
+        first = sum(count for count, _ in rows[:row]) - (rows[row][1] - rows[row][0])
+        inside[first + begin : first + end] = [[begin, end]] * (end - begin)
+    scales = (0.5, 2.0) if fp8 else (1.0, 1.0)
+    return (
+        *(q, pages, layers - 1, table, slot, query_start, lengths, out, dim**-0.5, window, softcap),
+        *(make.normal(heads, dtype=torch.float32) if sinks else None, make.tensor(inside) if spans else None, *scales),
+    )
+
+
+def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
+    q, pages, layer, table, slot, query_start, lengths, out, scale, window, softcap, sinks, spans, *scales = args
+    tokens = slice(int(query_start[row]), int(query_start[row + 1]))
+    start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
+    own_spans = None if spans is None else spans[tokens]
+    own = (q[tokens], pages, layer, table, slot[row : row + 1], start, length, out[tokens], scale, window, softcap)
+    return (*own, sinks, own_spans, *scales), lambda outputs: (outputs[0][tokens],)
+
+
+def scored(query_start: Tensor, lengths: Tensor, window: int | None) -> int:
+    """Pairs of a token and a key that it sees, of the rows of several tokens."""
+    pairs = 0
+    for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
+        reach = min(length, window or SEEN_ALL)  # of the last token
+        growing = max(0, min(count, reach - (length - count)))  # tokens before which the window does not begin
+        first = length - count + 1
+        if count > 1:
+            pairs += growing * (2 * first + growing - 1) // 2 + (count - growing) * reach
+    return pairs
+
+
+def _flops(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
+    query_start, lengths, _, _, window = rest[:5]
+    if lengths.is_meta:
+        return 2 * q[:, :, 0].numel() * q.shape[0] * q.shape[2]
+    return 4 * q.shape[1] * q.shape[2] * scored(query_start, lengths, window)
+
+
+def _peer(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> Tensor:
+    """torch's attention where all rows are alike, over dense keys: the queries again, as what they are does not
+    matter. Raises ValueError where it has no such attention."""
+    query_start, lengths, out, scale, window, softcap, sinks, spans = rest[:8]
+    rows, kv_heads = lengths.shape[0], pages.shape[4]
+    count, length = q.shape[0] // rows, int(lengths[0])
+    alike = bool((lengths == length).all()) and bool((query_start.diff() == count).all())
+    if not alike or window or softcap or sinks is not None or spans is not None:
+        raise ValueError("torch has equal rows only, and neither windows, softcap, sinks nor spans")
+    query = q.unflatten(0, (rows, count)).transpose(1, 2)
+    keys = query[:, :kv_heads]
+    if length > count:
+        keys = keys.repeat(1, 1, -(-length // count), 1)[:, :, :length]
+    mask = causal_lower_right(count, length)
+    return scaled_dot_product_attention(query, keys, keys, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+LLAMA = {"heads": 32, "kv_heads": 8, "dim": 128}
+SMALL = {"heads": 4, "kv_heads": 2, "dim": 32, "block_tokens": 4, "layers": 2}
+
+PREFILL_ATTENTION = Op(
+    name="prefill_attention",
+    reference=_reference,
+    triton=_triton,
+    inputs=_inputs,
+    cases=(
+        Case("one", SMALL | {"rows": ((2, 2),)}),
+        Case("mixed", SMALL | {"rows": ((9, 40), (1, 30), (0, 0), (70, 70), (2, 131)), "heads": 6}),
+        Case("window", SMALL | {"rows": ((50, 190), (3, 5)), "window": 20, "sinks": True, "dim": 80}),
+        Case("group", SMALL | {"rows": ((33, 150),), "heads": 7, "kv_heads": 1, "softcap": 3.0, "block_tokens": 13}),
+        Case("spans", SMALL | {"rows": ((60, 100), (5, 9)), "spans": ((0, 43, 50), (0, 60, 99), (1, 6, 8))}),
+        Case("fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True}),
+        Case("empty", SMALL | {"rows": ()}),
+        Case("8192", LLAMA | {"rows": ((8192, 8192),)}, bench=True),
+        Case("4x2048", LLAMA | {"rows": ((2048, 2048),) * 4}, bench=True),
+        Case("2048-of-32768", LLAMA | {"rows": ((2048, 32768),)}, bench=True),
+        Case("2048-of-32768-fp8", LLAMA | {"rows": ((2048, 32768),), "fp8": True}, bench=True),
+        Case("8192-gpt-oss", LLAMA | {"rows": ((8192, 8192),), "heads": 64, "dim": 64, "sinks": True}, bench=True),
+        Case(
+            "8192-gpt-oss-window",
+            LLAMA | {"rows": ((8192, 8192),), "heads": 64, "dim": 64, "sinks": True, "window": 128},
+            bench=True,
+        ),
+        Case("8192-d64", LLAMA | {"rows": ((8192, 8192),), "dim": 64}, bench=True),
+        Case("8192-d256", LLAMA | {"rows": ((8192, 8192),), "heads": 16, "dim": 256}, bench=True),
+        Case(
+            "8192-gemma-window",
+            LLAMA | {"rows": ((8192, 8192),), "heads": 16, "dim": 256, "softcap": 50.0, "window": 4096},
+            bench=True,
+        ),
+    ),
+    tolerance={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2},
+    traffic=lambda q, pages, layer, table, slot, query_start, lengths, out, scale, window=None, *rest: paged_traffic(
+        q, pages, query_start, lengths, window, single=False
+    ),
+    flops=_flops,
+    alone=_alone,
+    rows=lambda args: args[6].shape[0],
+    strided=(0, 7),
+    peer=_peer,
+    tunable={"block": (64, 128), "tile": (32, 64, 128), "warps": (4, 8), "stages": (2, 3)},
+)

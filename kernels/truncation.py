@@ -1,0 +1,219 @@
+"""Where the tokens of a row end that min_p, top_k and top_p keep, without sorting: brackets that surely hold the end.
+
+Tokens stand in descending order of s = logit / temperature, equal ones by id; each cut keeps a prefix (min_p first,
+then top_k, then top_p of the mass that these two left), so together they are one border (s, id). It is found in passes
+of which each looks at less:
+
+sketch   of every 64 logits the largest and the sum of exp: one pass over the vocabulary. Of a block's mass m at least
+         max(w, m - 63 exp(t)) lies at or above t if its largest weight w = exp(s) does: what no bound reaches is cut.
+plan     by row: the least t that a cut could keep. Mostly few tokens are left above it: the row is narrow. Else it is
+         wide, and six values around the border are guessed from a sample: the mass below it is that of many tokens.
+refine   of wide rows: how many tokens and how much mass lie at or above the six values; once more where the guess was
+         bad. Rows that need none end at once.
+finish   in kernels/sample.py: the exact border among the tokens of the bracket. If these are more than `CAPACITY`
+         (thousands of equal logits), it reads the row itself instead: slow, and exact too.
+
+Counts are whole numbers, and so is mass. A weight is exp2 of an fp32 difference, 3e-7 exact: the border is the float64
+reference's except where a prefix's mass comes within 1e-6 of what top_p asks for. Blocks and parts are pieces of the
+vocabulary, whatever the batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.columns import DeviceColumns
+from kernels.cuts import least_kept, scaled, wide_sum
+from kernels.jit import jit, launch, power_of_2, rows_of, tl
+from kernels.sketch import plan_kernel, sketch_kernel
+
+TILE = 4096  # logits of one program
+BLOCKS = 64  # of a tile; each has TILE / BLOCKS logits
+PART = 4 * TILE  # logits of one program of `refine`
+FEW = 4096  # tokens of a narrow bracket
+CAPACITY = 16384  # of any
+
+
+@dataclass(frozen=True)
+class Brackets:
+    """What is known of each row. Of wide rows two rounds: of the second, if there was one, and else of the first, the
+    draw makes the bracket. Lanes 6 and 7 of the pivots are infinite."""
+
+    kind: Tensor  # [rows] int32: 0 no cuts, 1 narrow, 2 wide, 3 failed
+    low: Tensor  # [rows] fp32: the least logit, as it is, of a narrow row's bracket
+    peak: Tensor  # [rows] fp32: the largest s; NaN or -inf: the row failed
+    total: Tensor  # [rows] int64: mass of the vocabulary
+    found: Tensor  # [rows, 2] int32: zero; the draw counts in it what it writes down
+    rounds: Tensor  # [rows] int32: the last round, 0 or 1
+    pivots: Tensor  # [2, rows, 8] fp32
+    counts: Tensor  # [2, rows, parts, 8] int32: tokens at or above each pivot
+    masses: Tensor  # [2, rows, parts, 8] int64
+    ends: Tensor  # [2, rows, 2] fp32: the bracket that the pivots lie in
+    base: Tensor  # [2, rows, 2] int64: count and mass at or above its upper end
+
+
+@jit
+def bracket(pivots, counts, masses, ends, base, at, parts, total, peak, k, p, log_min_p, PARTS_UP: tl.constexpr):
+    """The bracket after a round of `refine` (`at`: round · rows + row): its ends, count and mass at or above the upper
+    one, and count at or above the lower one. At or above `inner` all tokens pass min_p and top_k, and all that pass are
+    at or above `outer`."""
+    pivot, part = tl.arange(0, 8), tl.arange(0, PARTS_UP)
+    value = tl.load(pivots + at * 8 + pivot)
+    there = (at * parts + part)[:, None] * 8 + pivot[None, :]
+    count = tl.sum(tl.load(counts + there, (part < parts)[:, None], 0), 0).to(tl.int64)
+    mass = tl.sum(tl.load(masses + there, (part < parts)[:, None], 0), 0)
+    low, high = tl.load(ends + at * 2), tl.load(ends + at * 2 + 1)
+    count_high, mass_high = tl.load(base + at * 2), tl.load(base + at * 2 + 1)
+    border = least_kept(peak, log_min_p)
+    first = (k > 0) | (border > float("-inf"))
+    k = tl.where(k > 0, k, 0x7FFFFFFF)
+    is_inner = (count <= k) & (value >= border)
+    is_outer = (count >= k) | (value <= border)
+    inner = tl.where(first, tl.min(tl.where(is_inner, value, high), 0), low)
+    outer = tl.where(first, tl.max(tl.where(is_outer, value, low), 0), low)
+    new_low, new_high = outer, inner
+    if p < 1.0:
+        # of the mass that the first cuts leave is known that it lies between these two
+        least = tl.where(first, tl.max(tl.where(value >= inner, mass, mass_high), 0), total)
+        most = tl.where(first, tl.max(tl.where(value >= outer, mass, mass_high), 0), total)
+        most = tl.where(outer == low, total, most)
+        upper = tl.min(tl.where(mass.to(tl.float64) < p * least.to(tl.float64), value, high), 0)
+        lower = tl.max(tl.where(mass.to(tl.float64) >= p * most.to(tl.float64), value, low), 0)
+        new_high = tl.where(first, tl.maximum(inner, upper), upper)
+        new_low = tl.where(first, outer, lower)
+    count_low = tl.max(tl.where(value == new_low, count, 0), 0)
+    count_low = tl.where(new_low == low, 0x7FFFFFFF, count_low)  # not known
+    above = value >= new_high
+    count_high = tl.maximum(tl.max(tl.where(above, count, 0), 0), count_high)
+    mass_high = tl.maximum(tl.max(tl.where(above, mass, 0), 0), mass_high)
+    return new_low, new_high, count_high, mass_high, count_low
+
+
+@jit
+def refine_kernel(
+    logits,
+    slot,
+    temperature,
+    top_k,
+    top_p,
+    top_p_rest,
+    log_min_p,
+    log_min_p_rest,
+    kind,
+    peak,
+    total,
+    rounds,
+    pivots,
+    counts,
+    masses,
+    ends,
+    base,
+    logits_row,
+    VOCAB: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_UP: tl.constexpr,
+    PART: tl.constexpr,
+    TILE: tl.constexpr,
+    FEW: tl.constexpr,
+    ROUND: tl.constexpr,
+):
+    """One program for each part of a row."""
+    row, part = tl.program_id(0), tl.program_id(1)
+    at = ROUND * tl.num_programs(0) + row
+    is_wide = tl.load(kind + row) == 2
+    line = tl.load(slot + row)
+    t, most = tl.load(temperature + line), tl.load(peak + row)
+    pivot = tl.arange(0, 8)
+    value = most + tl.zeros((8,), tl.float32)
+    if is_wide:
+        if ROUND == 0:
+            value = tl.load(pivots + row * 8 + pivot)
+        else:
+            p = wide_sum(tl.load(top_p + line), tl.load(top_p_rest + line))
+            drop = wide_sum(tl.load(log_min_p + line), tl.load(log_min_p_rest + line))
+            k, whole = tl.load(top_k + line), tl.load(total + row)
+            start, end, count_end, mass_end, count_start = bracket(
+                pivots, counts, masses, ends, base, row, PARTS, whole, most, k, p, drop, PARTS_UP
+            )
+            is_wide = count_start - count_end > 2 * FEW
+            room = tl.maximum(tl.minimum(end, most) - start, 0.0)
+            value = tl.where(pivot < 6, start + room * ((pivot + 1).to(tl.float32) / 7.0), float("inf"))
+            if is_wide & (part == 0):
+                tl.store(rounds + row, 1)
+                tl.store(pivots + at * 8 + pivot, value)
+                tl.store(ends + at * 2, start)
+                tl.store(ends + at * 2 + 1, end)
+                tl.store(base + at * 2, count_end)
+                tl.store(base + at * 2 + 1, mass_end)
+    if is_wide:
+        count, mass = tl.zeros((8,), tl.int32), tl.zeros((8,), tl.int64)
+        for tile in range(PART // TILE):
+            token = part * PART + tile * TILE + tl.arange(0, TILE)
+            x = tl.load(logits + row.to(tl.int64) * logits_row + token, token < VOCAB, float("-inf")).to(tl.float32)
+            s = scaled(x, t)
+            w = tl.exp2((s - most) * 1.4426950408889634)
+            for number in tl.static_range(6):
+                above = s >= tl.sum(tl.where(pivot == number, value, 0.0), 0)
+                weight = tl.sum(tl.where(above, w, 0.0), 0) * 1099511627776.0
+                count += tl.where(pivot == number, tl.sum(above.to(tl.int32), 0), 0)
+                mass += tl.where(pivot == number, weight.to(tl.int64), 0)
+        out = (at * PARTS + part) * 8 + pivot
+        tl.store(counts + out, count)
+        tl.store(masses + out, mass)
+
+
+def brackets(logits: Tensor, slot: Tensor, columns: DeviceColumns) -> Brackets:
+    """logits: [rows, vocab], rows may lie apart; slot: [rows] int32."""
+    rows, vocab = logits.shape
+    tiles, parts, row = -(-vocab // TILE), -(-vocab // PART), rows_of(logits, "logits")
+
+    def fresh(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=logits.device)
+
+    sketch = fresh(rows, tiles * BLOCKS), fresh(rows, tiles * BLOCKS), fresh(rows, tiles)
+    cuts = logits, slot, columns.temperature, columns.top_k, columns.top_p
+    sizes = {"VOCAB": vocab, "TILES": tiles}
+    launch(sketch_kernel, (rows, tiles), *cuts, columns.log_min_p, *sketch, row, TILE=TILE, BLOCKS=BLOCKS, **sizes)
+    known = Brackets(
+        kind=fresh(rows, dtype=torch.int32),
+        low=fresh(rows),
+        peak=fresh(rows),
+        total=fresh(rows, dtype=torch.int64),
+        found=fresh(rows, 2, dtype=torch.int32),
+        rounds=fresh(rows, dtype=torch.int32),
+        pivots=fresh(2, rows, 8),
+        counts=fresh(2, rows, parts, 8, dtype=torch.int32),
+        masses=fresh(2, rows, parts, 8, dtype=torch.int64),
+        ends=fresh(2, rows, 2),
+        base=fresh(2, rows, 2, dtype=torch.int64),
+    )
+    launch(
+        plan_kernel,
+        (rows,),
+        *(*cuts, columns.log_min_p, columns.log_min_p_rest, *sketch, known.kind, known.low, known.peak, known.total),
+        *(known.found, known.rounds, known.pivots, known.ends, known.base, row),
+        TILES_UP=power_of_2(tiles),
+        COUNT=tiles * BLOCKS,
+        COUNT_UP=power_of_2(tiles * BLOCKS),
+        SIZE=TILE // BLOCKS,
+        FEW=FEW,
+        warps=8,
+        **sizes,
+    )
+    for number in range(2):
+        launch(
+            refine_kernel,
+            (rows, parts),
+            *(*cuts, columns.top_p_rest, columns.log_min_p, columns.log_min_p_rest, known.kind, known.peak),
+            *(known.total, known.rounds, known.pivots, known.counts, known.masses, known.ends, known.base, row),
+            VOCAB=vocab,
+            PARTS=parts,
+            PARTS_UP=power_of_2(parts),
+            PART=PART,
+            TILE=TILE,
+            FEW=FEW,
+            ROUND=number,
+            warps=8,
+        )
+    return known
