@@ -350,4 +350,5 @@ ENCODER_ATTENTION = Op(
     strided=(0, 1, 2, 4),
     peer=_peer,
     tunable={"block": (64, 128), "tile": (32, 64, 128), "warps": (4, 8), "stages": (2, 3)},
+    may_spill=True,  # some bytes at a few sizes, where a smaller tile would cost more
 )

@@ -175,9 +175,10 @@ def compile_all(
     devices: Sequence[str] = (),
     settings: Settings = Settings(),
     processes: int = 1,
+    brief: bool = False,
 ) -> Iterator[Row]:
     """Every kernel of the sources' launches, once for each target, with the settings of its tuned devices or of those
-    named."""
+    named. brief: of targets that are not gated only the first launch of each function."""
     pieces: list[Piece] = []
     rows: list[Row] = []
     for target in targets:
@@ -187,7 +188,7 @@ def compile_all(
                 with tuning.assumed(device):
                     wanted = source(target)
                 for at, one in enumerate(wanted):
-                    key = signature(one.launch)
+                    key = one.launch.kernel if brief and not target.gated else signature(one.launch)
                     if key in place:
                         old = rows[place[key]]
                         cases = dict.fromkeys((*old.cases, one.case))
@@ -253,6 +254,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What `report` wants to know, for every command that has launches to compile."""
     parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS), help="architectures")
     parser.add_argument("--device", nargs="+", default=(), help="names of devices whose tuned settings are compiled")
+    parser.add_argument("--brief", action="store_true", help="one launch of a kernel where spills are no fault")
     parser.add_argument("--check", action="store_true", help="exit 1 on spills, too much shared memory and errors")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="fill this folder; wants a C compiler")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
@@ -273,7 +275,8 @@ def report(sources: Sequence[Source], options: argparse.Namespace) -> int:
             print(f"--cache wants a C compiler: {error}", file=sys.stderr)
             return 2
     targets = [TARGETS[name] for name in options.target]
-    rows = list(compile_all(sources, targets, devices=options.device, settings=settings, processes=options.processes))
+    chosen = {"devices": options.device, "processes": options.processes, "brief": options.brief}
+    rows = list(compile_all(sources, targets, settings=settings, **chosen))
     print(table([HEAD, *map(cells, rows)], left=4) if rows else "there is no such launch")
     faults = [fault for row in rows for fault in row.faults()]
     print(f"\n{len(rows)} kernels, {sum(row.compiled is None for row in rows)} of them not compiled")

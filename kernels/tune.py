@@ -1,14 +1,15 @@
 """Tries the settings that an operation declares as tunable, and keeps what is faster on this device.
 
 A candidate must give the reference's result within the operation's tolerance, must not spill where it may not, and must
-be faster than the default by more than noise: otherwise the default stays. All are compiled first, side by side.
+be faster than the default by more than noise, in the mean of the cases that its entry is for, and slower in none:
+otherwise the default stays. All are compiled first, side by side.
 """
 
 import itertools
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,23 +39,44 @@ def tune(
     name = facts.get("device", "cpu")
     file = file or tuning.FOLDER / f"{name.lower().replace(' ', '-')}.json"
     failed = 0
-    for op, case in cases:
-        if not op.tunable:
-            continue
+    for op, group in groups(cases, dtype):
         try:
-            entry = tuned(op, case, dtype, device, rounds)
-        except Exception as error:  # a case that fails costs no other
-            print(f"{op.name} {case.id}: {type(error).__name__}: {' '.join(str(error).split())[:200]}", flush=True)
+            entry = tuned(op, group, dtype, device, rounds)
+        except Exception as error:  # cases that fail cost no others
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            print(f"{op.name} {', '.join(case.id for case in group)}: {reason}", flush=True)
             failed = 1
             if lost(device):
                 return failed
             continue
         write(file, name, facts.get("architecture", "cpu"), op.name, entry)
-        kept = entry["settings"] or "the default stays"
-        us = f"{figure(entry['default_us'])} → {figure(entry['us'])} us"
-        print(f"{op.name} {case.id}: {kept}; {us}, of {entry['tried']} tried {entry['right']} right", flush=True)
+        print(
+            f"{op.name}: {entry['settings'] or 'the default stays'}, of {entry['tried']} tried {entry['right']} right"
+        )
+        for case, us in entry["us"].items():
+            print(f"    {case}: {figure(us[0])} → {figure(us[1])} us", flush=True)
     print(f"written to {file}" if file.exists() else "no operation of these has settings to try")
     return failed
+
+
+def groups(cases: Sequence[tuple[Op, Case]], dtype: torch.dtype) -> list[tuple[Op, list[Case]]]:
+    """Cases that ask with the same sizes: one entry of a table is for all of them."""
+    found: dict[str, tuple[Op, list[Case]]] = {}
+    for op, case in cases:
+        if op.tunable:
+            key = f"{op.name} {sorted(question(op, case, dtype).sizes.items())}"
+            found.setdefault(key, (op, []))[1].append(case)
+    return list(found.values())
+
+
+def question(op: Op, case: Case, dtype: torch.dtype) -> tuning.Question:
+    """What the body asks for. Raises ValueError for one that asks not at all, or in several ways."""
+    with tuning.forced(op.name, {}), tuning.asked() as asked, recorded():
+        op(*op.inputs(Make(torch.device("meta"), dtype), **case.sizes))
+    mine = [one for one in asked if one.op == op.name]
+    if len({str(one) for one in mine}) != 1:
+        raise ValueError(f"{op.name} {case.id} asked for its settings {len(mine)} times; once is needed")
+    return mine[0]
 
 
 def write(file: Path, device: str, architecture: str, op: str, entry: dict[str, Any]) -> None:
@@ -69,69 +91,75 @@ def write(file: Path, device: str, architecture: str, op: str, entry: dict[str, 
     file.write_text(json.dumps(value, indent=1) + "\n")
 
 
-def tuned(op: Op, case: Case, dtype: torch.dtype, device: torch.device, rounds: int) -> dict[str, Any]:
-    """The entry of a case; its settings are empty where the default stays, so that no other entry takes its place.
-    Raises ValueError for an operation that asks for no settings, or twice."""
+class Trial:
+    """A case on the device, with its reference's result. Raises ValueError if the default gives another."""
 
-    def make(seed: int) -> Args:
-        return op.inputs(Make(device, dtype, seed), **case.sizes)
+    def __init__(self, op: Op, case: Case, dtype: torch.dtype, device: torch.device) -> None:
+        self._op, self._dtype, self._device = op, dtype, device
+        self._sets, _ = sets_for(lambda seed: op.inputs(Make(device, dtype, seed), **case.sizes), op.traffic, device)
+        self._wanted = tensors(op.reference(*copied(self._sets[0])))
+        default = self.side({})
+        if default is None:
+            raise ValueError(f"{case.id}: the default's own result is wrong")
+        self.default = default
 
-    args = make(0)
-    wanted = tensors(op.reference(*copied(args)))
-    with tuning.forced(op.name, {}), tuning.asked() as questions:
-        given = tensors(op(*copied(args)))
-    mine = [question for question in questions if question.op == op.name]
-    if len({str(question) for question in mine}) != 1:
-        raise ValueError(f"{op.name} asked for its settings {len(mine)} times; once is needed")
-    question = mine[0]
-    if not close(op, dtype, wanted, given):
-        raise ValueError("the default's own result is wrong")
-    tried = candidates(op.tunable, question.default)
-    good = _compiled(op, case, dtype, device, tried)
-    sets, _ = sets_for(make, op.traffic, device)
-
-    def side(candidate: Candidate) -> Sample | None:
+    def side(self, candidate: Candidate) -> Sample | None:
         """None for one that cannot run here, or computes something else."""
-        with tuning.forced(op.name, candidate):
+        with tuning.forced(self._op.name, candidate):
             try:
-                if not close(op, dtype, wanted, tensors(op(*copied(args)))):
+                if not close(self._op, self._dtype, self._wanted, tensors(self._op(*copied(self._sets[0])))):
                     return None
-                return _forced(op.name, candidate, sampler(op, sets, device))
+                return _forced(self._op.name, candidate, sampler(self._op, self._sets, self._device))
             except Exception:  # more memory than there is, tiles that do not fit: it is no candidate here
                 return None
 
-    ranked: list[tuple[float, int]] = []
-    for number, candidate in enumerate(good):
-        one = side(candidate)
-        if one is not None:
-            ranked.append((alternating([one], FIRST_ROUNDS)[0].us, number))
-    finalists = [good[number] for _, number in sorted(ranked)[:FINALISTS]]
-    samples = [one for candidate in ({}, *finalists) if (one := side(candidate)) is not None]
-    assert len(samples) == 1 + len(finalists), "they ran a moment ago"
-    base, *rest = alternating(samples, rounds)
-    best = min(range(len(rest)), key=lambda at: rest[at].us, default=None)
-    faster = best is not None and rest[best].us < (1 - GAIN) * base.us
+
+def tuned(op: Op, cases: Sequence[Case], dtype: torch.dtype, device: torch.device, rounds: int) -> dict[str, Any]:
+    """The entry for cases that ask with the same sizes; its settings are empty where the default stays, so that no
+    other entry takes its place."""
+    asked = [question(op, case, dtype) for case in cases]
+    tried = candidates(op.tunable)
+    alive = _compiled(op, cases, dtype, device, tried)
+    ratios: dict[int, list[float]] = {number: [] for number in alive}
+    for case in cases:
+        trial = Trial(op, case, dtype, device)
+        base = alternating([trial.default], FIRST_ROUNDS)[0].us
+        for number in list(ratios):
+            one = trial.side(tried[number])
+            if one is None:
+                del ratios[number]
+            else:
+                ratios[number].append(alternating([one], FIRST_ROUNDS)[0].us / base)
+    ranked = sorted(ratios, key=lambda number: math.prod(ratios[number]))[:FINALISTS]
+    times: dict[str, list[float]] = {}  # by case: of the default, then of the finalists
+    for case in cases:
+        trial = Trial(op, case, dtype, device)
+        samples = [trial.default, *(one for number in ranked if (one := trial.side(tried[number])) is not None)]
+        assert len(samples) == 1 + len(ranked), "they ran a moment ago"
+        times[case.id] = [time.us for time in alternating(samples, rounds)]
+    best = _best(list(times.values()))
     return {
-        "case": case.id,
-        "sizes": {key if key in op.near else f"={key}": value for key, value in question.sizes.items()},
-        "settings": finalists[best] if best is not None and faster else {},
-        "us": round(rest[best].us if best is not None and faster else base.us, 3),
-        "default_us": round(base.us, 3),
+        "sizes": {key if key in op.near else f"={key}": value for key, value in asked[0].sizes.items()},
+        "settings": tried[ranked[best - 1]] if best else {},
+        "us": {case: [round(us[0], 3), round(us[best], 3)] for case, us in times.items()},
         "tried": len(tried),
-        "right": len(ranked),
+        "right": len(ratios),
     }
 
 
-def candidates(tunable: Any, default: tuning.Settings) -> list[Candidate]:
-    """Every combination but the default's. Of each only what differs from the default."""
-    found = []
-    for values in itertools.product(*tunable.values()):
-        candidate = {
-            name: value for name, value in zip(tunable, values, strict=True) if default.get(name, value) != value
-        }
-        if candidate and candidate not in found:
-            found.append(candidate)
-    return found
+def _best(times: Sequence[Sequence[float]]) -> int:
+    """Which column of the cases' times is fastest by their geometric mean, unless it is no faster than the first by
+    more than noise, or slower in some case."""
+    columns = range(1, len(times[0]))
+    ratio = {at: math.prod(row[at] / row[0] for row in times) ** (1 / len(times)) for at in columns}
+    worst = {at: max(row[at] / row[0] for row in times) for at in columns}
+    good = [at for at in columns if ratio[at] < 1 - GAIN and worst[at] < 1 + GAIN]
+    return min(good, key=lambda at: ratio[at], default=0)
+
+
+def candidates(tunable: Mapping[str, Sequence[Any]]) -> list[Candidate]:
+    """Every combination."""
+    return [dict(zip(tunable, values, strict=True)) for values in itertools.product(*tunable.values())]
 
 
 def copied(args: Args) -> Args:
@@ -169,32 +197,33 @@ def _forced(name: str, candidate: Candidate, sample: Sample) -> Sample:
 
 
 def candidate_launches(
-    target: Target, *, op: str, case: str, dtype: torch.dtype, tried: Sequence[Candidate]
+    target: Target, *, op: str, cases: Sequence[str], dtype: torch.dtype, tried: Sequence[Candidate]
 ) -> list[Wanted]:
     """Launches of each candidate, whose number is the case."""
     (one,) = [one for one in OPS if one.name == op]
-    (sizes,) = [found.sizes for found in one.cases if found.id == case]
     wanted = []
-    for number, candidate in enumerate(tried):
-        with tuning.forced(op, candidate), recorded() as launches:
-            one(*one.inputs(Make(torch.device("meta"), dtype), **sizes))
-        wanted += [Wanted(op, str(number), launch, one.may_spill) for launch in launches]
+    for case in one.cases:
+        if case.id in cases:
+            for number, candidate in enumerate(tried):
+                with tuning.forced(op, candidate), recorded() as launches:
+                    one(*one.inputs(Make(torch.device("meta"), dtype), **case.sizes))
+                wanted += [Wanted(op, str(number), launch, one.may_spill) for launch in launches]
     return wanted
 
 
-def _compiled(op: Op, case: Case, dtype: torch.dtype, device: torch.device, tried: list[Candidate]) -> list[Candidate]:
-    """Those that compile and keep their registers; all where that cannot be known beforehand."""
+def _compiled(
+    op: Op, cases: Sequence[Case], dtype: torch.dtype, device: torch.device, tried: list[Candidate]
+) -> list[int]:
+    """Numbers of those that compile and keep their registers; all where that cannot be known beforehand."""
+    everyone = set(range(len(tried)))
     if device.type != "cuda" or architecture(device) not in TARGETS:
-        return tried
-    source = partial(candidate_launches, op=op.name, case=case.id, dtype=dtype, tried=tried)
-    bad: set[int] = set()
+        return sorted(everyone)
+    source = partial(candidate_launches, op=op.name, cases=[case.id for case in cases], dtype=dtype, tried=tried)
     rows = compile_all(
         [source],
         [TARGETS[architecture(device)]],
         devices=[torch.cuda.get_device_name(device)],
         processes=len(os.sched_getaffinity(0)),
     )
-    for row in rows:
-        if any(row.faults()):
-            bad |= {int(number) for number in row.cases}
-    return [candidate for number, candidate in enumerate(tried) if number not in bad]
+    bad = {int(number) for row in rows if any(row.faults()) for number in row.cases}
+    return sorted(everyone - bad)

@@ -4,7 +4,7 @@ Nothing is tuned while serving: a kernel asks for its settings and gets the entr
 or its own default. A file names the devices that it is for by what their names begin with:
 
     {"devices": ["NVIDIA H200"], "architecture": "sm_90", "ops": {"rms_norm": [
-        {"sizes": {"=size": 4096, "rows": 32}, "settings": {"warps": 8}, "case": …, "us": …, "default_us": …}]}}
+        {"sizes": {"=size": 4096, "rows": 32}, "settings": {"warps": 8}, "us": {CASE: [of the default, …], …}}]}}
 """
 
 import json

@@ -290,65 +290,93 @@ def test_a_table_is_for_its_devices_only(folder):
             assert ask()["block"] == 9
 
 
-def test_every_combination_is_a_candidate_but_the_default():
-    found = candidates({"block": (16, 64), "warps": (4, 8)}, {"block": 16, "warps": 4, "stages": 2})
-    assert found == [{"warps": 8}, {"block": 64}, {"block": 64, "warps": 8}]
+def test_every_combination_is_a_candidate():
+    found = candidates({"block": (16, 64), "warps": (4, 8)})
+    assert found == [{"block": block, "warps": warps} for block in (16, 64) for warps in (4, 8)]
 
 
 def fake_clock(monkeypatch, us):
-    """A call takes what its settings say."""
+    """A call takes what its settings and rows say."""
 
     def sampler(function, sets, device):
         with tuning.asked() as questions:
             function(*sets[0])
         (question,) = questions
         settings = dict(question.default) | dict((tuning._forced.get() or {}).get("doubled", {}))
-        return lambda: us(settings)
+        return lambda: us(settings, sets[0][0].shape[0])
 
     monkeypatch.setattr(tune, "sampler", sampler)
 
 
+def try_settings(op=DOUBLED, cases=DOUBLED.cases[:1]):
+    return tuned(op, cases, torch.float32, CPU, rounds=3)
+
+
 @needs_interpreter
 def test_the_fastest_right_candidate_is_kept(monkeypatch):
-    fake_clock(monkeypatch, lambda settings: 1.0 if settings["wrong"] else 100 / settings["block"])
-    entry = tuned(DOUBLED, DOUBLED.cases[0], torch.float32, CPU, rounds=3)
-    assert entry["settings"] == {"block": 64}, "24 is no power of two, and what is wrong is faster but wrong"
+    fake_clock(monkeypatch, lambda settings, rows: 1.0 if settings["wrong"] else 100 / settings["block"])
+    entry = try_settings()
+    assert entry["settings"] == {"block": 64, "wrong": False}, "not 24, and not what is wrong"
     assert entry["sizes"] == {"rows": 100, "=factor": 1}
-    assert (entry["default_us"], entry["us"]) == (6.25, 1.562)
-    assert (entry["tried"], entry["right"]) == (5, 1)
+    assert entry["us"] == {"small": [6.25, 1.562]}
+    assert (entry["tried"], entry["right"]) == (6, 2)
 
 
 @needs_interpreter
-@pytest.mark.parametrize(("gain", "kept"), [(0.029, {}), (0.031, {"block": 64})])
+@pytest.mark.parametrize(("gain", "kept"), [(0.029, {}), (0.031, {"block": 64, "wrong": False})])
 def test_the_default_stays_unless_another_is_faster_by_more_than_noise(monkeypatch, gain, kept):
-    fake_clock(monkeypatch, lambda settings: 100.0 * (1 - gain) if settings["block"] == 64 else 100.0)
-    assert tuned(DOUBLED, DOUBLED.cases[0], torch.float32, CPU, rounds=3)["settings"] == kept
+    fake_clock(monkeypatch, lambda settings, rows: 100.0 * (1 - gain) if settings["block"] == 64 else 100.0)
+    assert try_settings()["settings"] == kept
+
+
+@needs_interpreter
+@pytest.mark.parametrize(("slower", "kept"), [(1.02, {"block": 64, "wrong": False}), (1.04, {})])
+def test_what_is_slower_in_some_case_of_the_same_sizes_is_not_kept(monkeypatch, slower, kept):
+    """In the mean of two cases it is faster."""
+    fake_clock(
+        monkeypatch, lambda settings, rows: 10.0 if settings["block"] == 16 else 5.0 if rows == 100 else 10 * slower
+    )
+    entry = try_settings(cases=(Case("small", {"rows": 100}), Case("smaller", {"rows": 70})))
+    assert entry["settings"] == kept
+    assert entry["us"] == {"small": [10.0, 5.0 if kept else 10.0], "smaller": [10.0, 10.2 if kept else 10.0]}
+
+
+def test_cases_that_ask_alike_have_one_entry():
+    doubled = replace(DOUBLED, triton=lambda x, factor=1: doubled_by(x, x.shape[0] // 100))
+
+    def doubled_by(x, factor):
+        return launchless(x, factor)
+
+    def launchless(x, factor):
+        tuning.settings("doubled", {"block": 16}, x.device, factor=factor)
+        return x
+
+    cases = [Case(str(rows), {"rows": rows}) for rows in (100, 150, 250)]
+    found = tune.groups([(doubled, case) for case in cases], torch.float32)
+    assert [[case.id for case in group] for _, group in found] == [["100", "150"], ["250"]]
+    assert tune.groups([(replace(doubled, tunable={}), cases[0])], torch.float32) == []
 
 
 @needs_interpreter
 def test_a_default_that_computes_something_else_is_not_tuned():
-    wrong = replace(DOUBLED, reference=lambda x, factor=1: x * 2.1)
     with pytest.raises(ValueError, match="the default's own result is wrong"):
-        tuned(wrong, wrong.cases[0], torch.float32, CPU, rounds=1)
-    silent = replace(DOUBLED, triton=lambda x: x * 2)
+        try_settings(replace(DOUBLED, reference=lambda x, factor=1: x * 2.1))
     with pytest.raises(ValueError, match="asked for its settings 0 times"):
-        tuned(silent, silent.cases[0], torch.float32, CPU, rounds=1)
+        try_settings(replace(DOUBLED, triton=lambda x: x * 2))
 
 
 @needs_interpreter
 def test_what_was_found_is_what_the_kernel_gets(folder, monkeypatch, capsys):
-    fake_clock(monkeypatch, lambda settings: 1.0 if settings["wrong"] else 100 / settings["block"])
+    fake_clock(monkeypatch, lambda settings, rows: 1.0 if settings["wrong"] else 100 / settings["block"])
     for _ in range(2):  # the second time replaces the first
         assert tune.tune([(DOUBLED, DOUBLED.cases[0])], torch.float32, CPU, 2, None) == 0
     table = json.loads((folder / "cpu.json").read_text())
     assert table["devices"] == ["cpu"] and len(table["ops"]["doubled"]) == 1
     tuning._table.cache_clear()
-    with tuning.asked() as questions:
-        doubled(torch.ones(90))
-    assert questions[0].sizes == {"rows": 90, "factor": 1}
     assert tuning.settings("doubled", {"block": 16, "wrong": False}, CPU, rows=90, factor=1)["block"] == 64
     assert tuning.settings("doubled", {"block": 16, "wrong": False}, CPU, rows=90, factor=2)["block"] == 16
-    assert "{'block': 64}; 6.25 → 1.56 us, of 5 tried 1 right" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "of 6 tried 2 right" in shown and "small: 6.25 → 1.56 us" in shown
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 1.0])
@@ -366,7 +394,7 @@ def test_results_are_compared_with_the_reference(wrong):
 def test_candidates_are_launched_from_tensors_without_memory(monkeypatch):
     monkeypatch.setattr(tune, "OPS", (DOUBLED,))
     found = tune.candidate_launches(
-        None, op="doubled", case="large", dtype=torch.bfloat16, tried=[{"block": 64}, {"wrong": True}]
+        None, op="doubled", cases=["large"], dtype=torch.bfloat16, tried=[{"block": 64}, {"wrong": True}]
     )
     assert [one.case for one in found] == ["0", "1"]
     assert [one.launch.constants for one in found] == [
