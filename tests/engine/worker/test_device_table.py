@@ -36,8 +36,8 @@ class Pair:
             assert self.device.tables[group, slot, :blocks].tolist() == table[slot, :blocks].tolist()
 
 
-def new(slot, length, seed=0, **sampling):
-    ids = tuple(np.random.default_rng(seed).integers(0, VOCAB, length).tolist())
+def new(slot, length, draw=0, **sampling):
+    ids = tuple(np.random.default_rng(draw).integers(0, VOCAB, length).tolist())
     return NewRow(slot, ids, length, Sampling(**sampling), (), length + 3)
 
 
@@ -78,7 +78,7 @@ def test_blocks_are_appended_and_a_new_request_starts_over(pair):
     pair.run(StepPlan(2, (), (), (row(0, 4, 1, (3,), (4,)),)))
     pair.run(StepPlan(3, (), (), (row(0, 5, 1),)))
     assert pair.device.tables[:, 0, :2].tolist() == [[1, 3], [2, 4]]
-    pair.run(StepPlan(4, (new(0, 5, seed=1),), (0,), (row(0, 0, 5, (9, 8), (7, 6)),)))
+    pair.run(StepPlan(4, (new(0, 5, draw=1),), (0,), (row(0, 0, 5, (9, 8), (7, 6)),)))
     assert pair.device.tables[:, 0, :2].tolist() == [[9, 8], [7, 6]]
     pair.check(0, 5)
 
@@ -92,7 +92,7 @@ def test_nothing_is_there_before_it_is_staged(pair):
 
 
 def test_more_than_an_upload_holds_goes_in_several(pair):
-    plan = StepPlan(1, tuple(new(slot, CONTEXT, seed=slot) for slot in range(SLOTS)), (), ())
+    plan = StepPlan(1, tuple(new(slot, CONTEXT, draw=slot) for slot in range(SLOTS)), (), ())
     pair.upload._capacity = pair.upload._head + CONTEXT + 20
     pair.run(plan)
     for slot in range(SLOTS):
