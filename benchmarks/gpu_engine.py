@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_run import Costs, Engine, decoding, profiled
-from benchmarks.shapes import SHAPES, declare, make
+from benchmarks.shapes import SHAPES, declare
 from benchmarks.workload import MIXES, same
-from engine.api.config import EngineConfig
+from engine.api.config import EngineConfig, graph_ladder
 
 STEPS = 150  # decode steps of a measurement
 PROFILED = 40  # decode steps that are profiled
@@ -196,34 +196,28 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def settings(shape: str, folder: Path, device: str, jobs: Sequence[Job]) -> EngineConfig:
-    """An engine that holds all the jobs. On a GPU random weights are drawn there, in bf16."""
-    longest, rows = max([64, *(one.length for one in jobs)]), max([1, *(one.rows for one in jobs)])
+    """An engine that holds all the jobs, on weights that are drawn where they are used: bf16 on a GPU."""
+    common: dict[str, Any] = {
+        "model": str(declare(shape, folder)),
+        "load": "random",
+        "max_context": max([64, *(one.length for one in jobs)]),
+        "max_running": max([1, *(one.rows for one in jobs)]),
+        "prefix_cache": False,
+    }
     if device == "cpu":
-        return EngineConfig(
-            model=str(make(shape, folder)),
-            kv_bytes=1 << 28,
-            max_context=longest,
-            max_running=rows,
-            prefix_cache=False,
-        )
-    from engine.api.config import graph_ladder
-
+        return EngineConfig(kv_bytes=1 << 28, **common)
     return EngineConfig(
-        model=str(declare(shape, folder)),
         device="cuda",
         dtype="bfloat16",
         kv_dtype="bfloat16",
         kernels="triton",
-        load="random",
         kv_bytes=int(torch.cuda.mem_get_info()[0] * 0.9),
         kv_measured=True,
-        graph_sizes=graph_ladder(rows),
+        graph_sizes=graph_ladder(common["max_running"]),
         graph_bytes=4 << 30,
-        max_context=longest,
-        max_running=rows,
         max_step_tokens=8192,
-        prefix_cache=False,
         threads=4,
+        **common,
     )
 
 

@@ -234,65 +234,57 @@ def table(rows: Sequence[tuple[str, ...]], left: int) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _options(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--op", nargs="+", default=(), metavar="NAME", help="operations whose names contain this")
+    parser.add_argument("--case", nargs="+", default=(), metavar="ID", help="cases whose ids contain this")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"], help="types of the inputs")
+    parser.add_argument("--small", action="store_true", help="the small cases of the tests too")
+    parser.add_argument("--launches", nargs="+", default=(), metavar="MODULE:FUNCTION", help="not the operations")
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    sources: list[Source] = [named_source(text) for text in options.launches]
+    chosen = partial(op_launches, ops=options.op, cases=options.case, dtypes=options.dtype, small=options.small)
+    return report(sources or [chosen], options)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `report` wants to know, for every command that has launches to compile."""
+    parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS), help="architectures")
+    parser.add_argument("--device", nargs="+", default=(), help="names of devices whose tuned settings are compiled")
+    parser.add_argument("--check", action="store_true", help="exit 1 on spills, too much shared memory and errors")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="fill this folder; wants a C compiler")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="that compile at a time")
+
+
+def report(sources: Sequence[Source], options: argparse.Namespace) -> int:
+    """Compiles, prints the table and writes what `add_options` asks for; the exit code."""
     if not installed() or interpreted():
         why = "TRITON_INTERPRET is set: kernels run in the interpreter" if installed() else "Triton is not installed"
-        print(f"kernels.report: nothing can be compiled: {why}", file=sys.stderr)
+        print(f"nothing can be compiled: {why}", file=sys.stderr)
         return 2
-    sources: list[Source] = [named_source(text) for text in options.launches]
-    if not sources:
-        chosen = partial(op_launches, ops=options.op, cases=options.case, dtypes=options.dtype, small=options.small)
-        sources = [chosen]
     settings = Settings(options.cache.resolve() if options.cache else None)
     if settings.libcuda is not None:
         try:
             stand_in(settings.libcuda)
         except (OSError, CalledProcessError) as error:
-            print(f"kernels.report: --cache wants a C compiler: {error}", file=sys.stderr)
+            print(f"--cache wants a C compiler: {error}", file=sys.stderr)
             return 2
-    rows = list(
-        compile_all(
-            sources,
-            [TARGETS[name] for name in options.target],
-            devices=options.device,
-            settings=settings,
-            processes=options.processes,
-        )
-    )
-    print(table([HEAD, *map(cells, rows)], left=4) if rows else "kernels.report: no operation and case has such a name")
+    targets = [TARGETS[name] for name in options.target]
+    rows = list(compile_all(sources, targets, devices=options.device, settings=settings, processes=options.processes))
+    print(table([HEAD, *map(cells, rows)], left=4) if rows else "there is no such launch")
     faults = [fault for row in rows for fault in row.faults()]
     print(f"\n{len(rows)} kernels, {sum(row.compiled is None for row in rows)} of them not compiled")
     print("\n".join([*faults, f"{len(faults)} faults"]))
     if settings.cache is not None:
         print(f"processes find them with TRITON_CACHE_DIR={settings.cache} TRITON_LIBCUDA_PATH={settings.libcuda}")
     if options.json is not None:
-        value = {
-            "triton": triton.__version__,
-            "kernels": [dataclasses.asdict(row) for row in rows],
-            "faults": faults,
-        }
+        kernels = [dataclasses.asdict(row) for row in rows]
+        value = {"triton": triton.__version__, "kernels": kernels, "faults": faults}
         options.json.write_text(json.dumps(value, indent=1) + "\n")
     return int(not rows or bool(options.check and faults))
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m kernels.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--target", nargs="+", choices=TARGETS, default=list(TARGETS), help="architectures")
-    parser.add_argument("--device", nargs="+", default=(), help="names of devices whose tuned settings are compiled")
-    parser.add_argument("--op", nargs="+", default=(), metavar="NAME", help="operations whose names contain this")
-    parser.add_argument("--case", nargs="+", default=(), metavar="ID", help="cases whose ids contain this")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"], help="types of the inputs")
-    parser.add_argument("--small", action="store_true", help="the small cases of the tests too")
-    parser.add_argument(
-        "--launches", nargs="+", default=(), metavar="MODULE:FUNCTION", help="instead of the operations"
-    )
-    parser.add_argument("--check", action="store_true", help="exit 1 on spills, too much shared memory and errors")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="fill this folder; wants a C compiler")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="that compile at a time")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

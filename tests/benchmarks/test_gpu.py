@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import gpu
-from benchmarks.gpu_engine import KINDS, Bench, job, run
+from benchmarks.gpu_engine import KINDS, Bench, job, run, settings
 from benchmarks.gpu_goals import GOALS, Goal
 from benchmarks.gpu_parts import CPU_PLAN, Plan, Suite, cuda_plan, groups_of, read_tests
 from benchmarks.gpu_run import Costs, Step, decoding, profiled
@@ -138,6 +139,16 @@ def test_every_job_of_the_plan_is_one_that_an_engine_runs(quick):
         assert kinds == sorted(kinds, key=lambda kind: kind == "profile"), "a profiler that fails costs no other job"
 
 
+def test_an_engine_on_a_gpu_is_sized_for_its_jobs(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 2000))
+    jobs = [job("decode:32:512"), job("chat:300"), job("prefill:16384")]
+    config = settings("llama-3.1-8b", tmp_path, "cuda", jobs)
+    assert (config.device, config.dtype, config.kernels, config.load) == ("cuda", "bfloat16", "triton", "random")
+    assert (config.max_running, config.max_context, config.kv_bytes) == (300, 16392, 900)
+    assert config.graph_sizes[-1] == 300
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"], "no weights are written"
+
+
 def test_after_a_job_that_failed_the_engine_is_left_alone(tmp_path, capsys):
     class Fake(Bench):
         def __init__(self):
@@ -183,8 +194,8 @@ def test_goals_are_found_in_the_results():
         row("rms_norm", us=2.0, moved=1000),
         row("heads", us=4.0, moved=1000),
         row("activation", of_copy=0.85),
-        row("sample", case="64x152064", us=120.0),
-        row("sample", case="1x15264x", us=999.0),
+        row("sample", case="top_p-256x151936", us=480.0),
+        row("sample", case="top_p-1x151936", us=999.0),
         {**row("rms_norm"), "time": None},
     ]
     results = {
@@ -208,7 +219,7 @@ def test_goals_are_found_in_the_results():
         "attention of spans: best share of the matmul rate": ("30%", "50%"),
         "norms, heads, activation, large cases: least share of the copy rate": ("85%", "100%"),
         "norms, heads, activation, small cases: median": ("3 us", "100%"),
-        "drawing tokens, 64 rows of 152,000: slowest": ("120 us", "50%"),
+        "drawing tokens, 256 rows of 151,936: slowest": ("480 us", "50%"),
     }
     assert all(goal.line({})[2:] == ("–", "") for goal in GOALS)
 

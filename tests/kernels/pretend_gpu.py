@@ -34,18 +34,9 @@ int cuLaunchedKernels(void) { return launched; }
 
 
 class Unwritten(Make):
-    """Tensors of the host whose memory nobody touches."""
+    """Floats of the host whose memory nobody touches: bench cases have gigabytes of them."""
 
     def normal(self, *shape, dtype=None, scale=1.0):
-        return torch.empty(shape, dtype=dtype or self.dtype)
-
-    def integers(self, low, high, *shape, dtype=torch.int32):
-        return torch.empty(shape, dtype=dtype)
-
-    def permutation(self, n, dtype=torch.int32):
-        return torch.empty(n, dtype=dtype)
-
-    def zeros(self, *shape, dtype=None):
         return torch.empty(shape, dtype=dtype or self.dtype)
 
 

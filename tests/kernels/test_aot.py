@@ -49,6 +49,7 @@ def filled(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # all kernels, cold, beside whatever else runs here
 def test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers(filled):
     _, done, found = filled
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
@@ -63,6 +64,7 @@ def test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers(fi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("program_file", [True, False], ids=["with file", "without file"])
 def test_a_first_launch_compiles_nothing(filled, tmp_path, program_file):
     """As in a container: the folder of the cache links to the filled one, and there is no compiler."""
@@ -114,9 +116,7 @@ def cache(folder):
 def test_kernels_that_are_interpreted_are_not_compiled():
     done = report(TRITON_INTERPRET="1")
     assert done.returncode == 2
-    assert done.stderr.strip() == (
-        "kernels.report: nothing can be compiled: TRITON_INTERPRET is set: kernels run in the interpreter"
-    )
+    assert done.stderr == "nothing can be compiled: TRITON_INTERPRET is set: kernels run in the interpreter\n"
 
 
 # What a signature tells apart is what Triton compiles anew: asked in a process that does not interpret.

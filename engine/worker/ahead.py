@@ -1,0 +1,113 @@
+"""Every kernel that an engine with a certain model launches, compiled before there is an engine or a GPU.
+
+    python -m engine.worker.ahead CHECKPOINT… --dtype bfloat16 --kv-dtype bfloat16 fp8 --target sm_90 --cache DIR
+
+Of a checkpoint only config.json is read. The worker is put together on torch's `meta` device, with weights of which
+nobody has the numbers, and makes the steps that it would make to warm up; kernels.jit writes down what it launches, and
+kernels.report compiles that. What a warm worker has launched is all that it ever launches.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from engine.api.config import EngineConfig, graph_ladder
+from engine.api.messages import Sampling
+from engine.core.plan import NewRow, Row, StepPlan
+from engine.distributed.world import SINGLE
+from engine.kv.layout import NULL_BLOCK, Layout, layout
+from engine.layers.model import TextModel, make_pages
+from engine.models.checkpoint import read_checkpoint
+from engine.models.sources import sources
+from engine.weights.random import RandomWeights
+from engine.worker.build import DTYPES
+from engine.worker.device_parts import device_parts
+from engine.worker.table import RequestTable
+from engine.worker.warm import warm_steps
+from kernels.aot import Target
+from kernels.jit import recorded
+from kernels.report import Source, Wanted, add_options, report
+
+META = torch.device("meta")
+
+
+def config_for(path: Path, dtype: str, kv_dtype: str, *, invariant: bool) -> EngineConfig:
+    """As an appliance would resolve it, at sizes that change no kernel."""
+    return EngineConfig(
+        model=str(path),
+        device="cuda",
+        dtype=dtype,  # type: ignore[arg-type]  # checked as it is decoded
+        kv_dtype=kv_dtype,  # type: ignore[arg-type]
+        kv_bytes=1,
+        max_context=4096,
+        max_running=256,
+        max_step_tokens=2048,
+        kernels="triton",
+        invariant=invariant,
+        graph_sizes=graph_ladder(256),
+        load="random",
+    )
+
+
+@torch.inference_mode()
+def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
+    """Launches of a worker's first steps and of decode steps of every size that it captures. None where the target
+    lacks the type of the pages."""
+    if config.kv_dtype == "fp8" and not target.fp8:
+        return []
+    checkpoint = read_checkpoint(config.model, weights=False)
+    form = layout(checkpoint.model, block_tokens=config.block_tokens, element_bytes=DTYPES[config.kv_dtype].itemsize)
+    text_model = TextModel(checkpoint.model, form, SINGLE, DTYPES[config.dtype], META, invariant=config.invariant)
+    text_model.fill(RandomWeights(sources(checkpoint.model), text_model.dtype, META))
+    vocab = checkpoint.model.embed.vocab
+    slots = min(config.max_running, config.max_step_tokens)
+    table = RequestTable(slots=slots, max_context=config.max_context, layout=form, vocab=vocab)
+    parts = device_parts(config, checkpoint, text_model, form, table)
+    runner = parts.runner(make_pages(form, 2, DTYPES[config.kv_dtype], META), config.graph_sizes)
+    name = f"{checkpoint.architecture} {config.dtype}" + (f" {config.kv_dtype}" if config.kv_dtype == "fp8" else "")
+    with recorded() as launches:
+        for plan in warm_steps(form, vocab, config):
+            runner.start(plan, {})
+        for size in config.graph_sizes:
+            runner.start(_decode_step(size, form), {})
+    return [Wanted(launch.kernel.fn.__name__.removesuffix("_kernel"), name, launch) for launch in launches]
+
+
+def _decode_step(rows: int, form: Layout) -> StepPlan:
+    """A step of new requests of one token."""
+    null = tuple((NULL_BLOCK,) for _ in form.groups)
+    new = tuple(NewRow(slot, (0,), 1, Sampling(), (0,), 1) for slot in range(rows))
+    return StepPlan(0, new, (), tuple(Row(slot, 0, 1, True, null) for slot in range(rows)))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.worker.ahead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", nargs="+", type=Path, help="folder with a config.json")
+    parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float16", "float32"), default=["bfloat16"])
+    parser.add_argument("--kv-dtype", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as --dtype")
+    parser.add_argument("--invariant", nargs="+", choices=("no", "yes"), default=["no"])
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    wanted: list[Source] = [
+        partial(
+            serving_launches,
+            config=config_for(path, dtype, dtype if kv == "auto" else kv, invariant=invariant == "yes"),
+        )
+        for path, dtype, kv, invariant in product(
+            options.checkpoint, options.dtype, options.kv_dtype, options.invariant
+        )
+    ]
+    return report(wanted, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
