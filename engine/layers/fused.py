@@ -17,6 +17,7 @@ from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
+from kernels.cap_logits import CAP_LOGITS
 from kernels.decode_attention import DECODE_ATTENTION
 from kernels.decode_work import DECODE_WORK
 from kernels.embedding import EMBEDDING
@@ -76,7 +77,8 @@ class FusedModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
-        return self.vocabulary.logits(hidden)
+        y, out = self.vocabulary.products(hidden), self.vocabulary.out
+        return y if out.scale == 1.0 and out.softcap is None else CAP_LOGITS(y, out.scale, out.softcap or 0.0)
 
 
 class _Run:

@@ -11,6 +11,7 @@ from engine.sampling.columns import Columns
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.rows import plan_rows
 from engine.worker.table import RequestTable
+from kernels.columns import FIELDS, joined
 
 VOCAB, SLOTS, CONTEXT = 40, 5, 90
 FORM = Layout((Group("full", (0,), None), Group("window", (1,), 8)), 4, 1, 1, 8, 4)
@@ -62,12 +63,9 @@ def test_tokens_blocks_and_columns_arrive(pair):
     pair.check(3, 9)
     pair.check(1, 2)
     columns = pair.device.columns
-    assert (columns.temperature[3], columns.top_p[3], columns.top_k[3], columns.log_min_p[1].exp()) == (
-        0.5,
-        0.25,
-        7,
-        0.125,
-    )
+    assert (columns.temperature[3], columns.top_k[3]) == (0.5, 7)
+    assert joined(columns.top_p_low, columns.top_p_high)[3] == 0.25
+    assert joined(columns.log_min_p_low, columns.log_min_p_high)[1] == np.log(0.125)
     assert (int(columns.seed_low[3]) % 2**32) + (int(columns.seed_high[3]) % 2**32 << 32) == 2**63 + 5
     assert pair.upload.slot[:2].tolist() == [3, 1] and pair.upload.first[:2].tolist() == [0, 0]
     assert pair.upload.query_start[:4].tolist() == [0, 9, 11, 11]
@@ -109,5 +107,5 @@ def test_every_sampling_column_has_its_field():
     """A parameter that the host keeps by slot and no kernel could read would be lost on a device. `min_tokens` the host
     looks at itself, as it knows how long each sequence is."""
     dense = {name for name, value in vars(Columns(2, VOCAB)).items() if isinstance(value, np.ndarray)}
-    table = DeviceTable(slots=2, max_context=4, layout=FORM, device=torch.device("cpu"))
-    assert dense - {"seed", "min_p", "min_tokens"} <= set(dir(table.columns))
+    found = {name.removesuffix("_low").removeprefix("log_") for name in FIELDS}
+    assert dense - {"min_tokens"} <= found
