@@ -1,8 +1,8 @@
 """Sampling parameters on the device, by slot of the request table: written when a request enters, read by every step.
 
 They lie in one int32 tensor of a line a field, so that a step stages the values of its new requests in one upload; the
-lines of fractions hold their bits. Where float64 decides (the mass that top_p asks for, the border of min_p), a number
-is the sum of two fractions.
+lines of fractions hold their bits. Numbers of 64 bits take two lines: the seed, and what float64 decides on, the mass
+that top_p asks for and the border of min_p.
 """
 
 from dataclasses import dataclass, fields
@@ -13,14 +13,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DeviceColumns:
-    """One element a slot. temperature 0 is greedy; top_k 0, top_p 1 and log_min_p -inf are off; `_rest` is added."""
+    """One element a slot. temperature 0 is greedy; top_k 0, top_p 1 and log_min_p -inf are off."""
 
     temperature: Tensor  # fp32, 0 or at least 0.01
     top_k: Tensor  # int32, below the vocabulary
-    top_p: Tensor  # fp32
-    top_p_rest: Tensor  # fp32
-    log_min_p: Tensor  # fp32
-    log_min_p_rest: Tensor  # fp32
+    top_p_low: Tensor  # int32, the bits of a float64
+    top_p_high: Tensor
+    log_min_p_low: Tensor  # int32, the bits of a float64
+    log_min_p_high: Tensor
     seed_low: Tensor  # int32
     seed_high: Tensor  # int32
     repetition: Tensor  # fp32
@@ -31,9 +31,20 @@ class DeviceColumns:
     @classmethod
     def of(cls, table: Tensor) -> "DeviceColumns":
         """table: [FIELDS, slots] int32, which the columns are views of."""
-        whole = {"top_k", "seed_low", "seed_high", "prompt_tokens"}
         lines = zip(fields(cls), table, strict=True)
-        return cls(*(line if field.name in whole else line.view(torch.float32) for field, line in lines))
+        return cls(*(line.view(torch.float32) if field.name in FRACTIONS else line for field, line in lines))
 
 
+FRACTIONS = {"temperature", "repetition", "frequency", "presence"}
 FIELDS = tuple(field.name for field in fields(DeviceColumns))
+
+
+def words(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers of 64 bits as two int32 words, the lower first."""
+    low, high = values.contiguous().view(torch.int32).view(-1, 2).unbind(1)
+    return low.contiguous(), high.contiguous()
+
+
+def joined(low: Tensor, high: Tensor) -> Tensor:
+    """The float64 of such words."""
+    return torch.stack((low, high), 1).view(torch.float64)[:, 0]

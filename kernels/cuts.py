@@ -9,9 +9,10 @@ from kernels.jit import jit, tl
 
 
 @jit
-def wide_sum(x, rest):
-    """The float64 of two fractions."""
-    return x.to(tl.float64) + rest.to(tl.float64)
+def float64_at(low, high, at):
+    """A float64 of which two int32 words lie in two lines."""
+    lower = tl.load(low + at).to(tl.int64) & 0xFFFFFFFF
+    return (lower | (tl.load(high + at).to(tl.int64) << 32)).to(tl.float64, bitcast=True)
 
 
 @jit

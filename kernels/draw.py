@@ -1,7 +1,7 @@
 """The pass over all logits in which tokens are drawn: the best score of each tile of a row among tokens that are surely
 kept, and the tokens of which that is not known yet (see kernels/sample.py)."""
 
-from kernels.cuts import scaled, wide_sum
+from kernels.cuts import float64_at, scaled
 from kernels.float_order import best_of, order_key
 from kernels.gumbel import noise, noise_key
 from kernels.jit import jit, tl
@@ -69,10 +69,10 @@ def draw_kernel(
     lengths,
     temperature,
     top_k,
-    top_p,
-    top_p_rest,
-    log_min_p,
-    log_min_p_rest,
+    top_p_low,
+    top_p_high,
+    log_min_p_low,
+    log_min_p_high,
     seed_low,
     seed_high,
     kind,
@@ -125,8 +125,8 @@ def draw_kernel(
             else:
                 s = scaled(s, t)
                 k, mass, most = tl.load(top_k + line), tl.load(total + row), tl.load(peak + row)
-                p = wide_sum(tl.load(top_p + line), tl.load(top_p_rest + line))
-                drop = wide_sum(tl.load(log_min_p + line), tl.load(log_min_p_rest + line))
+                p = float64_at(top_p_low, top_p_high, line)
+                drop = float64_at(log_min_p_low, log_min_p_high, line)
                 at = tl.load(rounds + row) * tl.num_programs(0) + row
                 start, end, count_end, mass_end, count_start = bracket(
                     pivots, counts, masses, ends, base, at, PARTS, mass, most, k, p, drop, PARTS_UP

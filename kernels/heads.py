@@ -77,7 +77,7 @@ def _page_store(place, x, inverse, keep, FP8: tl.constexpr, MOST: tl.constexpr):
     tl.store(place, x.to(place.dtype.element_ty), keep)
 
 
-@jit
+@jit(varying=("layer",))
 def heads_kernel(
     qkv,
     pages,

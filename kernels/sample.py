@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels.border import border_of, candidates
-from kernels.columns import DeviceColumns
-from kernels.cuts import wide_sum
+from kernels.columns import DeviceColumns, joined, words
+from kernels.cuts import float64_at
 from kernels.draw import draw_kernel
 from kernels.float_order import best_of, key_value, order_key
 from kernels.gumbel import noise, noise_key, noise_of
@@ -39,7 +39,8 @@ def _reference(
     best, ids = scores.max(1)
     best = torch.where(s.isnan().any(1) | (best == torch.inf), torch.nan, best)
     fine = best.isfinite()
-    is_cut = (t > 0) & ((columns.top_k[line] > 0) | (columns.top_p[line] < 1) | (columns.log_min_p[line] > -torch.inf))
+    p, border = _cuts(line, columns)
+    is_cut = (t > 0) & ((columns.top_k[line] > 0) | (p < 1) | (border > -torch.inf))
     kept = torch.where(is_cut, (keep & (s > -torch.inf)).sum(1), s.shape[1])
     return torch.where(fine, ids, 0).int(), best, torch.where(fine, kept, 0).int()
 
@@ -48,12 +49,11 @@ def _kept(s: Tensor, line: Tensor, columns: DeviceColumns) -> Tensor:
     """By sorting, in float64. s: [rows, vocab] → bool."""
     values, order = s.sort(dim=1, descending=True, stable=True)
     wide = values.double()
-    border = columns.log_min_p[line].double() + columns.log_min_p_rest[line].double()
+    p, border = _cuts(line, columns)
     count = (wide >= wide[:, :1] + border[:, None]).sum(1)
     k = columns.top_k[line]
     count = torch.where(k > 0, torch.minimum(count, k), count).clamp(min=1)
     sums = (values - values[:, :1]).double().exp().cumsum(1)
-    p = columns.top_p[line].double() + columns.top_p_rest[line].double()
     reached = (sums < p[:, None] * sums.gather(1, count[:, None] - 1)).sum(1) + 1
     count = torch.where(p < 1, torch.minimum(count, reached), count)
     count = torch.where(columns.temperature[line] == 0, s.shape[1], count)
@@ -68,10 +68,10 @@ def finish_kernel(
     lengths,
     temperature,
     top_k,
-    top_p,
-    top_p_rest,
-    log_min_p,
-    log_min_p_rest,
+    top_p_low,
+    top_p_high,
+    log_min_p_low,
+    log_min_p_high,
     seed_low,
     seed_high,
     kind,
@@ -121,8 +121,8 @@ def finish_kernel(
                 count_high, mass_high = tl.load(above + row * 2), tl.load(above + row * 2 + 1)
             own = logits + row.to(tl.int64) * logits_row
             some, theirs = values + row.to(tl.int64) * CAPACITY, tokens + row.to(tl.int64) * CAPACITY
-            p = wide_sum(tl.load(top_p + line), tl.load(top_p_rest + line))
-            drop = wide_sum(tl.load(log_min_p + line), tl.load(log_min_p_rest + line))
+            p = float64_at(top_p_low, top_p_high, line)
+            drop = float64_at(log_min_p_low, log_min_p_high, line)
             k, mass = tl.load(top_k + line), tl.load(total + row)
             tau, final = border_of(
                 own, some, theirs, n, is_row, t, most, mass, k, p, drop, high, count_high, mass_high, VOCAB, CHUNK
@@ -167,8 +167,8 @@ def sample(
         return torch.empty(shape, dtype=dtype, device=device)
 
     parameters = (
-        *(logits, slot, lengths, columns.temperature, columns.top_k, columns.top_p, columns.top_p_rest),
-        *(columns.log_min_p, columns.log_min_p_rest, columns.seed_low, columns.seed_high),
+        *(logits, slot, lengths, columns.temperature, columns.top_k, columns.top_p_low, columns.top_p_high),
+        *(columns.log_min_p_low, columns.log_min_p_high, columns.seed_low, columns.seed_high),
     )
     best, first = fresh(rows, tiles), fresh(rows, tiles)
     known = brackets(logits, slot, columns) if cuts else None
@@ -212,6 +212,14 @@ def sample(
     return ids, scores, kept, floor, last
 
 
+def _cuts(line: Tensor, columns: DeviceColumns) -> tuple[Tensor, Tensor]:
+    """top_p and log min_p of rows, float64."""
+    return (
+        joined(columns.top_p_low[line], columns.top_p_high[line]),
+        joined(columns.log_min_p_low[line], columns.log_min_p_high[line]),
+    )
+
+
 def _triton(
     logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns, cuts: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -238,15 +246,14 @@ def _inputs(
     def column(values: tuple[Any, ...], dtype: torch.dtype = torch.float64) -> Tensor:
         return make.tensor([values[line % len(values)] for line in range(slots)], dtype)
 
-    p, drop = column(top_p), column(min_p).log()
-    high, low = p.float(), drop.float()
+    p, border = words(column(top_p)), words(column(min_p).log())
     columns = DeviceColumns(
         temperature=column(temperature, torch.float32),
         top_k=column(top_k, torch.int32),
-        top_p=high,
-        top_p_rest=(p - high.double()).float(),
-        log_min_p=low,
-        log_min_p_rest=(drop - low.double()).nan_to_num(nan=0.0).float(),
+        top_p_low=p[0],
+        top_p_high=p[1],
+        log_min_p_low=border[0],
+        log_min_p_high=border[1],
         seed_low=make.integers(-(2**31), 2**31, slots),
         seed_high=make.integers(-(2**31), 2**31, slots),
         repetition=column((1.0,), torch.float32),
@@ -263,7 +270,7 @@ def _peer(logits: Tensor, slot: Tensor, lengths: Tensor, columns: DeviceColumns,
     p = (logits.float() / columns.temperature[slot.long()].clamp(min=0.01)[:, None]).softmax(1)
     if cuts:
         values, order = p.sort(1, descending=True)
-        values[values.cumsum(1) - values > columns.top_p[slot.long()][:, None]] = 0
+        values[values.cumsum(1) - values > _cuts(slot.long(), columns)[0][:, None]] = 0
         p = torch.zeros_like(p).scatter_(1, order, values)
     return p.div_(torch.empty_like(p).exponential_()).argmax(1)
 
@@ -283,10 +290,10 @@ SAMPLE = Op(
     inputs=_inputs,
     cases=(
         Case("plain", {"rows": 4, "vocab": 97, "temperature": (0.0, 1.0, 0.7)}),
-        Case("mix", {"rows": 8, "vocab": 1000, **_MIX}),
-        Case("ties", {"rows": 7, "vocab": 600, "step": 0.5, **_MIX}),
-        Case("tiles", {"rows": 2, "vocab": 9001, "top_k": (0, 40), "top_p": (0.95,)}),
-        Case("wide", {"rows": 2, "vocab": 9001, "scale": 0.3, "top_p": (0.95,), "top_k": (0, 7000)}),
+        Case("mix", {"rows": 5, "vocab": 300, **_MIX}),
+        Case("ties", {"rows": 4, "vocab": 200, "step": 0.5, **_MIX}),
+        Case("tiles", {"rows": 1, "vocab": 9001, "top_p": (0.95,)}),
+        Case("wide", {"rows": 1, "vocab": 5001, "scale": 0.1, "top_p": (0.95,)}),
         Case("one", {"rows": 1, "vocab": 1, "top_p": (0.5,)}),
         Case("empty", {"rows": 0, "vocab": 32, "top_p": (0.5,)}),
         Case("top_p-256x151936", {**_SERVED, "scale": 6.0, "top_p": (0.95,)}, bench=True),
@@ -298,7 +305,7 @@ SAMPLE = Op(
         Case("greedy-256x151936", {**_SERVED, "temperature": (0.0,)}, bench=True),
         Case("greedy-1x151936", {"rows": 1, "vocab": 151936, "temperature": (0.0,)}, bench=True),
     ),
-    tolerance={torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 1e-6},
+    tolerance={torch.float32: 1e-6, torch.bfloat16: 1e-6},
     traffic=lambda logits, *rest: logits.nbytes,
     alone=sliced(0, 1, 2),
     strided=(0,),

@@ -1,6 +1,6 @@
 """First two steps of the cuts (see kernels/truncation.py): a sketch of each row, and the bracket that it allows."""
 
-from kernels.cuts import is_cut, least_kept, scaled, wide_sum
+from kernels.cuts import float64_at, is_cut, least_kept, scaled
 from kernels.jit import jit, tl
 
 
@@ -10,8 +10,10 @@ def sketch_kernel(
     slot,
     temperature,
     top_k,
-    top_p,
-    log_min_p,
+    top_p_low,
+    top_p_high,
+    log_min_p_low,
+    log_min_p_high,
     largest,
     sums,
     least,
@@ -25,7 +27,8 @@ def sketch_kernel(
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     line = tl.load(slot + row)
     t = tl.load(temperature + line)
-    if is_cut(t, tl.load(top_k + line), tl.load(top_p + line), tl.load(log_min_p + line)):
+    p, drop = float64_at(top_p_low, top_p_high, line), float64_at(log_min_p_low, log_min_p_high, line)
+    if is_cut(t, tl.load(top_k + line), p, drop):
         # a block's logits lie BLOCKS apart, so that each thread has whole columns
         block = tl.arange(0, BLOCKS)
         at = tile * TILE + tl.arange(0, TILE // BLOCKS)[:, None] * BLOCKS + block[None, :]
@@ -46,9 +49,10 @@ def plan_kernel(
     slot,
     temperature,
     top_k,
-    top_p,
-    log_min_p,
-    log_min_p_rest,
+    top_p_low,
+    top_p_high,
+    log_min_p_low,
+    log_min_p_high,
     largest,
     sums,
     least,
@@ -73,12 +77,13 @@ def plan_kernel(
     """One program a row: COUNT blocks of SIZE logits."""
     row = tl.program_id(0)
     line = tl.load(slot + row)
-    t, k, p = tl.load(temperature + line), tl.load(top_k + line), tl.load(top_p + line)
-    drop = tl.load(log_min_p + line)
+    t, k = tl.load(temperature + line), tl.load(top_k + line)
+    exact_p, exact_drop = float64_at(top_p_low, top_p_high, line), float64_at(log_min_p_low, log_min_p_high, line)
+    p, drop = exact_p.to(tl.float32), exact_drop.to(tl.float32)
     tl.store(found + row * 2 + tl.arange(0, 2), tl.zeros((2,), tl.int32))
     tl.store(rounds + row, 0)
     is_of = tl.full((), 0, tl.int32)
-    if is_cut(t, k, p, drop):
+    if is_cut(t, k, exact_p, exact_drop):
         at = tl.arange(0, COUNT_UP)
         m = tl.load(largest + row * COUNT + at, at < COUNT, float("-inf"))
         own = tl.load(sums + row * COUNT + at, at < COUNT, 0.0)
@@ -125,7 +130,7 @@ def plan_kernel(
                 start = tl.div_rn(border, t)
                 value = start + (top - start) * (pivot + 1).to(tl.float32) / 7.0
                 if first:
-                    exact = least_kept(top, wide_sum(drop, tl.load(log_min_p_rest + line)))
+                    exact = least_kept(top, exact_drop)
                     value = tl.where(pivot == 0, tl.maximum(exact, start), value)
                 else:
                     value = _guess(logits + row.to(tl.int64) * logits_row, t, start, top, (1.0 - p) * whole, VOCAB)

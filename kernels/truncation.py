@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from kernels.columns import DeviceColumns
-from kernels.cuts import least_kept, scaled, wide_sum
+from kernels.cuts import float64_at, least_kept, scaled
 from kernels.jit import jit, launch, power_of_2, rows_of, tl
 from kernels.sketch import plan_kernel, sketch_kernel
 
@@ -96,10 +96,10 @@ def refine_kernel(
     slot,
     temperature,
     top_k,
-    top_p,
-    top_p_rest,
-    log_min_p,
-    log_min_p_rest,
+    top_p_low,
+    top_p_high,
+    log_min_p_low,
+    log_min_p_high,
     kind,
     peak,
     total,
@@ -130,8 +130,8 @@ def refine_kernel(
         if ROUND == 0:
             value = tl.load(pivots + row * 8 + pivot)
         else:
-            p = wide_sum(tl.load(top_p + line), tl.load(top_p_rest + line))
-            drop = wide_sum(tl.load(log_min_p + line), tl.load(log_min_p_rest + line))
+            p = float64_at(top_p_low, top_p_high, line)
+            drop = float64_at(log_min_p_low, log_min_p_high, line)
             k, whole = tl.load(top_k + line), tl.load(total + row)
             start, end, count_end, mass_end, count_start = bracket(
                 pivots, counts, masses, ends, base, row, PARTS, whole, most, k, p, drop, PARTS_UP
@@ -172,9 +172,12 @@ def brackets(logits: Tensor, slot: Tensor, columns: DeviceColumns) -> Brackets:
         return torch.empty(shape, dtype=dtype, device=logits.device)
 
     sketch = fresh(rows, tiles * BLOCKS), fresh(rows, tiles * BLOCKS), fresh(rows, tiles)
-    cuts = logits, slot, columns.temperature, columns.top_k, columns.top_p
+    cuts = (
+        *(logits, slot, columns.temperature, columns.top_k, columns.top_p_low, columns.top_p_high),
+        *(columns.log_min_p_low, columns.log_min_p_high),
+    )
     sizes = {"VOCAB": vocab, "TILES": tiles}
-    launch(sketch_kernel, (rows, tiles), *cuts, columns.log_min_p, *sketch, row, TILE=TILE, BLOCKS=BLOCKS, **sizes)
+    launch(sketch_kernel, (rows, tiles), *cuts, *sketch, row, TILE=TILE, BLOCKS=BLOCKS, **sizes)
     known = Brackets(
         kind=fresh(rows, dtype=torch.int32),
         low=fresh(rows),
@@ -191,7 +194,7 @@ def brackets(logits: Tensor, slot: Tensor, columns: DeviceColumns) -> Brackets:
     launch(
         plan_kernel,
         (rows,),
-        *(*cuts, columns.log_min_p, columns.log_min_p_rest, *sketch, known.kind, known.low, known.peak, known.total),
+        *(*cuts, *sketch, known.kind, known.low, known.peak, known.total),
         *(known.found, known.rounds, known.pivots, known.ends, known.base, row),
         TILES_UP=power_of_2(tiles),
         COUNT=tiles * BLOCKS,
@@ -205,7 +208,7 @@ def brackets(logits: Tensor, slot: Tensor, columns: DeviceColumns) -> Brackets:
         launch(
             refine_kernel,
             (rows, parts),
-            *(*cuts, columns.top_p_rest, columns.log_min_p, columns.log_min_p_rest, known.kind, known.peak),
+            *(*cuts, known.kind, known.peak),
             *(known.total, known.rounds, known.pivots, known.counts, known.masses, known.ends, known.base, row),
             VOCAB=vocab,
             PARTS=parts,

@@ -6,8 +6,10 @@ from appliance.plan.choice import Choice, refuse
 from appliance.plan.machine import Machine
 from engine.api.config import Dtype, KVDtype, WeightBits, graph_ladder
 from engine.models.checkpoint import Checkpoint
+from engine.models.parts import attentions
 
 TORCH, TRITON = "torch", "triton"
+HEAD_MULTIPLE, HEAD_MOST = 8, 256  # sizes of heads that attention kernels of a GPU serve
 BF16_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)  # the first NVIDIA GPUs that convert e4m3
 
@@ -26,15 +28,18 @@ def dtype_of(settings: Settings, checkpoint: Checkpoint, machine: Machine, devic
     return Choice(wanted) if wanted != "auto" else Choice(checkpoint.dtype, "the checkpoint's type")  # type: ignore[arg-type]
 
 
-def kernels(settings: Settings, machine: Machine, device: Device, dtype: Dtype) -> Choice[str]:
+def kernels(settings: Settings, checkpoint: Checkpoint, machine: Machine, device: Device, dtype: Dtype) -> Choice[str]:
     wanted = settings.manifest.hardware.kernels
+    odd = _odd_heads(checkpoint)
     if wanted == TRITON:
-        _check_triton(settings, machine, device)
+        _check_triton(settings, machine, device, odd)
     elif wanted not in ("auto", TORCH):
         _check_compiled(settings, machine, device, dtype, wanted)
     if wanted != "auto":
         return Choice(wanted)
     if device == "cuda":
+        if odd is not None:
+            return Choice(TORCH, odd)
         if machine.triton:
             return Choice(TRITON, "the fused kernels for a GPU")
         return Choice(
@@ -47,7 +52,18 @@ def kernels(settings: Settings, machine: Machine, device: Device, dtype: Dtype) 
     return Choice(machine.kernels[0], "the fastest compiled kernels for this CPU")
 
 
-def _check_triton(settings: Settings, machine: Machine, device: Device) -> None:
+def _odd_heads(checkpoint: Checkpoint) -> str | None:
+    """Why attention kernels of a GPU do not serve these heads."""
+    dims = {part.head_dim for part in attentions(checkpoint.model)}
+    wrong = next((dim for dim in sorted(dims) if dim % HEAD_MULTIPLE or dim > HEAD_MOST), None)
+    if wrong is None:
+        return None
+    return f"heads of {wrong}: triton kernels serve multiples of {HEAD_MULTIPLE} up to {HEAD_MOST}"
+
+
+def _check_triton(settings: Settings, machine: Machine, device: Device, odd: str | None) -> None:
+    if odd is not None:
+        refuse(settings, "hardware.kernels", f"triton: the model has {odd}; use torch, or auto")
     if device != "cuda":
         refuse(settings, "hardware.kernels", f"triton: its kernels are for a GPU, and this is {device}; use auto")
     if not machine.triton:

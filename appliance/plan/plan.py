@@ -67,7 +67,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
     manifest = settings.manifest
     device = _device(settings, machine)
     dtype = dtype_of(settings, checkpoint, machine, device.value)
-    chosen = kernels(settings, machine, device.value, dtype.value)
+    chosen = kernels(settings, checkpoint, machine, device.value, dtype.value)
     weights = weight_bits(settings, checkpoint, chosen.value)
     kv_dtype = kv_type(settings, machine, dtype.value, chosen.value, weights.value)
     sizes = graph_sizes(settings, chosen.value)

@@ -17,7 +17,9 @@ from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
-from kernels.decode_attention import DECODE_ATTENTION, DECODE_WORK
+from kernels.cap_logits import CAP_LOGITS
+from kernels.decode_attention import DECODE_ATTENTION
+from kernels.decode_work import DECODE_WORK
 from kernels.embedding import EMBEDDING
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
@@ -75,7 +77,8 @@ class FusedModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
-        return self.vocabulary.logits(hidden)
+        y, out = self.vocabulary.products(hidden), self.vocabulary.out
+        return y if out.scale == 1.0 and out.softcap is None else CAP_LOGITS(y, out.scale, out.softcap or 0.0)
 
 
 class _Run:
@@ -94,12 +97,9 @@ class _Run:
             rope: ROPE_ANGLES(step.positions, rotation.frequencies(step.rope_lengths), rotation.attention)
             for rope, rotation in model._rotations.items()
         }
-        windows = {group.window for group in model.layout.groups}
         self.work = {
-            window: DECODE_WORK(
-                step.query_start, step.lengths, window, step.tables.shape[2] * model.layout.block_tokens
-            )
-            for window in windows
+            window: DECODE_WORK(step.query_start, step.lengths, model.layout.kv_heads, window)
+            for window in {group.window for group in model.layout.groups}
             if step.singles
         }
 
@@ -169,17 +169,12 @@ class _Run:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         table = step.tables[place.group]
         rows = step.slot, step.query_start, step.lengths
-        options = {
-            "scale": layer.scale,
-            "window": part.window,
-            "softcap": part.softcap,
-            "k_scale": k_scale,
-            "v_scale": v_scale,
-        }
+        asked = layer.scale, part.window, part.softcap, None
         if step.singles:
-            DECODE_ATTENTION.triton(q, out, step.pages, place.layer, table, *rows, self.work[part.window], **options)
+            work = self.work[part.window]
+            DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, work, out, *asked, k_scale, v_scale)
         if step.spans:
-            PREFILL_ATTENTION.triton(q, out, step.pages, place.layer, table, *rows, **options)
+            PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *asked, None, k_scale, v_scale)
         return layer.out(out.flatten(1))
 
 

@@ -58,14 +58,17 @@ class Vocabulary:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
-        assert isinstance(self.head, Tensor), "a compiled model multiplies by packed weights itself"
-        y = self.target.multiply_fp32(hidden, self.head, self.bias)
-        if self.world.size > 1:
-            y = self._joined(y)
+        y = self.products(hidden)
         if self.out.scale != 1.0:
             y = y.mul_(self.out.scale)
         cap = self.out.softcap
         return y if cap is None else y.div_(cap).tanh_().mul_(cap)
+
+    def products(self, hidden: Tensor) -> Tensor:
+        """Logits before they are scaled and capped."""
+        assert isinstance(self.head, Tensor), "a compiled model multiplies by packed weights itself"
+        y = self.target.multiply_fp32(hidden, self.head, self.bias)
+        return y if self.world.size == 1 else self._joined(y)
 
     def _joined(self, y: Tensor) -> Tensor:
         """Columns of all ranks. Shares that differ by a row are padded to be gathered."""

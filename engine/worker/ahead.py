@@ -71,7 +71,7 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
     runner = parts.runner(make_pages(form, 2, DTYPES[config.kv_dtype], META), config.graph_sizes)
     name = f"{checkpoint.architecture} {config.dtype}" + (f" {config.kv_dtype}" if config.kv_dtype == "fp8" else "")
     with recorded() as launches:
-        for plan in warm_steps(form, vocab, config):
+        for plan in warm_steps(form, vocab, config, compiling=True):
             runner.start(plan, {})
         for size in config.graph_sizes:
             runner.start(_decode_step(size, form), {})

@@ -106,7 +106,8 @@ def build_worker(
     )
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
-        for plan in warm_steps(form, checkpoint.model.embed.vocab, config):
+        compiling = config.kernels == "triton" and not interpreted()
+        for plan in warm_steps(form, checkpoint.model.embed.vocab, config, compiling=compiling):
             worker.start(plan, {}).result()
     if isinstance(runner, DeviceRunner) and config.graph_sizes:
         with measured("capturing"), _memory_errors("the graphs of decode steps"):

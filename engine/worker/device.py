@@ -18,6 +18,7 @@ from engine.layers.fused import DeviceStep, FusedModel
 from engine.sampling.device import DeviceSampler
 from engine.sampling.logprobs import logprobs
 from engine.sampling.pipeline import NOT_FINITE
+from engine.sampling.rows import Rows
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.graphs import Graphs
 from engine.worker.results import Results
@@ -71,12 +72,7 @@ class DeviceRunner:
             return lambda: StepResult(plan.step, ())
         self._upload.check(plan)
         count = len(rows.slots)
-        prepared = self._sampler.prepare(
-            rows.slots[rows.sampling],
-            rows.ends[rows.sampling],
-            self._host.columns,
-            {number: masks[row] for number, row in enumerate(rows.sampling.tolist()) if row in masks},
-        )
+        prepared = self._sampler.prepare(self._sampled_rows(rows, masks))
         out = self._forward(rows)
         slot, lengths, logits = self._upload.slot[:count], out.lengths[:count], out.logits
         if len(rows.sampling) < count or logits is None:
@@ -86,15 +82,25 @@ class DeviceRunner:
             logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
         drawn = prepared(logits[: len(slot)], slot, lengths, self._table.tokens, self._table.columns)
         NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
-        arriving = self._results.fetch((out.bad, *drawn.tensors))
+        arriving = self._results.fetch((out.bad, drawn.found))
         scored = {row: self._score(row, rows, out.hidden) for row in self._host.rows_to_score(rows.slots)}
 
         def result() -> StepResult:
-            bad, *found = arriving.wait()
+            bad, found = arriving.wait()
             failed = dict.fromkeys(np.flatnonzero(bad[:count]).tolist(), NOT_FINITE)
-            return step_result(plan, rows, prepared.read(found), scored, failed)
+            return step_result(plan, rows, prepared.read(drawn, found), scored, failed)
 
         return result
+
+    def _sampled_rows(self, rows: PlanRows, masks: dict[int, np.ndarray]) -> Rows:
+        return Rows(
+            rows.slots[rows.sampling],
+            rows.ends[rows.sampling],
+            self._host.columns,
+            self._host.tokens,
+            {number: masks[row] for number, row in enumerate(rows.sampling.tolist()) if row in masks} if masks else {},
+            self._pages.device,
+        )
 
     def _forward(self, rows: PlanRows) -> Outputs:
         count = len(rows.slots)

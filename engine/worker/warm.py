@@ -13,13 +13,13 @@ from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
 _PLAIN = (Sampling(temperature=0.0), Sampling())
 
 
-def warm_steps(layout: Layout, vocab: int, config: EngineConfig) -> Iterator[StepPlan]:
+def warm_steps(layout: Layout, vocab: int, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
     """A greedy and a drawn step of one token; where kernels are compiled on first use, also a long step, a mixed one,
     and one for each stage of sampling."""
-    samplings = [*_PLAIN, *(_stages(vocab) if config.kernels == "triton" else ())]
+    samplings = [*_PLAIN, *(_stages(vocab) if compiling else ())]
     for step, sampling in enumerate(samplings):
         yield _step(step, layout, sampling, (1,))
-    if config.kernels == "triton":
+    if compiling:
         several = min(config.max_running, config.max_step_tokens) > 1
         longest = min(config.max_step_tokens, config.max_context) - 1
         if longest > 1:

@@ -26,10 +26,10 @@ H100 = Gpu("NVIDIA H100", 80 * GIB, 79 * GIB, (9, 0))
 GPU_HOST = Machine(cores=16, cores_from="affinity", memory_free=128 * GIB, memory_from="MemAvailable", gpus=(H100,))
 
 
-def model(window: int | None = None) -> Model:
+def model(window: int | None = None, dim: int = DIM) -> Model:
     norm = RMSNorm(size=HIDDEN, eps=1e-6)
     attention = Attention(
-        hidden=HIDDEN, heads=HEADS, kv_heads=KV_HEADS, head_dim=DIM, rope=Rope(dim=DIM, theta=1e4), window=window
+        hidden=HIDDEN, heads=HEADS, kv_heads=KV_HEADS, head_dim=dim, rope=Rope(dim=dim, theta=1e4), window=window
     )
     block = (
         Branch(body=attention, before=RMSNorm(size=HIDDEN, eps=1e-6, name="input_layernorm")),
@@ -39,13 +39,13 @@ def model(window: int | None = None) -> Model:
     return Model(embed=embed, blocks=(block,) * LAYERS, norm=norm, head=Head(tied=True), max_context=CONTEXT)
 
 
-def checkpoint(generation: dict[str, object] | None = None, window: int | None = None) -> Checkpoint:
+def checkpoint(generation: dict[str, object] | None = None, window: int | None = None, dim: int = DIM) -> Checkpoint:
     return Checkpoint(
         path=Path("/models/tiny"),
         architecture="TinyForCausalLM",
         config={"eos_token_id": 7},
         generation=generation or {},
-        model=model(window),
+        model=model(window, dim),
         dtype="bfloat16",
         eos_token_ids=(7, 9),
         tensors={},
@@ -306,6 +306,17 @@ def test_without_triton_a_gpu_computes_with_torch_and_the_plan_says_so(tmp_path:
     found = planned(tmp_path, machine=GPU_HOST)
     assert found.engines[0].graph_sizes == () and not found.engines[0].invariant
     assert "triton is not installed" in reason(found, "hardware.kernels")[1]
+
+
+@pytest.mark.parametrize("dim", [12, 264])
+def test_heads_that_no_kernel_of_a_gpu_serves_are_torchs(tmp_path: Path, dim: int) -> None:
+    facts = checkpoint(dim=dim)
+    found = planned(tmp_path, machine=GPU_KERNELS, facts=facts)
+    assert found.engines[0].kernels == "torch"
+    words = f"heads of {dim}: triton kernels serve multiples of 8 up to 256"
+    assert reason(found, "hardware.kernels") == ("torch", words)
+    with pytest.raises(Refused, match=words):
+        planned(tmp_path, "hardware.kernels=triton", machine=GPU_KERNELS, facts=facts)
 
 
 def test_pages_of_8_bits_halve_the_blocks(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def plain(kind: str, **more: Any) -> dict[str, Any]:
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-odd-heads-biases": ("Llama", {**ODD, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
-    "llama-own-head-size": ("Llama", {"head_dim": 12, "num_key_value_heads": 6}),
+    "llama-own-head-size": ("Llama", {"head_dim": 24, "num_key_value_heads": 6}),
     "llama-linear": ("Llama", {"rope_parameters": plain("linear", factor=2.5)}),
     "llama-dynamic": ("Llama", {"max_position_embeddings": 16, "rope_parameters": plain("dynamic", factor=2.0)}),
     "llama-llama3": ("Llama", {"rope_parameters": LLAMA3}),

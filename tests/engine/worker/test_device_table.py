@@ -11,6 +11,7 @@ from engine.sampling.columns import Columns
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.rows import plan_rows
 from engine.worker.table import RequestTable
+from kernels.columns import FIELDS, joined
 
 VOCAB, SLOTS, CONTEXT = 40, 5, 90
 FORM = Layout((Group("full", (0,), None), Group("window", (1,), 8)), 4, 1, 1, 8, 4)
@@ -36,8 +37,8 @@ class Pair:
             assert self.device.tables[group, slot, :blocks].tolist() == table[slot, :blocks].tolist()
 
 
-def new(slot, length, seed=0, **sampling):
-    ids = tuple(np.random.default_rng(seed).integers(0, VOCAB, length).tolist())
+def new(slot, length, draw=0, **sampling):
+    ids = tuple(np.random.default_rng(draw).integers(0, VOCAB, length).tolist())
     return NewRow(slot, ids, length, Sampling(**sampling), (), length + 3)
 
 
@@ -62,12 +63,9 @@ def test_tokens_blocks_and_columns_arrive(pair):
     pair.check(3, 9)
     pair.check(1, 2)
     columns = pair.device.columns
-    assert (columns.temperature[3], columns.top_p[3], columns.top_k[3], columns.log_min_p[1].exp()) == (
-        0.5,
-        0.25,
-        7,
-        0.125,
-    )
+    assert (columns.temperature[3], columns.top_k[3]) == (0.5, 7)
+    assert joined(columns.top_p_low, columns.top_p_high)[3] == 0.25
+    assert joined(columns.log_min_p_low, columns.log_min_p_high)[1] == np.log(0.125)
     assert (int(columns.seed_low[3]) % 2**32) + (int(columns.seed_high[3]) % 2**32 << 32) == 2**63 + 5
     assert pair.upload.slot[:2].tolist() == [3, 1] and pair.upload.first[:2].tolist() == [0, 0]
     assert pair.upload.query_start[:4].tolist() == [0, 9, 11, 11]
@@ -78,7 +76,7 @@ def test_blocks_are_appended_and_a_new_request_starts_over(pair):
     pair.run(StepPlan(2, (), (), (row(0, 4, 1, (3,), (4,)),)))
     pair.run(StepPlan(3, (), (), (row(0, 5, 1),)))
     assert pair.device.tables[:, 0, :2].tolist() == [[1, 3], [2, 4]]
-    pair.run(StepPlan(4, (new(0, 5, seed=1),), (0,), (row(0, 0, 5, (9, 8), (7, 6)),)))
+    pair.run(StepPlan(4, (new(0, 5, draw=1),), (0,), (row(0, 0, 5, (9, 8), (7, 6)),)))
     assert pair.device.tables[:, 0, :2].tolist() == [[9, 8], [7, 6]]
     pair.check(0, 5)
 
@@ -92,7 +90,7 @@ def test_nothing_is_there_before_it_is_staged(pair):
 
 
 def test_more_than_an_upload_holds_goes_in_several(pair):
-    plan = StepPlan(1, tuple(new(slot, CONTEXT, seed=slot) for slot in range(SLOTS)), (), ())
+    plan = StepPlan(1, tuple(new(slot, CONTEXT, draw=slot) for slot in range(SLOTS)), (), ())
     pair.upload._capacity = pair.upload._head + CONTEXT + 20
     pair.run(plan)
     for slot in range(SLOTS):
@@ -109,5 +107,5 @@ def test_every_sampling_column_has_its_field():
     """A parameter that the host keeps by slot and no kernel could read would be lost on a device. `min_tokens` the host
     looks at itself, as it knows how long each sequence is."""
     dense = {name for name, value in vars(Columns(2, VOCAB)).items() if isinstance(value, np.ndarray)}
-    table = DeviceTable(slots=2, max_context=4, layout=FORM, device=torch.device("cpu"))
-    assert dense - {"seed", "min_p", "min_tokens"} <= set(dir(table.columns))
+    found = {name.removesuffix("_low").removeprefix("log_") for name in FIELDS}
+    assert dense - {"min_tokens"} <= found

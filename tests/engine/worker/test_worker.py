@@ -14,6 +14,7 @@ from engine.api.errors import CheckpointError, ConfigError, OutOfMemory
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.worker.build import build_worker
+from engine.worker.warm import warm_steps
 from engine.worker.worker import Worker
 from kernels.jit import interpreted
 
@@ -132,6 +133,13 @@ def test_tokens_of_a_step_are_where_the_next_one_reads_them(worker, best):
             Row(slot, len(ids) - 1, 1, True, ((2 * slot + 2,) if len(ids) == 5 else (),)) for slot, ids in known.items()
         )
         handle = worker.start(StepPlan(step, (), dropped, rows), {})
+
+
+def test_every_warming_step_runs_and_leaves_nothing(worker, config, best):
+    for plan in warm_steps(worker.layout, VOCAB, config, compiling=True):
+        worker.start(plan, {}).result()
+    row = Row(0, 0, 3, True, ((1,),))
+    assert worker.start(StepPlan(1, (new(0, (5, 6, 7)),), (), (row,)), {}).result().sampled == (best((5, 6, 7)),)
 
 
 def test_a_prompt_in_pieces_draws_after_its_last(worker, best):

@@ -1,0 +1,167 @@
+"""Sampling on a device that the host never waits for: the stages of `pipeline.py` as launches, in the same order.
+
+grammar mask -> (raw logprobs) -> EDITS (see device_stages.py) -> temperature, cuts and draw -> (processed logprobs)
+
+The host looks which stages anybody uses and uploads what only a few need; what a step found comes back as one tensor.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api.messages import Logprob
+from engine.sampling.columns import Asked
+from engine.sampling.device_stages import (
+    Edit,
+    State,
+    Upload,
+    as_bits,
+    bad_words,
+    logit_bias,
+    min_tokens,
+    penalties,
+    token_mask,
+)
+from engine.sampling.pipeline import NOT_FINITE, NOTHING_LEFT, Sampled
+from engine.sampling.rows import Rows
+from kernels.columns import DeviceColumns
+from kernels.sample import sample
+from kernels.top_logprobs import MOST, TOP_LOGPROBS
+
+PENALISED = 32  # rows of one launch of penalties: 19 MB of counts for a vocabulary of 152k
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a step found, on the device. ids: [rows] int32, the tokens for the next step. `found` is int32 and all that
+    the host needs: it copies it when it likes and gives the copy to `SamplingStep.read`."""
+
+    ids: Tensor
+    found: Tensor
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Rows that want logprobs, `top` tokens at most. `whole`: more than the kernel sorts, by torch instead."""
+
+    rows: list[int]
+    asked: list[Asked]
+    users: Callable[[], Tensor]  # the rows on the device
+    top: int
+    processed: bool
+    whole: bool
+
+
+class DeviceSampler:
+    """For one vocabulary on one device. Its steps share memory, so they run in order, on one stream."""
+
+    def __init__(self, vocab: int, device: torch.device) -> None:
+        self.vocab, self.device = vocab, device
+        self.counts = torch.zeros(PENALISED, vocab, dtype=torch.int32, device=device)
+        self._bits: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # allowed ids of a slot, and the same as bits
+
+    def prepare(self, rows: Rows) -> "SamplingStep":
+        """Of `rows` no tokens are read."""
+        upload = Upload()
+        mask = token_mask(list(rows.masks), list(rows.masks.values()), upload)
+        edits = (
+            self._allowed(rows, upload),
+            logit_bias(rows, upload),
+            min_tokens(rows, upload),
+            penalties(rows, upload, len(self.counts)),
+            bad_words(rows, upload),
+        )
+        asking = _asking(rows, upload)
+        upload.send(self.device)
+        used = [edit for edit in edits if edit is not None]
+        return SamplingStep(len(rows), mask, used, asking, _any_cuts(rows), self.counts)
+
+    def _allowed(self, rows: Rows, upload: Upload) -> Edit | None:
+        users = rows.using(rows.columns.allowed)
+        return token_mask(users, [self._allowed_bits(rows, int(rows.slots[row])) for row in users], upload)
+
+    def _allowed_bits(self, rows: Rows, slot: int) -> np.ndarray:
+        ids = rows.columns.allowed[slot]
+        known = self._bits.get(slot)
+        if known is None or known[0] is not ids:
+            known = self._bits[slot] = ids, as_bits(ids, self.vocab)
+        return known[1]
+
+
+@dataclass(frozen=True)
+class SamplingStep:
+    """One step, prepared on the host. Calling it launches; `read` turns what came back into tokens and reasons."""
+
+    rows: int
+    mask: Edit | None
+    edits: Sequence[Edit]
+    asking: Sequence[Asking]
+    cuts: bool
+    counts: Tensor
+
+    def __call__(self, logits: Tensor, slot: Tensor, lengths: Tensor, tokens: Tensor, columns: DeviceColumns) -> Drawn:
+        """logits: [rows or more, vocab] fp32, which may be overwritten; slot, lengths: [as many] int32; tokens: [slots,
+        width] int32, the known ones. Rows behind the prepared ones pad a batch: their tokens mean nothing."""
+        state = State(slot, lengths, tokens, columns, self.counts)
+        if self.mask is not None:
+            self.mask(logits, state)
+        raw = [self._as_they_are(logits, one) for one in self.asking if not one.processed]
+        for edit in self.edits:
+            edit(logits, state)
+        ids, scores, _, floor, last = sample(logits, slot, lengths, columns, self.cuts)
+        parts = [ids, scores]
+        for one in self.asking:
+            source, at = (logits, one.users()) if one.processed else raw.pop(0)
+            body = TOP_LOGPROBS.reference if one.whole else TOP_LOGPROBS
+            given = at, one.users(), ids, slot, columns.temperature, floor, last
+            parts += body(source, *given, min(one.top, logits.shape[1]), one.processed)
+        return Drawn(ids, torch.cat([part.view(torch.int32).flatten() for part in parts]))
+
+    def _as_they_are(self, logits: Tensor, one: Asking) -> tuple[Tensor, Tensor]:
+        """The model's logits of rows that ask, and where they lie in them. Edits work in place, so that they need a
+        copy."""
+        if not self.edits:
+            return logits, one.users()
+        return logits.index_select(0, one.users()), torch.arange(len(one.rows), dtype=torch.int32, device=logits.device)
+
+    def read(self, drawn: Drawn, found: np.ndarray) -> Sampled:
+        """found: `drawn.found`, copied to the host. Nothing is read from the device."""
+        size = drawn.ids.shape[0]
+        ids, scores = found[: self.rows].tolist(), found[size : size + self.rows].view(np.float32)
+        logprobs: dict[int, Logprob] = {}
+        start, vocab = 2 * size, self.counts.shape[1]
+        for one in self.asking:
+            width, count = 1 + min(one.top, vocab), len(one.rows)
+            values, numbers = found[start : start + 2 * count * width].reshape(2, count, width)
+            start += 2 * count * width
+            for row, asked, value, number in zip(one.rows, one.asked, values.view(np.float32), numbers, strict=True):
+                end = 1 + (vocab if asked.top < 0 else min(asked.top, vocab))
+                top = tuple(number[1:end].tolist()), tuple(value[1:end].tolist())
+                logprobs[row] = Logprob(ids[row], float(value[0]), int(number[0]), *top)
+        bad = np.flatnonzero(~np.isfinite(scores)).tolist()
+        failed = {row: NOTHING_LEFT if scores[row] == -np.inf else NOT_FINITE for row in bad}
+        return Sampled(ids, drawn.ids, logprobs, failed)
+
+
+def _any_cuts(rows: Rows) -> bool:
+    columns, slots = rows.columns, rows.slots[~rows.greedy]
+    cuts = (columns.top_k[slots] > 0) | (columns.top_p[slots] < 1.0) | (columns.min_p[slots] > 0.0)
+    return bool(cuts.any())
+
+
+def _asking(rows: Rows, upload: Upload) -> list[Asking]:
+    """Rows that ask, by what they ask for."""
+    groups: dict[tuple[bool, bool], list[int]] = {}
+    asked = {row: rows.columns.logprobs[int(rows.slots[row])] for row in rows.using(rows.columns.logprobs)}
+    for row, one in asked.items():
+        groups.setdefault((one.processed, not 0 <= one.top <= MOST), []).append(row)
+    found = []
+    for (processed, whole), members in groups.items():
+        wanted = [asked[row] for row in members]
+        top = max(rows.columns.vocab if one.top < 0 else one.top for one in wanted)
+        users = upload.add(np.array(members, np.int32))
+        found.append(Asking(members, wanted, users, top, processed, whole))
+    return found

@@ -1,0 +1,36 @@
+"""What the device's sampling columns hold for a request, from the host's columns of the same slot."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.sampling.columns import Columns
+from kernels.columns import FIELDS
+
+
+def staged(columns: Columns, slots: Sequence[int]) -> np.ndarray:
+    """[FIELDS, slots] int32: the bits of what is written to these slots of the device's columns."""
+    at = np.asarray(slots, np.int64)
+    with np.errstate(divide="ignore"):  # min_p 0: -inf, which keeps every token
+        border = np.log(columns.min_p[at])
+    top_p, border, seed = (_words(part) for part in (columns.top_p[at], border, columns.seed[at]))
+    values = {
+        "temperature": columns.temperature[at],
+        "top_k": columns.top_k[at].astype(np.int32),
+        "top_p_low": top_p[0],
+        "top_p_high": top_p[1],
+        "log_min_p_low": border[0],
+        "log_min_p_high": border[1],
+        "seed_low": seed[0],
+        "seed_high": seed[1],
+        "repetition": columns.repetition[at],
+        "frequency": columns.frequency[at],
+        "presence": columns.presence[at],
+        "prompt_tokens": columns.prompt_tokens[at].astype(np.int32),
+    }
+    return np.stack([np.ascontiguousarray(values[name]).view(np.int32) for name in FIELDS])
+
+
+def _words(values: np.ndarray) -> np.ndarray:
+    """[2, n] int32: the lower and the upper halves of numbers of 64 bits."""
+    return values.astype(values.dtype.newbyteorder("<")).view("<i4").reshape(-1, 2).T

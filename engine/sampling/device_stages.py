@@ -1,0 +1,140 @@
+"""The edits of `pipeline.py` as launches: `stage(rows, upload)` on the host looks who uses it and adds small arrays to
+the step's upload; None: nobody does. An edit changes logits [rows, vocab] fp32 in place on the device.
+
+What depends on known tokens is read from the device's table, as the host does not have the latest ones yet.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.sampling.rows import Rows, flat
+from kernels.bad_words import BAD_WORDS
+from kernels.columns import DeviceColumns
+from kernels.logit_bias import LOGIT_BIAS
+from kernels.min_tokens import MIN_TOKENS
+from kernels.penalties import PENALTIES
+from kernels.token_mask import TOKEN_MASK
+
+
+@dataclass(frozen=True)
+class State:
+    """What edits read on the device. `counts`: see kernels/penalties.py; each of its lines serves a row at a time."""
+
+    slot: Tensor  # [rows] int32
+    lengths: Tensor  # [rows] int32
+    tokens: Tensor  # [slots, width] int32
+    columns: DeviceColumns
+    counts: Tensor  # [some, vocab] int32
+
+
+Edit = Callable[[Tensor, State], object]
+
+
+class Upload:
+    """Arrays of a step that go to the device in one piece."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+        self._words = 0
+        self._sent: Tensor | None = None
+
+    def add(self, values: np.ndarray) -> Callable[[], Tensor]:
+        """`values` of 32 bits each → what gives them on the device, once they are sent."""
+        part = np.ascontiguousarray(values)
+        start, end = self._words, self._words + part.size
+        dtype = torch.float32 if part.dtype == np.float32 else torch.int32
+        self._parts.append(part.reshape(-1).view(np.int32))
+        self._words = end
+
+        def there() -> Tensor:
+            assert self._sent is not None, "an upload is sent before it is read"
+            return self._sent[start:end].view(dtype).view(part.shape)
+
+        return there
+
+    def send(self, device: torch.device) -> None:
+        whole = torch.from_numpy(np.concatenate(self._parts) if self._parts else np.empty(0, np.int32))
+        if device.type == "cuda":
+            whole = whole.pin_memory()  # torch keeps the memory until the copy is done
+        self._sent = whole.to(device, non_blocking=True)
+
+
+def token_mask(rows: Sequence[int], words: Sequence[np.ndarray], upload: Upload) -> Edit | None:
+    """words: by row, [ceil(vocab / 32)] uint32."""
+    if not rows:
+        return None
+    users, bits = upload.add(np.array(rows, np.int32)), upload.add(np.stack(words).view(np.int32))
+    return lambda logits, state: TOKEN_MASK(logits, users(), bits())
+
+
+def as_bits(ids: np.ndarray, vocab: int) -> np.ndarray:
+    """Token ids as the words of a mask."""
+    bits = np.zeros(-(-vocab // 32) * 32, bool)
+    bits[ids] = True
+    return np.packbits(bits, bitorder="little").view(np.uint32)
+
+
+def logit_bias(rows: Rows, upload: Upload) -> Edit | None:
+    users = rows.using(rows.columns.bias)
+    if not users:
+        return None
+    entries = [rows.columns.bias[int(rows.slots[row])] for row in users]
+    at, ids = (upload.add(part.astype(np.int32)) for part in flat(users, [ids for ids, _ in entries]))
+    values = upload.add(np.concatenate([values for _, values in entries]))
+    return lambda logits, state: LOGIT_BIAS(logits, at(), ids(), values())
+
+
+def min_tokens(rows: Rows, upload: Upload) -> Edit | None:
+    columns = rows.columns
+    early = rows.lengths - columns.prompt_tokens[rows.slots] < columns.min_tokens[rows.slots]
+    users = [row for row in rows.using(columns.stop_ids) if early[row]]
+    if not users:
+        return None
+    lists = [columns.stop_ids[int(rows.slots[row])] for row in users]
+    padded = np.full((len(users), max(map(len, lists))), -1, np.int32)
+    for line, ids in zip(padded, lists, strict=True):
+        line[: len(ids)] = ids
+    at, stops = upload.add(np.array(users, np.int32)), upload.add(padded)
+    return lambda logits, state: MIN_TOKENS(logits, at(), stops())
+
+
+def penalties(rows: Rows, upload: Upload, at_once: int) -> Edit | None:
+    """`at_once` rows in each launch."""
+    columns, slots = rows.columns, rows.slots
+    begun = rows.lengths > columns.prompt_tokens[slots]
+    of_reply = ((columns.frequency[slots] != 0) | (columns.presence[slots] != 0)) & begun
+    users = np.flatnonzero((columns.repetition[slots] != 1.0) | of_reply)
+    if not len(users):
+        return None
+    at = upload.add(users.astype(np.int32))
+
+    def edit(logits: Tensor, state: State) -> None:
+        columns = state.columns
+        known = state.slot, state.lengths, state.tokens, columns.prompt_tokens
+        strength = columns.repetition, columns.frequency, columns.presence
+        for start in range(0, len(users), at_once):
+            PENALTIES(logits, at()[start : start + at_once], *known, *strength, state.counts)
+
+    return edit
+
+
+def bad_words(rows: Rows, upload: Upload) -> Edit | None:
+    users = rows.using(rows.columns.bad_words)
+    if not users:
+        return None
+    words = [rows.columns.bad_words[int(rows.slots[row])] for row in users]
+    longest = max(word.prefixes.shape[1] for word in words)
+    padded = [np.pad(w.prefixes, ((0, 0), (longest - w.prefixes.shape[1], 0)), constant_values=-1) for w in words]
+    row = upload.add(np.repeat(np.array(users, np.int32), [len(word.lasts) for word in words]))
+    last = upload.add(np.concatenate([word.lasts for word in words]).astype(np.int32))
+    prefix = upload.add(np.concatenate(padded).astype(np.int32))
+
+    def edit(logits: Tensor, state: State) -> None:
+        known = state.slot, state.lengths, state.tokens, state.columns.prompt_tokens
+        BAD_WORDS(logits, *known, row(), last(), prefix())
+
+    return edit
