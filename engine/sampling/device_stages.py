@@ -34,6 +34,9 @@ class State:
 Edit = Callable[[Tensor, State], object]
 
 
+ALIGNED = 4  # words: a kernel is compiled anew for an argument that is not at a multiple of 16 bytes
+
+
 class Upload:
     """Arrays of a step that go to the device in one piece."""
 
@@ -47,8 +50,9 @@ class Upload:
         part = np.ascontiguousarray(values)
         start, end = self._words, self._words + part.size
         dtype = torch.float32 if part.dtype == np.float32 else torch.int32
-        self._parts.append(part.reshape(-1).view(np.int32))
-        self._words = end
+        gap = -end % ALIGNED
+        self._parts += [part.reshape(-1).view(np.int32), np.zeros(gap, np.int32)]
+        self._words = end + gap
 
         def there() -> Tensor:
             assert self._sent is not None, "an upload is sent before it is read"
