@@ -26,14 +26,13 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.sources import sources
 from engine.weights.random import RandomWeights
 from engine.worker.build import DTYPES
+from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts
 from engine.worker.table import RequestTable
 from engine.worker.warm import warm_steps
 from kernels.aot import Target
 from kernels.jit import recorded
 from kernels.report import Source, Wanted, add_options, report
-
-META = torch.device("meta")
 
 
 def config_for(path: Path, dtype: str, kv_dtype: str, *, invariant: bool) -> EngineConfig:
@@ -54,28 +53,37 @@ def config_for(path: Path, dtype: str, kv_dtype: str, *, invariant: bool) -> Eng
     )
 
 
-@torch.inference_mode()
 def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
     """Launches of a worker's first steps and of decode steps of every size that it captures. None where the target
     lacks the type of the pages."""
     if config.kv_dtype == "fp8" and not target.fp8:
         return []
-    checkpoint = read_checkpoint(config.model, weights=False)
-    form = layout(checkpoint.model, block_tokens=config.block_tokens, element_bytes=DTYPES[config.kv_dtype].itemsize)
-    text_model = TextModel(checkpoint.model, form, SINGLE, DTYPES[config.dtype], META, invariant=config.invariant)
-    text_model.fill(RandomWeights(sources(checkpoint.model), text_model.dtype, META))
-    vocab = checkpoint.model.embed.vocab
-    slots = min(config.max_running, config.max_step_tokens)
-    table = RequestTable(slots=slots, max_context=config.max_context, layout=form, vocab=vocab)
-    parts = device_parts(config, checkpoint, text_model, form, table)
-    runner = parts.runner(make_pages(form, 2, DTYPES[config.kv_dtype], META), config.graph_sizes)
-    name = f"{checkpoint.architecture} {config.dtype}" + (f" {config.kv_dtype}" if config.kv_dtype == "fp8" else "")
-    with recorded() as launches:
+    runner, form, vocab = runner_on(torch.device("meta"), config)
+    with recorded() as launches, torch.inference_mode():
         for plan in warm_steps(form, vocab, config, compiling=True):
             runner.start(plan, {})
         for size in config.graph_sizes:
             runner.start(_decode_step(size, form), {})
+    name = f"{_architecture(config)} {config.dtype}" + (f" {config.kv_dtype}" if config.kv_dtype == "fp8" else "")
     return [Wanted(launch.kernel.fn.__name__.removesuffix("_kernel"), name, launch) for launch in launches]
+
+
+@torch.inference_mode()
+def runner_on(device: torch.device, config: EngineConfig) -> tuple[DeviceRunner, Layout, int]:
+    """What makes the steps of a worker with random weights on this device, the layout of its pages, its vocabulary."""
+    checkpoint = read_checkpoint(config.model, weights=False)
+    model, dtype, kv_dtype = checkpoint.model, DTYPES[config.dtype], DTYPES[config.kv_dtype]
+    form = layout(model, block_tokens=config.block_tokens, element_bytes=kv_dtype.itemsize)
+    text_model = TextModel(model, form, SINGLE, dtype, device, invariant=config.invariant)
+    text_model.fill(RandomWeights(sources(model), dtype, device))
+    slots = min(config.max_running, config.max_step_tokens)
+    table = RequestTable(slots=slots, max_context=config.max_context, layout=form, vocab=model.embed.vocab)
+    parts = device_parts(config, checkpoint, text_model, form, table)
+    return parts.runner(make_pages(form, 2, kv_dtype, device)), form, model.embed.vocab
+
+
+def _architecture(config: EngineConfig) -> str:
+    return read_checkpoint(config.model, weights=False).architecture
 
 
 def _decode_step(rows: int, form: Layout) -> StepPlan:

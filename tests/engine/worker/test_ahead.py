@@ -1,0 +1,128 @@
+"""What is compiled ahead of time for a model is all that its worker launches, whatever the steps are like."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.jit import installed
+
+ROOT = Path(__file__).resolve().parents[3]
+pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
+
+# Interpreted kernels have no signature: so in a process that does not interpret. Launches are written down, not made.
+SCRIPT = """
+import json, random, sys
+from pathlib import Path
+
+import torch
+
+from engine.api.messages import Sampling
+from engine.core.plan import NewRow, Row, StepPlan
+from engine.worker.ahead import config_for, runner_on, serving_launches
+from kernels.aot import TARGETS, signature
+from kernels.jit import recorded
+
+folder, kv_dtype, invariant = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "invariant"
+config = config_for(folder, "bfloat16", kv_dtype, invariant=invariant)
+known = {signature(wanted.launch): wanted for wanted in serving_launches(TARGETS["sm_90"], config=config)}
+random_ = random.Random(5)
+runner, form, vocab = runner_on(torch.device("cpu"), config)
+
+
+def plan(step):
+    rows = random_.choice([1, 1, 2, 3, 16, 17, 40])
+    counts = [random_.choice([1, 1, 2, 15, 16, 17, 33]) for _ in range(rows)]
+    new, made = [], []
+    for slot, count in enumerate(counts):
+        sampling = random_.choice([
+            Sampling(), Sampling(temperature=0.0), Sampling(top_p=0.9), Sampling(top_k=7), Sampling(min_p=0.1),
+            Sampling(top_p=0.5, top_k=3, min_p=0.2), Sampling(repetition_penalty=1.2), Sampling(presence_penalty=0.5),
+            Sampling(logprobs=3), Sampling(logit_bias={1: 2.0, 7: 1.0}), Sampling(bad_words=((1, 2, 3), (4,))),
+            Sampling(allowed_token_ids=(1, 2, 3)), Sampling(min_tokens=4),
+        ])
+        new.append(NewRow(slot, tuple(range(count)), count, sampling, (2, 3), count))
+        blocks = tuple(tuple(1 for _ in range(-(-count // form.block_tokens))) for _ in form.groups)
+        made.append(Row(slot, 0, count, random_.random() < 0.8, blocks))
+    return StepPlan(step, tuple(new), (), tuple(made))
+
+
+missing, launches = {}, 0
+with torch.inference_mode():
+    for step in range(60):
+        with recorded() as made:
+            runner.start(plan(step), {})
+        launches += len(made)
+        for launch in made:
+            if signature(launch) not in known:
+                missing[launch.kernel.fn.__name__] = repr(signature(launch))
+print(json.dumps({"known": len(known), "launches": launches, "missing": missing}))
+"""
+
+
+def config_json(folder, **changed):
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "hidden_size": 128,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 1000,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    } | changed
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def run(*command):
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=kept | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "kv_dtype", "invariant"),
+    [
+        ({}, "bfloat16", "plain"),
+        ({"num_attention_heads": 2, "tie_word_embeddings": False}, "bfloat16", "invariant"),
+        ({"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}, "fp8", "plain"),
+    ],
+    ids=["plain", "invariant", "window-fp8"],
+)
+@pytest.mark.slow
+def test_no_step_launches_what_was_not_compiled_ahead(tmp_path, changed, kv_dtype, invariant):
+    """Steps of many forms, of tensors with memory, against what a few steps on none have told."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run(str(tmp_path / "script.py"), str(config_json(tmp_path / "model", **changed)), kv_dtype, invariant)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["missing"] == {}
+    assert found["known"] > 20 and found["launches"] > 60 * 10
+
+
+@pytest.mark.slow
+def test_the_command_compiles_a_model_from_its_configuration_alone(tmp_path):
+    folder = config_json(tmp_path / "model")
+    command = ["-m", "engine.worker.ahead", str(folder), "--target", "sm_90", "--check", "--processes", "2"]
+    done = run(*command, "--json", str(tmp_path / "report.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "report.json").read_text())
+    names = {row["compiled"]["kernel"] for row in found["kernels"]}
+    assert {"rms_norm_kernel", "heads_kernel", "decode_attention_kernel", "prefill_attention_kernel"} <= names
+    assert all(row["cases"] == ["Qwen3ForCausalLM bfloat16"] for row in found["kernels"])
