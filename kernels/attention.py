@@ -31,6 +31,7 @@ else:
 
 LOG2_E = math.log2(math.e)
 SEEN_ALL = 2**30  # a window that no sequence reaches
+MOST_IN_A_GROUP = 64
 SCORE_ELEMENTS = 1 << 27  # of one slice of scores in the reference
 
 
@@ -97,8 +98,14 @@ def check_pages(q: Tensor, pages: Tensor) -> None:
             f"pages {tuple(pages.shape)}: must be contiguous, [blocks, layers, 2, block_tokens, kv_heads, dim], with "
             f"dim a multiple of 8 and the one of q, {tuple(q.shape)}"
         )
-    if q.shape[1] % pages.shape[4]:
-        raise ValueError(f"{q.shape[1]} heads of q over {pages.shape[4]} of the pages: must divide")
+    check_group(q.shape[1], pages.shape[4])
+
+
+def check_group(heads: int, kv_heads: int) -> None:
+    if heads % kv_heads or heads // kv_heads > MOST_IN_A_GROUP:
+        raise ValueError(
+            f"{heads} heads of q for {kv_heads} of keys: must be 1 to {MOST_IN_A_GROUP} times as many, a whole number"
+        )
 
 
 def compute_type(q: Tensor, pages: Tensor) -> object:

@@ -92,7 +92,7 @@ def _load(place, seen, ELEMENTS: tl.constexpr, PAIRS: tl.constexpr, TYPE: tl.con
     return first.to(TYPE), second.to(TYPE)
 
 
-@jit(varying=("layer", "first_item"))
+@jit(varying=("layer", "first_item", "table_row"))
 def decode_attention_kernel(
     q,
     pages,
@@ -134,7 +134,7 @@ def decode_attention_kernel(
     dim = half * ELEMENTS
     dim_2 = dim + (1 if PAIRS else HALF)
     units = tl.load(work) * KV_HEADS
-    unit = tl.atomic_add(work + 2, 1, sem="relaxed")
+    unit = tl.program_id(0)
     while unit < units:
         item = unit // KV_HEADS
         kv_head = unit % KV_HEADS
@@ -209,7 +209,7 @@ def decode_attention_kernel(
             at_stats = stats + item.to(tl.int64) * (2 * HEADS)
             tl.store(at_stats + heads, top, live)
             tl.store(at_stats + HEADS + heads, total, live)
-        unit = tl.atomic_add(work + 2, 1, sem="relaxed")
+        unit = tl.num_programs(0) + tl.atomic_add(work + 2, 1, sem="relaxed")
 
 
 @jit
@@ -270,12 +270,18 @@ def decode_reduce_kernel(
 
 
 def _settings(q: Tensor, pages: Tensor) -> dict[str, Any]:
-    """16 KiB of keys and as many of values in a tile, 8 of 8-bit ones; two tiles on their way while one is used."""
+    """16 KiB of keys and as many of values in a tile, 8 of 8-bit ones, and two to three tiles on their way while one is
+    used. each: programs for each multiprocessor, no more than can run there at the same time."""
     dim = power_of_2(q.shape[2])
     size = pages.dtype.itemsize
-    tile = max(16, min(128, (8192 if size < 4 else 4096) // dim))
-    default = {"tile": tile, "warps": 8, "stages": 4 if size == 1 else 3}
     group = q.shape[1] // pages.shape[4]
+    tile = (8192 if size < 4 else 4096) // dim // (1 if group <= 16 else 2)
+    default = {
+        "tile": max(16, min(64 if dim <= 32 else 128, tile)),
+        "warps": 8,
+        "stages": 4 if size == 1 else 3,
+        "each": 2,
+    }
     return settings("decode_attention", default, q.device, dim=dim, size=size, group=group)
 
 
@@ -306,10 +312,9 @@ def _triton(
     chosen = _settings(q, pages)
     sums = torch.empty((items, heads, dim), dtype=torch.float32, device=q.device)
     stats = torch.empty((items, 2, heads), dtype=torch.float32, device=q.device)
-    grid = (programs(q.device),)
     launch(
         decode_attention_kernel,
-        grid,
+        (programs(q.device, chosen["each"]),),
         q,
         pages.view(torch.int16) if pairs else pages,
         table,
@@ -347,7 +352,7 @@ def _triton(
     )
     launch(
         decode_reduce_kernel,
-        grid,
+        (programs(q.device, each=8),),
         query_start,
         work,
         stats if sinks is None else sinks,
@@ -441,5 +446,5 @@ DECODE_ATTENTION = Op(
     alone=_alone,
     rows=lambda args: args[6].shape[0],
     strided=(0, 8),
-    tunable={"tile": (16, 32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4)},
+    tunable={"tile": (16, 32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4), "each": (2, 3, 4)},
 )

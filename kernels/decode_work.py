@@ -26,6 +26,7 @@ from kernels.tuning import settings
 
 SPLITS = 128  # of a row, at most
 CHUNKS = 8  # of a row, at most; and splits of a chunk, at least
+COUNTED = 256  # rows that are counted at once
 
 
 def _base(kv_heads: int, device: torch.device) -> int:
@@ -218,7 +219,7 @@ def _triton(query_start: Tensor, lengths: Tensor, kv_heads: int, window: int | N
         WINDOW=window or SEEN_ALL,
         KV_HEADS=kv_heads,
         BASE=_base(kv_heads, device),
-        BLOCK=256,
+        BLOCK=COUNTED,
     )
     return work
 

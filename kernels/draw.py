@@ -2,8 +2,8 @@
 kept, and the tokens of which that is not known yet (see kernels/sample.py)."""
 
 from kernels.cuts import float64_at, scaled
-from kernels.float_order import best_of, order_key
-from kernels.gumbel import noise, noise_key
+from kernels.float_order import best_of, key_value
+from kernels.gumbel import noise_bits, noise_from, noise_key
 from kernels.jit import jit, tl
 from kernels.truncation import bracket
 
@@ -26,7 +26,7 @@ def _collect(
     CAPACITY: tl.constexpr,
 ):
     """Writes down s and id of a tile's tokens from `start` to below `end` (of logits as they are where the bracket is
-    narrow), in strips, as above, at the places from `at` on, forward or (step -1) backward."""
+    narrow), in strips, at the places from `at` on, forward or (step -1) backward."""
     for strip in range(0, TILE, STRIP):
         token = tile * TILE + strip + tl.arange(0, STRIP)
         x = tl.load(logits + token, token < VOCAB, float("-inf")).to(tl.float32)
@@ -44,22 +44,30 @@ def _collect(
 
 @jit
 def _noisy_best(
-    logits, t, border, seed_low, seed_high, position, tile, VOCAB: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr
+    logits, t, border, reached, low, high, tile, VOCAB: tl.constexpr, TILE: tl.constexpr, STRIP: tl.constexpr
 ):
-    """Key and id of the best token of a tile whose s is at or above the border. In strips, as the arithmetic of many
-    tokens at once takes more registers than there are."""
-    key, other = noise_key(seed_low, seed_high, position)
-    lane = tl.arange(0, STRIP)
-    best, where = tl.full((STRIP,), -0x80000000, tl.int32), lane
+    """Key and id of the best token of a tile whose s is at or above the border, if it is the best of the row so far
+    (`reached`). Two logarithms a token cost several times what its logit does, so first it is asked what it takes to
+    come that far: noise is at most 22.2, and -log(-log(1 - u)) > x needs u < exp(-x). Mostly no token of a strip has
+    that, and what is skipped cannot be the best: the result is the same whatever was reached when."""
+    before = tl.load(reached, volatile=True)
+    best, where = before, tl.full((), 0x7FFFFFFF, tl.int32)
     for strip in range(0, TILE, STRIP):
-        token = tile * TILE + strip + lane
-        s = scaled(tl.load(logits + token, token < VOCAB, float("-inf")).to(tl.float32), t)
-        score = tl.where(s < border, float("-inf"), s + noise(token, key, other))  # NaN stays
-        here = order_key(score)
-        better = here > best
-        best, where = tl.where(better, here, best), tl.where(better, token, where)
-    top = tl.max(best, 0)
-    return top, tl.min(tl.where(best == top, where, 0x7FFFFFFF), 0)
+        token = tile * TILE + strip + tl.arange(0, STRIP)
+        x = tl.load(logits + token, token < VOCAB, float("-inf")).to(tl.float32)
+        score = key_value(best)
+        goal = (score - 0.001 - 1e-6 * tl.abs(score)) * t  # less than any rounding on the way
+        if tl.max(((x < goal - 22.25 * t) == 0).to(tl.int32), 0) > 0:  # NaN too
+            bits = noise_bits(token, low, high)
+            needed = tl.exp2(tl.minimum((x - goal) * (1.4426950408889634 / t), 31.0) + 31.0)
+            if tl.max(((bits.to(tl.float32) > needed) == 0).to(tl.int32), 0) > 0:
+                s = scaled(x, t)
+                top, first = best_of(tl.where(s < border, float("-inf"), s + noise_from(bits)), token)
+                where = tl.where(top > best, first, tl.where(top == best, tl.minimum(where, first), where))
+                best = tl.maximum(best, top)
+    if best > before:
+        tl.atomic_max(reached, best, sem="relaxed")
+    return tl.where(where == 0x7FFFFFFF, -0x80000000, best), where
 
 
 @jit
@@ -90,6 +98,7 @@ def draw_kernel(
     tokens,
     border,
     above,
+    reached,
     best,
     first,
     logits_row,
@@ -143,27 +152,19 @@ def draw_kernel(
             count = tl.sum(((s >= start) & (s < end)).to(tl.int32), 0)
             if count > 0:
                 at = tl.atomic_add(found + row * 2, count)
-                _collect(own, t, of == 1, start, end, at, 1, some, theirs, tile, VOCAB, TILE, STRIP, CAPACITY)
+                _collect(own, t, of == 1, start, end, at, 1, some, theirs, tile, VOCAB, TILE, STRIP // 2, CAPACITY)
             if high_count > 0:
                 at = CAPACITY - 1 - tl.atomic_add(found + row * 2 + 1, high_count)
-                _collect(own, t, False, end, float("inf"), at, -1, some, theirs, tile, VOCAB, TILE, STRIP, CAPACITY)
+                _collect(
+                    own, t, False, end, float("inf"), at, -1, some, theirs, tile, VOCAB, TILE, STRIP // 2, CAPACITY
+                )
     if sure > 0:
         if t == 0.0:
             token = tile * TILE + tl.arange(0, TILE)
             x = tl.load(own + token, token < VOCAB, float("-inf")).to(tl.float32)
             best_key, best_token = best_of(x, token)
         else:
-            best_key, best_token = _noisy_best(
-                own,
-                t,
-                end,
-                tl.load(seed_low + line),
-                tl.load(seed_high + line),
-                tl.load(lengths + row),
-                tile,
-                VOCAB,
-                TILE,
-                STRIP,
-            )
+            key, other = noise_key(tl.load(seed_low + line), tl.load(seed_high + line), tl.load(lengths + row))
+            best_key, best_token = _noisy_best(own, t, end, reached + row, key, other, tile, VOCAB, TILE, STRIP)
     tl.store(best + row * TILES + tile, best_key)
     tl.store(first + row * TILES + tile, best_token)

@@ -18,6 +18,7 @@ from kernels.attention import (
     SEEN_ALL,
     attend,
     capped,
+    check_group,
     check_heads,
     check_options,
     normalised,
@@ -174,29 +175,30 @@ def encoder_attention_kernel(
         else:
             tile = full_end
             stop = end
-        acc, top, total = _tiles(
-            acc,
-            top,
-            total,
-            queries,
-            at_k,
-            at_v,
-            k_row,
-            v_row,
-            position,
-            tile,
-            stop,
-            count,
-            scale,
-            softcap,
-            part != 1,
-            DIM,
-            CAUSAL,
-            WINDOW,
-            SOFTCAP,
-            WIDE,
-            TILE,
-        )
+        if part != 0 or WINDOW < 1073741824:  # without a window all begins where nothing is masked
+            acc, top, total = _tiles(
+                acc,
+                top,
+                total,
+                queries,
+                at_k,
+                at_v,
+                k_row,
+                v_row,
+                position,
+                tile,
+                stop,
+                count,
+                scale,
+                softcap,
+                part != 1,
+                DIM,
+                CAUSAL,
+                WINDOW,
+                SOFTCAP,
+                WIDE,
+                TILE,
+            )
     result = acc * normalised(top, total, 0.0, 1.0, False)[:, None]
     tl.store(out + at_token * out_row + spot, result.to(out.dtype.element_ty), mask)
 
@@ -206,7 +208,7 @@ def _settings(q: Tensor, kv_heads: int) -> dict[str, Any]:
     if q.dtype.itemsize == 4:
         default = {"block": 64, "tile": max(16, 4096 // dim), "warps": 8, "stages": 2}
     else:
-        default = {"block": 128, "tile": 32 if dim > 128 else 64, "warps": 8, "stages": 3}
+        default = {"block": 128, "tile": 32 if dim > 128 else 64, "warps": 8, "stages": 2 if dim == 128 else 3}
     return settings("encoder_attention", default, q.device, dim=dim, group=q.shape[1] // kv_heads)
 
 
@@ -224,13 +226,15 @@ def _triton(
     check_options(window, softcap, scale)
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
-    if heads % kv_heads or k.shape != v.shape or k.shape[2] != dim or not q.dtype == k.dtype == v.dtype:
+    check_group(heads, kv_heads)
+    if k.shape != v.shape or k.shape[2] != dim or not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q {tuple(q.shape)} {q.dtype}, k {tuple(k.shape)} {k.dtype}, v {tuple(v.shape)} {v.dtype}")
     rows = query_start.shape[0] - 1
     chosen = _settings(q, kv_heads)
+    blocks = tokens // (chosen["block"] // (heads // kv_heads)) + rows
     launch(
         encoder_attention_kernel,
-        (tokens // (chosen["block"] // (heads // kv_heads)) + rows, kv_heads),
+        (blocks if rows else 0, kv_heads),
         q,
         k,
         v,

@@ -42,11 +42,16 @@ def _finalised(h):
 
 
 @jit
-def noise(token, low, high):
-    """int32 tokens -> fp32. 1 - u is rounded; what it lost is made up for to first order, which is exact near 0, where
-    the largest noise comes from."""
-    h = _finalised(_finalised(_finalised((token + 1).to(tl.uint32)) ^ low) ^ high) & 0x7FFFFFFF
-    u = tl.minimum((h.to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.9999999403953552)
+def noise_bits(token, low, high):
+    """int32 tokens -> h: the less, the more noise."""
+    return _finalised(_finalised(_finalised((token + 1).to(tl.uint32)) ^ low) ^ high) & 0x7FFFFFFF
+
+
+@jit
+def noise_from(bits):
+    """h -> fp32. 1 - u is rounded; what it lost is made up for to first order, which is exact near 0, where the largest
+    noise comes from."""
+    u = tl.minimum((bits.to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.9999999403953552)
     left = 1.0 - u
     lost = (1.0 - left) - u
     return -tl.log(-(tl.log(left) + lost / left))

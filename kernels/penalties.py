@@ -4,10 +4,10 @@
     logit ← logit - frequency · count - presence               where count, of the reply, is not 0
 
 Known tokens are read from the device's table. Each is counted in a line of whole numbers as wide as the vocabulary that
-is zero before and after: one launch counts, a second takes each count out again (an atomic exchange, so that of equal
-tokens one gets it) and changes that token's logit. Work grows with the sequence, not with the vocabulary; lines are
-needed only for the rows of a launch that have penalties, where counts kept from step to step would take one for each
-slot (156 MB for 256 slots of 152k) and be rebuilt whenever a request enters.
+is zero before and after: one launch counts, a second takes each count out again (atomically, so that of equal tokens
+one gets it) and changes that token's logit. Work grows with the sequence, not with the vocabulary; lines are needed
+only for the rows of a launch that have penalties, where counts kept from step to step would take one for each slot
+(156 MB for 256 slots of 152k) and be rebuilt whenever a request enters.
 """
 
 import torch
@@ -111,7 +111,8 @@ def penalties_kernel(
     for start in range(begin + tl.program_id(1) * CHUNK, end, tl.num_programs(1) * CHUNK):
         at = start + tl.arange(0, CHUNK)
         token = tl.load(tokens + line * tokens_row + at, at < end, VOCAB)
-        count = tl.atomic_xchg(own + token, 0, token < VOCAB, sem="relaxed")
+        # "and" with 0: Triton 3.6 cannot compile a masked exchange for gfx942
+        count = tl.atomic_and(own + token, 0, token < VOCAB, sem="relaxed")
         count = tl.where(token < VOCAB, count, 0)  # masked lanes bring anything
         place = logits + row * logits_row + token
         x = tl.load(place, count > 0, 0.0)

@@ -163,7 +163,7 @@ def _tiles(
     return acc, acc_2, top, total
 
 
-@jit(varying=("layer", "rows"))
+@jit(varying=("layer", "rows", "table_row"))
 def prefill_attention_kernel(
     q,
     pages,
@@ -255,7 +255,7 @@ def prefill_attention_kernel(
         else:
             tile = full_end
             stop = end
-        if part != 0 or WINDOW < 1073741824 or SPANS:
+        if part != 0 or WINDOW < 1073741824:  # without a window all begins where nothing is masked
             acc, acc_2, top, total = _tiles(
                 acc,
                 acc_2,
@@ -334,9 +334,10 @@ def _triton(
     rows = lengths.shape[0]
     pairs = pages.dtype.itemsize == 1
     chosen = _settings(q, pages, window)
+    blocks = tokens // (chosen["block"] // (heads // kv_heads)) + rows
     launch(
         prefill_attention_kernel,
-        (tokens // (chosen["block"] // (heads // kv_heads)) + rows, kv_heads),
+        (blocks if rows else 0, kv_heads),
         q,
         pages.view(torch.int16) if pairs else pages,
         table,

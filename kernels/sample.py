@@ -17,12 +17,12 @@ from kernels.columns import DeviceColumns, joined, words
 from kernels.cuts import float64_at
 from kernels.draw import draw_kernel
 from kernels.float_order import best_of, key_value, order_key
-from kernels.gumbel import noise, noise_key, noise_of
+from kernels.gumbel import noise_bits, noise_from, noise_key, noise_of
 from kernels.jit import jit, launch, power_of_2, rows_of, tl
 from kernels.op import Args, Case, Make, Op, sliced
 from kernels.truncation import CAPACITY, PART, TILE, brackets
 
-STRIP = 1024  # logits whose noise is computed together
+STRIP = 2048  # logits whose noise is computed together
 CHUNK = 512  # candidates looked at together
 
 
@@ -138,7 +138,7 @@ def finish_kernel(
                 key = order_key(s)
                 keep = keep & ((key > tau) | ((key == tau) & (token <= final))) & (s > float("-inf"))
                 count += tl.sum(keep.to(tl.int32), 0)
-                score = tl.where(keep, s + noise(token, low, other), float("-inf"))
+                score = tl.where(keep, s + noise_from(noise_bits(token, low, other)), float("-inf"))
                 best_here, first_here = best_of(score, tl.where(keep, token, 0x7FFFFFFF))
                 nearer = tl.where(best_here == top, tl.minimum(first_here, id), id)
                 id = tl.where(best_here > top, first_here, nearer)
@@ -171,6 +171,7 @@ def sample(
         *(columns.log_min_p_low, columns.log_min_p_high, columns.seed_low, columns.seed_high),
     )
     best, first = fresh(rows, tiles), fresh(rows, tiles)
+    reached = torch.full((rows,), -(2**31), dtype=torch.int32, device=device)
     known = brackets(logits, slot, columns) if cuts else None
     places = CAPACITY if cuts else 0
     values, tokens = fresh(rows, places, dtype=torch.float32), fresh(rows, places)
@@ -188,7 +189,7 @@ def sample(
         *parameters,
         *found,
         *sums,
-        *(values, tokens, border, above, best, first, rows_of(logits, "logits")),
+        *(values, tokens, border, above, reached, best, first, rows_of(logits, "logits")),
         TILE=TILE,
         PARTS=parts,
         PARTS_UP=power_of_2(parts),

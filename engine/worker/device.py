@@ -11,23 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.messages import Logprob
 from engine.core.plan import StepPlan, StepResult
 from engine.kv.layout import Layout
 from engine.layers.fused import DeviceStep, FusedModel
 from engine.sampling.device import DeviceSampler
-from engine.sampling.logprobs import logprobs
 from engine.sampling.pipeline import NOT_FINITE
 from engine.sampling.rows import Rows
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.graphs import Graphs
 from engine.worker.results import Results
 from engine.worker.rows import PlanRows, plan_rows, step_result
+from engine.worker.scoring import score_prompts
 from engine.worker.table import RequestTable
 from kernels.finite import FINITE_ROWS
 from kernels.step_inputs import NEXT_TOKENS, STEP_INPUTS
-
-SCORED_AT_ONCE = 64  # prompt positions whose logits stand in memory together: 64 x 152k float32 are 39 MB
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class DeviceRunner:
         drawn = prepared(logits[: len(slot)], slot, lengths, self._table.tokens, self._table.columns)
         NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
         arriving = self._results.fetch((out.bad, drawn.found))
-        scored = {row: self._score(row, rows, out.hidden) for row in self._host.rows_to_score(rows.slots)}
+        scored = score_prompts(rows, self._host, out.hidden, self._model.logits)  # waits, where somebody asks
 
         def result() -> StepResult:
             bad, found = arriving.wait()
@@ -146,17 +143,3 @@ class DeviceRunner:
 
     def _indexes(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._pages.device, non_blocking=True)
-
-    def _score(self, row: int, rows: PlanRows, hidden: Tensor) -> tuple[Logprob, ...]:
-        """As HostRunner does it; the one thing in a step that waits for the device, for those who ask for it."""
-        slot, first = int(rows.slots[row]), int(rows.first[row])
-        columns = self._host.columns
-        end = min(int(rows.ends[row]), int(columns.prompt_tokens[slot]) - 1)
-        ids = self._indexes(self._host.tokens[slot, first + 1 : end + 1])
-        start = int(rows.count[:row].sum())
-        found: list[Logprob] = []
-        for at in range(0, len(ids), SCORED_AT_ONCE):
-            part = ids[at : at + SCORED_AT_ONCE]
-            logits = self._model.logits(hidden[start + at : start + at + len(part)])
-            found += logprobs(logits, part, [columns.prompt_logprobs[slot]] * len(part))
-        return tuple(found)

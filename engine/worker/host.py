@@ -6,20 +6,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.api.messages import Logprob
 from engine.core.plan import StepPlan, StepResult
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.model import TextModel
-from engine.sampling.logprobs import logprobs
 from engine.sampling.noise import Noise
 from engine.sampling.pipeline import NOT_FINITE, Prepared
 from engine.sampling.rows import Rows
 from engine.worker.batch import build_batch
 from engine.worker.rows import PlanRows, plan_rows, step_result
+from engine.worker.scoring import score_prompts
 from engine.worker.table import RequestTable
-
-SCORED_AT_ONCE = 64  # prompt positions whose logits stand in memory together: 64 x 152k float32 are 39 MB
 
 
 class HostRunner:
@@ -45,7 +42,7 @@ class HostRunner:
         at = torch.from_numpy(rows.sampling).to(hidden.device)
         sampled = prepared.finish(self._text_model.logits(hidden[batch.last[at]]))
         self._table.write(rows.slots[rows.sampling], rows.ends[rows.sampling], np.array(sampled.ids, np.int64))
-        scored = {row: self._score(row, rows, batch, hidden) for row in self._table.rows_to_score(rows.slots)}
+        scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team)
         return step_result(plan, rows, sampled, scored, failed)
 
     def _batch(self, rows: PlanRows) -> Batch:
@@ -70,21 +67,6 @@ class HostRunner:
             {number: masks[row] for number, row in enumerate(rows.sampling.tolist()) if row in masks} if masks else {},
             self._pages.device,
         )
-
-    def _score(self, row: int, rows: PlanRows, batch: Batch, hidden: Tensor) -> tuple[Logprob, ...]:
-        """Prompt tokens at positions first + 1 … first + count: each is scored by the position before it, so the last
-        one may belong to the next chunk."""
-        slot, first = int(rows.slots[row]), int(rows.first[row])
-        columns = self._table.columns
-        end = min(int(rows.ends[row]), int(columns.prompt_tokens[slot]) - 1)
-        ids = torch.from_numpy(self._table.tokens[slot, first + 1 : end + 1].astype(np.int64)).to(hidden.device)
-        start = int(batch.query_start[row])
-        found: list[Logprob] = []
-        for at in range(0, len(ids), SCORED_AT_ONCE):
-            part = ids[at : at + SCORED_AT_ONCE]
-            logits = self._text_model.logits(hidden[start + at : start + at + len(part)])
-            found += logprobs(logits, part, [columns.prompt_logprobs[slot]] * len(part), self._noise.team)
-        return tuple(found)
 
 
 def _rows_not_finite(hidden: Tensor, batch: Batch) -> dict[int, str]:

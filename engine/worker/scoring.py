@@ -1,0 +1,52 @@
+"""Logprobs of prompts, for those who ask: each token is scored by the position before it."""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api.messages import Logprob
+from engine.sampling.logprobs import logprobs
+from engine.worker.rows import PlanRows
+from engine.worker.table import RequestTable
+from kernels.cpu.program import Team
+
+SCORED_AT_ONCE = 64  # prompt positions whose logits stand in memory together: 64 x 152k float32 are 39 MB
+
+
+def score_prompts(
+    rows: PlanRows,
+    table: RequestTable,
+    hidden: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    team: Team | None = None,
+) -> dict[int, tuple[Logprob, ...]]:
+    """By row that asks: its prompt tokens at positions first + 1 … first + count, of which the last one may belong to
+    the next chunk. hidden: [tokens, hidden] of the step. Waits for the device."""
+    starts = np.cumsum(rows.count) - rows.count
+    return {
+        row: _score(int(starts[row]), row, rows, table, hidden, logits_of, team)
+        for row in table.rows_to_score(rows.slots)
+    }
+
+
+def _score(
+    start: int,
+    row: int,
+    rows: PlanRows,
+    table: RequestTable,
+    hidden: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    team: Team | None,
+) -> tuple[Logprob, ...]:
+    slot, first = int(rows.slots[row]), int(rows.first[row])
+    end = min(int(rows.ends[row]), int(table.columns.prompt_tokens[slot]) - 1)
+    ids = torch.from_numpy(table.tokens[slot, first + 1 : end + 1].astype(np.int64)).to(hidden.device)
+    top = table.columns.prompt_logprobs[slot]
+    found: list[Logprob] = []
+    for at in range(0, len(ids), SCORED_AT_ONCE):
+        part = ids[at : at + SCORED_AT_ONCE]
+        logits = logits_of(hidden[start + at : start + at + len(part)])
+        found += logprobs(logits, part, [top] * len(part), team)
+    return tuple(found)

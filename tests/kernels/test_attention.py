@@ -1,0 +1,475 @@
+"""Attention kernels against one query at a time in float64, on pages of which everything that nobody may read is NaN.
+
+What each operation means by itself and alone in its step is checked in test_ops.py; here are random steps of rows that
+decode, that prefill and that are padding, and what a step must not change.
+"""
+
+import random
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels import decode_attention as decode_module
+from kernels import decode_work as work_module
+from kernels.decode_attention import DECODE_ATTENTION
+from kernels.decode_work import DECODE_WORK, cut, decode_items
+from kernels.encoder_attention import ENCODER_ATTENTION
+from kernels.jit import installed, recorded
+from kernels.op import Make
+from kernels.prefill_attention import PREFILL_ATTENTION
+from kernels.tuning import forced
+
+pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+LAYERS, LAYER = 3, 1
+UNTOUCHED = 123.0
+NAN = float("nan")
+# Splits and tiles of a size that a few hundred keys have many of.
+SMALL = {"decode_work": {"base": 16}, "decode_attention": {"tile": 16}, "prefill_attention": {"block": 64, "tile": 32}}
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Memory that an operation asks for holds NaN."""
+    empty = torch.empty
+
+    def full(*shape, **options):
+        made = empty(*shape, **options)
+        return made.fill_(NAN) if made.is_floating_point() else made.fill_(-1)
+
+    monkeypatch.setattr(torch, "empty", full)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(work_module, "COUNTED", 16)
+    with ExitStack() as stack:
+        for op, values in SMALL.items():
+            stack.enter_context(forced(op, values))
+        yield
+
+
+@dataclass
+class Step:
+    """Rows of (tokens to compute, length), keys and values of all their positions, and the pages that hold of them what
+    a row still needs."""
+
+    rows: list
+    heads: int = 4
+    kv_heads: int = 2
+    dim: int = 32
+    block_tokens: int = 4
+    window: int | None = None
+    softcap: float | None = None
+    with_sinks: bool = False
+    spans: tuple = ()  # row, begin, end
+    dtype: torch.dtype = torch.float32
+    fp8: bool = False
+    padding: int = 0  # tokens after those of the rows
+    seed: int = 0
+    scale: float = field(init=False)
+
+    def __post_init__(self):
+        make = Make(torch.device("cpu"), self.dtype, self.seed)
+        self.scale = 0.7 * self.dim**-0.5
+        self.k_scale, self.v_scale = (0.25, 3.0) if self.fp8 else (1.0, 1.0)
+        stored = torch.float8_e4m3fn if self.fp8 else self.dtype
+        self.starts = list(accumulate((count for count, _ in self.rows), initial=0))
+        tokens = self.starts[-1] + self.padding
+        self.q = make.normal(tokens, self.heads, self.dim)
+        self.sinks = make.normal(self.heads, dtype=torch.float32) if self.with_sinks else None
+        self.kv = [make.normal(2, length, self.kv_heads, self.dim).to(stored) for _, length in self.rows]
+        size = self.block_tokens
+        blocks = sum(-(-length // size) for _, length in self.rows)
+        slots = len(self.rows) + 2
+        width = max((-(-length // size) for _, length in self.rows), default=0) + 3
+        free = (make.permutation(blocks + 2) + 1).tolist()
+        nobody = free.pop()
+        pages = torch.full((blocks + 3, LAYERS, 2, size, self.kv_heads, self.dim), NAN)
+        self.table = torch.full((slots, width), nobody, dtype=torch.int32)
+        self.slot = make.permutation(slots)[: len(self.rows)]
+        for (count, length), slot, kv in zip(self.rows, self.slot.tolist(), self.kv, strict=True):
+            needed = 0 if self.window is None or self.spans else max(0, length - count - self.window + 1)
+            for block in range(-(-length // size)):
+                if (block + 1) * size <= needed:
+                    self.table[slot, block] = 0  # released
+                    continue
+                self.table[slot, block] = free.pop()
+                held = kv[:, block * size : (block + 1) * size].float()
+                pages[self.table[slot, block], LAYER] = 55.0  # what is behind the end of a row is stale, but a number
+                pages[self.table[slot, block], LAYER, :, : held.shape[1]] = held
+        self.pages = pages.to(stored)
+        self.query_start = torch.tensor(self.starts, dtype=torch.int32)
+        self.lengths = torch.tensor([length for _, length in self.rows], dtype=torch.int32)
+        self.span_of = torch.zeros((tokens, 2), dtype=torch.int32)
+        for row, begin, end in self.spans:
+            first = self.starts[row] + begin - (self.rows[row][1] - self.rows[row][0])
+            self.span_of[first : first + end - begin] = torch.tensor([begin, end], dtype=torch.int32)
+
+    def on(self, tensor):
+        return None if tensor is None else tensor.to(DEVICE)
+
+    def out(self):
+        return torch.full(self.q.shape, UNTOUCHED, dtype=self.dtype, device=DEVICE)
+
+    def given(self):
+        return tuple(
+            self.on(x) if isinstance(x, torch.Tensor) else x
+            for x in (self.q, self.pages, LAYER, self.table, self.slot, self.query_start, self.lengths)
+        )
+
+    def work(self):
+        return DECODE_WORK(self.on(self.query_start), self.on(self.lengths), self.kv_heads, self.window)
+
+    def decode(self, out=None, work=None):
+        out = self.out() if out is None else out
+        options = (self.scale, self.window, self.softcap, self.on(self.sinks), self.k_scale, self.v_scale)
+        (same,) = DECODE_ATTENTION(*self.given(), self.work() if work is None else work, out, *options)
+        assert same is out
+        return out
+
+    def prefill(self, out=None):
+        out = self.out() if out is None else out
+        spans = self.on(self.span_of) if self.spans else None
+        options = (self.scale, self.window, self.softcap, self.on(self.sinks), spans, self.k_scale, self.v_scale)
+        (same,) = PREFILL_ATTENTION(*self.given(), out, *options)
+        assert same is out
+        return out
+
+    def wanted(self):
+        """One query at a time in float64; what no row computes stays as it is."""
+        out = self.out().cpu().double()
+        group = self.heads // self.kv_heads
+        for row, (count, length) in enumerate(self.rows):
+            k, v = (x.repeat_interleave(group, 1) for x in self.kv[row].double())
+            key = torch.arange(length)
+            for i in range(count):
+                token, position = self.starts[row] + i, length - count + i
+                begin, end = self.span_of[token].tolist()
+                seen = (key <= position) & (key > position - (self.window or length))
+                seen |= (key >= begin) & (key < end)
+                scores = torch.einsum("hd,lhd->lh", self.q[token].double(), k[seen] * self.k_scale) * self.scale
+                if self.softcap is not None:
+                    scores = torch.tanh(scores / self.softcap) * self.softcap
+                weights = scores.exp()
+                sink = 0.0 if self.sinks is None else self.sinks.double().exp()
+                total = (weights.sum(0) + sink).unsqueeze(1)
+                out[token] = torch.einsum("lh,lhd->hd", weights, v[seen] * self.v_scale) / total
+        return out
+
+
+def close(got, want, dtype=torch.float32):
+    allowed = {torch.float32: 2e-5, torch.float16: 1e-2}[dtype]
+    got = got.cpu().double()
+    assert not got.isnan().any()
+    error = (got - want).abs() / want.abs().clamp(min=1.0)
+    most = float(error.max()) if error.numel() else 0.0
+    assert most < allowed, f"differs by {most:.2g}"
+
+
+def drawn(seed, kinds):
+    """A step of rows of these kinds, with everything else drawn."""
+    draw = random.Random(seed)
+    rows = []
+    for kind in kinds(draw):
+        length = draw.choice((1, 2, 15, 16, 17, 40, 129, draw.randrange(1, 150)))
+        count = {"padded": 0, "decode": 1, "prefill": draw.randrange(2, max(3, min(40, length + 1)))}[kind]
+        rows.append((count, 0) if kind == "padded" else (count, max(length, count)))
+    return Step(
+        rows,
+        kv_heads=(kv_heads := draw.choice((1, 2, 3))),
+        heads=kv_heads * draw.choice((1, 2, 3, 4, 7, 8, 16)),
+        dim=draw.choice((32, 64, 80, 96, 112, 128, 192, 256)),
+        block_tokens=draw.choice((1, 3, 16, 32)),
+        window=draw.choice((None, None, 1, 5, 33, 1000)),
+        softcap=draw.choice((None, None, 2.0)),
+        with_sinks=draw.random() < 0.4,
+        fp8=draw.random() < 0.2,
+        padding=draw.choice((0, 3)),
+        seed=seed,
+    )
+
+
+def mixed(draw):
+    return [draw.choice(("decode", "prefill", "padded")) for _ in range(draw.randrange(1, 6))]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_mixed_step_is_what_each_query_sees(seed, small):
+    step = drawn(seed, mixed)
+    close(step.prefill(step.decode()), step.wanted())
+
+
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_decode_writes_only_rows_of_one_token_and_prefill_only_the_others(seed, small):
+    step = drawn(seed, lambda draw: ["decode", "padded", "prefill", "decode", "prefill"])
+    single = torch.zeros(step.q.shape[0], dtype=torch.bool)
+    several = single.clone()
+    for (count, _), start in zip(step.rows, step.starts, strict=False):
+        (single if count == 1 else several)[start : start + count] = True
+    decoded, prefilled = step.decode().cpu(), step.prefill().cpu()
+    assert (decoded[~single] == UNTOUCHED).all() and (decoded[single] != UNTOUCHED).all()
+    assert (prefilled[~several] == UNTOUCHED).all() and (prefilled[several] != UNTOUCHED).all()
+
+
+@pytest.mark.parametrize(("dim", "heads", "kv_heads"), [(64, 7, 1), (128, 8, 2), (256, 2, 2), (96, 40, 1)])
+def test_default_tiles_at_lengths_around_their_ends(dim, heads, kv_heads):
+    rows = [(1, 64), (1, 129), (3, 65), (66, 66), (1, 257)]
+    step = Step(rows, heads=heads, kv_heads=kv_heads, dim=dim, block_tokens=16, window=70, with_sinks=True)
+    close(step.prefill(step.decode()), step.wanted())
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_half_precision(fp8):
+    step = Step([(1, 70), (40, 90)], dim=64, heads=6, block_tokens=16, dtype=torch.float16, fp8=fp8)
+    close(step.prefill(step.decode()), step.wanted(), torch.float16)
+
+
+def test_all_numbers_of_8_bits_are_read_as_they_are():
+    """A row of one key is its value, whatever the scores."""
+    step = Step([(1, 1)], heads=1, kv_heads=1, dim=256, block_tokens=1, fp8=True)
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes[[127, 255]] = 0  # no numbers
+    step.pages[step.table[step.slot[0], 0], LAYER] = codes.view(torch.float8_e4m3fn).view(1, 1, 1, 256)
+    want = codes.view(torch.float8_e4m3fn).float() * step.v_scale
+    assert torch.equal(step.decode().cpu().view(-1), want)
+    step = Step([(2, 2)], heads=1, kv_heads=1, dim=256, block_tokens=1, fp8=True, window=1)
+    for block in range(2):
+        step.pages[step.table[step.slot[0], block], LAYER] = codes.view(torch.float8_e4m3fn).view(1, 1, 1, 256)
+    assert torch.equal(step.prefill().cpu().view(2, -1), want.expand(2, -1))
+
+
+def test_against_torch():
+    step = Step([(1, 300), (150, 150), (40, 230)], heads=8, kv_heads=2, dim=64, block_tokens=16)
+    got = step.prefill(step.decode()).cpu()
+    for (count, length), start, kv in zip(step.rows, step.starts, step.kv, strict=False):
+        query = step.q[start : start + count].transpose(0, 1)
+        k, v = kv.transpose(1, 2)
+        mask = torch.ones(count, length, dtype=torch.bool).tril(length - count)
+        want = scaled_dot_product_attention(query, k, v, attn_mask=mask, scale=step.scale, enable_gqa=True)
+        close(got[start : start + count], want.transpose(0, 1).double())
+
+
+@pytest.mark.parametrize("window", [None, 25])
+def test_tokens_of_a_span_see_each_other_both_ways(window, small):
+    spans = ((0, 41, 47), (0, 60, 99), (1, 2, 9), (1, 9, 12))
+    step = Step([(60, 100), (12, 12), (3, 5)], spans=spans, window=window, heads=6, with_sinks=True)
+    close(step.prefill(), step.wanted())
+
+
+OPTIONS = (
+    {"heads": 2},
+    {"heads": 2, "window": 45, "with_sinks": True, "dim": 80},
+    {"heads": 3, "softcap": 2.0},
+    {"heads": 2, "fp8": True, "dim": 96, "dtype": torch.float16, "with_sinks": True},
+)
+
+
+LONG_ROWS = [(1, 200)] * 3 + [(1, 300)] + [(1, 210)] * 3 + [(1, 30)]
+
+
+@pytest.mark.parametrize("extra", OPTIONS, ids="-".join)
+def test_a_decoded_row_is_the_same_in_any_step(extra, small):
+    """Alone it is cut up into splits, which a second kernel sums up; among long rows a chunk is one item."""
+    step = Step(LONG_ROWS, block_tokens=16, kv_heads=1, **extra)
+    together = step.decode().cpu()
+    step.rows = [row if number in (3, 7) else (0, 0) for number, row in enumerate(LONG_ROWS)]
+    step.query_start = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2], dtype=torch.int32)
+    step.q = step.q[[3, 7]]
+    apart = step.decode().cpu()
+    assert torch.equal(together[[3, 7]], apart)
+    assert not (together == UNTOUCHED).any()
+
+
+def test_that_test_has_both_kinds_of_items(small):
+    together = items_of(Step(LONG_ROWS, kv_heads=1).work(), 8)[0]
+    alone = items_of(Step([LONG_ROWS[3]], kv_heads=1).work(), 1)[0]
+    assert [end - begin for row, begin, end, _ in together if row == 3] == [256, 44]
+    assert [end - begin for _, begin, end, _ in alone] == [32] * 9 + [12]
+
+
+def test_how_many_programs_share_the_work_changes_nothing(small, monkeypatch):
+    step = Step([(1, 150), (1, 300), (1, 9)], kv_heads=1, block_tokens=16, with_sinks=True)
+    work = step.work()
+    outs = []
+    for programs in (1, 7):
+        monkeypatch.setattr(decode_module, "programs", lambda device, each, programs=programs: programs)
+        outs.append(step.decode(work=work))
+    assert torch.equal(*outs)
+
+
+def test_one_list_of_work_serves_layer_after_layer(small):
+    step = Step([(1, 150), (1, 40)], block_tokens=16)
+    work = step.work()
+    before = work.clone()
+    first = step.decode(work=work)
+    assert torch.equal(work, before)
+    assert torch.equal(step.decode(work=work), first)
+
+
+@pytest.mark.parametrize("extra", OPTIONS, ids="-".join)
+def test_a_prompt_in_chunks_is_the_prompt_at_once(extra, small):
+    whole = Step([(97, 97), (3, 140)], block_tokens=16, kv_heads=1, **extra)
+    at_once = whole.prefill().cpu()
+    done = 0
+    for count in (40, 2, 55):
+        chunk = Step([(97, 97), (3, 140)], block_tokens=16, kv_heads=1, **extra)
+        chunk.q, chunk.rows = whole.q[done : done + count], [(count, done + count)]
+        chunk.query_start = torch.tensor([0, count], dtype=torch.int32)
+        chunk.lengths = torch.tensor([done + count], dtype=torch.int32)
+        chunk.pages, chunk.table, chunk.slot = whole.pages, whole.table, whole.slot[:1]
+        got = chunk.prefill().cpu()
+        assert torch.equal(got, at_once[done : done + count]), f"tokens {done} to {done + count}"
+        done += count
+
+
+def test_rows_of_a_fused_buffer_are_read_where_they_are(small):
+    step = Step([(1, 50), (20, 33)], block_tokens=16)
+    want = step.prefill(step.decode())
+    fused = torch.full((21, 8 * 32), NAN, device=DEVICE)
+    fused[:, 64:192] = step.on(step.q).flatten(1)
+    step.q = fused[:, 64:192].unflatten(1, (4, 32))
+    wide = torch.full((21, 300), UNTOUCHED, device=DEVICE)
+    out = wide[:, :128].unflatten(1, (4, 32))
+    assert torch.equal(step.prefill(step.decode(out)), want)
+    assert (wide[:, 128:] == UNTOUCHED).all()
+
+
+# The list of work.
+
+
+def items_of(work, rows):
+    work = work.cpu()
+    count, several = work[0, :2].tolist()
+    return work[1 + rows : 1 + rows + count].tolist(), work[1 : 1 + several].tolist()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_items_cover_each_key_of_a_row_once_and_in_order(seed, monkeypatch):
+    monkeypatch.setattr(work_module, "COUNTED", 16)
+    draw = random.Random(seed)
+    rows = draw.choice((1, 16, 17, 25))
+    counts = [draw.choice((1, 1, 1, 1, 0, 5)) for _ in range(rows)]
+    longest = draw.choice((100, 5000, 200000))
+    lengths = [draw.randrange(1, longest) if count else 0 for count in counts]
+    window = draw.choice((None, 128, 4096))
+    kv_heads = draw.choice((1, 2, 8))
+    start = torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32, device=DEVICE)
+    work = DECODE_WORK(start, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), kv_heads, window)
+    items, several = items_of(work, rows)
+    assert len(items) <= decode_items(rows, kv_heads, DEVICE)
+    base = 256 if kv_heads > 2 else 128
+    mine = {}
+    for number, (row, begin, end, split) in enumerate(items):
+        mine.setdefault(row, []).append((number, begin, end, split))
+    assert sorted(mine) == [row for row, count in enumerate(counts) if count == 1]
+    merged = {row: rest for row, *rest in several}
+    for row, parts in mine.items():
+        numbers, begins, ends, splits = zip(*parts, strict=True)
+        keys = min(lengths[row], window or lengths[row])
+        split, chunk, _ = cut(keys, base)
+        assert set(splits) == {split}
+        assert begins[0] == lengths[row] - keys and ends[-1] == lengths[row]
+        assert list(begins[1:]) == list(ends[:-1]), "no gap, no key twice"
+        assert list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
+        sizes = {end - begin for begin, end in zip(begins[:-1], ends[:-1], strict=True)}
+        assert len(sizes) <= 1 and sizes <= {split, split * chunk}
+        if len(parts) == 1:
+            assert row not in merged
+        else:
+            each = merged[row][2]
+            assert merged[row] == [numbers[0], len(parts), each]
+            assert sizes == {split * chunk // each}, "so many items are a chunk"
+
+
+@pytest.mark.parametrize("keys", [1, 4096, 4097, 32768, 65536, 65537, 131072, 1 << 20, 1 << 24])
+def test_a_row_has_at_most_128_splits_and_8_chunks(keys):
+    split, chunk, splits = cut(keys, 256)
+    assert split % 256 == 0 and (splits - 1) * split < keys <= splits * split
+    assert splits <= 128 and -(-splits // chunk) <= 8
+    assert split == 256 or splits > 8, "no split is longer than it has to be"
+
+
+def test_a_row_alone_is_split_among_all_programs(monkeypatch):
+    monkeypatch.setattr(work_module, "programs", lambda device, each: 132 * each)
+    start, length = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([0, 1], [100000]))
+    items, several = items_of(DECODE_WORK(start, length, 8, None), 1)
+    assert len(items) == 98 and several == [[0, 0, 98, 13]]
+
+
+def test_a_step_without_rows_has_no_items():
+    start = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    work = DECODE_WORK(start, torch.zeros(0, dtype=torch.int32, device=DEVICE), 8, None)
+    assert work[0].tolist() == [0, 0, 0, 0]
+
+
+# Encoders.
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 9, 500])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 32), (7, 1, 80)])
+def test_encoders_against_torch(causal, window, heads, kv_heads, dim):
+    make = Make(DEVICE, torch.float32, 3)
+    lengths = (1, 7, 0, 64, 129)
+    q, k, v = (make.normal(sum(lengths), count, dim) for count in (heads, kv_heads, kv_heads))
+    start = make.tensor(list(accumulate(lengths, initial=0)))
+    out = torch.full(q.shape, NAN, device=DEVICE)
+    ENCODER_ATTENTION(q, k, v, start, out, dim**-0.5, causal, window)
+    for first, count in zip(start.tolist(), lengths, strict=False):
+        own = slice(first, first + count)
+        mask = torch.ones(count, count, dtype=torch.bool, device=DEVICE)
+        mask = mask.tril() if causal else mask
+        if window:
+            mask = mask.triu(1 - window).tril(window - 1)
+        dense = (x[own].transpose(0, 1) for x in (q, k, v))
+        want = scaled_dot_product_attention(*dense, attn_mask=mask, enable_gqa=True).transpose(0, 1)
+        close(out[own], want.double().cpu())
+
+
+# What is refused, and what must not be asked of a device.
+
+
+def test_a_window_of_less_than_one_is_refused():
+    step = Step([(1, 5), (3, 5)])
+    for window in (0, -3):
+        step.window = window
+        for call in (step.decode, step.prefill, step.work):
+            with pytest.raises(ValueError, match=f"window={window}"):
+                call()
+        with pytest.raises(ValueError, match=f"window={window}"):
+            start = step.on(step.query_start)
+            k = step.on(step.q[:, :2])
+            ENCODER_ATTENTION(step.on(step.q), k, k, start, step.out(), 1.0, False, window)
+
+
+def test_what_a_kernel_cannot_read_is_refused():
+    step = Step([(3, 5)])
+    good = step.pages
+    for pages in (good.double(), good.transpose(3, 4), good[..., :16], good.expand(-1, -1, -1, -1, -1, -1)[:, :, :1]):
+        step.pages = pages
+        with pytest.raises(ValueError, match="pages"):
+            step.prefill()
+    step.pages = good
+    step.q = step.q.transpose(1, 2).contiguous().transpose(1, 2)
+    with pytest.raises(ValueError, match="q: the heads of a row must lie together"):
+        step.prefill()
+    with pytest.raises(ValueError, match="5 heads of q for 2 of keys"):
+        Step([(1, 5)], heads=5).decode()
+
+
+@pytest.mark.parametrize(
+    "op", [DECODE_WORK, DECODE_ATTENTION, PREFILL_ATTENTION, ENCODER_ATTENTION], ids=lambda o: o.name
+)
+def test_a_launch_asks_nothing_of_the_device(op, monkeypatch):
+    """Tensors without contents have no answer."""
+    monkeypatch.undo()
+    for case in op.cases:
+        args = op.inputs(Make(torch.device("meta"), torch.bfloat16), **case.sizes)
+        with recorded() as launches:
+            op(*args)
+        assert launches or case.id == "empty"
