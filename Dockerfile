@@ -10,6 +10,7 @@
 #              it pip takes the build of the default index, which runs on CPUs too but brings some GB for GPUs
 # KERNELS      architectures of GPUs, such as "sm_90 sm_100", whose kernels are compiled with the image: no request waits for
 #              a compiler then, and the image needs none. Python's headers must be in BUILD_BASE, and its Python in BASE
+# SHAPES       models whose kernels those are, by the names of benchmarks/shapes.py. Others: engine.worker.ahead
 ARG BASE=python:3.11-slim-bookworm
 ARG BUILD_BASE=python:3.11-bookworm
 
@@ -33,10 +34,15 @@ RUN /opt/slipway/venv/bin/pip install --no-deps --no-build-isolation /source && 
     /opt/slipway/venv/bin/pip uninstall --yes pip
 # Kernels are found by where they were put and by what they were compiled from: the package in the venv, not /source.
 ARG KERNELS=
+ARG SHAPES="qwen3-0.6b qwen3-1.7b llama-3.1-8b"
 WORKDIR /
 RUN mkdir -p /opt/slipway/compiled && \
     if [ -n "$KERNELS" ]; then \
-        /opt/slipway/venv/bin/python -m kernels.report --check --target $KERNELS --cache /opt/slipway/compiled; \
+        for shape in $SHAPES; do \
+            /opt/slipway/venv/bin/python -m benchmarks.shapes "$shape" --config-only --out "/tmp/shapes/$shape" || exit 1; \
+        done && \
+        /opt/slipway/venv/bin/python -m engine.worker.ahead /tmp/shapes/* --target $KERNELS --kv-dtype auto fp8 \
+            --cache /opt/slipway/compiled; \
     fi
 
 FROM ${BASE}

@@ -24,7 +24,7 @@ TEST_LANES = 6  # test processes at a time: each holds some memory of the device
 TAIL = 1500  # characters of a log that stand in the results
 # Seconds, so that a part that hangs leaves time to those behind it.
 LIMITS = {"limits": 60, "compile": 120, "first launch": 60, "tests": 130, "bench": 110, "engine": 130, "again": 60}
-LIMITS["vllm"] = 300
+LIMITS |= {"compile models": 60, "vllm": 300}
 
 
 @dataclass(frozen=True)
@@ -145,17 +145,25 @@ class Suite:
         Where it is of no use the parts compile for themselves."""
         cache = Path(tempfile.mkdtemp(prefix="slipway-kernels-"))
         target = self.results["limits"].get("architecture", "sm_90")
-        command = ["-m", "kernels.report", "--target", target, *self.plan.report, "--cache", str(cache)]
-        command += ["--json", str(self.out / "report.json")]
+        common = ["--target", target, "--cache", str(cache)]
         if device := self.results["limits"].get("device"):
-            command += ["--device", device]
-        self.run("compile", command, LIMITS["compile"])
+            common += ["--device", device]
+        command = ["-m", "kernels.report", *common, "--json", str(self.out / "report.json")]
+        self.run("compile", [*command, *self.plan.report], LIMITS["compile"])
         self.results["report"] = self.read("report.json")
         if self.plan.device == "cuda" and self.results["report"]:
             self.environment = {"TRITON_CACHE_DIR": str(cache), "TRITON_LIBCUDA_PATH": str(cache / "libcuda")}
             command = ["-m", "kernels.bench", "rms_norm", "--rounds", "2"]
             if self.run("first launch", command, LIMITS["first launch"]) != 0:
                 self.environment = {}
+            self.run("compile models", self.models(cache / "shapes", common), LIMITS["compile models"])
+
+    def models(self, folder: Path, common: Sequence[str]) -> list[str]:
+        """The command that compiles what engines of these shapes launch."""
+        from benchmarks.shapes import declare
+
+        folders = [str(declare(shape, folder / shape)) for shape in self.plan.engines]
+        return ["-m", "engine.worker.ahead", *folders, *common]
 
     def tests(self) -> None:
         """Tests marked gpu, each operation's in a process of its own, as an illegal access spoils all that come after

@@ -129,8 +129,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the checkpoint to")
+    parser.add_argument("--config-only", action="store_true", help="no weights, for engines that draw them")
     arguments = parser.parse_args()
-    print(make(arguments.shape, arguments.out))
+    print((declare if arguments.config_only else make)(arguments.shape, arguments.out))
 
 
 if __name__ == "__main__":

@@ -94,17 +94,7 @@ def _decode_step(rows: int, form: Layout) -> StepPlan:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m engine.worker.ahead",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("checkpoint", nargs="+", type=Path, help="folder with a config.json")
-    parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float16", "float32"), default=["bfloat16"])
-    parser.add_argument("--kv-dtype", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as --dtype")
-    parser.add_argument("--invariant", nargs="+", choices=("no", "yes"), default=["no"])
-    add_options(parser)
-    options = parser.parse_args(arguments)
+    options = parsed(arguments)
     wanted: list[Source] = [
         partial(
             serving_launches,
@@ -115,6 +105,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     ]
     return report(wanted, options)
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.worker.ahead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", nargs="+", type=Path, help="folder with a config.json")
+    parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float16", "float32"), default=["bfloat16"])
+    parser.add_argument("--kv-dtype", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as --dtype")
+    parser.add_argument("--invariant", nargs="+", choices=("no", "yes"), default=["no"])
+    add_options(parser)
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

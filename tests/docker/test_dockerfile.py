@@ -52,9 +52,16 @@ def test_what_the_image_copies_is_not_ignored():
 
 def test_kernels_are_compiled_where_the_image_has_them_and_the_entry_point_looks():
     """Their paths are in what they are found by."""
-    text = (ROOT / "Dockerfile").read_text()
-    (cache,) = re.findall(r"kernels\.report .*--cache (\S+);", text)
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
+    (cache,) = re.findall(r"engine\.worker\.ahead .*--cache (\S+);", text)
     entry = re.findall(r"^COPY entrypoint\.sh (\S+)$", text, re.MULTILINE)[0]
     assert f"COPY --from=build {cache} {cache}\n" in text
     assert cache == f"{Path(entry).parent}/compiled"
     assert "compiled=${0%/*}/compiled\n" in (ROOT / "entrypoint.sh").read_text()
+
+
+def test_shapes_whose_kernels_are_compiled_exist():
+    from benchmarks.shapes import SHAPES
+
+    (named,) = re.findall(r'^ARG SHAPES="(.*)"$', (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(named.split()) <= set(SHAPES)
