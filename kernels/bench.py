@@ -24,7 +24,7 @@ from kernels.jit import installed, interpreted
 from kernels.op import Case, Make, Op
 from kernels.ops import OPS
 from kernels.report import DTYPES, table
-from kernels.timing import (
+from kernels.tools.timing import (
     Time,
     alternating,
     capturable,
@@ -37,7 +37,7 @@ from kernels.timing import (
     sampler,
     sets_for,
 )
-from kernels.tune import tune
+from kernels.tools.tune import tune
 
 ROUNDS = 25
 HEAD = ("op", "case", "us", "GB/s", "TFLOP/s", "share", "torch us", "x torch", "")

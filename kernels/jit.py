@@ -2,7 +2,7 @@
 
 A file that holds a kernel imports `jit` and `tl` from here; without Triton its torch body still serves. Every launch
 goes through `launch`, so that the launches of a step can be written down instead of made (`recorded`): from tensors on
-the `meta` device the compiler then learns each kernel's exact signature without a GPU (kernels/aot.py).
+the `meta` device the compiler then learns each kernel's exact signature without a GPU (kernels/tools/aot.py).
 
 With TRITON_INTERPRET=1 in the environment before the first import, kernels run on a CPU in Triton's interpreter. It
 keeps bf16 as whole numbers: kernels therefore widen what they load before they compute with it.

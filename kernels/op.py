@@ -1,6 +1,6 @@
 """An operation: what it means (torch), what makes it fast (Triton), and how both are checked and measured.
 
-Each file of this folder that has a kernel ends with its `Op`; `kernels/ops.py` lists them. One test file runs all of
+Each file of an operation ends with its `Op`; `kernels/ops.py` lists them. One test file runs all of
 them (tests/kernels/test_ops.py), `python -m kernels.bench` times them, `python -m kernels.report` compiles them.
 """
 

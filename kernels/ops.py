@@ -1,28 +1,28 @@
 """All operations that have a kernel of their own."""
 
 from kernels.activation import ACTIVATION
-from kernels.bad_words import BAD_WORDS
+from kernels.attention.decode import DECODE_ATTENTION
+from kernels.attention.encoder import ENCODER_ATTENTION
+from kernels.attention.prefill import PREFILL_ATTENTION
+from kernels.attention.work import DECODE_WORK
 from kernels.block_copy import BLOCK_COPY
-from kernels.cap_logits import CAP_LOGITS
-from kernels.decode_attention import DECODE_ATTENTION
-from kernels.decode_work import DECODE_WORK
 from kernels.embedding import EMBEDDING
-from kernels.encoder_attention import ENCODER_ATTENTION
 from kernels.finite import FINITE_ROWS
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
-from kernels.logit_bias import LOGIT_BIAS
-from kernels.min_tokens import MIN_TOKENS
 from kernels.op import Op
-from kernels.penalties import PENALTIES
-from kernels.prefill_attention import PREFILL_ATTENTION
 from kernels.rms_norm import RMS_NORM
 from kernels.rope import ROPE_ANGLES
-from kernels.sample import SAMPLE
+from kernels.sampling.bad_words import BAD_WORDS
+from kernels.sampling.cap_logits import CAP_LOGITS
+from kernels.sampling.logit_bias import LOGIT_BIAS
+from kernels.sampling.min_tokens import MIN_TOKENS
+from kernels.sampling.penalties import PENALTIES
+from kernels.sampling.sample import SAMPLE
+from kernels.sampling.token_mask import TOKEN_MASK
+from kernels.sampling.top_logprobs import TOP_LOGPROBS
 from kernels.step_inputs import NEXT_TOKENS, STAGED_WRITES, STEP_INPUTS
-from kernels.token_mask import TOKEN_MASK
-from kernels.top_logprobs import TOP_LOGPROBS
 
 OPS: tuple[Op, ...] = (
     STAGED_WRITES,

@@ -24,12 +24,12 @@ from typing import Any
 import torch
 
 from kernels import tuning
-from kernels.aot import TARGETS, Compiled, Target, compile_for, signature
 from kernels.jit import Launch, installed, interpreted, recorded, triton
-from kernels.lanes import Lost, in_lanes
-from kernels.launchers import Launchers, stand_in
 from kernels.op import Make, Op
 from kernels.ops import OPS
+from kernels.tools.aot import TARGETS, Compiled, Target, compile_for, signature
+from kernels.tools.lanes import Lost, in_lanes
+from kernels.tools.launchers import Launchers, stand_in
 
 LIMIT_S = 300.0  # for one kernel
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

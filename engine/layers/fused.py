@@ -17,15 +17,15 @@ from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
-from kernels.cap_logits import CAP_LOGITS
-from kernels.decode_attention import DECODE_ATTENTION
-from kernels.decode_work import DECODE_WORK
+from kernels.attention.decode import DECODE_ATTENTION
+from kernels.attention.prefill import PREFILL_ATTENTION
+from kernels.attention.work import DECODE_WORK
 from kernels.embedding import EMBEDDING
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
-from kernels.prefill_attention import PREFILL_ATTENTION
 from kernels.rms_norm import RMS_NORM
 from kernels.rope import ROPE_ANGLES
+from kernels.sampling.cap_logits import CAP_LOGITS
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from engine.sampling.device_stages import (
 )
 from engine.sampling.pipeline import NOT_FINITE, NOTHING_LEFT, Sampled
 from engine.sampling.rows import Rows
-from kernels.columns import DeviceColumns
-from kernels.sample import sample
-from kernels.top_logprobs import MOST, TOP_LOGPROBS
+from kernels.sampling.columns import DeviceColumns
+from kernels.sampling.sample import sample
+from kernels.sampling.top_logprobs import MOST, TOP_LOGPROBS
 
 PENALISED = 32  # rows of one launch of penalties: 19 MB of counts for a vocabulary of 152k
 

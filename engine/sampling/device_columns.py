@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.sampling.columns import Columns
-from kernels.columns import FIELDS
+from kernels.sampling.columns import FIELDS
 
 
 def staged(columns: Columns, slots: Sequence[int]) -> np.ndarray:

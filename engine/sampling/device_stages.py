@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 
 from engine.sampling.rows import Rows, flat
-from kernels.bad_words import BAD_WORDS
-from kernels.columns import DeviceColumns
-from kernels.logit_bias import LOGIT_BIAS
-from kernels.min_tokens import MIN_TOKENS
-from kernels.penalties import PENALTIES
-from kernels.token_mask import TOKEN_MASK
+from kernels.sampling.bad_words import BAD_WORDS
+from kernels.sampling.columns import DeviceColumns
+from kernels.sampling.logit_bias import LOGIT_BIAS
+from kernels.sampling.min_tokens import MIN_TOKENS
+from kernels.sampling.penalties import PENALTIES
+from kernels.sampling.token_mask import TOKEN_MASK
 
 
 @dataclass(frozen=True)
 class State:
-    """What edits read on the device. `counts`: see kernels/penalties.py; each of its lines serves a row at a time."""
+    """What edits read on the device. `counts`: see kernels/sampling/penalties.py; each of its lines serves a row at a
+    time."""
 
     slot: Tensor  # [rows] int32
     lengths: Tensor  # [rows] int32

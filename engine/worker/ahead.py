@@ -30,9 +30,9 @@ from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts
 from engine.worker.table import RequestTable
 from engine.worker.warm import warm_steps
-from kernels.aot import Target
 from kernels.jit import recorded
 from kernels.report import Source, Wanted, add_options, report
+from kernels.tools.aot import Target
 
 
 def config_for(path: Path, dtype: str, kv_dtype: str, *, invariant: bool) -> EngineConfig:

@@ -16,7 +16,7 @@ from engine.kv.layout import Layout, blocks_of
 from engine.sampling.columns import Columns
 from engine.sampling.device_columns import staged
 from engine.worker.rows import PlanRows
-from kernels.columns import FIELDS, DeviceColumns
+from kernels.sampling.columns import FIELDS, DeviceColumns
 from kernels.step_inputs import STAGED_WRITES
 
 _ALIGNED = 32  # words: columns begin at multiples of 128 bytes

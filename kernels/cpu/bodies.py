@@ -206,7 +206,7 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Attention of all rows that have tokens, see kernels/attention.py; rows of one token and of several alike."""
+    """Attention of all rows that have tokens (kernels/attention/common.py), rows of one token and of several alike."""
     if pages.dtype not in cpu.TYPES:
         raise NotImplementedError(f"compiled kernels read pages of {', '.join(map(str, cpu.TYPES))}")
     count = (query_start[1:] - query_start[:-1]).to(torch.int64)

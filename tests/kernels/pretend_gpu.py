@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from kernels import tuning
-from kernels.aot import TARGETS
-from kernels.launchers import stand_in
 from kernels.op import Make
 from kernels.ops import OPS
+from kernels.tools.aot import TARGETS
+from kernels.tools.launchers import stand_in
 
 # What a launch asks of the driver before it goes on. Attribute 0 of a function: threads that a block may have.
 BODY = """

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.aot import TARGETS
 from kernels.jit import installed
-from kernels.lanes import Lost, in_lanes
 from kernels.ops import OPS
+from kernels.tools.aot import TARGETS
+from kernels.tools.lanes import Lost, in_lanes
 from tests.kernels.lane_work import doubling
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,7 +123,7 @@ def test_kernels_that_are_interpreted_are_not_compiled():
 # What a signature tells apart is what Triton compiles anew: asked in a process that does not interpret.
 SIGNATURES = """
 import torch
-from kernels.aot import TARGETS, compile_for, signature
+from kernels.tools.aot import TARGETS, compile_for, signature
 from kernels.jit import jit, launch, recorded, tl
 
 @jit(varying=("rows",))

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels import decode_attention as decode_module
-from kernels import decode_work as work_module
-from kernels.decode_attention import DECODE_ATTENTION
-from kernels.decode_work import DECODE_WORK, cut, decode_items
-from kernels.encoder_attention import ENCODER_ATTENTION
+from kernels.attention import decode as decode_module
+from kernels.attention import work as work_module
+from kernels.attention.decode import DECODE_ATTENTION
+from kernels.attention.encoder import ENCODER_ATTENTION
+from kernels.attention.prefill import PREFILL_ATTENTION
+from kernels.attention.work import DECODE_WORK, cut, decode_items
 from kernels.jit import installed, recorded
 from kernels.op import Make
-from kernels.prefill_attention import PREFILL_ATTENTION
 from kernels.tuning import forced
 
 pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import penalties as penalties_file
-from kernels import sample as sample_file
-from kernels import truncation
-from kernels.columns import FIELDS, DeviceColumns, joined, words
-from kernels.gumbel import noise_of
 from kernels.jit import installed
-from kernels.penalties import PENALTIES
-from kernels.sample import sample
-from kernels.token_mask import TOKEN_MASK
-from kernels.top_logprobs import TOP_LOGPROBS
-from kernels.truncation import brackets
+from kernels.sampling import penalties as penalties_file
+from kernels.sampling import sample as sample_file
+from kernels.sampling import truncation
+from kernels.sampling.columns import FIELDS, DeviceColumns, joined, words
+from kernels.sampling.gumbel import noise_of
+from kernels.sampling.penalties import PENALTIES
+from kernels.sampling.sample import sample
+from kernels.sampling.token_mask import TOKEN_MASK
+from kernels.sampling.top_logprobs import TOP_LOGPROBS
+from kernels.sampling.truncation import brackets
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="Triton is not installed"),

@@ -11,9 +11,9 @@ from engine.sampling.device_columns import staged
 from engine.sampling.noise import Noise, row_keys
 from engine.sampling.pipeline import Prepared
 from engine.sampling.rows import Rows
-from kernels.columns import FIELDS, DeviceColumns
-from kernels.gumbel import noise_of
 from kernels.jit import installed
+from kernels.sampling.columns import FIELDS, DeviceColumns
+from kernels.sampling.gumbel import noise_of
 
 pytestmark = [
     pytest.mark.skipif(not installed(), reason="Triton is not installed"),

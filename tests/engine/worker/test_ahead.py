@@ -23,7 +23,7 @@ import torch
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.worker.ahead import config_for, runner_on, serving_launches
-from kernels.aot import TARGETS, signature
+from kernels.tools.aot import TARGETS, signature
 from kernels.jit import recorded
 
 folder, kv_dtype, invariant = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "invariant"

@@ -11,7 +11,7 @@ from engine.sampling.columns import Columns
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.rows import plan_rows
 from engine.worker.table import RequestTable
-from kernels.columns import FIELDS, joined
+from kernels.sampling.columns import FIELDS, joined
 
 VOCAB, SLOTS, CONTEXT = 40, 5, 90
 FORM = Layout((Group("full", (0,), None), Group("window", (1,), 8)), 4, 1, 1, 8, 4)

@@ -2,9 +2,9 @@
 tokens that min_p, top_k and top_p keep.
 
 `draw` looks at every logit once and finds the best of those that are surely kept; in rows with cuts it writes down the
-tokens of the bracket (see kernels/truncation.py), in any order. `finish` finds the border among these, and the best
-token of all. Equal scores: the lower id. A row is cut into tiles of the vocabulary, and nothing depends on the rows
-beside it. Logits are read once, in rows with cuts twice, in wide ones three or four times.
+tokens of the bracket (see truncation.py), in any order. `finish` finds the border among these, and the best token of
+all. Equal scores: the lower id. A row is cut into tiles of the vocabulary, and nothing depends on the rows beside it.
+Logits are read once, in rows with cuts twice, in wide ones three or four times.
 """
 
 from typing import Any
@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.border import border_of, candidates
-from kernels.columns import DeviceColumns, joined, words
-from kernels.cuts import float64_at
-from kernels.draw import draw_kernel
-from kernels.float_order import best_of, key_value, order_key
-from kernels.gumbel import noise_bits, noise_from, noise_key, noise_of
 from kernels.jit import jit, launch, power_of_2, rows_of, tl
 from kernels.op import Args, Case, Make, Op, sliced
-from kernels.truncation import CAPACITY, PART, TILE, brackets
+from kernels.sampling.border import border_of, candidates
+from kernels.sampling.columns import DeviceColumns, joined, words
+from kernels.sampling.cuts import float64_at
+from kernels.sampling.draw import draw_kernel
+from kernels.sampling.float_order import best_of, key_value, order_key
+from kernels.sampling.gumbel import noise_bits, noise_from, noise_key, noise_of
+from kernels.sampling.truncation import CAPACITY, PART, TILE, brackets
 
 STRIP = 2048  # logits whose noise is computed together
 CHUNK = 512  # candidates looked at together

@@ -10,7 +10,7 @@ plan     by row: the least t that a cut could keep. Mostly few tokens are left a
          wide, and six values around the border are guessed from a sample: the mass below it is that of many tokens.
 refine   of wide rows: how many tokens and how much mass lie at or above the six values; once more where the guess was
          bad. Rows that need none end at once.
-finish   in kernels/sample.py: the exact border among the tokens of the bracket. If these are more than `CAPACITY`
+finish   in sample.py: the exact border among the tokens of the bracket. If these are more than `CAPACITY`
          (thousands of equal logits), it reads the row itself instead: slow, and exact too.
 
 Counts are whole numbers, and so is mass. A weight is exp2 of an fp32 difference, 3e-7 exact: the border is the float64
@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.columns import DeviceColumns
-from kernels.cuts import float64_at, least_kept, scaled
 from kernels.jit import jit, launch, power_of_2, rows_of, tl
-from kernels.sketch import plan_kernel, sketch_kernel
+from kernels.sampling.columns import DeviceColumns
+from kernels.sampling.cuts import float64_at, least_kept, scaled
+from kernels.sampling.sketch import plan_kernel, sketch_kernel
 
 TILE = 4096  # logits of one program
 BLOCKS = 64  # of a tile; each has TILE / BLOCKS logits

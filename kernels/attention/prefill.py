@@ -1,4 +1,4 @@
-"""Attention of rows with several new tokens over their pages, see kernels/attention.py for what it computes.
+"""Attention of rows with several new tokens over their pages, see kernels/attention/common.py for what it computes.
 
 Tokens before these are in the row's pages (a cached prefix, earlier chunks), and so are the new ones. Tokens of a span
 see each other in both directions besides (the patches of an image in a prefix language model): position p with the span
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.attention import (
+from kernels.attention.common import (
     LOG2_E,
     SEEN_ALL,
     attend,

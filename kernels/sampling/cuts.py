@@ -4,8 +4,8 @@ s = logit / temperature; the mass of a token is exp(s - largest s) in units of 2
 not depend on its order.
 """
 
-from kernels.float_order import key_value, order_key
 from kernels.jit import jit, tl
+from kernels.sampling.float_order import key_value, order_key
 
 
 @jit

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from kernels import tuning
-from kernels.aot import TARGETS, Target
 from kernels.jit import recorded
 from kernels.op import Args, Case, Make, Op, tensors
 from kernels.ops import OPS
 from kernels.report import Wanted, compile_all
-from kernels.timing import Sample, alternating, architecture, device_facts, figure, lost, sampler, sets_for
+from kernels.tools.aot import TARGETS, Target
+from kernels.tools.timing import Sample, alternating, architecture, device_facts, figure, lost, sampler, sets_for
 
 GAIN = 0.03  # what a candidate must be faster by
 FIRST_ROUNDS, FINALISTS = 5, 3

@@ -19,7 +19,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.attention import SEEN_ALL, check_options
+from kernels.attention.common import SEEN_ALL, check_options
 from kernels.jit import jit, launch, programs, tl
 from kernels.op import Case, Make, Op, nbytes
 from kernels.tuning import settings

@@ -5,9 +5,9 @@ at eight keys at once: their range falls to a ninth in each turn, and takes few 
 there was no place for all of a bracket's tokens, the candidates are the row's own logits.
 """
 
-from kernels.cuts import least_kept, mass_of, scaled
-from kernels.float_order import key_value, order_key
 from kernels.jit import jit, tl
+from kernels.sampling.cuts import least_kept, mass_of, scaled
+from kernels.sampling.float_order import key_value, order_key
 
 
 @jit

@@ -2,7 +2,7 @@
 
 Triton's own just-in-time path runs up to the launch, with a driver that only says which device it pretends to be. So
 what it compiles is what a process on such a device would compile, and lands in Triton's cache under the same key: a
-first request there finds every kernel ready (kernels/launchers.py has the rest). For a process of its own: the driver
+first request there finds every kernel ready (launchers.py has the rest). For a process of its own: the driver
 stays replaced.
 """
 

@@ -1,5 +1,5 @@
 """Attention of whole sequences over their own keys and values, which nothing keeps: encoders, embedding models, image
-towers. See kernels/attention.py for what it computes.
+towers. See kernels/attention/common.py for what it computes.
 
 Without `causal` a position sees those before and after it, with a window those at a distance below it on either side.
 A program computes a block of tokens for one KV head with its whole group of query heads.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.attention import (
+from kernels.attention.common import (
     LOG2_E,
     SEEN_ALL,
     attend,

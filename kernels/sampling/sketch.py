@@ -1,7 +1,7 @@
-"""First two steps of the cuts (see kernels/truncation.py): a sketch of each row, and the bracket that it allows."""
+"""First two steps of the cuts (see truncation.py): a sketch of each row, and the bracket that it allows."""
 
-from kernels.cuts import float64_at, is_cut, least_kept, scaled
 from kernels.jit import jit, tl
+from kernels.sampling.cuts import float64_at, is_cut, least_kept, scaled
 
 
 @jit

@@ -1,11 +1,11 @@
 """The pass over all logits in which tokens are drawn: the best score of each tile of a row among tokens that are surely
-kept, and the tokens of which that is not known yet (see kernels/sample.py)."""
+kept, and the tokens of which that is not known yet (see kernels/sampling/sample.py)."""
 
-from kernels.cuts import float64_at, scaled
-from kernels.float_order import best_of, key_value
-from kernels.gumbel import noise_bits, noise_from, noise_key
 from kernels.jit import jit, tl
-from kernels.truncation import bracket
+from kernels.sampling.cuts import float64_at, scaled
+from kernels.sampling.float_order import best_of, key_value
+from kernels.sampling.gumbel import noise_bits, noise_from, noise_key
+from kernels.sampling.truncation import bracket
 
 
 @jit

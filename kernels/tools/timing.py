@@ -136,7 +136,7 @@ def alternating(samples: Sequence[Sample], rounds: int) -> list[Time]:
 
 
 def architecture(device: torch.device) -> str:
-    """As kernels.aot names it."""
+    """As kernels.tools.aot names it."""
     if torch.version.hip is not None:
         return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
     major, minor = torch.cuda.get_device_capability(device)

@@ -67,7 +67,7 @@ class Launchers:
             self._utils = driver.CudaUtils()
 
     def add(self, kernel: Any) -> None:
-        """kernel: what Triton compiled while a driver of kernels.aot was active."""
+        """kernel: what Triton compiled while a driver of kernels.tools.aot was active."""
         triton.runtime.driver.active.utils = self._utils
         for linkage in LINKAGES:
             _use_linkage(linkage)

@@ -10,10 +10,10 @@ token's, and its `top` most likely tokens one after another; a second launch joi
 import torch
 from torch import Tensor
 
-from kernels.cuts import scaled
-from kernels.float_order import key_value, order_key
 from kernels.jit import jit, launch, power_of_2, rows_of, tl
 from kernels.op import Args, Case, Make, Op, nbytes
+from kernels.sampling.cuts import scaled
+from kernels.sampling.float_order import key_value, order_key
 
 MOST = 20  # likely tokens of one call
 TILE = 4096
@@ -34,7 +34,7 @@ def _reference(
 ) -> tuple[Tensor, Tensor]:
     """logits: [.., vocab] of any float type; at, users: [n] int32, the row of the logits and the row of the step; ids:
     [rows] int32; slot: [rows] int32; temperature: [slots] fp32; floor: [rows] fp32 and last: [rows] int32, see
-    kernels/sample.py; top: 0 … 20, at most the vocabulary → logprobs fp32 [n, 1 + top], the drawn token's first, and
+    sample.py; top: 0 … 20, at most the vocabulary → logprobs fp32 [n, 1 + top], the drawn token's first, and
     int32 [n, 1 + top], its rank and the ids of the others."""
     x, user = logits[at.long()].float(), users.long()
     if processed:

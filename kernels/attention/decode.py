@@ -1,4 +1,4 @@
-"""Attention of rows with one new token over their pages, see kernels/attention.py for what it computes.
+"""Attention of rows with one new token over their pages, see kernels/attention/common.py for what it computes.
 
 The keys that are read and how they are divided into items come from `decode_work`, made once for all layers with the
 same window. A program takes items until there is none left, so a row's result depends neither on the other rows nor on
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention import (
+from kernels.attention.common import (
     LOG2_E,
     SEEN_ALL,
     attend,
@@ -36,7 +36,7 @@ from kernels.attention import (
     paged_traffic,
     weighed,
 )
-from kernels.decode_work import CHUNKS, DECODE_WORK, empty_work
+from kernels.attention.work import CHUNKS, DECODE_WORK, empty_work
 from kernels.jit import jit, launch, power_of_2, programs, tl
 from kernels.op import Args, Case, Make, Op
 from kernels.tuning import settings

@@ -1,0 +1,1 @@
+"""From logits to a drawn token: masks, penalties, cuts, noise, logprobs."""
