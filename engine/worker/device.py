@@ -79,12 +79,13 @@ class DeviceRunner:
             logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
         drawn = prepared(logits[: len(slot)], slot, lengths, self._table.tokens, self._table.columns)
         NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
-        arriving = self._results.fetch((out.bad, drawn.found))
+        # A captured step's own outputs are written again by the next one, maybe before they are copied.
+        arriving = self._results.fetch((out.bad[:count].clone(), drawn.found))
         scored = score_prompts(rows, self._host, out.hidden, self._model.logits)  # waits, where somebody asks
 
         def result() -> StepResult:
             bad, found = arriving.wait()
-            failed = dict.fromkeys(np.flatnonzero(bad[:count]).tolist(), NOT_FINITE)
+            failed = dict.fromkeys(np.flatnonzero(bad).tolist(), NOT_FINITE)
             return step_result(plan, rows, prepared.read(drawn, found), scored, failed)
 
         return result

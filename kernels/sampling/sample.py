@@ -194,7 +194,7 @@ def sample(
         PARTS=parts,
         PARTS_UP=power_of_2(parts),
         STRIP=STRIP,
-        warps=8,
+        warps=4 if cuts else 8,  # with cuts more would have too few registers
         **sizes,
     )
     ids, kept, last = fresh(rows), fresh(rows), fresh(rows)
