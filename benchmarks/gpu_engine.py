@@ -238,7 +238,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--jobs", nargs="*", type=job, default=[], help="none: only the start is measured")
+    parser.add_argument("--jobs", nargs="+", type=job, required=True)
+    parser.add_argument("--start-only", action="store_true", help="of an engine that could do the jobs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--copy", type=float, default=4e12, help="bytes a second that the device copies")
     parser.add_argument("--matmul", type=float, default=8e14, help="bf16 operations a second of its products")
@@ -266,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 },
                 "jobs": {},
             }
-            return int(run(bench, options.jobs, result, options.out))
+            return int(run(bench, [] if options.start_only else options.jobs, result, options.out))
 
 
 def run(bench: Bench, jobs: Sequence[Job], result: dict[str, Any], out: Path) -> bool:

@@ -188,21 +188,21 @@ class Suite:
         self.results["bench"] = self.read("bench.json")
 
     def engine(self, shape: str) -> None:
-        self.results.setdefault("engines", {})[shape] = self._engine(
-            shape, self.plan.engines[shape], shape, LIMITS["engine"]
-        )
+        self.results.setdefault("engines", {})[shape] = self._engine(shape, shape, LIMITS["engine"])
 
     def again(self) -> None:
         """A start with every kernel in the cache, to its first token."""
         if self.plan.again is not None:
-            self.results["again"] = self._engine(f"{self.plan.again} again", (), self.plan.again, LIMITS["again"])
+            name = f"{self.plan.again} again"
+            self.results["again"] = self._engine(name, self.plan.again, LIMITS["again"], "--start-only")
 
-    def _engine(self, name: str, jobs: Sequence[str], shape: str, limit_s: float) -> dict[str, Any]:
+    def _engine(self, name: str, shape: str, limit_s: float, *more: str) -> dict[str, Any]:
         file = f"engine-{name.replace(' ', '-')}.json"
         limits = self.results.get("limits", {})
         command = ["-m", "benchmarks.gpu_engine", shape, "--device", self.plan.device, "--out", str(self.out / file)]
         command += [f"--{key}={limits[key]}" for key in ("copy", "matmul") if limits.get(key)]
-        self.run(f"engine {name}", [*command, "--began", str(time.time()), "--jobs", *jobs], limit_s)
+        command += ["--jobs", *self.plan.engines[shape], *more]
+        self.run(f"engine {name}", [*command, "--began", str(time.time())], limit_s)
         return self.read(file)
 
     def peer(self, shape: str) -> None:
