@@ -225,14 +225,34 @@ def test_top_p_takes_its_part_of_what_the_other_cuts_left():
 
 def test_logits_that_only_the_temperature_makes_equal_are_equal():
     steps = np.arange(1, 50, dtype=np.float32) * np.float32(2**-23) + np.float32(1.9)
-    low, high = next(
-        pair for pair in zip(steps, steps[1:], strict=False) if pair[0] / np.float32(1.5) == pair[1] / np.float32(1.5)
-    )
+    even = steps[1:].view(np.int32) % 2 == 0  # where a search by halves may end just there
+    same = np.flatnonzero((np.diff(steps / np.float32(1.5)) == 0) & even)[0]
+    low, high = steps[same : same + 2]
     assert low < high
     found = Found([[0, low, high, 0]] * 2, columns_of(2, temperature=1.5, top_k=1))
     assert found.kept(0).tolist() == [1]
+    far = high - np.float32(1000 * 2**-23)
+    assert Found([[low, high, far]], columns_of(1, temperature=1.5, top_k=1)).kept(0).tolist() == [0]
     found = Found([[0, low, high, 0]] * 2, columns_of(2, temperature=1.5, min_p=1.0))
     assert found.kept(0).tolist() == [1, 2]
+
+
+def test_the_border_of_min_p_is_not_rounded():
+    """As float32 it would be -1 in both rows."""
+    found = Found([[0.0, -1.0]] * 2, columns_of(2, min_p=np.exp([-1 + 1e-9, -1 - 1e-9])))
+    assert [found.kept(row).tolist() for row in (1, 0)] == [[0], [0, 1]]
+
+
+def test_top_k_is_exact_where_a_pivot_falls(monkeypatch):
+    take("gathered", monkeypatch)
+    logits = np.random.default_rng(9).normal(0, 1, (1, 1031)).astype(np.float32)
+    slot = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    known = brackets(torch.from_numpy(logits).to(DEVICE), slot, columns_of(1, top_k=500))
+    counts = known.counts[0, 0, 0, :6].tolist()
+    assert len({*counts}) == 6
+    k = [count + more for count in counts[1:5] for more in (-1, 0, 1)]
+    found = Found(np.repeat(logits, len(k), 0), columns_of(len(k), top_k=k[::-1]))
+    assert found.counts.tolist() == k and assert_exact(found) == len(k)
 
 
 def test_minus_zero_is_zero():
@@ -248,7 +268,7 @@ def test_rows_that_are_not_finite_say_so_alone(cut):
     logits[0, 4199] = np.nan
     logits[1, 7] = np.inf
     logits[2] = -np.inf
-    logits[3] = np.nan
+    logits[3] = np.copysign(np.nan, -1)
     logits[4] = -np.inf
     logits[4, 100] = np.nan
     found = Found(logits, columns_of(6, **cut))
@@ -268,6 +288,25 @@ def test_the_best_of_equal_scores_is_the_first_across_tiles():
     logits[0, [8999, 4096, 4095]] = 5.0
     logits[1, [8191, 8192]] = 5.0
     assert Found(logits, columns_of(2, temperature=0.0), cuts=False).ids.tolist() == [4095, 8191]
+    logits = np.zeros((2, 9000))
+    logits[:, 8000:8600] = 1e9  # noise is less than such a number's last place
+    logits[0, 5] = 1e9
+    assert Found(logits, columns_of(2, top_k=601)).ids.tolist() == [5, 8000]
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0, 3000.0])
+def test_tokens_whose_noise_is_not_computed_could_not_win(scale):
+    """Nor are NaN, infinite or masked logits among those that are skipped."""
+    logits = np.random.default_rng(7).normal(0, scale, (8, 9001)).astype(np.float32)
+    logits[5, 8000] = np.nan
+    logits[6, 8100] = np.inf
+    logits[7, :8999] = -np.inf
+    found = Found(logits, columns_of(8, temperature=[0.01, 0.3, 1, 1, 1.8, 1, 1, 1], seed=11), cuts=False)
+    for row in (0, 1, 2, 3, 4, 7):
+        best = found.noisy[row].max()
+        assert found.noisy[row][found.ids[row]] >= best - 1e-6 * (1 + abs(best)), row
+        assert abs(found.scores[row] - best) <= 1e-5 * (1 + abs(best))
+    assert np.isnan(found.scores[5:7]).all()
 
 
 def test_fp16_logits_are_read_as_they_are():

@@ -94,7 +94,7 @@ def random_sampling(rng, vocab):
         presence_penalty=float(maybe(rng.uniform(-2, 2), 0.0)),
         frequency_penalty=float(maybe(rng.uniform(-2, 2), 0.0)),
         repetition_penalty=float(maybe(rng.uniform(0.5, 2), 1.0)),
-        logit_bias=maybe({int(i): float(rng.normal(0, 3)) for i in ids[:4]}, {}),
+        logit_bias=maybe({int(i): float(rng.normal(0, 3)) for i in {1, 3, *ids[:3]}}, {}),
         allowed_token_ids=maybe(tuple(ids), None, 0.2),
         bad_words=maybe(tuple((int(i),) for i in ids[:3]) + ((3, 1), (3, 3, 1), (2, 2)), ()),
         min_tokens=int(maybe(rng.integers(0, 6), 0)),
@@ -148,10 +148,30 @@ ALONE = {
 @pytest.mark.parametrize("name", ALONE)
 def test_each_stage_alone_leaves_the_pipelines_distribution(name, both, request_of):
     asking = msgspec.structs.replace(ALONE[name], logprobs=-1, logprobs_mode="processed")
-    replies = ((), (3,), (3, 3), (5, 0, 5, 36, 3, 3))
+    replies = ((), (3,), (3, 3), (5, 0, 5, 36), (5, 0, 5, 36, 3, 3))
     requests = [request_of(asking, (1, 2, 7), reply, (36, 5, 999)) for reply in replies]
     logits = np.random.default_rng(3).normal(0, 3, (len(requests), 37))
     assert_same(*both(37).sample(logits, requests))
+
+
+def test_the_stages_come_in_the_pipelines_order(both, request_of):
+    """One token that all of them meet."""
+    all_of_it = Sampling(
+        temperature=0.7,
+        logit_bias={3: 1.5, 4: -9.0},
+        repetition_penalty=1.6,
+        frequency_penalty=0.7,
+        presence_penalty=0.4,
+        min_tokens=9,
+        bad_words=((5,),),
+        logprobs=-1,
+        logprobs_mode="processed",
+    )
+    only = msgspec.structs.replace(all_of_it, allowed_token_ids=(4, 8))
+    requests = [request_of(all_of_it, (1, 3), (3, 5, 3), (4, 8)), request_of(only, (1,), (4,), (4, 8))]
+    wanted, found = both(37).sample(np.random.default_rng(2).normal(0, 1, (2, 37)), requests)
+    assert not wanted.failed
+    assert_same(wanted, found)
 
 
 def test_what_nobody_uses_is_not_launched(both, request_of):
