@@ -1,5 +1,7 @@
 """Random-weight checkpoints in the shape of well-known models, for benchmarks: the speed is real, the text is noise.
 
+Each comes with a tokenizer of the model's own size whose words are made up, so that it can be served whole.
+
 python -m benchmarks.shapes qwen2.5-0.5b --out /tmp/qwen2.5-0.5b
 """
 
@@ -11,6 +13,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
 
 from engine.models.families import declaration
 from engine.models.sources import sources
@@ -111,6 +115,7 @@ def make(shape: str, out: Path) -> Path:
     if (out / "model.safetensors").is_file():
         return out
     out.mkdir(parents=True, exist_ok=True)
+    write_tokenizer(config, out)
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for name, size in sources(declaration(config["architectures"][0])(config)).items():
@@ -123,6 +128,25 @@ def make(shape: str, out: Path) -> Path:
     (out / "config.json").write_text(json.dumps(config, indent=1))
     (out / "model.safetensors.part").rename(out / "model.safetensors")
     return out
+
+
+def write_tokenizer(config: dict[str, Any], out: Path) -> None:
+    """tokenizer.json and its configuration: a byte-level one that encodes byte by byte, for it has no merges, and whose
+    other tokens are words of two to five syllables, about as long as those of a real vocabulary."""
+    vocab = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    syllables = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
+    for number in range(len(vocab), config["vocab_size"]):
+        word, rest = "", number
+        while rest:
+            rest, which = divmod(rest, len(syllables))
+            word += syllables[which]
+        vocab[f"Ġ{word}"] = number
+    tokenizer = Tokenizer(BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(out / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    (out / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def main() -> None:
