@@ -6,6 +6,7 @@ A measurement is one run of the program: it reads the prompts anew each time. We
 import os
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks.sides import STEPS, Job, Measure
 from benchmarks.sides.gguf_file import gguf
@@ -22,9 +23,21 @@ def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int
 
     def measure(asked: Job) -> float:
         rows = max(1, asked.batch)
-        command = [os.environ[key], "-m", str(file), "-t", str(threads), "-rtr", "-c", str(most[2] + rows * 64 + 512)]
+        command = [
+            os.environ[key],
+            "-m",
+            str(file.resolve()),
+            "-t",
+            str(threads),
+            "-rtr",
+            "-c",
+            str(most[2] + rows * 64 + 512),
+        ]
         command += ["-b", "512", "-ub", "512", "-npp", str(asked.context), "-ntg", str(STEPS), "-npl", str(rows)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        with TemporaryDirectory() as folder:  # it leaves a log where it runs
+            done = subprocess.run(
+                command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            )
         lines = [line.strip("|").split("|") for line in done.stdout.splitlines() if line.startswith("|")]
         if len(lines) != 3:  # two of them are the table's head
             raise SystemExit(f"{' '.join(command)} printed no result:\n{done.stdout[-2000:]}")
