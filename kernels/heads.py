@@ -341,6 +341,7 @@ HEADS = Op(
     traffic=_traffic,
     compiled=bodies.heads,
     compiled_lacks=("fp8",),
+    at_home=bodies.at_home,
     alone=_alone,
     strided=(0,),
 )

@@ -143,6 +143,7 @@ MATMUL = Op(
     ),
     flops=lambda x, weight, *rest: 2 * x.shape[0] * weight.numel(),
     compiled=bodies.matmul,
+    at_home=bodies.with_packed_weight,
     alone=sliced(0),
     strided=(0,),
     peer=lambda x, weight, bias=None, dtype=None: functional.linear(x, weight, bias),
