@@ -267,7 +267,14 @@ def attention(
 
 
 def _rows_of(
-    chosen: Tensor, team: Team, q: Tensor, pages: Any, layer: int, table: Tensor, step: tuple[Tensor, ...], *options: Any
+    chosen: Tensor,
+    team: Team,
+    q: Tensor,
+    pages: Any,
+    layer: int,
+    table: Tensor,
+    step: tuple[Tensor, ...],
+    *options: Any,
 ) -> tuple[Tensor]:
     """Attention of the chosen rows alone. step: slot, query_start, lengths, out."""
     slot, query_start, lengths, out = step

@@ -1,7 +1,7 @@
 """Pages as the compiled kernels keep them (pages.h): a KV head's keys as [dim, token], its values as [token, dim].
 
 A tensor of them is shaped like any other, [blocks, layers, 2, block_tokens, kv_heads, dim], and has as many bytes; only
-these kernels know what lies where in a plane [block_tokens, kv_heads, dim] of it. Pages of 8 bits are int8, with dim + 4
+these kernels know what lies where in a plane [block_tokens, kv_heads, dim] of it. Pages of 8 bits are int8, dim + 4
 for each key and each value: x / scale to the nearest whole number, and its scale, largest |x| / 127, as 4 bytes of a
 float32, which lie behind the [dim, token] or [token, dim] of their head.
 """
@@ -38,7 +38,9 @@ def restored(pages: Tensor) -> Tensor:
         parts = pages[:, :, value].reshape(blocks, layers, heads, -1)
         data = parts[..., : tokens * dim].unflatten(3, (tokens, dim) if value else (dim, tokens))
         data = data if value else data.transpose(3, 4)
-        scales = parts[..., tokens * dim :].unflatten(3, (tokens, -1)) if parts.shape[3] > tokens * dim else data[..., :0]
+        scales = (
+            parts[..., tokens * dim :].unflatten(3, (tokens, -1)) if parts.shape[3] > tokens * dim else data[..., :0]
+        )
         out[:, :, value] = torch.cat((data, scales), 4).transpose(2, 3)
     return out
 

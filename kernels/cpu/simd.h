@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__F16C__) || defined(__AVX512F__)
+#if defined(__F16C__) || defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -25,7 +25,6 @@ typedef int32_t vi __attribute__((vector_size(4 * W)));
 typedef uint16_t vh __attribute__((vector_size(2 * W)));
 typedef float vf_any __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef uint8_t vb __attribute__((vector_size(W)));
-typedef int8_t vc_any __attribute__((vector_size(W), aligned(1), may_alias));
 typedef uint8_t vb_any __attribute__((vector_size(W), aligned(1), may_alias));
 typedef uint16_t vh_any __attribute__((vector_size(2 * W), aligned(2), may_alias));
 
@@ -69,7 +68,17 @@ static inline void store(float* p, vf x) { *(vf_any*)p = x; }
 static inline vi load(const int32_t* p) { vi x; std::memcpy(&x, p, sizeof(x)); return x; }
 static inline void store(int32_t* p, vi x) { std::memcpy(p, &x, sizeof(x)); }
 static inline vi load(const uint8_t* p) { return __builtin_convertvector(*(const vb_any*)p, vi); }
-static inline vf load(const int8_t* p) { return __builtin_convertvector(__builtin_convertvector(*(const vc_any*)p, vi), vf); }
+static inline vf load(const int8_t* p) {  // what the compiler makes of a conversion goes byte by byte
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    vf x;
+    for (int i = 0; i < W; i++) x[i] = p[i];
+    return x;
+#endif
+}
 static inline vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
 // To nearest, ties to even, as torch casts.
