@@ -86,8 +86,8 @@ class Op:
     benchmarks. compiled: the body for a CPU, which takes a team of threads first (kernels/cpu/bodies.py), and the
     cases that it does not serve; at_home(team, args): its arguments in the order in which a model keeps them, weights
     packed and pages arranged, as they are timed. tunable: settings of the Triton body (see kernels/tuning.py) and the
-    values worth trying; near: which of the sizes that the body asks with may differ from those of a tuned entry, which must equal
-    all others. may_spill: registers of a thread may go to memory on sm_90 and sm_100.
+    values worth trying; near: which of the sizes that the body asks with may differ from those of a tuned entry, which
+    must equal all others. may_spill: registers of a thread may go to memory on sm_90 and sm_100.
     """
 
     name: str

@@ -19,7 +19,7 @@ from kernels.activation import ACTIVATIONS
 from kernels.cpu import library, program
 from kernels.cpu.library import MissingKernels, usable
 from kernels.cpu.packing import FORMS, Tiling, form_for, pack
-from kernels.cpu.pages import arranged, restored, widened
+from kernels.cpu.pages import arranged, restored
 from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Heads, Norm, Program, StepData, Team
 from kernels.quantisation import rounded_rows, to_int4, to_int8
 from kernels.rope import rope_angles, rotate_

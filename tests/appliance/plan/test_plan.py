@@ -329,8 +329,8 @@ def test_pages_of_whole_numbers_have_a_scale_for_each_key_and_value(tmp_path: Pa
     plain = planned(tmp_path, "quantization.kv_cache=float32", machine=COMPILED)
     small = planned(tmp_path, "quantization.kv_cache=int8", machine=COMPILED)
     assert small.engines[0].kv_dtype == "int8"
-    dim = 4
-    assert small.memory.block_bytes == plain.memory.block_bytes // (4 * dim) * (dim + 4)
+    assert plain.memory.block_bytes == BLOCK
+    assert small.memory.block_bytes == LAYERS * 2 * 16 * KV_HEADS * (DIM + 4)
 
 
 def test_beside_rounded_weights_pages_are_float16(tmp_path: Path) -> None:
