@@ -143,6 +143,7 @@ MATMUL = Op(
     ),
     flops=lambda x, weight, *rest: 2 * x.shape[0] * weight.numel(),
     compiled=bodies.matmul,
+    cpu_cases=(*(Case(f"up-{rows}", {"rows": rows, "inputs": 1024, "outputs": 6144}) for rows in (1, 8, 512)),),
     at_home=bodies.with_packed_weight,
     alone=sliced(0),
     strided=(0,),

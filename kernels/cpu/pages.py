@@ -45,6 +45,13 @@ def restored(pages: Tensor) -> Tensor:
     return out
 
 
+def eight_bits(pages: Tensor) -> Tensor:
+    """Pages of finite numbers in the order of their shape → the same in 8 bits."""
+    scales = pages.abs().amax(-1, keepdim=True).float() / 127
+    whole = torch.where(scales > 0, pages / scales, 0.0).round().clamp(-127, 127)
+    return torch.cat((whole.to(torch.int8), scales.contiguous().view(torch.int8)), -1)
+
+
 def widened(pages: Tensor) -> Tensor:
     """8-bit pages in the order of their shape → the numbers that they stand for, float32."""
     dim = head_dim(pages)
