@@ -96,8 +96,9 @@ class Quantization(Section):
     """Bits of the weights on a CPU: auto keeps the checkpoint's, the others are rounded when it is loaded."""
     keep: bool = True
     """Keep rounded weights in the user's cache folder, for the next start."""
-    kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
-    """Type of the KV cache pages: auto is that of the activations, float16 beside rounded weights; fp8 is for GPUs."""
+    kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = "auto"
+    """Type of the KV cache pages: auto is that of the activations, float16 beside rounded weights; fp8 is for GPUs,
+    int8 for compiled kernels of a CPU."""
 
 
 class Parallelism(Section):

@@ -32,7 +32,7 @@ from engine.api.messages import (
     Timing,
 )
 from engine.core.loop import build_loop
-from engine.kv.layout import layout
+from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint, read_checkpoint, weight_bytes
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
@@ -317,7 +317,12 @@ def _longest(config: EngineConfig, checkpoint: Checkpoint) -> int:
 
 
 def _form(config: EngineConfig, checkpoint: Checkpoint) -> Any:
-    return layout(checkpoint.model, block_tokens=config.block_tokens, element_bytes=DTYPES[config.kv_dtype].itemsize)
+    return layout(
+        checkpoint.model,
+        block_tokens=config.block_tokens,
+        element_bytes=DTYPES[config.kv_dtype].itemsize,
+        scale_bytes=SCALE_BYTES.get(config.kv_dtype, 0),
+    )
 
 
 def free_memory(device: str) -> int:

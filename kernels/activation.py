@@ -125,6 +125,10 @@ ACTIVATION = Op(
     tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
     traffic=lambda x, act, has_gate, limit=None: x.nbytes + x.nbytes // (1 + has_gate),
     compiled=bodies.activation,
+    cpu_cases=(
+        Case("8x3072", {"rows": 8, "inner": 3072, "act": "silu"}),
+        Case("512x3072", {"rows": 512, "inner": 3072, "act": "silu"}),
+    ),
     alone=sliced(0),
     strided=(0,),
     peer=lambda x, act, has_gate, limit=None: gated(ACTIVATIONS[act], x) if has_gate else ACTIVATIONS[act](x),

@@ -3,10 +3,12 @@
     python -m kernels.bench                              all of them
     python -m kernels.bench rms_norm --case decode       operations and cases whose names contain these texts
     python -m kernels.bench attention --tune             tries the settings that operations declare as tunable
+    python -m kernels.bench --kernels avx512             the compiled kernels of a CPU (kernels/tools/cpu.py)
+    python -m kernels.bench --batch 8q1s4k q512s4k       their attention on these steps (kernels/attention/batches.py)
 
 The share is of this device's measured copy rate, or of its measured rate of bf16 products where a kernel is nearer to
-that one. `x torch`: how many times as fast as torch's operation it is; both take turns. Without a GPU the torch
-references are timed, at the small cases.
+that one. `x torch`: how many times as fast as torch's operation it is; both take turns. Without a GPU the compiled
+kernels are timed, and where none are, the torch references at the small cases.
 """
 
 import argparse
@@ -20,10 +22,13 @@ from typing import Any
 
 import torch
 
+from kernels.cpu.library import best, usable
+from kernels.cpu.program import Team
 from kernels.jit import installed, interpreted
 from kernels.op import Case, Make, Op
 from kernels.ops import OPS
 from kernels.report import DTYPES, table
+from kernels.tools import cpu
 from kernels.tools.timing import (
     Time,
     alternating,
@@ -129,7 +134,10 @@ def reference_times(names: Sequence[str], ids: Sequence[str]) -> Iterator[tuple[
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if device.type == "cpu" and not (options.device and interpreted()):
+    if options.kernels or options.batch or (device.type == "cpu" and not (options.device and interpreted())):
+        chosen_kernels = options.kernels or best()
+        if chosen_kernels != "torch":
+            return on_cpu(chosen_kernels, options)
         print("kernels.bench: no GPU here; the torch references of the small cases on this CPU instead, float32")
         rows = list(reference_times(options.name, options.case))
         print(table([("op", "case", "us"), *rows], left=2))
@@ -146,6 +154,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.tune:
         return tune(cases, DTYPES[options.dtype], device, options.rounds, options.tuned)
     return bench(cases, device, options)
+
+
+def on_cpu(variant: str, options: argparse.Namespace) -> int:
+    """The exit code: 2 for what cannot be had."""
+    if options.tune:
+        print("kernels.bench: --tune: there is nothing to choose in compiled kernels", file=sys.stderr)
+        return 2
+    if variant not in usable():
+        print(f"kernels.bench: --kernels {variant}: usable here are {', '.join(usable()) or 'none'}", file=sys.stderr)
+        return 2
+    team = Team(variant, options.threads or len(os.sched_getaffinity(0)))
+    try:
+        return cpu.bench(
+            team,
+            options.name,
+            options.case,
+            batches=options.batch,
+            pages=options.pages,
+            rounds=options.rounds,
+            json_file=options.json,
+        )
+    except ValueError as error:
+        print(f"kernels.bench: --batch {error}", file=sys.stderr)
+        return 2
+    finally:
+        team.close()
 
 
 def bench(cases: Sequence[tuple[Op, Case]], device: torch.device, options: argparse.Namespace) -> int:
@@ -191,8 +225,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limits", action="store_true", help="only what the device can do")
     parser.add_argument("--tune", action="store_true", help="find settings, and keep those that are faster")
     parser.add_argument("--tuned", type=Path, metavar="FILE", help="instead of kernels/tuned/DEVICE.json")
+    parser.add_argument("--kernels", metavar="NAME", help="compiled kernels of a CPU: amx, avx512, avx2 or base")
+    parser.add_argument("--threads", type=int, help="of the compiled kernels, and of torch beside them")
+    parser.add_argument("--batch", nargs="+", default=(), metavar="SPEC", help="steps such as 8q1s4k or q512+8q1s2k")
+    parser.add_argument("--pages", choices=cpu.PAGES, default="float16", help="type of the pages on a CPU")
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)  # the case to go on with
-    parser.add_argument("--device", choices=("cuda", "cpu"), help=argparse.SUPPRESS)  # cpu: by the interpreter
+    # with TRITON_INTERPRET=1, cpu: by the interpreter
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="cpu: the compiled kernels of a CPU")
     return parser.parse_args(arguments)
 
 

@@ -68,6 +68,10 @@ EMBEDDING = Op(
         ids.nbytes + ids.shape[0] * table.shape[1] * (table.element_size() + dtype.itemsize)
     ),
     compiled=bodies.embedding,
+    cpu_cases=(
+        Case("8x1024", {"rows": 8, "vocab": 32768, "hidden": 1024}),
+        Case("512x1024", {"rows": 512, "vocab": 32768, "hidden": 1024}),
+    ),
     alone=sliced(0),
     peer=lambda ids, table, dtype, scale=1.0: torch.nn.functional.embedding(ids, table),
 )

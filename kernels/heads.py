@@ -340,7 +340,12 @@ HEADS = Op(
     tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,
     compiled=bodies.heads,
+    cpu_cases=(
+        Case("qwen3-8", {"tokens": 8, **_QWEN3}),
+        Case("qwen3-512", {"tokens": 512, **_QWEN3}),
+    ),
     compiled_lacks=("fp8",),
+    at_home=bodies.at_home,
     alone=_alone,
     strided=(0,),
 )

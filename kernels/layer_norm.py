@@ -122,6 +122,10 @@ LAYER_NORM = Op(
     tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,
     compiled=bodies.layer_norm,
+    cpu_cases=(
+        Case("8x1024", {"rows": 8, "size": 1024, "add": False, "bias": True}),
+        Case("512x1024", {"rows": 512, "size": 1024, "add": False, "bias": True}),
+    ),
     alone=sliced(0, 4),
     strided=(0, 4),
     peer=lambda x, weight, bias, eps, *rest: torch.nn.functional.layer_norm(

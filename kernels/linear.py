@@ -143,6 +143,8 @@ MATMUL = Op(
     ),
     flops=lambda x, weight, *rest: 2 * x.shape[0] * weight.numel(),
     compiled=bodies.matmul,
+    cpu_cases=(*(Case(f"up-{rows}", {"rows": rows, "inputs": 1024, "outputs": 6144}) for rows in (1, 8, 512)),),
+    at_home=bodies.with_packed_weight,
     alone=sliced(0),
     strided=(0,),
     peer=lambda x, weight, bias=None, dtype=None: functional.linear(x, weight, bias),

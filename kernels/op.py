@@ -84,9 +84,11 @@ class Op:
     rows(args): how many rows there are. strided: arguments whose rows may lie apart. traffic: bytes a perfect kernel
     moves; flops: of matrix products, 0 where there are none. peer: torch's own operation for the same arguments, for
     benchmarks. compiled: the body for a CPU, which takes a team of threads first (kernels/cpu/bodies.py), and the
-    cases that it does not serve. tunable: settings of the Triton body (see kernels/tuning.py) and the values worth
-    trying; near: which of the sizes that the body asks with may differ from those of a tuned entry, which must equal
-    all others. may_spill: registers of a thread may go to memory on sm_90 and sm_100.
+    cases that it does not serve; cpu_cases: those that it is timed at; at_home(team, args): its arguments in the order
+    in which a model keeps them, weights packed and pages arranged, as they are timed. tunable: settings of the Triton
+    body (see kernels/tuning.py) and the values worth trying; near: which of the sizes that the body asks with may
+    differ from those of a tuned entry, which must equal all others. may_spill: registers of a thread may go to memory
+    on sm_90 and sm_100.
     """
 
     name: str
@@ -103,6 +105,8 @@ class Op:
     peer: Callable[..., Any] | None = None
     compiled: Callable[..., Any] | None = None
     compiled_lacks: tuple[str, ...] = ()
+    cpu_cases: tuple[Case, ...] = ()
+    at_home: Callable[[Any, Args], Args] = lambda team, args: args
     tunable: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     near: tuple[str, ...] = ()
     may_spill: bool = False

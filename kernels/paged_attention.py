@@ -5,7 +5,7 @@ What a step reads is planned once, for each window (`cut_rows`) and each group o
 of its layers. Rows with one new token go together in buckets of similar length, as one padded gather and two batched
 products for each KV head; each longer row is one call of torch's fused attention over its own gathered pages, or over
 the step's own keys where nothing precedes them. Position p reads positions max(0, p - window + 1) … p. `softcap` c:
-scores become c · tanh(s / c).
+scores become c · tanh(s / c). `sinks`: one logit more of each head, whose value is zero (kernels/attention/common.py).
 
 A masked score is -inf, so its weight is exactly 0; pages are finite (see paged_kv), so what it weighs does not matter.
 """
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 # Elements of one gather of keys: 16 MiB of fp32 stays in the last-level cache between the gather and its product.
 GATHER_ELEMENTS = 1 << 22
-# Elements of one score matrix of the softcap path, which has no fused kernel.
+# Elements of one score matrix of a softcap or of sinks, for which there is no fused kernel.
 SCORE_ELEMENTS = 1 << 23
 
 
@@ -106,10 +106,19 @@ def plan_reads(cuts: Cuts, table: Tensor, layers: int) -> Reads:
 
 
 def paged_attention(
-    q: Tensor, k: Tensor, v: Tensor, pages: Tensor, layer: int, reads: Reads, *, scale: float, softcap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pages: Tensor,
+    layer: int,
+    reads: Reads,
+    *,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], written to the pages already;
-    pages: [blocks, layers, 2, block_tokens, kv_heads, dim] → [tokens, heads, dim] of q's type."""
+    pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks: [heads] → [tokens, heads, dim] of q's type."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = pages.view(-1, *pages.shape[-3:])  # [blocks · layers · 2, block_tokens, kv_heads, dim]
     for bucket, planes in zip(reads.cuts.buckets, reads.buckets, strict=True):
@@ -118,11 +127,10 @@ def paged_attention(
         keys, values = (
             flat.index_select(0, plane).view(rows, -1, *pages.shape[-2:]).to(q.dtype) for plane in planes[layer]
         )
-        result = _decode(some, keys, values, bucket.bias, scale, softcap)
+        result = _decode(some, keys, values, bucket.bias, scale, softcap, sinks)
         if whole:
             return result
         out.index_copy_(0, bucket.tokens, result)
-    attend = _fused if softcap is None else _capped
     for span, planes in zip(reads.cuts.spans, reads.spans, strict=True):
         own = slice(span.start, span.stop)
         if planes is None:
@@ -131,11 +139,16 @@ def paged_attention(
             keys, values = (
                 flat.index_select(0, plane).flatten(0, 1)[: span.length].to(q.dtype) for plane in planes[layer]
             )
-        out[own] = attend(q[own], keys, values, span.mask, scale, softcap)
+        if softcap is None and sinks is None:
+            out[own] = _fused(q[own], keys, values, span.mask, scale)
+        else:
+            out[own] = _by_scores(q[own], keys, values, span.mask, scale, softcap, sinks)
     return out
 
 
-def _decode(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, softcap: float | None) -> Tensor:
+def _decode(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
     """q: [rows, heads, dim]; k, v: [rows, length, kv_heads, dim]; bias: [rows, 1, length]."""
     rows, kv_heads = q.shape[0], k.shape[2]
     grouped = q.view(rows, kv_heads, -1, q.shape[-1])
@@ -145,14 +158,22 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, softcap
     scores.mul_(scale)
     if softcap is not None:
         scores.div_(softcap).tanh_().mul_(softcap)
-    weights = scores.add_(bias).softmax(-1)
+    weights = _weights(scores.add_(bias), None if sinks is None else sinks.view(kv_heads, 1, -1))
     out = torch.empty_like(grouped)
     for head in range(kv_heads):
         out[:, head] = torch.bmm(weights[head], v[:, :, head])
     return out.view_as(q)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None) -> Tensor:
+def _weights(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """softmax of [.., queries, length]; sinks: one for each [.., queries], or fit to be expanded."""
+    if sinks is None:
+        return scores.softmax(-1)
+    sink = sinks.to(scores.dtype).expand(scores.shape[:-1]).unsqueeze(-1)
+    return torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """q: [tokens, heads, dim]; k, v: [length, kv_heads, dim]. A KV head is a batch entry, its query heads its heads, so
     that K and V are shared by a stride of 0 and not repeated."""
     kv_heads = k.shape[1]
@@ -166,20 +187,23 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, s
     return out.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None) -> Tensor:
-    """The same with softcap, in slices of the queries so that the scores stay small."""
-    assert softcap is not None, "spans without softcap use the fused kernel"
+def _by_scores(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """The same with softcap or sinks, in slices of the queries so that the scores stay small."""
     tokens, heads, _ = q.shape
     if mask is None:
         mask = _mask(tokens, 0, 0, tokens, None, q.device)
     step = max(1, SCORE_ELEMENTS // (heads * k.shape[0]))
     grouped = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
     keys, values = k.permute(1, 2, 0).unsqueeze(1), v.permute(1, 0, 2).unsqueeze(1)
+    own = None if sinks is None else sinks.view(k.shape[1], -1, 1)
     pieces = []
     for at in range(0, tokens, step):
-        scores = (grouped[:, :, at : at + step] @ keys).mul_(scale).div_(softcap).tanh_().mul_(softcap)
-        weights = scores.add_(mask[at : at + step]).softmax(-1)
-        pieces.append(weights @ values)
+        scores = (grouped[:, :, at : at + step] @ keys).mul_(scale)
+        if softcap is not None:
+            scores.div_(softcap).tanh_().mul_(softcap)
+        pieces.append(_weights(scores.add_(mask[at : at + step]), own) @ values)
     return torch.cat(pieces, 2).permute(2, 0, 1, 3).flatten(1, 2)
 
 

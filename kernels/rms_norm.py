@@ -128,6 +128,10 @@ RMS_NORM = Op(
     tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
     traffic=lambda x, weight, eps, residual=None, scale=1.0: (2 if residual is None else 4) * x.nbytes + nbytes(weight),
     compiled=bodies.rms_norm,
+    cpu_cases=(
+        Case("8x1024", {"rows": 8, "size": 1024, "add": False}),
+        Case("512x1024", {"rows": 512, "size": 1024, "add": False}),
+    ),
     alone=sliced(0, 3),
     strided=(0, 3),
     peer=lambda x, weight, eps, *rest: torch.nn.functional.rms_norm(x, x.shape[-1:], weight.to(x.dtype), eps),

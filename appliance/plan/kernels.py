@@ -11,6 +11,9 @@ from engine.models.parts import attentions
 TORCH, TRITON = "torch", "triton"
 HEAD_MULTIPLE, HEAD_MOST = 8, 256  # sizes of heads that attention kernels of a GPU serve
 BF16_CAPABILITY = (8, 0)
+WIDE_PAGES: tuple[KVDtype, ...] = ("float32", "bfloat16", "float16")
+READERS = {"fp8": "triton kernels", "int8": "compiled kernels of a CPU"}  # of pages of 8 bits
+_GPU_PAGES = "on a GPU the pages have the type of the activations, or 8 bits"
 FP8_CAPABILITY = (8, 9)  # the first NVIDIA GPUs that convert e4m3
 
 
@@ -118,16 +121,17 @@ def kv_type(settings: Settings, machine: Machine, dtype: Dtype, chosen: str, wei
         return Choice("float16", f"half the bytes, and far more exact than {weights} weights")
     if wanted == "auto":
         return Choice(dtype, "the type of the activations")
-    if wanted == "fp8":
-        if chosen != TRITON:
-            refuse(
-                settings, "quantization.kv_cache", f"fp8: only triton kernels read it, and {chosen} serves; use auto"
-            )
-        gpu = machine.gpus[0]
-        if gpu.capability < FP8_CAPABILITY:
-            message = f"fp8: {gpu.name} has no such type (compute capability 8.9 or newer has); use auto"
-            refuse(settings, "quantization.kv_cache", message)
-    elif chosen == TRITON and wanted != dtype:
-        message = f"{wanted}: on a GPU the pages have the type of the activations, {dtype}, or fp8; use auto or fp8"
+    possible = _page_types(chosen, dtype)
+    if wanted not in possible:
+        why = f"only {READERS[wanted]} read it, and {chosen} serves" if wanted in READERS else _GPU_PAGES
+        refuse(settings, "quantization.kv_cache", f"{wanted}: {why}; use auto, {' or '.join(possible)}")
+    if wanted == "fp8" and (gpu := machine.gpus[0]).capability < FP8_CAPABILITY:
+        message = f"fp8: {gpu.name} has no such type (compute capability 8.9 or newer has); use auto"
         refuse(settings, "quantization.kv_cache", message)
     return Choice(wanted)
+
+
+def _page_types(chosen: str, dtype: Dtype) -> tuple[KVDtype, ...]:
+    if chosen == TRITON:
+        return dtype, "fp8"
+    return (*WIDE_PAGES, "int8") if is_compiled(chosen) else WIDE_PAGES

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from engine.kv.layout import Layout
 from engine.models.parts import MLP, Attention, Block, Model, Parallel
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 # Resident memory of an engine process before any weight: interpreter, torch and its libraries, arenas of threads. On a
 # GPU it is what the libraries' handles and the allocator's rounding take of the device beside the context.
 FIXED_BYTES = {"cpu": 400 * 2**20, "cuda": 512 * 2**20}

@@ -29,7 +29,7 @@ from appliance.plan.kernels import (
 from appliance.plan.machine import Machine
 from appliance.plan.memory import ELEMENT_BYTES, Memory, graph_bytes
 from engine.api.config import EngineConfig, WeightBits
-from engine.kv.layout import layout
+from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -77,6 +77,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         checkpoint.model,
         block_tokens=manifest.engine.cache.block_tokens,
         element_bytes=ELEMENT_BYTES[kv_dtype.value],
+        scale_bytes=SCALE_BYTES.get(kv_dtype.value, 0),
     )
     room = measure(
         settings,

@@ -8,7 +8,7 @@ import msgspec
 from engine.api.errors import ConfigError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-KVDtype = Literal["float32", "bfloat16", "float16", "fp8"]
+KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4"]
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from engine.models.parts import Model, attentions
 
 NULL_BLOCK = 0  # never given to a request; a released position of a block table points to it
+# Of each key and each value in pages of whole numbers: a float32 that they are multiplied by.
+SCALE_BYTES = {"int8": 4}
 # Share of the layers that may be spare so that there are fewer groups, each of which has tables of its own.
 MAX_SPARE = 0.1
 
@@ -35,7 +37,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """`layers_per_block` layers fit in a block, `kv_heads` are the heads of one rank."""
+    """`layers_per_block` layers fit in a block, `kv_heads` are the heads of one rank. Each key and each value has
+    `scale_bytes` beside its `head_dim` elements."""
 
     groups: tuple[Group, ...]
     block_tokens: int
@@ -43,11 +46,12 @@ class Layout:
     kv_heads: int
     head_dim: int
     element_bytes: int
+    scale_bytes: int = 0
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one block in one layer, keys and values together."""
-        return 2 * self.block_tokens * self.kv_heads * self.head_dim * self.element_bytes
+        return 2 * self.block_tokens * self.kv_heads * (self.head_dim * self.element_bytes + self.scale_bytes)
 
     @property
     def block_bytes(self) -> int:
@@ -80,7 +84,7 @@ class Layout:
         return low
 
 
-def layout(model: Model, *, block_tokens: int, element_bytes: int, ranks: int = 1) -> Layout:
+def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: int = 0, ranks: int = 1) -> Layout:
     """Groups the model's attention layers by what they keep, and cuts each kind into groups of equal layer count.
 
     The count is the largest whose spare layers are at most a tenth of all layers (22 window + 4 full: 4 a block, 7
@@ -99,7 +103,8 @@ def layout(model: Model, *, block_tokens: int, element_bytes: int, ranks: int = 
         chunks = [tuple(members[at : at + size]) for at in range(0, len(members), size)]
         groups += [Group(f"{name}.{i}", chunk, span) for i, chunk in enumerate(chunks)]
     kv_heads, head_dim = heads.pop()
-    return Layout(tuple(groups), block_tokens, size, max(1, kv_heads // ranks), head_dim, element_bytes)
+    own = max(1, kv_heads // ranks)
+    return Layout(tuple(groups), block_tokens, size, own, head_dim, element_bytes, scale_bytes)
 
 
 def _layers_per_block(counts: Collection[int]) -> int:

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from engine.distributed.world import World
+from engine.distributed.world import World, share
 from engine.kv.layout import Layout
-from engine.layers.linear import LinearLayer
+from engine.layers.linear import LinearLayer, Read, Target
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.step import Step
 from engine.models.parts import MLP, Attention, Branch, Parallel
@@ -18,7 +19,23 @@ from kernels.paged_kv import write_kv
 from kernels.rope import rotate_
 
 Body = Callable[[Tensor, Step], Tensor]
-Loadable = LinearLayer | NormLayer | HeadNorm | ProjectionNorm
+
+
+class Sinks:
+    """The learned logits of an attention's heads, [heads] fp32 of this rank."""
+
+    logits: Tensor
+
+    def __init__(self, part: Attention, path: str, world: World) -> None:
+        self.path = join(path, "sinks")
+        self.first, self.heads = share(part.heads, world, "heads")
+
+    def load(self, read: Read, target: Target) -> int:
+        self.logits = read(self.path)[self.first : self.first + self.heads].to(target.device, torch.float32, copy=True)
+        return self.logits.nbytes
+
+
+Loadable = LinearLayer | NormLayer | HeadNorm | ProjectionNorm | Sinks
 
 
 @dataclass(frozen=True)
@@ -49,10 +66,16 @@ class AttentionLayer:
         self.norm: HeadNorm | ProjectionNorm | None = None
         if part.qk_norm is not None:
             self.norm = (ProjectionNorm if part.qk_norm_span == "all" else HeadNorm)(part, path, world)
+        self._sinks = Sinks(part, path, world) if part.sinks else None
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """[heads] fp32, or None for an attention without."""
+        return None if self._sinks is None else self._sinks.logits
 
     @property
     def loadables(self) -> list[Loadable]:
-        return [self.qkv, self.out, *([self.norm] if self.norm is not None else [])]
+        return [self.qkv, self.out, *(one for one in (self.norm, self._sinks) if one is not None)]
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x: [tokens, hidden]."""
@@ -65,7 +88,8 @@ class AttentionLayer:
         q, k = qk[:, : self.heads], qk[:, self.heads :]
         group, layer = self.place.group, self.place.layer
         write_kv(step.pages, step.writes[group][layer], k, v)
-        y = paged_attention(q, k, v, step.pages, layer, step.reads[group], scale=self.scale, softcap=self.part.softcap)
+        options = {"scale": self.scale, "softcap": self.part.softcap}
+        y = paged_attention(q, k, v, step.pages, layer, step.reads[group], sinks=self.sinks, **options)
         return self.out(y.flatten(1))
 
 

@@ -158,6 +158,7 @@ class CompiledModel:
         )
         attend = cpu.Attend(
             q=qkv.data_ptr(),
+            sinks=None if layer.sinks is None else layer.sinks.data_ptr(),
             out=attended.data_ptr(),
             q_stride=qkv.stride(0),
             out_stride=attended.stride(0),

@@ -169,7 +169,7 @@ class _Run:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         table = step.tables[place.group]
         rows = step.slot, step.query_start, step.lengths
-        asked = layer.scale, part.window, part.softcap, None
+        asked = layer.scale, part.window, part.softcap, layer.sinks
         if step.singles:
             work = self.work[part.window]
             DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, work, out, *asked, k_scale, v_scale)

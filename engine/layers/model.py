@@ -28,8 +28,10 @@ from kernels.cpu.program import Team
 
 
 def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The KV pool, zeroed: pages that were never written are read with weight 0, and must be finite for that."""
-    shape = (blocks, layout.layers_per_block, 2, layout.block_tokens, layout.kv_heads, layout.head_dim)
+    """The KV pool, zeroed: pages that were never written are read with weight 0, and must be finite for that. Where
+    there are scales, they count as elements of each key and value."""
+    size = layout.head_dim + layout.scale_bytes // dtype.itemsize
+    shape = (blocks, layout.layers_per_block, 2, layout.block_tokens, layout.kv_heads, size)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # Anonymous memory is zero and costs nothing until a page is written: filling 2 GiB takes 1.5 s of every start.

@@ -142,6 +142,7 @@ class Attention:
     qk_norm_span: Literal["head", "own", "all"] = "head"
     window: int | None = None  # position n reads itself and the window - 1 before it
     softcap: float | None = None
+    sinks: bool = False  # each head has a logit more in its softmax, which is learned and has no value (gpt-oss)
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
     name: str = "self_attn"
 

@@ -135,6 +135,8 @@ def _branch_sources(branch: Branch, path: str) -> Shapes:
                 linears = attention_linears(body)
                 for norm, shape in qk_norms(body):
                     found |= norm_sources(norm, inside, shape)
+                if body.sinks:
+                    found[f"{inside}.sinks"] = (body.heads,)
             case MLP():
                 linears = mlp_linears(body)
         for linear in linears:

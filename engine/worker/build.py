@@ -14,7 +14,7 @@ from engine.api.config import EngineConfig
 from engine.api.errors import ConfigError, OutOfMemory
 from engine.api.messages import Taken
 from engine.distributed.world import SINGLE
-from engine.kv.layout import Layout, layout
+from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.sources import sources
@@ -36,6 +36,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8,
 }
 
 
@@ -46,6 +47,7 @@ def build_worker(
 ) -> Worker:
     """`progress(phase, 0…1)` is called as the start goes on, `took` with the memory of each phase at its end. Raises
     ConfigError, CheckpointError or OutOfMemory."""
+    _check_pages(config)
     device, team = _device(config), _team(config)
     torch.set_num_threads(config.threads)
     seconds: dict[str, float] = {}
@@ -58,6 +60,7 @@ def build_worker(
         checkpoint.model,
         block_tokens=config.block_tokens,
         element_bytes=DTYPES[config.kv_dtype].itemsize,
+        scale_bytes=SCALE_BYTES.get(config.kv_dtype, 0),
     )
     blocks = pool_blocks(config, form)
     with measured("loading"), _memory_errors("the weights"):
@@ -153,12 +156,17 @@ def _team(config: EngineConfig) -> Team | None:
         raise ConfigError(str(error)) from error
 
 
+def _check_pages(config: EngineConfig) -> None:
+    wide = ("float32", "bfloat16", "float16")
+    known = {"torch": wide, "triton": (config.dtype, "fp8")}.get(config.kernels, (*wide, "int8"))
+    if config.kv_dtype not in known:
+        raise ConfigError(f"kv_dtype={config.kv_dtype}: {config.kernels} kernels read pages of {', '.join(known)}")
+
+
 def _check_kernels(config: EngineConfig) -> None:
     if config.kernels == "torch":
         if config.invariant:
             raise ConfigError("invariant: torch's sums depend on the size of the batch; set kernels to triton")
-        if config.kv_dtype == "fp8":
-            raise ConfigError("kv_dtype=fp8: only triton kernels read such pages, not torch")
     elif not installed():
         raise ConfigError("kernels=triton: it is not installed; install the release that this torch asks for")
     elif config.device != "cuda" and not interpreted():

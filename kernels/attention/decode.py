@@ -37,6 +37,7 @@ from kernels.attention.common import (
     weighed,
 )
 from kernels.attention.work import CHUNKS, DECODE_WORK, empty_work
+from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, programs, tl
 from kernels.op import Args, Case, Make, Op
 from kernels.tuning import settings
@@ -443,6 +444,9 @@ DECODE_ATTENTION = Op(
     traffic=lambda q, pages, layer, table, slot, query_start, lengths, work, out, scale, window=None, *rest: (
         paged_traffic(q, pages, query_start, lengths, window, single=True)
     ),
+    compiled=bodies.decode_attention,
+    compiled_lacks=("fp8",),
+    at_home=bodies.at_home,
     alone=_alone,
     rows=lambda args: args[6].shape[0],
     strided=(0, 8),

@@ -37,6 +37,7 @@ from kernels.attention.common import (
     row_of,
     weighed,
 )
+from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, tl
 from kernels.op import Args, Case, Make, Op
 from kernels.tuning import settings
@@ -488,6 +489,9 @@ PREFILL_ATTENTION = Op(
         q, pages, query_start, lengths, window, single=False
     ),
     flops=_flops,
+    compiled=bodies.prefill_attention,
+    compiled_lacks=("spans", "fp8"),
+    at_home=bodies.at_home,
     alone=_alone,
     rows=lambda args: args[6].shape[0],
     strided=(0, 7),

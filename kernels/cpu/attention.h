@@ -1,19 +1,29 @@
-// Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v.
+// Attention of ragged rows over paged keys and values: softmax(scale · q kᵀ + mask) v, with a sink a logit more of each head.
 //
 // A piece of work is a run of a row's queries × one KV head, with all query heads that share it: keys and values are read
 // once for all of them. Keys come in chunks of CHUNK positions, chunks in splits of SPLIT; both lie at multiples of their
 // sizes, so what is added up in which order depends on a query's position and window alone. A row with one query gives its
-// splits to several threads and puts their results together afterwards, in order, as the others do on the way.
+// splits to several threads and puts their results together afterwards, in order, as the others do on the way. Sinks come
+// in at the very end.
+//
+// A score adds up the dims in order in a lane of its own, an output the positions, whatever the number of queries: a few
+// read the pages as they are (pages.h), many read a chunk that was widened for all of them.
 #pragma once
 
 #include <limits>
 
 #include "linear.h"
-#include "rows.h"
+#include "pages.h"
 
 namespace attention {
 
 constexpr int64_t CHUNK = 64, SPLIT = 512, RUN_VECTORS = 64;
+// Sums of a product that are held in registers beside what they are made of, and queries of them at most.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int SUMS = 16, TILE = 8;
+#else
+constexpr int SUMS = 8, TILE = 4;
+#endif
 
 struct Piece {
     int64_t token, count, position, row, begin, end, partial;  // keys [begin, end); partial -1: the piece is the whole
@@ -65,157 +75,227 @@ static inline void join(Sum& sum, float* values, const Sum& more, const float* m
         store(values + i, load(values + i) * old_scale + load(more_values + i) * new_scale);
 }
 
-// c[m][n] (+)= a[m][k] · b[k][n]; n a multiple of W; b's rows are given by their addresses or a stride.
-template <int R, class Row>
-static inline void product_rows(int64_t depth, int64_t width, const float* a, int64_t a_row, Row b, float* c, int64_t c_row,
-                                bool more) {
-    auto columns = [&]<int V>(int64_t n) {
-        vf acc[R][V];
-        UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int v = 0; v < V; v++) acc[r][v] = more ? load(c + r * c_row + n + v * W) : vf{};
-        for (int64_t k = 0; k < depth; k++) {
-            const float* row = b(k) + n;
-            vf w[V];
-            UNROLL for (int v = 0; v < V; v++) w[v] = load(row + v * W);
-            UNROLL for (int r = 0; r < R; r++)
-                UNROLL for (int v = 0; v < V; v++) acc[r][v] += a[r * a_row + k] * w[v];
-        }
-        UNROLL for (int r = 0; r < R; r++)
-            UNROLL for (int v = 0; v < V; v++) store(c + r * c_row + n + v * W, acc[r][v]);
-    };
-    int64_t n = 0;
-    for (; n + 2 * W <= width; n += 2 * W) columns.template operator()<2>(n);
-    if (n < width) columns.template operator()<1>(n);
-}
-
-template <class Row>
-static inline void product(int64_t rows, int64_t depth, int64_t width, const float* a, int64_t a_row, Row b, float* c,
-                           int64_t c_row, bool more) {
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) product_rows<4>(depth, width, a + r * a_row, a_row, b, c + r * c_row, c_row, more);
-    for (; r < rows; r++) product_rows<1>(depth, width, a + r * a_row, a_row, b, c + r * c_row, c_row, more);
-}
-
 static inline int64_t padded(int64_t dim) { return (dim + W - 1) / W * W; }
 
-// columns[d][j] = rows[j][d], in squares of W × W
-static inline void transpose(const float* const* rows, int64_t size, float* columns) {
-    for (int64_t j = 0; j < CHUNK; j += W)
-        for (int64_t d = 0; d < size; d += W) {
-            vf square[W];
-            for (int i = 0; i < W; i++) square[i] = load(rows[j + i] + d);
-            // Pairs, then fours …: each pass swaps the off-diagonal halves of squares of twice the size.
-            for (int half = 1; half < W; half *= 2)
-                for (int i = 0; i < W; i++) {
-                    if (i & half) continue;
-                    vi low, high;
-                    for (int lane = 0; lane < W; lane++) {
-                        low[lane] = lane & half ? W + lane - half : lane;
-                        high[lane] = lane & half ? W + lane : lane + half;
-                    }
-                    vf a = square[i], b = square[i + half];
-                    square[i] = __builtin_shuffle(a, b, low);
-                    square[i + half] = __builtin_shuffle(a, b, high);
-                }
-            for (int i = 0; i < W; i++) store(columns + (d + i) * CHUNK + j, square[i]);
+// Where a chunk's keys and values lie: dim d of the keys of vector n from keys[n] + d · apart on; the value of position j
+// from values[j] on. Positions [from, to) of the chunk are read. Scales: those of 8-bit pages.
+template <class T> struct Chunk {
+    const T *keys[CHUNK / W], *values[CHUNK];
+    int64_t apart, from, to;
+    const float *key_scales = nullptr, *value_scales = nullptr;
+    int64_t first() const { return from / W; }
+    int64_t last() const { return (to + W - 1) / W; }
+};
+
+// Vector n of row k of the matrix that q, or the weights, are multiplied with.
+struct Keys {
+    template <class T> static const T* at(const Chunk<T>& chunk, int64_t k, int64_t n) { return chunk.keys[n] + k * chunk.apart; }
+};
+struct Values {
+    template <class T> static const T* at(const Chunk<T>& chunk, int64_t k, int64_t n) { return chunk.values[k] + n * W; }
+};
+
+// c[r][n] (+)= Σ_k a[r][k] · b[k][n] for vectors n in [first, last), k in [begin, end) in order. AHEAD: the same place of
+// the next chunk is called from memory.
+template <class B, int R, bool AHEAD, bool MORE, class T>
+static inline void product_rows(const Chunk<T>& b, const Chunk<T>& next, int64_t begin, int64_t end, int64_t first, int64_t last,
+                                const float* a, int64_t a_row, float* c, int64_t c_row) {
+    auto columns = [&]<int V>(int64_t n) {
+        vf sums[R][V];
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int v = 0; v < V; v++) sums[r][v] = MORE ? load(c + r * c_row + (n + v) * W) : vf{};
+        for (int64_t k = begin; k < end; k++) {
+            vf wide[V];
+            UNROLL for (int v = 0; v < V; v++) {
+                wide[v] = load(B::at(b, k, n + v));
+                if (AHEAD) __builtin_prefetch(B::at(next, k, n + v));
+            }
+            UNROLL for (int r = 0; r < R; r++)
+                UNROLL for (int v = 0; v < V; v++) sums[r][v] += a[r * a_row + k] * wide[v];
         }
+        UNROLL for (int r = 0; r < R; r++)
+            UNROLL for (int v = 0; v < V; v++) store(c + r * c_row + (n + v) * W, sums[r][v]);
+    };
+    constexpr int V = SUMS / R >= 4 ? 4 : 2;
+    for (; first + V <= last; first += V) columns.template operator()<V>(first);
+    if (V == 4 && first + 2 <= last) { columns.template operator()<2>(first); first += 2; }
+    if (first < last) columns.template operator()<1>(first);
+}
+
+template <class B, bool AHEAD, bool MORE, int R = TILE, class T>
+static inline void product(int64_t rows, const Chunk<T>& b, const Chunk<T>& next, int64_t begin, int64_t end, int64_t first,
+                           int64_t last, const float* a, int64_t a_row, float* c, int64_t c_row) {
+    for (; rows >= R; rows -= R, a += R * a_row, c += R * c_row)
+        product_rows<B, R, AHEAD, MORE>(b, next, begin, end, first, last, a, a_row, c, c_row);
+    if constexpr (R > 1)
+        if (rows) product<B, AHEAD, MORE, R - 1>(rows, b, next, begin, end, first, last, a, a_row, c, c_row);
 }
 
 struct Room {  // one thread's working memory for a piece
-    float *queries, *keys, *columns, *values, *scores, *sums, *split_sums, *zeros;
-    const float *key_rows[CHUNK], *value_rows[CHUNK];
+    float *queries, *keys, *values, *scores, *sums, *split_sums, *weights, *scales;
     std::vector<Sum> whole, split;
     Room(Scratch& scratch, int64_t vectors, int64_t size) : whole(size_t(vectors)), split(size_t(vectors)) {
         const int64_t chunk = CHUNK * size, all = vectors * size;
-        float* at = at_least(scratch.attention, size_t(3 * chunk + 3 * all + vectors * CHUNK + size));
-        for (float** part : {&keys, &columns, &values}) { *part = at; at += chunk; }
+        float* at = at_least(scratch.attention, size_t(2 * chunk + 3 * all + vectors * (CHUNK + W) + 2 * CHUNK));
+        for (float** part : {&keys, &values}) { *part = at; at += chunk; }
         for (float** part : {&queries, &sums, &split_sums}) { *part = at; at += all; }
         scores = at;
-        zeros = at + vectors * CHUNK;
-        std::fill_n(zeros, size, 0.f);
+        weights = scores + vectors * CHUNK;  // of the split so far, in lanes
+        scales = weights + vectors * W;      // of the chunk's keys, then of its values
     }
 };
 
-// rows[j]: key or value of position start + j, of `size` floats: in its page where that is float and whole vectors, else
-// widened into `room`. Positions outside [low, high) are zeros. The chunk after this one is called from memory.
-template <class T> static void fetch(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t value,
-                                     int64_t low, int64_t high, const Room& room, float* wide, const float** rows, int64_t size) {
+// Calls f(keys, values, token, at, count) for each run of the positions [low, high) that lies in one block: `count` tokens
+// from `token` of the block on, which are positions `at` … of the chunk.
+template <class T, class F> static inline void runs(const Attend& op, const Step& step, const Piece& piece, int64_t head,
+                                                    int64_t low, int64_t high, F f) {
     const int64_t* table = step.groups[op.group].table + piece.row * step.table_width;
-    const int64_t start = low / CHUNK * CHUNK, tokens = step.block_tokens, stride = step.page_kv_heads * step.page_dim;
-    for (int64_t j = 0; j < CHUNK; j++) rows[j] = room.zeros;
+    const int64_t tokens = step.block_tokens, start = low / CHUNK * CHUNK;
     for (int64_t at = low; at < high;) {
-        const int64_t end = std::min(high, (at / tokens + 1) * tokens);
-        const T* page = page_of<T>(step, table[at / tokens], op.layer, value, at % tokens, head);
-        for (; at < end; at++, page += stride) {
-            if (sizeof(T) == 4 && op.dim == size) { rows[at - start] = (const float*)page; continue; }
-            float* out = wide + (at - start) * size;
-            int64_t i = 0;
-            for (; i + W <= op.dim; i += W) store(out + i, load(page + i));
-            for (; i < op.dim; i++) out[i] = widen(page[i]);
-            for (; i < size; i++) out[i] = 0;
-            rows[at - start] = out;
-        }
-    }
-    for (int64_t at = start + CHUNK; at < std::min(start + 2 * CHUNK, piece.end); at++) {
-        const char* page = (const char*)page_of<T>(step, table[at / tokens], op.layer, value, at % tokens, head);
-        for (int64_t line = 0; line < op.dim * int64_t(sizeof(T)); line += 64) __builtin_prefetch(page + line);
+        const int64_t token = at % tokens, count = std::min(high - at, tokens - token), block = table[at / tokens];
+        f(Part<T>(step, block, op.layer, 0, head), Part<T>(step, block, op.layer, 1, head), token, at - start, count);
+        at += count;
     }
 }
 
-// Scores of one chunk into weights, in place, and the sums scaled to the new largest score.
-static inline void soften(const Attend& op, float* scores, Sum& sum, float* values, int64_t size, int64_t from, int64_t to) {
-    // Positions [from, to) of the chunk are read.
+// The chunk as it lies in the pages, whose blocks are whole vectors of positions, as its heads are of dims.
+template <class T> static Chunk<T> found(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t low,
+                                         int64_t high) {
+    Chunk<T> chunk{};
+    chunk.apart = step.block_tokens;
+    chunk.from = low % CHUNK;
+    chunk.to = chunk.from + high - low;
+    runs<T>(op, step, piece, head, low, high, [&](auto keys, auto values, int64_t token, int64_t at, int64_t count) {
+        for (int64_t n = at / W; n * W < at + count; n++) chunk.keys[n] = keys.data + token + n * W - at;
+        for (int64_t j = 0; j < count; j++) chunk.values[at + j] = values.data + (token + j) * op.dim;
+    });
+    return chunk;
+}
+
+// The chunk widened into `room`, scales left apart.
+template <class T> static Chunk<float> widened(const Attend& op, const Step& step, const Piece& piece, int64_t head,
+                                               int64_t low, int64_t high, const Room& room, int64_t size) {
+    Chunk<float> chunk{};
+    chunk.apart = CHUNK;
+    chunk.from = low % CHUNK;
+    chunk.to = chunk.from + high - low;
+    for (int64_t n = 0; n < CHUNK / W; n++) chunk.keys[n] = room.keys + n * W;
+    for (int64_t j = 0; j < CHUNK; j++) chunk.values[j] = room.values + j * size;
+    auto copy = [](const T* from, float* to, int64_t count) {
+        int64_t i = 0;
+        for (; i + W <= count; i += W) store(to + i, load(from + i));
+        for (; i < count; i++) to[i] = widen(from[i]);
+    };
+    runs<T>(op, step, piece, head, low, high, [&](auto keys, auto values, int64_t token, int64_t at, int64_t count) {
+        for (int64_t d = 0; d < op.dim; d++) copy(keys.data + d * keys.tokens + token, room.keys + d * CHUNK + at, count);
+        for (int64_t j = 0; j < count; j++) {
+            float* row = room.values + (at + j) * size;
+            copy(values.data + (token + j) * op.dim, row, op.dim);
+            std::fill(row + op.dim, row + size, 0.f);
+        }
+    });
+    return chunk;
+}
+
+template <class T, class Any> static void find_scales(const Attend& op, const Step& step, const Piece& piece, int64_t head,
+                                                      int64_t low, int64_t high, const Room& room, Chunk<Any>& chunk) {
+    if constexpr (Part<T>::SCALE != 0) {
+        runs<T>(op, step, piece, head, low, high, [&](auto keys, auto values, int64_t token, int64_t at, int64_t count) {
+            std::memcpy(room.scales + at, keys.scale(token), sizeof(float) * size_t(count));
+            std::memcpy(room.scales + CHUNK + at, values.scale(token), sizeof(float) * size_t(count));
+        });
+        chunk.key_scales = room.scales;
+        chunk.value_scales = room.scales + CHUNK;
+    }
+}
+
+// Scores of one chunk into weights, in place, and the sums scaled to the new largest score. Positions [from, to) of the
+// chunk are seen. weight: Σ of the weights so far, in lanes.
+static inline void soften(const Attend& op, const float* key_scales, const float* value_scales, float* scores, float& top_so_far,
+                          float* weight, float* values, int64_t size, int64_t from, int64_t to) {
     constexpr int V = CHUNK / W;
-    vf weights[V], top = splat(-std::numeric_limits<float>::infinity());
+    const float none = -std::numeric_limits<float>::infinity();
+    vf weights[V], top = splat(none);
     vi lane;
     for (int i = 0; i < W; i++) lane[i] = i;
     UNROLL for (int v = 0; v < V; v++) {
         vf x = load(scores + v * W) * op.scale;
+        if (key_scales) x *= load(key_scales + v * W);
         if (op.softcap != 0) x = tanh(x / op.softcap) * op.softcap;
         vi at = lane + v * W;
-        x = (at < int32_t(from)) | (at >= int32_t(to)) ? splat(-std::numeric_limits<float>::infinity()) : x;
-        weights[v] = x;
-        top = larger(top, x);
+        weights[v] = (at < int32_t(from)) | (at >= int32_t(to)) ? splat(none) : x;
+        top = larger(top, weights[v]);
     }
-    const float now = std::max(sum.top, largest(top));
-    vf total = {};
+    const float now = std::max(top_so_far, largest(top)), scale = std::exp(top_so_far - now);  // 0 at first
+    top_so_far = now;
+    if (scale != 1.f) {
+        store(weight, load(weight) * scale);
+        for (int64_t i = 0; i < size; i += W) store(values + i, load(values + i) * scale);
+    }
+    vf total = load(weight);
     UNROLL for (int v = 0; v < V; v++) {
         vf w = exp(weights[v] - now);
-        store(scores + v * W, w);
         total += w;
+        // What lies behind the last position may be any bits: its weight is 0, and stays so.
+        if (value_scales) w = w == 0.f ? w : w * load(value_scales + v * W);
+        store(scores + v * W, w);
     }
-    const float scale = sum.weight == 0 ? 0.f : std::exp(sum.top - now);
-    sum = {now, sum.weight * scale + ::sum(total)};
-    if (scale != 1.f)
-        for (int64_t i = 0; i < size; i += W) store(values + i, load(values + i) * scale);
+    store(weight, total);
+}
+
+// One chunk more for the split's sums.
+template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op, const Piece& piece, const Chunk<T>& chunk,
+                                                               const Chunk<T>& next, int64_t start, Room& room) {
+    const int64_t share = op.heads / op.kv_heads, vectors = piece.count * share, size = padded(op.dim);
+    product<Keys, AHEAD, false>(vectors, chunk, next, 0, op.dim, chunk.first(), chunk.last(), room.queries, size, room.scores, CHUNK);
+    for (int64_t i = 0; i < vectors; i++) {
+        const int64_t position = piece.position + i / share - start;
+        const int64_t from = op.window ? std::max(chunk.from, position - op.window + 1) : chunk.from;
+        const int64_t to = std::min(chunk.to, position + 1);
+        float* scores = room.scores + i * CHUNK;
+        if (from >= to) std::fill_n(scores, CHUNK, 0.f);
+        else soften(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,
+                    room.split_sums + i * size, size, from, to);
+    }
+    product<Values, AHEAD, true>(vectors, chunk, next, chunk.from, chunk.to, 0, size / W, room.scores, CHUNK, room.split_sums, size);
 }
 
 // One split of a piece: room.split and room.split_sums become its sums.
 template <class T> static void attend_split(const Attend& op, const Step& step, const Piece& piece, int64_t head, int64_t low,
                                             int64_t high, Room& room) {
     const int64_t share = op.heads / op.kv_heads, vectors = piece.count * share, size = padded(op.dim);
+    const bool whole = op.dim % W == 0 && step.block_tokens % W == 0;
     std::fill_n(room.split.begin(), vectors, Sum{});
     std::fill_n(room.split_sums, vectors * size, 0.f);
-    for (int64_t start = low / CHUNK * CHUNK; start < high; start += CHUNK) {
-        const int64_t from = std::max(low, start), to = std::min(high, start + CHUNK);
-        fetch<T>(op, step, piece, head, 0, from, to, room, room.keys, room.key_rows, size);
-        transpose(room.key_rows, size, room.columns);
-        fetch<T>(op, step, piece, head, 1, from, to, room, room.values, room.value_rows, size);
-        product(vectors, size, CHUNK, room.queries, size, [&](int64_t d) { return room.columns + d * CHUNK; }, room.scores,
-                CHUNK, false);
-        for (int64_t i = 0; i < vectors; i++) {
-            const int64_t position = piece.position + i / share;
-            const int64_t first = op.window ? std::max(from, position - op.window + 1) : from, last = std::min(to, position + 1);
-            if (first >= last) std::fill_n(room.scores + i * CHUNK, CHUNK, 0.f);
-            else soften(op, room.scores + i * CHUNK, room.split[size_t(i)], room.split_sums + i * size, size, first - start, last - start);
+    std::fill_n(room.weights, vectors * W, 0.f);
+    auto end = [&](int64_t from) { return std::min(high, (from / CHUNK + 1) * CHUNK); };
+    if (whole && (vectors <= TILE || sizeof(T) == 4)) {
+        Chunk<T> chunk = found<T>(op, step, piece, head, low, end(low));
+        for (int64_t at = low; at < high; at = end(at)) {
+            const int64_t then = end(at);
+            const Chunk<T> next = then < high ? found<T>(op, step, piece, head, then, end(then)) : chunk;
+            find_scales<T>(op, step, piece, head, at, then, room, chunk);
+            if (vectors <= TILE) attend_chunk<true>(op, piece, chunk, next, at / CHUNK * CHUNK, room);
+            else if constexpr (sizeof(T) == 4) attend_chunk<false>(op, piece, chunk, chunk, at / CHUNK * CHUNK, room);
+            chunk = next;
         }
-        product(vectors, CHUNK, size, room.scores, CHUNK, [&](int64_t j) { return room.value_rows[j]; }, room.split_sums,
-                size, true);
+    } else {
+        for (int64_t at = low; at < high; at = end(at)) {
+            Chunk<float> chunk = widened<T>(op, step, piece, head, at, end(at), room, size);
+            find_scales<T>(op, step, piece, head, at, end(at), room, chunk);
+            attend_chunk<false>(op, piece, chunk, chunk, at / CHUNK * CHUNK, room);
+        }
     }
+    for (int64_t i = 0; i < vectors; i++) room.split[size_t(i)].weight = ::sum(load(room.weights + i * W));
 }
 
-static inline void finish(const Attend& op, const Sum& sum, const float* values, float* out) {
-    const float scale = 1.f / sum.weight;
+// A sink takes its part of the weights and adds nothing.
+static inline void finish(const Attend& op, int64_t head, const Sum& sum, const float* values, float* out) {
+    float scale = 1.f / sum.weight;
+    if (op.sinks) {
+        const float top = std::max(sum.top, op.sinks[head]), kept = std::exp(sum.top - top);
+        scale = kept / (sum.weight * kept + std::exp(op.sinks[head] - top));
+    }
     for (int64_t i = 0; i < op.dim; i++) out[i] = values[i] * scale;
 }
 
@@ -250,7 +330,7 @@ template <class T> static void attend_piece(const Attend& op, const Step& step, 
             join(room.whole[size_t(i)], room.sums + i * size, room.split[size_t(i)], room.split_sums + i * size, op.dim);
     }
     for (int64_t i = 0; i < vectors; i++)
-        finish(op, room.whole[size_t(i)], room.sums + i * size,
+        finish(op, head * share + i % share, room.whole[size_t(i)], room.sums + i * size,
                op.out + (piece.token + i / share) * op.out_stride + (head * share + i % share) * op.dim);
 }
 
@@ -266,7 +346,7 @@ static void join_row(const Attend& op, const Plan& plan, int64_t token, float* p
             const float* partial = partial_of(op, partials, plan.first_partial[size_t(token)] + i, head);
             join(sum, values, Sum{partial[0], partial[1]}, partial + W, op.dim);
         }
-        finish(op, sum, values, op.out + token * op.out_stride + head * op.dim);
+        finish(op, head, sum, values, op.out + token * op.out_stride + head * op.dim);
     }
 }
 

@@ -6,13 +6,33 @@ benchmark that hold for a Triton body hold for them. Each takes a Team first.
 """
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernels.cpu import program as cpu
-from kernels.cpu.packing import pack
+from kernels.cpu.packing import Packed, pack
+from kernels.cpu.pages import arranged, head_dim, restored
 from kernels.cpu.program import Program, StepData, Team
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """Pages as the compiled kernels keep them, where others are given in the order of their shape."""
+
+    pages: Tensor
+
+
+def at_home(team: Team, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of `heads` or of an attention with pages in the kernels' own order, as a model has them."""
+    return tuple(Arranged(arranged(x)) if isinstance(x, Tensor) and x.ndim == 6 else x for x in args)
+
+
+def with_packed_weight(team: Team, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of `matmul` with the weight packed, as a model has it."""
+    return (args[0], pack(args[1], team.tiling), *args[2:])
 
 
 def embedding(team: Team, ids: Tensor, table: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
@@ -129,7 +149,7 @@ def activation(team: Team, x: Tensor, act: str, has_gate: bool, limit: float | N
 def heads(
     team: Team,
     qkv: Tensor,
-    pages: Tensor,
+    pages: Tensor | Arranged,
     layer: int,
     slots: Tensor,
     heads: int,
@@ -143,9 +163,8 @@ def heads(
     v_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """See kernels/heads.py."""
-    if pages.dtype not in cpu.TYPES:
-        raise NotImplementedError(f"compiled kernels write pages of {', '.join(map(str, cpu.TYPES))}")
-    kv_heads, dim = pages.shape[4], qkv.shape[2]
+    home = _home(pages)
+    kv_heads, dim = home.shape[4], qkv.shape[2]
     given, qkv = qkv, qkv.clone()  # the compiled kernels turn k where it stands, too
     ops: list[cpu.Op] = []
     if weight is not None:
@@ -168,11 +187,19 @@ def heads(
     )
     places = slots.to(torch.int64)
     step = StepData(
-        len(qkv), angles=angles, tables=[torch.zeros((0, 1), dtype=torch.int64)], slots=[places], pages=pages
+        len(qkv), angles=angles, tables=[torch.zeros((0, 1), dtype=torch.int64)], slots=[places], pages=home
     )
-    team.run(Program(ops, (qkv, pages)), step)
+    team.run(Program(ops, (qkv, home)), step)
     given[:, :heads] = qkv[:, :heads]
-    return given, pages
+    return given, home if isinstance(pages, Arranged) else pages.copy_(restored(home))
+
+
+def _home(pages: Tensor | Arranged) -> Tensor:
+    if isinstance(pages, Arranged):
+        return pages.pages
+    if pages.dtype not in cpu.PAGE_TYPES:
+        raise NotImplementedError(f"compiled kernels have pages of {', '.join(map(str, cpu.PAGE_TYPES))}")
+    return arranged(pages)
 
 
 def _paired(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
@@ -183,11 +210,11 @@ def _paired(cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor
 
 
 def matmul(
-    team: Team, x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None
+    team: Team, x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """See kernels/linear.py. Packs the weight anew each time, which a model does once."""
-    packed = pack(weight, team.tiling)
-    y = torch.empty((len(x), len(weight)))
+    """See kernels/linear.py."""
+    packed = pack(weight, team.tiling) if isinstance(weight, Tensor) else weight
+    y = torch.empty((len(x), packed.outputs))
     team.run(Program([cpu.linear(packed, bias, x, y)], (packed.data, x, y)), StepData(len(x)))
     return y
 
@@ -195,7 +222,7 @@ def matmul(
 def attention(
     team: Team,
     q: Tensor,
-    pages: Tensor,
+    pages: Tensor | Arranged,
     layer: int,
     table: Tensor,
     slot: Tensor,
@@ -205,22 +232,22 @@ def attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of all rows that have tokens (kernels/attention/common.py), rows of one token and of several alike."""
-    if pages.dtype not in cpu.TYPES:
-        raise NotImplementedError(f"compiled kernels read pages of {', '.join(map(str, cpu.TYPES))}")
+    home = _home(pages)
     count = (query_start[1:] - query_start[:-1]).to(torch.int64)
     real = count > 0
     count = count[real].contiguous()
-    kv_heads, dim = pages.shape[4:]
     op = cpu.Attend(
         q=q.data_ptr(),
+        sinks=None if sinks is None else sinks.data_ptr(),
         out=out.data_ptr(),
         q_stride=q.stride(0),
         out_stride=out.stride(0),
         heads=q.shape[1],
-        kv_heads=kv_heads,
-        dim=dim,
+        kv_heads=home.shape[4],
+        dim=head_dim(home),
         window=window or 0,
         scale=scale,
         softcap=softcap or 0.0,
@@ -233,7 +260,78 @@ def attention(
         count=count,
         tables=[table[slot[real].long()].to(torch.int64).contiguous()],
         slots=[torch.empty(0, dtype=torch.int64)],
-        pages=pages,
+        pages=home,
     )
-    team.run(Program([op], (q, out, pages)), step)
+    team.run(Program([op], (q, out, home)), step)
     return out
+
+
+def _rows_of(
+    chosen: Tensor,
+    team: Team,
+    q: Tensor,
+    pages: Any,
+    layer: int,
+    table: Tensor,
+    step: tuple[Tensor, ...],
+    *options: Any,
+) -> tuple[Tensor]:
+    """Attention of the chosen rows alone. step: slot, query_start, lengths, out."""
+    slot, query_start, lengths, out = step
+    count = query_start.diff()
+    tokens = torch.repeat_interleave(chosen, count)
+    if bool(tokens.all()):
+        return (attention(team, q, pages, layer, table, slot, query_start, lengths, out, *options),)
+    start = torch.nn.functional.pad(count[chosen].cumsum(0), (1, 0))
+    some = torch.empty((int(start[-1]), *q.shape[1:]))
+    attention(team, q[tokens].contiguous(), pages, layer, table, slot[chosen], start, lengths[chosen], some, *options)
+    out[tokens] = some
+    return (out,)
+
+
+def decode_attention(
+    team: Team,
+    q: Tensor,
+    pages: Tensor | Arranged,
+    layer: int,
+    table: Tensor,
+    slot: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    work: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[Tensor]:
+    """See kernels/attention/decode.py. What a row is split into is not `work`'s to say here."""
+    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks)
+    return _rows_of(query_start.diff() == 1, team, q, pages, layer, table, step, *options)
+
+
+def prefill_attention(
+    team: Team,
+    q: Tensor,
+    pages: Tensor | Arranged,
+    layer: int,
+    table: Tensor,
+    slot: Tensor,
+    query_start: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    spans: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> tuple[Tensor]:
+    """See kernels/attention/prefill.py."""
+    if spans is not None:
+        raise NotImplementedError("compiled attention has no spans: a token sees no later one")
+    step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks)
+    return _rows_of(query_start.diff() > 1, team, q, pages, layer, table, step, *options)

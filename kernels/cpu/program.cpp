@@ -149,7 +149,8 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
             const Attend& op = *static_cast<const Attend*>(ops[first].what);
             if (step.page_type == F32) run_attention<float>(op, runner, step, scratch);
             else if (step.page_type == BF16) run_attention<bf16>(op, runner, step, scratch);
-            else run_attention<fp16>(op, runner, step, scratch);
+            else if (step.page_type == F16) run_attention<fp16>(op, runner, step, scratch);
+            else run_attention<int8_t>(op, runner, step, scratch);
             runner.team.wait();
         }
         const int64_t each = std::clamp<int64_t>(step.tokens / (runner.team.size * 4), 1, 16);

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 enum Kind : int32_t { EMBED, NORM, ADD, ACTIVATE, HEADS, LINEAR, ATTEND, CAP, KINDS };
-enum Type : int32_t { F32, BF16, F16 };
+enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
 enum ActKind : int32_t { SILU, GELU, GELU_TANH, RELU };
 
@@ -67,6 +67,7 @@ struct Linear {
 
 struct Attend {
     const float* q;
+    const float* sinks;  // [heads], a logit more of each, which has no value; null: none
     float* out;
     int64_t q_stride, out_stride, heads, kv_heads, dim, window;  // window 0: all positions
     float scale, softcap;                                        // softcap 0: none
@@ -98,7 +99,7 @@ struct Step {
     const int64_t *ids, *first, *count;  // [tokens]; [rows] first position; [rows] positions
     const Angles* angles;
     const Group* groups;
-    void* pages;  // [blocks, layers, 2, block_tokens, kv_heads, dim]
+    void* pages;  // [blocks, layers, 2, kv_heads] parts of a page, see pages.h
     int64_t layers, block_tokens, page_kv_heads, page_dim;
     int32_t page_type;
 };

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from kernels.cpu.library import MissingKernels, load
 from kernels.cpu.packing import FORMS, Packed, Tiling
+from kernels.cpu.pages import head_dim
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+PAGE_TYPES = TYPES | {torch.int8: 3}
 ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
 RMS, LAYER = 0, 1
 
@@ -99,7 +101,7 @@ def linear(weight: Packed, bias: Tensor | None, x: Tensor, y: Tensor) -> Linear:
 class Attend(Structure):
     kind: ClassVar[int] = 6
     _fields_ = [
-        *_fields(c_void_p, "q out"),
+        *_fields(c_void_p, "q sinks out"),
         *_fields(c_int64, "q_stride out_stride heads kv_heads dim window"),
         *_fields(c_float, "scale softcap"),
         *_fields(c_int32, "group layer"),
@@ -145,7 +147,7 @@ class Program:
 
 
 class StepData:
-    """A step's own tensors: all contiguous and on the CPU; counts and positions int64."""
+    """A step's own tensors: all contiguous and on the CPU; counts and positions int64; pages: see pages.py."""
 
     def __init__(
         self,
@@ -178,8 +180,8 @@ class StepData:
             layers=layers,
             block_tokens=block_tokens,
             page_kv_heads=kv_heads,
-            page_dim=dim,
-            page_type=0 if pages is None else TYPES[pages.dtype],
+            page_dim=dim if pages is None else head_dim(pages),
+            page_type=0 if pages is None else PAGE_TYPES[pages.dtype],
         )
 
 

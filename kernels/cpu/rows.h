@@ -1,6 +1,7 @@
 // Operations on one row (token) at a time.
 #pragma once
 
+#include "pages.h"
 #include "program.h"
 #include "simd.h"
 
@@ -113,29 +114,20 @@ static void turn(float* x, int64_t dim, const float* cos, const float* sin, bool
     }
 }
 
-// Values that are not finite become 0 in the pages: a later owner of the block reads its stale rest with weight 0, and
-// 0 · NaN would spoil an innocent request.
-template <class T> static void write_page(const float* x, T* page, int64_t dim) {
-    for (int64_t i = 0; i < dim; i++) {
-        narrow(std::isfinite(x[i]) ? x[i] : 0.f, page + i);
-        if (!std::isfinite(widen(page[i]))) narrow(0.f, page + i);
-    }
-}
-
-template <class T> static inline T* page_of(const Step& step, int64_t block, int64_t layer, int64_t value, int64_t offset,
-                                            int64_t head) {
-    int64_t plane = (block * step.layers + layer) * 2 + value;
-    return static_cast<T*>(step.pages) + ((plane * step.block_tokens + offset) * step.page_kv_heads + head) * step.page_dim;
-}
-
-template <class T> static void write_heads(const Heads& op, const float* k, int64_t token, const Step& step) {
-    int64_t slot = step.groups[op.group].slots[token];
+static void write_heads(const Heads& op, const float* k, int64_t token, const Step& step) {
+    const int64_t slot = step.groups[op.group].slots[token];
     if (slot < 0) return;
-    int64_t block = slot / step.block_tokens, offset = slot % step.block_tokens;
+    const int64_t block = slot / step.block_tokens, offset = slot % step.block_tokens;
     for (int64_t value = 0; value < 2; value++)
-        for (int64_t head = 0; head < op.kv_heads; head++)
-            write_page(k + (value * op.kv_heads + head) * op.dim,
-                       page_of<T>(step, block, op.layer, value, offset, head), op.dim);
+        for (int64_t head = 0; head < op.kv_heads; head++) {
+            const float* x = k + (value * op.kv_heads + head) * op.dim;
+            switch (step.page_type) {
+                case F32: write_page(x, Part<float>(step, block, op.layer, value, head), offset, value); break;
+                case BF16: write_page(x, Part<bf16>(step, block, op.layer, value, head), offset, value); break;
+                case F16: write_page(x, Part<fp16>(step, block, op.layer, value, head), offset, value); break;
+                default: write_page(x, Part<int8_t>(step, block, op.layer, value, head), offset, value);
+            }
+        }
 }
 
 static void heads_row(const Heads& op, int64_t token, const Step& step) {
@@ -146,10 +138,7 @@ static void heads_row(const Heads& op, int64_t token, const Step& step) {
             turn(qkv + head * op.dim, op.turned, angles.cos + token * op.turned, angles.sin + token * op.turned,
                  op.interleaved);
     }
-    const float* k = qkv + op.heads * op.dim;
-    if (step.page_type == F32) write_heads<float>(op, k, token, step);
-    else if (step.page_type == BF16) write_heads<bf16>(op, k, token, step);
-    else write_heads<fp16>(op, k, token, step);
+    write_heads(op, qkv + op.heads * op.dim, token, step);
 }
 
 static void cap_row(const Cap& op, int64_t token) {

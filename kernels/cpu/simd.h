@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__F16C__) || defined(__AVX512F__)
+#if defined(__F16C__) || defined(__AVX2__) || defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -39,6 +39,7 @@ static inline float bits_to_float(uint32_t bits) { float x; std::memcpy(&x, &bit
 static inline uint32_t float_to_bits(float x) { uint32_t bits; std::memcpy(&bits, &x, 4); return bits; }
 
 static inline float widen(float x) { return x; }
+static inline float widen(int8_t x) { return x; }
 static inline float widen(bf16 x) { return bits_to_float(uint32_t(x.bits) << 16); }
 static inline float widen(fp16 x) {
     uint32_t sign = uint32_t(x.bits & 0x8000) << 16, rest = x.bits & 0x7fff;
@@ -67,6 +68,17 @@ static inline void store(float* p, vf x) { *(vf_any*)p = x; }
 static inline vi load(const int32_t* p) { vi x; std::memcpy(&x, p, sizeof(x)); return x; }
 static inline void store(int32_t* p, vi x) { std::memcpy(p, &x, sizeof(x)); }
 static inline vi load(const uint8_t* p) { return __builtin_convertvector(*(const vb_any*)p, vi); }
+static inline vf load(const int8_t* p) {  // what the compiler makes of a conversion goes byte by byte
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    vf x;
+    for (int i = 0; i < W; i++) x[i] = p[i];
+    return x;
+#endif
+}
 static inline vf to_float(vi x) { return __builtin_convertvector(x, vf); }
 
 // To nearest, ties to even, as torch casts.
@@ -89,12 +101,15 @@ static inline float sum(vf x) {
     for (int i = 0; i < W; i++) total += x[i];
     return total;
 }
-static inline float largest(vf x) {
-    float top = x[0];
-    for (int i = 1; i < W; i++) top = x[i] > top ? x[i] : top;
-    return top;
-}
 static inline vf larger(vf a, vf b) { return a > b ? a : b; }
+static inline float largest(vf x) {
+    UNROLL for (int half = W / 2; half; half /= 2) {
+        vi other;
+        for (int i = 0; i < W; i++) other[i] = i ^ half;
+        x = larger(x, __builtin_shuffle(x, other));
+    }
+    return x[0];
+}
 
 // e^x: 2^n · e^r with |r| ≤ ln 2 / 2, e^r by its series to r^7. Within 2 units in the last place; 0 below -87.
 static inline vf exp(vf x) {

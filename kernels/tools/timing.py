@@ -123,13 +123,17 @@ def _graph(run: Callable[..., None], *args: Any) -> Callable[[], None]:
     return graph.replay
 
 
-def alternating(samples: Sequence[Sample], rounds: int) -> list[Time]:
+def taken(samples: Sequence[Sample], rounds: int) -> list[list[float]]:
     """One sample of each in turn, so many times: what the device does meanwhile hits all of them."""
-    taken: list[list[float]] = [[] for _ in samples]
+    found: list[list[float]] = [[] for _ in samples]
     for _ in range(rounds):
-        for sample, into in zip(samples, taken, strict=True):
+        for sample, into in zip(samples, found, strict=True):
             into.append(sample())
-    return [Time.of(values) for values in taken]
+    return found
+
+
+def alternating(samples: Sequence[Sample], rounds: int) -> list[Time]:
+    return [Time.of(values) for values in taken(samples, rounds)]
 
 
 # -- what a device is, and can do --------------------------------------------------------------------------------------

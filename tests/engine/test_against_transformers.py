@@ -9,7 +9,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +75,11 @@ class Case:
         with torch.no_grad():
             return self.fresh()(torch.tensor([prompt])).logits[0].float().log_softmax(-1)
 
-    def tight_bytes(self) -> int:
+    def tight_bytes(self, pages: str = "float32") -> int:
         """A cache that one request of full length fills."""
         form = layout(read_checkpoint(self.path).model, block_tokens=BLOCK_TOKENS, element_bytes=4)
+        if pages == "int8":
+            form = replace(form, element_bytes=1, scale_bytes=4)
         return (form.blocks_for(MAX_CONTEXT, 7) + 1) * form.block_bytes
 
 
@@ -172,8 +174,10 @@ def test_prompt_logprobs_are_transformers_at_every_chunk_edge(case, engine):
             assert found.rank == 1 + int((row > row[found.token]).sum())
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "phi3-long"])
-def test_drawn_tokens_depend_on_neither_batch_nor_steps_nor_preemption(name, tmp_path, engine):
+@pytest.mark.parametrize(
+    ("name", "pages"), [*((name, "float32") for name in ("llama", "gemma2", "phi3-long")), ("llama", "int8")]
+)
+def test_drawn_tokens_depend_on_neither_batch_nor_steps_nor_preemption(name, pages, tmp_path, engine):
     path = tmp_path / name
     tiny.random_model(name).save_pretrained(path)
     case = Case(name, path, None)
@@ -183,12 +187,12 @@ def test_drawn_tokens_depend_on_neither_batch_nor_steps_nor_preemption(name, tmp
                repetition_penalty=1.1, frequency_penalty=0.3)
         for i in range(len(prompts))
     ]  # fmt: skip
-    with engine(path, max_step_tokens=64, max_running=1, prefix_cache=False, overlap=False) as llm:
+    with engine(path, kv_dtype=pages, max_step_tokens=64, max_running=1, prefix_cache=False, overlap=False) as llm:
         alone = [one.ids for one in llm.generate(prompts, params)]
-    with engine(path) as llm:
+    with engine(path, kv_dtype=pages) as llm:
         together = [one.ids for one in llm.generate(prompts, params)]
         cached = [one.ids for one in llm.generate(prompts, params)]
-    with engine(path, kv_bytes=case.tight_bytes()) as llm:
+    with engine(path, kv_dtype=pages, kv_bytes=case.tight_bytes(pages)) as llm:
         tight = llm.generate(prompts, params)
     assert alone == together == cached == [one.ids for one in tight]
     assert sum(one.timing.preemptions for one in tight) > 0

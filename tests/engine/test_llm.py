@@ -171,6 +171,8 @@ def test_the_demo_model_adds_up_with_rounded_weights_from_a_first_and_a_second_s
             {"kernels": "base", "dtype": "bfloat16"},
             "kernels=base: they compute in float32 on a CPU, not bfloat16 on cpu",
         ),
+        ({"kernels": "torch", "kv_dtype": "int8"}, "kv_dtype=int8: torch kernels read .* float32, bfloat16, float16$"),
+        ({"kernels": "base", "kv_dtype": "fp8"}, "kv_dtype=fp8: base kernels read .* bfloat16, float16, int8$"),
         ({"kernels": "torch", "weights": "int8"}, "only compiled kernels multiply by them, not torch"),
     ],
 )

@@ -19,6 +19,7 @@ from kernels.activation import ACTIVATIONS
 from kernels.cpu import library, program
 from kernels.cpu.library import MissingKernels, usable
 from kernels.cpu.packing import FORMS, Tiling, form_for, pack
+from kernels.cpu.pages import arranged, restored
 from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Heads, Norm, Program, StepData, Team
 from kernels.quantisation import rounded_rows, to_int4, to_int8
 from kernels.rope import rope_angles, rotate_
@@ -313,9 +314,10 @@ class Pages:
             angles=angles,
             tables=[self.table],
             slots=[slots],
-            pages=self.pages,
+            pages=(pages := arranged(self.pages)),
         )
         team.run(Program(ops, (qkv, out)), data)
+        self.pages = restored(pages)
         assert (out[-1] == POISON).all() and (out[:, -2:] == POISON).all()
         return out[:-1, :-2].reshape(-1, self.heads, self.dim)
 

@@ -13,7 +13,7 @@ from kernels.paged_kv import write_kv, write_rows
 BLOCK, LAYERS, LAYER = 4, 3, 1
 
 
-def brute_force(q, keys, values, first, window, scale, softcap):
+def brute_force(q, keys, values, first, window, scale, softcap, sinks=None):
     """q: [count, heads, dim] at positions first…; keys, values: [length, kv_heads, dim], all positions of the row."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // keys.shape[1]
@@ -25,7 +25,9 @@ def brute_force(q, keys, values, first, window, scale, softcap):
             scores = k @ q[i, head].double() * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            out[i, head] = scores.softmax(0) @ values[low : position + 1, head // group].double()
+            weights = scores.exp()
+            total = weights.sum() + (0.0 if sinks is None else sinks[head].double().exp())
+            out[i, head] = weights / total @ values[low : position + 1, head // group].double()
     return out
 
 
@@ -66,22 +68,22 @@ class Rows:
         )
         return plan_reads(cuts, self.table, LAYERS)
 
-    def attention(self, scale, softcap=None):
-        return paged_attention(self.q, self.k, self.v, self.pages, LAYER, self.reads(), scale=scale, softcap=softcap)
+    def attention(self, scale, softcap=None, sinks=None):
+        options = {"scale": scale, "softcap": softcap, "sinks": sinks}
+        return paged_attention(self.q, self.k, self.v, self.pages, LAYER, self.reads(), **options)
 
-    def expected(self, scale, softcap=None):
+    def expected(self, scale, softcap=None, sinks=None):
         pieces, at = [], 0
         for first, count, kv in zip(self.first, self.count, self.kv, strict=True):
             q = self.q[at : at + count]
-            pieces.append(brute_force(q, kv[0], kv[1], first, self.window, scale, softcap))
+            pieces.append(brute_force(q, kv[0], kv[1], first, self.window, scale, softcap, sinks))
             at += count
         return torch.cat(pieces)
 
 
-def check(rows, scale=0.35, softcap=None):
-    torch.testing.assert_close(
-        rows.attention(scale, softcap).double(), rows.expected(scale, softcap), atol=1e-5, rtol=0
-    )
+def check(rows, scale=0.35, softcap=None, sinks=None):
+    options = (scale, softcap, sinks)
+    torch.testing.assert_close(rows.attention(*options).double(), rows.expected(*options), atol=1e-5, rtol=0)
 
 
 MIXES = {
@@ -100,6 +102,13 @@ MIXES = {
 @pytest.mark.parametrize("mix", MIXES)
 def test_rows_equal_a_loop_over_queries(mix, window, softcap):
     check(Rows(MIXES[mix], window=window), softcap=softcap)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("mix", MIXES)
+def test_sinks_take_their_part_of_the_weights(mix, window, softcap):
+    check(Rows(MIXES[mix], window=window), softcap=softcap, sinks=torch.linspace(-3, 5, 6))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 2), (5, 1, 16), (7, 7, 3), (14, 2, 64)])
@@ -124,6 +133,7 @@ def test_small_gathers_and_slices_give_the_same(monkeypatch, limit):
     monkeypatch.setattr(module, "SCORE_ELEMENTS", limit)
     check(Rows(MIXES["everything"]))
     check(Rows(MIXES["everything"]), softcap=2.0)
+    check(Rows(MIXES["everything"]), sinks=torch.linspace(-3, 5, 6))
 
 
 def test_rows_of_similar_length_share_a_bucket_and_others_do_not():

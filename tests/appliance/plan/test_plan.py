@@ -325,6 +325,14 @@ def test_pages_of_8_bits_halve_the_blocks(tmp_path: Path) -> None:
     assert small.engines[0].kv_dtype == "fp8" and 2 * small.memory.block_bytes == plain.memory.block_bytes
 
 
+def test_pages_of_whole_numbers_have_a_scale_for_each_key_and_value(tmp_path: Path) -> None:
+    plain = planned(tmp_path, "quantization.kv_cache=float32", machine=COMPILED)
+    small = planned(tmp_path, "quantization.kv_cache=int8", machine=COMPILED)
+    assert small.engines[0].kv_dtype == "int8"
+    assert plain.memory.block_bytes == BLOCK
+    assert small.memory.block_bytes == LAYERS * 2 * 16 * KV_HEADS * (DIM + 4)
+
+
 def test_beside_rounded_weights_pages_are_float16(tmp_path: Path) -> None:
     found = planned(tmp_path, "quantization.weights=int8", machine=COMPILED)
     assert found.engines[0].kv_dtype == "float16" and "int8" in reason(found, "quantization.kv_cache")[1]
@@ -364,11 +372,22 @@ def test_a_gpu_without_bfloat16_computes_in_float16(tmp_path: Path) -> None:
         (["hardware.kernels=triton"], COMPILED, "triton: its kernels are for a GPU, and this is cpu"),
         (["hardware.kernels=triton"], GPU_HOST, "triton: it is not installed"),
         (["quantization.kv_cache=fp8"], CPU, "fp8: only triton kernels read it, and torch serves; use auto"),
+        (
+            ["quantization.kv_cache=int8"],
+            GPU_KERNELS,
+            "int8: only compiled kernels of a CPU read it, and triton serves; use auto, bfloat16 or fp8",
+        ),
+        (
+            ["quantization.kv_cache=int8"],
+            CPU,
+            "only compiled kernels of a CPU read it, and torch serves; use auto, float32 or bfloat16 or float16",
+        ),
+        (["quantization.kv_cache=fp8"], COMPILED, "float16 or int8"),
         (["quantization.kv_cache=fp8"], OLD_GPU, "NVIDIA A100 has no such type"),
         (
             ["quantization.kv_cache=float16"],
             GPU_KERNELS,
-            "the pages have the type of the activations, bfloat16, or fp8",
+            "the pages have the type of the activations, or 8 bits; use auto, bfloat16 or fp8",
         ),
         (["hardware.batch_invariant=true"], CPU, "true: torch serves here, whose sums depend on the size of the batch"),
         (["quantization.weights=int8"], GPU_KERNELS, "and triton serves here; use auto"),

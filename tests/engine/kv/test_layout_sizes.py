@@ -42,6 +42,11 @@ def test_a_block_holds_keys_and_values_of_all_its_layers():
     assert made.blocks(10 * made.block_bytes - 1) == 9
 
 
+def test_scales_count_for_each_key_and_each_value():
+    made = layout(model([None]), block_tokens=5, element_bytes=1, scale_bytes=4)
+    assert made.page_bytes == 2 * 5 * 2 * (4 + 4)
+
+
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8, 9])
 @pytest.mark.parametrize("step_tokens", [1, 3, 4, 7])
 def test_a_window_never_needs_more_blocks_than_stated_and_once_just_that(window, step_tokens):

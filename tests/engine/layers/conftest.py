@@ -245,7 +245,13 @@ class Driver:
     ):
         """kernels: torch, triton (in its interpreter) or a compiled variant."""
         self.checkpoint = read_checkpoint(path)
-        self.layout = layout(self.checkpoint.model, block_tokens=block_tokens, element_bytes=4, ranks=world.size)
+        self.layout = layout(
+            self.checkpoint.model,
+            block_tokens=block_tokens,
+            element_bytes=page_dtype.itemsize,
+            scale_bytes=4 if page_dtype == torch.int8 else 0,
+            ranks=world.size,
+        )
         fused = kernels == "triton"
         team = None if fused or kernels == "torch" else Team(kernels, threads)
         self.model = TextModel(

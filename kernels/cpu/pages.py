@@ -1,0 +1,59 @@
+"""Pages as the compiled kernels keep them (pages.h): a KV head's keys as [dim, token], its values as [token, dim].
+
+A tensor of them is shaped like any other, [blocks, layers, 2, block_tokens, kv_heads, dim], and has as many bytes; only
+these kernels know what lies where in a plane [block_tokens, kv_heads, dim] of it. Pages of 8 bits are int8, dim + 4
+for each key and each value: x / scale to the nearest whole number, and its scale, largest |x| / 127, as 4 bytes of a
+float32, which lie behind the [dim, token] or [token, dim] of their head.
+"""
+
+import torch
+from torch import Tensor
+
+SCALE_BYTES = 4  # of each key and each value in pages of 8 bits
+
+
+def head_dim(pages: Tensor) -> int:
+    """Of pages in either order."""
+    return int(pages.shape[-1]) - (SCALE_BYTES if pages.dtype == torch.int8 else 0)
+
+
+def arranged(pages: Tensor) -> Tensor:
+    """Pages in the order of their shape → a copy as compiled kernels keep them. Of 8-bit ones each key and each value
+    ends with its scale."""
+    out = torch.empty_like(pages)
+    dim = head_dim(pages)
+    for value in (0, 1):
+        by_head = pages[:, :, value].transpose(2, 3)  # [blocks, layers, kv_heads, block_tokens, dim]
+        data = by_head[..., :dim] if value else by_head[..., :dim].transpose(3, 4)
+        parts = torch.cat((data.flatten(3), by_head[..., dim:].flatten(3)), 3)
+        out[:, :, value] = parts.reshape(out[:, :, value].shape)
+    return out
+
+
+def restored(pages: Tensor) -> Tensor:
+    """The way back."""
+    out = torch.empty_like(pages)
+    dim, (blocks, layers, _, tokens, heads, _) = head_dim(pages), pages.shape
+    for value in (0, 1):
+        parts = pages[:, :, value].reshape(blocks, layers, heads, -1)
+        data = parts[..., : tokens * dim].unflatten(3, (tokens, dim) if value else (dim, tokens))
+        data = data if value else data.transpose(3, 4)
+        scales = (
+            parts[..., tokens * dim :].unflatten(3, (tokens, -1)) if parts.shape[3] > tokens * dim else data[..., :0]
+        )
+        out[:, :, value] = torch.cat((data, scales), 4).transpose(2, 3)
+    return out
+
+
+def eight_bits(pages: Tensor) -> Tensor:
+    """Pages of finite numbers in the order of their shape → the same in 8 bits."""
+    scales = pages.abs().amax(-1, keepdim=True).float() / 127
+    whole = torch.where(scales > 0, pages / scales, 0.0).round().clamp(-127, 127)
+    return torch.cat((whole.to(torch.int8), scales.contiguous().view(torch.int8)), -1)
+
+
+def widened(pages: Tensor) -> Tensor:
+    """8-bit pages in the order of their shape → the numbers that they stand for, float32."""
+    dim = head_dim(pages)
+    scales = pages[..., dim:].contiguous().view(torch.float32)
+    return pages[..., :dim].float() * scales

@@ -1,0 +1,195 @@
+"""Times of the compiled kernels of a CPU, beside torch's own operations with as many threads.
+
+Operations are timed at their `cpu_cases` and attention on batches of whole steps (kernels/attention/batches.py), with
+weights packed and pages arranged as a model has them. Both sides take turns. The least time is what the kernels can do;
+mean and deviation also tell what else the machine did.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.attention.batches import Rows, batch, kind
+from kernels.attention.common import gathered, paged_inputs
+from kernels.attention.prefill import scored
+from kernels.cpu import bodies
+from kernels.cpu.bodies import Arranged
+from kernels.cpu.pages import arranged, eight_bits
+from kernels.cpu.program import Team
+from kernels.op import Make
+from kernels.ops import OPS
+from kernels.report import table
+from kernels.tools.timing import figure, sampler, taken
+
+CPU = torch.device("cpu")
+PAGES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+SHAPES = {  # heads, kv_heads, dim
+    "qwen2.5-0.5b": (14, 2, 64),
+    "qwen3-0.6b": (16, 8, 128),
+}
+BATCHES = ("8q1s1k", "8q1s4k", "q1s16k", "4q5s2k", "q512", "q512s4k", "q512+8q1s2k")
+HEAD = ("op", "case", "kind", "min us", "mean", "max", "std", "GB/s", "GFLOP/s", "torch min", "mean", "x torch")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Microseconds of a call."""
+
+    min: float
+    mean: float
+    max: float
+    std: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Spread":
+        return cls(min(samples), statistics.fmean(samples), max(samples), statistics.pstdev(samples))
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call of the compiled kernels, and the one of torch that gives the same."""
+
+    op: str
+    case: str
+    kind: str
+    ours: Callable[[], Any]
+    torchs: Callable[[], Any]
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Timed:
+    op: str
+    case: str
+    kind: str
+    time: Spread
+    peer: Spread
+    bytes: int
+    flops: int
+
+    def cells(self) -> tuple[str, ...]:
+        spread = tuple(figure(value) for value in asdict(self.time).values())
+        rates = figure(self.bytes / self.time.min / 1e3), figure(self.flops / self.time.min / 1e3) if self.flops else ""
+        peer = figure(self.peer.min), figure(self.peer.mean), f"{self.peer.min / self.time.min:.2f}"
+        return self.op, self.case, self.kind, *spread, *rates, *peer
+
+
+def bench(
+    team: Team,
+    names: Sequence[str],
+    ids: Sequence[str],
+    *,
+    batches: Sequence[str] = (),
+    pages: str = "float16",
+    rounds: int,
+    json_file: Path | None = None,
+) -> int:
+    """Prints the table, in the order of the operations, and gives the exit code. Raises ValueError for what is no
+    batch."""
+    texts = batches or BATCHES
+    parsed = [(text, batch(text)) for text in texts]
+    rows = []
+    with torch_threads(team.threads):
+        print(f"CPU, {team.variant}, {team.threads} threads, torch {torch.__version__}", flush=True)
+        for work in chain(() if batches else of_ops(team), of_batches(team, parsed, pages)):
+            if _named(work.op, names) and _named(work.case, ids):
+                ours, torchs = (sampler(call, [()], CPU) for call in (work.ours, work.torchs))
+                times = [Spread.of(samples) for samples in taken([ours, torchs], rounds)]
+                rows.append(Timed(work.op, work.case, work.kind, *times, work.bytes, work.flops))
+    if not rows:
+        print("kernels.bench: no operation and case has such a name")
+        return 2
+    print(table([HEAD, *(row.cells() for row in rows)], left=3))
+    if json_file is not None:
+        facts = {"kernels": team.variant, "threads": team.threads, "torch": torch.__version__}
+        json_file.write_text(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    return 0
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """torch with so many threads, and afterwards with as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _named(name: str, texts: Sequence[str]) -> bool:
+    return not texts or any(text in name for text in texts)
+
+
+def of_ops(team: Team) -> Iterator[Work]:
+    for op in OPS:
+        for case in op.cpu_cases:
+            assert op.compiled is not None, f"{op.name} has cases for a CPU and no body for one"
+            args = op.inputs(Make(CPU, torch.float32), **case.sizes)
+            yield Work(
+                *(op.name, case.id, ""),
+                ours=partial(op.compiled, team, *op.at_home(team, args)),
+                torchs=partial(op.peer or op.reference, *args),
+                bytes=op.traffic(*args),
+                flops=op.flops(*args),
+            )
+
+
+def of_batches(team: Team, batches: Sequence[tuple[str, Rows]], pages: str) -> Iterator[Work]:
+    for name, shape in SHAPES.items():
+        for text, rows in batches:
+            yield attention_of(team, rows, shape, pages, case=f"{text} {name} {pages}")
+
+
+def attention_of(team: Team, rows: Rows, shape: tuple[int, int, int], pages: str, case: str) -> Work:
+    """One layer's attention. torch has the keys and values of each row in one piece, in float32."""
+    heads, kv_heads, dim = shape
+    q, wide, table, slot, start, lengths, out = paged_inputs(Make(CPU, torch.float32), rows, heads, kv_heads, dim)
+    kept = eight_bits(wide) if pages == "int8" else wide.to(PAGES[pages])
+    home, scale = Arranged(arranged(kept)), dim**-0.5
+    keys = sum(length for _, length in rows)
+    singles = sum(length for count, length in rows if count == 1)
+    return Work(
+        *("attention", case, kind(rows)),
+        ours=partial(bodies.attention, team, q, home, 0, table, slot, start, lengths, out, scale),
+        torchs=partial(attend_densely, dense(q, wide, table[slot.long()], rows), scale),
+        bytes=2 * q.nbytes + 2 * keys * kept[0, 0, 0, 0].nbytes,
+        flops=4 * heads * dim * (scored(start, lengths, None) + singles),
+    )
+
+
+Dense = tuple[Tensor, Tensor, Tensor, Tensor | None]
+
+
+def dense(q: Tensor, pages: Tensor, table: Tensor, rows: Rows) -> list[Dense]:
+    """Rows that are alike go together: q [rows, heads, tokens, dim], k and v [rows, kv_heads, length, dim], and which
+    keys each token sees, where it is not all of them."""
+    found: list[Dense] = []
+    at = row = 0
+    for (count, length), alike in groupby(rows):
+        number = len(list(alike))
+        query = q[at : at + number * count].unflatten(0, (number, count)).transpose(1, 2)
+        blocks = table[row : row + number, : -(-length // pages.shape[3])]
+        own = [torch.stack(gathered(pages, 0, one, 1.0, 1.0))[:, :length].transpose(1, 2) for one in blocks]
+        k, v = torch.stack(own, 1)
+        seen = torch.ones(count, length, dtype=torch.bool).tril(length - count) if count > 1 else None
+        found.append((query.contiguous(), k.contiguous(), v.contiguous(), seen))
+        at, row = at + number * count, row + number
+    return found
+
+
+def attend_densely(parts: Sequence[Dense], scale: float) -> list[Tensor]:
+    return [
+        scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=True) for q, k, v, seen in parts
+    ]

@@ -1,0 +1,51 @@
+"""Pages of 8 bits under a whole model: what they cost, and that steps change nothing."""
+
+import pytest
+import torch
+
+from kernels.cpu.library import best
+
+SOME = ["llama", "qwen2", "qwen3", "gemma2", "mistral"]
+
+
+@pytest.mark.parametrize("case_name", SOME)
+def test_pages_of_whole_numbers_cost_little(case_name, compiled, checkpoint, driver, ids):
+    """127 steps up and down from zero: each key and value is at most 0.4% of its largest off, and so logits of random
+    weights move by a few hundredths of their size at most; in half precision by a hundredth of that."""
+    prompt = ids(37, 1)
+    want = checkpoint(case_name).logits(prompt)
+
+    def change(dtype):
+        got = driver(checkpoint(case_name).path, kernels=compiled, page_dtype=dtype).run(prompt, 13)
+        return float((got - want).norm() / want.norm())
+
+    assert change(torch.float32) < 1e-5 < change(torch.float16) < 2e-3 < change(torch.int8) < 3e-2
+
+
+@pytest.mark.parametrize("case_name", SOME)
+def test_rows_over_pages_of_whole_numbers_are_the_same_in_any_step(case_name, compiled, checkpoint, driver, ids):
+    path, prompt = checkpoint(case_name).path, ids(29, 9)
+    options = {"kernels": compiled, "page_dtype": torch.int8}
+    want = driver(path, **options).run(prompt, len(prompt))
+    assert torch.equal(driver(path, threads=1, **options).run(prompt, 1), want)
+    company = driver(path, block_tokens=3, seed=4, **options)
+    request, other = company.add(prompt), company.add(ids(40, 40))
+    company.step([(other, 20), (request, 11)])
+    company.step([(request, 1), (other, 1)])
+    company.step([(other, 19), (request, 17)])
+    assert torch.equal(request.result, want)
+
+
+def test_a_block_of_pages_is_its_bytes(checkpoint, driver, ids):
+    """Whoever gets a copy of a request's blocks goes on as it would have."""
+    engine = driver(checkpoint("llama").path, kernels=best(), page_dtype=torch.int8)
+    assert engine.pages[0].nbytes == engine.layout.block_bytes
+    prompt = ids(21, 2)
+    first, second = engine.add(prompt), engine.add(prompt)
+    engine.step([(first, 17)])
+    for ours, theirs in zip(first.tables[0], second.tables[0], strict=True):
+        engine.pages[theirs] = engine.pages[ours]
+    second.done = 17
+    engine.step([(first, 4)])
+    engine.step([(second, 4)])
+    assert torch.equal(second.result, first.result[17:])

@@ -1,0 +1,163 @@
+"""The benchmark of the compiled kernels of a CPU: what it times is what it says, on both sides."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import bench
+from kernels.attention.batches import FEW, batch, kind
+from kernels.cpu.library import best, usable
+from kernels.cpu.program import Team
+from kernels.op import tensors
+from kernels.ops import OPS
+from kernels.tools import cpu
+from kernels.tools.cpu import Spread, attention_of, of_ops
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def team():
+    made = Team(best(), 2)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("q512", ((512, 512),)),
+        ("3q1s4096", ((1, 4096),) * 3),
+        ("q2ks32k", ((2048, 32768),)),
+        ("2q3+q1s7", ((3, 3), (3, 3), (1, 7))),
+    ],
+)
+def test_a_batch_is_read_from_a_line(text, rows):
+    assert batch(text) == rows
+
+
+@pytest.mark.parametrize("text", ["", "8", "q", "q5s", "q0", "0q1", "q5s4", "8q1s4k+", "q1s1m", "decode"])
+def test_what_is_no_batch_is_refused(text):
+    with pytest.raises(ValueError, match=f"^{text.replace('+', '[+]')}: "):
+        batch(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("q1", "decode"),
+        ("8q1s4k", "decode"),
+        ("q2", "prefill"),
+        ("4q512", "prefill"),
+        ("q2s3", "spec"),
+        (f"4q{FEW}s{FEW + 1}", "spec"),
+        (f"4q{FEW + 1}s{FEW + 2}", "extend"),
+        ("q512s4k", "extend"),
+        ("q512+q1s7", "mixed"),
+        (f"q{FEW}s90+q{FEW + 1}s90", "mixed"),
+    ],
+)
+def test_batches_are_classed_at_their_bounds(text, expected):
+    assert kind(batch(text)) == expected
+
+
+@pytest.mark.parametrize("pages", cpu.PAGES)
+@pytest.mark.parametrize("shape", [(4, 2, 16), (7, 1, 24)])
+def test_attention_of_a_batch_is_torchs_of_the_same_keys(team, pages, shape):
+    rows = batch("2q3s20+q9+3q1s33+q1")
+    work = attention_of(team, rows, shape, pages, case="some")
+    starts = list(accumulate((count for count, _ in rows), initial=0))
+    ours = work.ours()
+    want = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in work.torchs()])
+    assert want.shape == ours.shape and starts[-1] == len(ours) == 2 * 3 + 9 + 3 + 1
+    tolerance = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2, "int8": 2e-2}[pages]
+    assert (ours - want).abs().max() < tolerance
+
+
+def test_bytes_and_flops_of_attention_are_those_of_what_is_seen(team):
+    work = attention_of(team, batch("2q1s10+q3s7"), (4, 2, 16), "int8", case="some")
+    pairs = 2 * 10 + 5 + 6 + 7
+    assert work.flops == 2 * 2 * pairs * 4 * 16
+    assert work.bytes == 2 * 5 * 4 * 16 * 4 + 2 * (10 + 10 + 7) * 2 * (16 + 4)
+
+
+def test_every_compiled_body_but_attention_is_timed_beside_the_same_of_torch(team, monkeypatch):
+    """Attention is timed by batches."""
+    assert {op.name for op in OPS if op.cpu_cases} == {
+        op.name for op in OPS if op.compiled is not None and "attention" not in op.name
+    }
+    for work in of_ops(team):
+        ours, torchs = tensors(work.ours()), tensors(work.torchs())
+        assert work.bytes > 0 and ours[0].shape == torchs[0].shape, work
+        if work.op != "heads":  # which changes its arguments: both sides would have to see them new
+            assert (ours[0] - torchs[0]).abs().max() <= 2e-4 * torchs[0].abs().max(), work
+
+
+def test_a_spread_is_of_its_samples():
+    assert Spread.of([1.0, 3.0, 8.0]) == Spread(1.0, 4.0, 8.0, pytest.approx((26 / 3) ** 0.5))
+
+
+def run(*arguments, out=None):
+    given = [*arguments, "--threads", "1", "--rounds", "2", *(["--json", str(out)] if out else [])]
+    return bench.main(given)
+
+
+@pytest.mark.parametrize("variant", usable())
+def test_a_run_prints_an_ordered_table_and_leaves_torch_as_it_was(variant, tmp_path, capsys):
+    before = torch.get_num_threads()
+    specs = ["q3s9", "2q1s40", "q20"]
+    assert run("--kernels", variant, "--batch", *specs, out=tmp_path / "out.json") == 0
+    assert torch.get_num_threads() == before
+    first, head, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"CPU, {variant}, 1 threads") and head.split()[2:7] == ["kind", "min", "us", "mean", "max"]
+    assert [line.split()[:5] for line in lines] == [
+        ["attention", spec, name, "float16", what]
+        for name in cpu.SHAPES
+        for spec, what in zip(specs, ("spec", "decode", "prefill"), strict=True)
+    ]
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["facts"]["kernels"] == variant
+    for row in found["rows"]:
+        assert 0 < row["time"]["min"] <= row["time"]["mean"] <= row["time"]["max"]
+
+
+def test_torch_has_its_threads_back_after_an_error():
+    before = torch.get_num_threads()
+    with pytest.raises(RuntimeError), cpu.torch_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+        raise RuntimeError
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--kernels", "sse9"], f"--kernels sse9: usable here are {', '.join(usable())}"),
+        (["--batch", "8q"], "--batch 8q: '8q' is no batch; write 8q1s4096"),
+        (["--kernels", best(), "--tune"], "--tune: there is nothing to choose"),
+    ],
+)
+def test_what_cannot_be_had_is_an_error_of_one_line(arguments, words, capsys):
+    assert run(*arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_names_choose_operations_and_cases(capsys):
+    assert run("--kernels", best(), "rms_norm", "--case", "8x") == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[2:]] == [["rms_norm", "8x1024"]]
+    assert run("--kernels", best(), "nothing") == 2
+
+
+def test_as_a_command_without_a_gpu_it_times_the_fastest_kernels():
+    kept = {"PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    command = [sys.executable, "-m", "kernels.bench", "rms_norm", "--case", "8x", "--rounds", "1", "--threads", "1"]
+    done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and not done.stderr
+    first, _, row = done.stdout.splitlines()
+    assert first.startswith(f"CPU, {best()}, 1 threads") and row.split()[:2] == ["rms_norm", "8x1024"]

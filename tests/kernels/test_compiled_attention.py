@@ -1,0 +1,211 @@
+"""The compiled attention of a CPU over pages of every type and heads of every size, in every variant: against torch's
+attention in float64 over the numbers that the pages hold, and bit for bit against itself in other company."""
+
+import math
+from itertools import accumulate
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+from kernels.cpu import bodies
+from kernels.cpu.library import usable
+from kernels.cpu.pages import arranged, restored, widened
+from kernels.cpu.program import Team
+
+LAYERS, LAYER = 2, 1
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+POISON = 12345.0
+
+
+@pytest.fixture(scope="module", params=usable())
+def team(request):
+    made = Team(request.param, 2)
+    yield made
+    made.close()
+
+
+def eight_bits(x):
+    """[…, dim] → […, dim + 4] int8: whole numbers of the largest over 127, and that as a float32."""
+    scale = (x.abs().amax(-1, keepdim=True) / 127).float()
+    whole = torch.where(scale > 0, x / scale, 0.0).round().clamp(-127, 127).to(torch.int8)
+    return torch.cat((whole, scale.contiguous().view(torch.int8)), -1)
+
+
+class Rows:
+    """Rows of (count, length): queries of their last positions and pages of all. A row's numbers depend on its length
+    alone, so that it is the same in any company. What no row may read is NaN."""
+
+    def __init__(self, rows, *, heads=4, kv_heads=2, dim=32, dtype=torch.float32, block=16, window=None):
+        self.rows, self.window, self.dim = rows, window, dim
+        self.starts = list(accumulate((count for count, _ in rows), initial=0))
+        q, self.kv = [], []
+        blocks = [-(-length // block) for _, length in rows]
+        self.table = torch.zeros(len(rows), max(blocks), dtype=torch.int64)
+        nothing = torch.full((2, kv_heads, dim), math.nan)
+        stored = eight_bits(nothing.nan_to_num(3e38)) if dtype == torch.int8 else nothing.to(dtype)
+        if dtype == torch.int8:
+            stored[..., dim:] = torch.tensor([math.nan]).view(torch.int8)
+        self.pages = stored[None, None, :, None].repeat(sum(blocks) + 1, LAYERS, 1, block, 1, 1)
+        order = iter((torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(1)) + 1).tolist())
+        for row, (count, length) in enumerate(rows):
+            draw = torch.Generator().manual_seed(length)
+            drawn = torch.randn((length, heads + 2 * kv_heads, dim), generator=draw)
+            q.append(drawn[length - count :, :heads])
+            kv = drawn[:, heads:].unflatten(1, (2, kv_heads))
+            kv = eight_bits(kv) if dtype == torch.int8 else kv.to(dtype)
+            self.kv.append((widened(kv) if dtype == torch.int8 else kv).double())
+            needed = 0 if window is None else max(0, length - count - window + 1)
+            for number in range(blocks[row]):
+                if (number + 1) * block <= needed:
+                    continue  # released: the null block, which is NaN
+                self.table[row, number] = next(order)
+                held = kv[number * block : (number + 1) * block]
+                self.pages[self.table[row, number], LAYER, :, : len(held)] = held.transpose(0, 1)
+        self.q = torch.cat(q)
+
+    def attend(self, team, *, sinks=None, softcap=None, pages=None):
+        out = torch.full((len(self.q) + 1, *self.q.shape[1:]), POISON)
+        count, length = torch.tensor(self.rows).T
+        bodies.attention(
+            *(team, self.q, self.pages if pages is None else pages, LAYER, self.table, torch.arange(len(self.rows))),
+            *(torch.tensor(self.starts), length, out, self.dim**-0.5, self.window, softcap, sinks),
+        )
+        assert (out[-1] == POISON).all()
+        return out[:-1]
+
+    def seen(self, row):
+        count, length = self.rows[row]
+        query, key = torch.arange(length - count, length)[:, None], torch.arange(length)
+        return (key <= query) & (key > query - (self.window or length))
+
+    def parts(self):
+        """Of each row: q, k, v, [1, heads, …, dim] float64, and the mask."""
+        for row, (begin, end) in enumerate(zip(self.starts, self.starts[1:], strict=False)):
+            k, v = self.kv[row].permute(1, 2, 0, 3).unsqueeze(1)
+            yield self.q[begin:end].double().transpose(0, 1).unsqueeze(0), k, v, self.seen(row)
+
+    def torch(self):
+        return torch.cat(
+            [
+                scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1)
+                for q, k, v, seen in self.parts()
+            ]
+        )
+
+    def transformers(self, sinks):
+        """gpt-oss's own attention."""
+        groups = self.q.shape[1] // self.kv[0].shape[2]
+        module = SimpleNamespace(num_key_value_groups=groups, sinks=sinks.double(), training=False)
+        found = []
+        for q, k, v, seen in self.parts():
+            mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, -math.inf)
+            found.append(eager_attention_forward(module, q, k, v, mask, self.dim**-0.5)[0][0])
+        return torch.cat(found)
+
+
+def near(got, want, tolerance=2e-6):
+    assert not got.isnan().any()
+    assert (got.double() - want).abs().max() / want.abs().max() < tolerance
+
+
+MIXED = [(1, 1), (1, 70), (6, 40), (33, 130), (1, 64), (17, 17)]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("dim", [32, 64, 80, 96, 112, 128, 192, 256, 24, 20, 3])
+def test_heads_of_every_size_equal_torch(team, dim, dtype):
+    for heads, kv_heads, window, block in ((4, 2, None, 16), (14, 2, 50, 16), (3, 3, 7, 32), (7, 1, None, 5)):
+        rows = Rows(MIXED, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype, window=window, block=block)
+        near(rows.attend(team), rows.torch())
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("window", "block"), [(None, 16), (40, 16), (None, 13)])
+@pytest.mark.parametrize("share", [1, 7])
+def test_sinks_equal_transformers(team, dtype, window, block, share):
+    rows = Rows([*MIXED, (1, 1100)], heads=2 * share, dim=64, dtype=dtype, window=window, block=block)
+    sinks = torch.linspace(-4, 6, 2 * share)
+    near(rows.attend(team, sinks=sinks), rows.transformers(sinks))
+
+
+def test_a_sink_of_nothing_is_none_and_a_huge_one_takes_all(team):
+    rows = Rows([*MIXED, (1, 1100)], heads=4)
+    none = torch.full((4,), -math.inf)
+    assert torch.equal(rows.attend(team, sinks=none), rows.attend(team))
+    assert (rows.attend(team, sinks=torch.full((4,), 1e30)) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("share", "dim", "block", "window"), [(2, 64, 16, None), (7, 64, 16, 600), (9, 24, 13, None)])
+def test_a_query_comes_out_the_same_in_any_chunk_and_company(team, dtype, share, dim, block, window):
+    """Decoded in splits by itself, at the end of chunks of every size, and among others: bit for bit."""
+    options = {"heads": share, "kv_heads": 1, "dim": dim, "dtype": dtype, "block": block, "window": window}
+    sinks, length = torch.linspace(0, 3, share), 1345
+    alone = Rows([(1, length)], **options)
+    want = alone.attend(team, sinks=sinks)
+    near(want, alone.transformers(sinks))
+    for count in (2, 8, 63, 200, length):
+        assert torch.equal(Rows([(count, length)], **options).attend(team, sinks=sinks)[-1:], want), count
+    company = Rows([(5, 5), (1, 700), (1, length), (300, 1000)], **options)
+    assert torch.equal(company.attend(team, sinks=sinks)[6:7], want)
+    single = Team(team.variant, 1)
+    assert torch.equal(alone.attend(single, sinks=sinks), want)
+    single.close()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("block", [1, 3, 16])
+def test_the_order_of_pages_and_the_way_back(dtype, block):
+    pages = Rows([(1, 40)], dim=5, dtype=dtype, block=block).pages
+    home = arranged(pages)
+    assert home.shape == pages.shape and home.dtype == dtype
+    assert torch.equal(restored(home).view(torch.int8), pages.view(torch.int8))
+    bytes_of = home[3, LAYER, :].flatten(1).unflatten(1, (2, -1))  # [k or v, kv_heads, …] of one block
+    keys = bytes_of[0, :, : 5 * block].unflatten(1, (5, block))
+    values = bytes_of[1, :, : 5 * block].unflatten(1, (block, 5))
+    assert torch.equal(keys.permute(2, 0, 1), pages[3, LAYER, 0, ..., :5])
+    assert torch.equal(values.transpose(0, 1), pages[3, LAYER, 1, ..., :5])
+
+
+# Pages of 8 bits as HEADS writes them.
+
+
+def written(team, kv, block=4):
+    """kv: [2, tokens, kv_heads, dim] → the same as pages of 8 bits hold it, [2, tokens, kv_heads, dim + 4]."""
+    _, tokens, kv_heads, dim = kv.shape
+    blocks = -(-tokens // block) + 2
+    pages = torch.full((blocks, 1, 2, block, kv_heads, dim + 4), 77, dtype=torch.int8)
+    qkv = torch.cat((torch.zeros(tokens, 1, dim), *kv), 1)
+    bodies.heads(team, qkv, pages, 0, torch.arange(tokens) + block, 1, None, "rms", 0.0, None, None, False)
+    assert (pages[0] == 77).all() and (pages[-1] == 77).all()
+    return pages[1:-1, 0].transpose(0, 1).flatten(1, 2)[:, :tokens]
+
+
+@pytest.mark.parametrize("dim", [3, 24, 64])
+def test_keys_and_values_are_rounded_by_their_own_largest(team, dim):
+    draw = torch.Generator().manual_seed(dim)
+    kv = torch.randn((2, 9, 2, dim), generator=draw) * 10.0 ** torch.randint(-20, 20, (2, 9, 2, 1), generator=draw)
+    found = written(team, kv)
+    scales = found[..., dim:].contiguous().view(torch.float32)
+    torch.testing.assert_close(scales, kv.abs().amax(-1, keepdim=True) / 127, rtol=1e-6, atol=0)
+    assert ((widened(found) - kv).abs() <= 0.5001 * scales).all()
+    assert (found[..., :dim].abs().amax(-1) == 127).all()
+
+
+def test_what_is_zero_tiny_huge_or_not_finite_is_kept_finite(team):
+    kv = torch.ones(2, 5, 1, 4)
+    kv[:, 0], kv[:, 1], kv[:, 2] = 0.0, 1e-40, 3e38
+    kv[:, 3, 0] = torch.tensor([math.nan, math.inf, -math.inf, 2.0])
+    got = widened(written(team, kv))
+    assert (got[:, :2] == 0).all() and got.isfinite().all()
+    torch.testing.assert_close(got[:, 2], kv[:, 2])
+    assert torch.equal(got[:, 3, 0], torch.tensor([0.0, 0.0, 0.0, 2.0]).expand(2, 4))
+
+
+def test_pages_of_a_type_without_kernels_are_refused(team):
+    pages = torch.zeros(2, 1, 2, 4, 1, 8, dtype=torch.float8_e4m3fn)
+    with pytest.raises(NotImplementedError, match="int8"):
+        Rows([(1, 3)], heads=1, kv_heads=1, dim=8, block=4).attend(team, pages=pages)
