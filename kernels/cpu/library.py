@@ -90,7 +90,7 @@ def _open(name: str) -> ctypes.CDLL:
     library.slipway_sizes.restype = ctypes.c_int64
     library.slipway_tiling.argtypes = [ctypes.POINTER(ctypes.c_int64)] * 3
     library.slipway_tiling.restype = None
-    library.slipway_start.argtypes = [ctypes.c_int]
+    library.slipway_start.argtypes = [ctypes.c_int, pointer]
     library.slipway_start.restype = pointer
     library.slipway_stop.argtypes = [pointer]
     library.slipway_stop.restype = None

@@ -3,6 +3,7 @@
 #include "program.h"
 
 #include <memory>
+#include <system_error>
 
 #include "attention.h"
 #include "cut.h"
@@ -17,7 +18,7 @@
 namespace {
 
 struct Runner {
-    explicit Runner(int threads) : team(threads), scratch(size_t(threads)) {}
+    Runner(int threads, const int32_t* cpus) : team(threads, cpus), scratch(size_t(threads)) {}
     Team team;
     std::vector<Scratch> scratch;
     std::vector<float> packed, partials;
@@ -194,7 +195,14 @@ int slipway_has_amx() {
 #endif
 }
 
-void* slipway_start(int threads) { return new Runner(threads); }
+// cpus: one for each thread, of which all but the first are pinned here, or null. Null if the system has no more threads.
+void* slipway_start(int threads, const int32_t* cpus) {
+    try {
+        return new Runner(threads, cpus);
+    } catch (const std::system_error&) {
+        return nullptr;
+    }
+}
 void slipway_stop(void* runner) { delete static_cast<Runner*>(runner); }
 
 // Runs the operations, in order, on all tokens of the step. One call at a time for each runner.

@@ -184,17 +184,22 @@ class StepData:
 
 
 class Team:
-    """Threads of one compiled variant. One call of `run` at a time; the caller is one of the threads."""
+    """Threads of one compiled variant. One call of `run` at a time; the caller is one of the threads. cpus: one for each
+    thread, to which all but the caller are pinned, or none."""
 
-    def __init__(self, variant: str, threads: int) -> None:
+    def __init__(self, variant: str, threads: int, cpus: Sequence[int] = ()) -> None:
         self.variant, self.threads = variant, threads
         self._runner: int | None = None
+        if cpus and len(cpus) != threads:
+            raise ValueError(f"{len(cpus)} CPUs for {threads} threads: there must be one for each, or none")
         self._library = load(variant)
         sizes = [c_int64() for _ in range(3)]
         self._library.slipway_tiling(*map(ctypes.byref, sizes))
         self.tiling = Tiling(variant, *(size.value for size in sizes))
         _compare_sizes(self._library)
-        self._runner = self._library.slipway_start(threads)
+        self._runner = self._library.slipway_start(threads, (c_int32 * len(cpus))(*cpus) if cpus else None)
+        if self._runner is None:
+            raise OSError(f"{threads} threads cannot be started: the system allows no more (limits of processes, memory)")
 
     def run(self, program: Program, step: StepData) -> None:
         self._library.slipway_run(self._runner, program.array, len(program.ops), ctypes.byref(step.struct))
