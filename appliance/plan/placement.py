@@ -141,7 +141,7 @@ def _why_not(
             refuse(settings, "hardware.threads", f"{message}, or lower hardware.threads")
         return None
     if settings.manifest.hardware.cpus == "none":
-        return "as asked"
+        return ""
     if device == "cuda":
         return "the engine computes on a GPU"
     if not nodes:

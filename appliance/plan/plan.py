@@ -50,7 +50,7 @@ class Effective:
 @dataclass(frozen=True)
 class Plan:
     """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` is that of one
-    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run (empty: anywhere)."""
+    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere."""
 
     manifest: Manifest
     path: Path
@@ -208,7 +208,7 @@ def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Eff
         for part in key.path:
             value = value[part]
         choice = choices.get(key.name)
-        if choice and choice.reason and value in ("auto", None, ()):
+        if choice and choice.reason:
             found.append(Effective(key.name, value, settings.origin(key), choice.value, choice.reason))
         else:
             found.append(Effective(key.name, value, settings.origin(key), value))

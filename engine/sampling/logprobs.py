@@ -38,9 +38,9 @@ def logprobs(
     at: list[int] | None = None,
     border: Border | None = None,
 ) -> list[Logprob]:
-    """Of token `ids[i]` under `logits[at[i]]` (None: `logits[i]`), with the `tops[i]` most likely tokens (-1: all), descending, equal ones
-    by id. All on one device; logits: [.., vocab]. team: compiled kernels, if they are to look for them. border: outside
-    of which tokens are impossible."""
+    """Of token `ids[i]` under `logits[at[i]]` (None: `logits[i]`), with the `tops[i]` most likely tokens (-1: all),
+    descending, equal ones by id. All on one device; logits: [.., vocab]. team: compiled kernels, if they are to look
+    for them. border: outside of which tokens are impossible."""
     most = max(tops)
     if team is not None and min(tops) >= 0 and most <= MOST_COMPILED:
         return _compiled(logits, ids, tops, team, at, border)

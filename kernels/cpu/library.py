@@ -12,6 +12,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 CPU_FACTS = Path("/proc/cpuinfo")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # that have a compiled body, in the order of ActKind in program.h
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ VARIANTS = (
     Variant("base", (*_X86, "aarch64", "arm64"), frozenset(), ()),
 )
 
-# Functions on rows of logits (program.cpp) and their arguments: p for an address, n for a number of 64 bits. The first is
-# the team, then logits.
+# Functions on rows of logits (program.cpp) and their arguments: p for an address, n for a number of 64 bits. The first
+# is the team, then logits.
 SAMPLING = {
     "draw": "ppnpnppp",
     "draw_cut": "ppnpnpppppppp",

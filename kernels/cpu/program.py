@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import MissingKernels, load
+from kernels.cpu.library import ACTIVATIONS, MissingKernels, load
 from kernels.cpu.packing import FORMS, Packed, Tiling
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+ACTS = {name: number for number, name in enumerate(ACTIVATIONS)}
 RMS, LAYER = 0, 1
 
 Field = tuple[str, Any]
@@ -184,8 +184,8 @@ class StepData:
 
 
 class Team:
-    """Threads of one compiled variant. One call of `run` at a time; the caller is one of the threads. cpus: one for each
-    thread, to which all but the caller are pinned, or none."""
+    """Threads of one compiled variant. One call of `run` at a time; the caller is one of the threads. cpus: one for
+    each thread, to which all but the caller are pinned, or none."""
 
     def __init__(self, variant: str, threads: int, cpus: Sequence[int] = ()) -> None:
         self.variant, self.threads = variant, threads
@@ -199,7 +199,7 @@ class Team:
         _compare_sizes(self._library)
         self._runner = self._library.slipway_start(threads, (c_int32 * len(cpus))(*cpus) if cpus else None)
         if self._runner is None:
-            raise OSError(f"{threads} threads cannot be started: the system allows no more (limits of processes, memory)")
+            raise OSError(f"{threads} threads cannot be started: a limit of processes or of memory is reached")
 
     def run(self, program: Program, step: StepData) -> None:
         self._library.slipway_run(self._runner, program.array, len(program.ops), ctypes.byref(step.struct))
@@ -247,10 +247,10 @@ class Team:
         at: Tensor | None = None,
         kept: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """logits: [.., vocab] float32, of which the rows `at` are looked at (None: all); chosen: [rows] int64, one token
-        of each → its log probability [rows] float32, its rank [rows] int64, and the `count` most likely tokens [rows, count] int64
-        with theirs, float32, descending, equal ones by id. kept: a divisor for each row, and the floor and last of
-        `best_of_cut`, outside of which logits / divisor are impossible."""
+        """logits: [.., vocab] float32, of which the rows `at` are looked at (None: all); chosen: [rows] int64, one
+        token of each → its log probability [rows] float32, its rank [rows] int64, and the `count` most likely tokens
+        [rows, count] int64 with theirs, float32, descending, equal ones by id. kept: a divisor for each row, and the
+        floor and last of `best_of_cut`, outside of which logits / divisor are impossible."""
         at = torch.arange(len(logits)) if at is None else at.to(torch.int64).contiguous()
         rows, chosen = len(at), chosen.to(torch.int64).contiguous()
         own, ranks = torch.empty(rows), torch.empty(rows, dtype=torch.int64)

@@ -205,7 +205,7 @@ def test_norms_of_pieces(team, size, kind):
     assert (y[:, -2:] == POISON).all()
 
 
-@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize("act", program.ACTS)
 @pytest.mark.parametrize("gated", [True, False])
 def test_activations(team, act, gated):
     inner = 53

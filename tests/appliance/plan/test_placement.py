@@ -95,9 +95,9 @@ def test_a_cpuset_narrows_them_too(tmp_path: Path, name: str) -> None:
 
 
 def test_the_cpuset_of_both_cgroup_versions_is_found(tmp_path: Path) -> None:
-    for number, (line, place) in enumerate((("0::/a", "a"), ("3:cpuset:/a", "cpuset/a"))):
+    for number, (line, at) in enumerate((("0::/a", "a"), ("3:cpuset:/a", "cpuset/a"))):
         root = tmp_path / str(number)
-        folder = root / "sys/fs/cgroup" / place
+        folder = root / "sys/fs/cgroup" / at
         folder.mkdir(parents=True)
         (root / "proc/self").mkdir(parents=True)
         (root / "proc/self/cgroup").write_text(f"{line}\n")
