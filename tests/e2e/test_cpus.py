@@ -1,4 +1,4 @@
-"""Where the threads of a running appliance really are, as the kernel tells (PLT-02)."""
+"""Where the threads of a running appliance really are, as the kernel tells."""
 
 import os
 from pathlib import Path

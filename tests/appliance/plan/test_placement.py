@@ -1,4 +1,4 @@
-"""Which CPUs engines, gateway and system get, of machines that are laid out as files of sysfs (PLT-02)."""
+"""Which CPUs engines, gateway and system get, of machines that are laid out as files of sysfs."""
 
 import os
 from pathlib import Path
