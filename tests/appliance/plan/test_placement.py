@@ -159,6 +159,14 @@ def test_three_engines_on_two_nodes_of_unequal_size(tmp_path: Path) -> None:
     assert places.cpus == ((1, 2, 3), (4, 5, 6), (7, 8, 9)) and places.others == (0,)
 
 
+def test_no_engine_spans_two_nodes_where_a_quarter_of_the_cores_buys_that(tmp_path: Path) -> None:
+    here = machine(read_topology(sysfs(tmp_path, ["0-5", "6-11"], [(c,) for c in range(12)]), range(12), ()))
+    places = placed(tmp_path, here, "parallelism.data=3", "hardware.reserved_cores=0")
+    whole(places, here)
+    assert places.cpus == ((0, 1, 2), (3, 4, 5), (6, 7, 8)) and places.others == (9, 10, 11)
+    assert places.homes[0] == (0, 1, 2) and places.homes[2] == (6, 7, 8, 9, 10, 11)
+
+
 def test_more_threads_than_cores_take_the_siblings_second(tmp_path: Path) -> None:
     here = machine(read_topology(big(tmp_path), range(16), ()))
     places = placed(tmp_path, here, "hardware.threads=10")
