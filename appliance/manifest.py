@@ -49,6 +49,11 @@ def _bytes_or_auto(value: Any) -> int | str:
     return "auto" if value == "auto" else _bytes(value)
 
 
+def _text(value: Any) -> Any:
+    """A single number is written without quotes."""
+    return str(value) if type(value) is int else value
+
+
 def _seconds(value: Any) -> float:
     return float(_quantity(value, _DURATIONS, "30s"))
 
@@ -65,6 +70,7 @@ BytesOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_bytes_or_auto), 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0), _either(_DURATIONS, 0)]
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1)]
+CpuList = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$"), BeforeValidator(_text)]
 SecretName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
@@ -110,7 +116,11 @@ class Hardware(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the engine computes; auto takes a GPU if there is one."""
     threads: Count | Auto = "auto"
-    """CPU threads of one engine; auto shares the cores that the cgroup allows among the engines."""
+    """CPU threads of one engine; auto shares the cores that the cgroup allows among the engines, one thread a core."""
+    cpus: Literal["auto", "none"] | CpuList = "auto"
+    """CPUs of the engines' threads, such as 0-3,8; auto pins where the cores are the service's own, none never does."""
+    reserved_cores: Annotated[int, Field(ge=0)] | Auto = "auto"
+    """Cores that no engine computes on, left to the gateway and the system; auto is 1 above 8 cores, else 0."""
     kernels: Literal["auto", "torch", "triton", "base", "avx2", "avx512", "amx"] = "auto"
     """Which kernels compute: auto takes triton on a GPU, the fastest compiled ones on a CPU, torch where none are."""
     batch_invariant: bool = False

@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from engine.api.config import EngineConfig, read_config
-from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError, OutOfMemory
+from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, ConfigError, EngineError, OutOfMemory
 from engine.api.messages import Failed, FromEngine, Loading, Ready, Submit, Taken, ToEngine
 from engine.api.server import Connection, Server
 from engine.core.grammars import Compiler
@@ -242,6 +242,21 @@ def _die_with_parent() -> None:
         sys.exit(0)
 
 
+def _bind(config: EngineConfig) -> None:
+    """Lets this process run on its own CPUs only: all threads inherit that, so the weights come to lie in memory of
+    their node, whose threads write them first. Raises ConfigError."""
+    wanted = {*config.process_cpus, *config.cpus}
+    if not wanted:
+        return
+    try:
+        os.sched_setaffinity(0, wanted)
+    except OSError as error:
+        raise ConfigError(f"process_cpus={sorted(wanted)}: {error}") from error
+    missing = wanted - os.sched_getaffinity(0)
+    if missing:
+        raise ConfigError(f"process_cpus={sorted(wanted)}: {sorted(missing)} are not this process's; set hardware.cpus")
+
+
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m engine CONFIG.json", file=sys.stderr)
@@ -250,6 +265,7 @@ def main(arguments: list[str]) -> int:
     _die_with_parent()
     try:
         config = read_config(Path(arguments[0]))
+        _bind(config)
     except EngineError as error:
         print(f"slipway engine: {error.code}: {error}", file=sys.stderr)
         return EXIT_PERMANENT

@@ -1,6 +1,7 @@
 """Activation functions of MLPs, and act(gate) · up of a fused projection (source: arXiv:2002.05202).
 
-silu x · sigmoid(x); gelu x · Φ(x); gelu_tanh its tanh approximation; relu max(x, 0). With a limit l, as some models
+silu x · sigmoid(x); gelu x · Φ(x); gelu_tanh its tanh approximation; relu max(x, 0); relu2 its square
+(arXiv:2109.08668). With a limit l, as some models
 were trained: act(min(gate, l)) · clamp(up, -l, l).
 """
 
@@ -20,6 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
 }
 
 
@@ -69,6 +71,8 @@ def activation_kernel(
         result = value / (1.0 + tl.exp(-inner))
     else:
         result = tl.maximum(value, 0.0)
+        if ACT == "relu2":
+            result *= result
     if GATED:
         up = tl.load(x + row * x_row + INNER + at, keep, 0.0).to(tl.float32)
         if LIMITED:
@@ -129,6 +133,7 @@ ACTIVATION = Op(
         Case("8x3072", {"rows": 8, "inner": 3072, "act": "silu"}),
         Case("512x3072", {"rows": 512, "inner": 3072, "act": "silu"}),
     ),
+    compiled_lacks=("relu2-odd", "relu2-plain"),
     alone=sliced(0),
     strided=(0,),
     peer=lambda x, act, has_gate, limit=None: gated(ACTIVATIONS[act], x) if has_gate else ACTIVATIONS[act](x),

@@ -11,6 +11,7 @@ from typing import Any
 from appliance import __version__
 from appliance.plan.machine import read_machine
 from appliance.plan.memory import spell_bytes
+from appliance.plan.topology import spell_node
 
 PACKAGES = (
     *("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "llguidance"),
@@ -31,6 +32,7 @@ def collect() -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "torch": _torch(),
         "cores": f"{machine.cores} by {machine.cores_from}",
+        "NUMA nodes": [spell_node(node) for node in machine.topology.nodes] or ["not told"],
         "kernels": ", ".join(machine.kernels) or "none compiled: torch serves on a CPU",
         "memory free": f"{spell_bytes(machine.memory_free)} by {machine.memory_from}",
         "gpus": [f"{gpu.name}, {spell_bytes(gpu.memory)}, {spell_bytes(gpu.free)} free" for gpu in machine.gpus]

@@ -49,6 +49,7 @@ def serve(plan: "Plan") -> int:
         startup_s=manifest.health.startup_budget,
         restarts=Policy(restart.max, restart.window),
         secrets=secret_names(manifest),
+        other_cpus=plan.other_cpus,
     )
     return launch(service, settings.environment())
 
@@ -73,6 +74,8 @@ def launch(
         public = {name: value for name, value in environment.items() if name not in service.secrets}
         with rundir.run_directory(environment) as directory, _secret_files(service, environment) as files:
             supervise.write(directory, programs(service, directory), service, files)
+            if service.other_cpus:
+                os.sched_setaffinity(0, service.other_cpus)  # all programs inherit it, and engines take what is theirs
             outcome = asyncio.run(_run(service, directory, public, console))
     except listen.AddressTaken as error:
         outcome = Outcome(exits.PORT, str(error))

@@ -6,7 +6,9 @@ from appliance.plan.choice import Choice, refuse
 from appliance.plan.machine import Machine
 from engine.api.config import Dtype, KVDtype, WeightBits, graph_ladder
 from engine.models.checkpoint import Checkpoint
+from engine.models.native import torch_parts
 from engine.models.parts import attentions
+from kernels.cpu.library import ACTIVATIONS
 
 TORCH, TRITON = "torch", "triton"
 HEAD_MULTIPLE, HEAD_MOST = 8, 256  # sizes of heads that attention kernels of a GPU serve
@@ -39,7 +41,7 @@ def kernels(settings: Settings, checkpoint: Checkpoint, machine: Machine, device
     elif wanted not in ("auto", TORCH):
         _check_compiled(settings, machine, device, dtype, wanted)
     if wanted != "auto":
-        return Choice(wanted)
+        return Choice(wanted, _by_torch(checkpoint) if is_compiled(wanted) else "")
     if device == "cuda":
         if odd is not None:
             return Choice(TORCH, odd)
@@ -52,7 +54,19 @@ def kernels(settings: Settings, checkpoint: Checkpoint, machine: Machine, device
         return Choice(TORCH, f"compiled kernels are for float32 on a CPU, and this is {dtype}")
     if not machine.kernels:
         return Choice(TORCH, "none are compiled: install with a C++ compiler and be 2 to 6 times as fast")
-    return Choice(machine.kernels[0], "the fastest compiled kernels for this CPU")
+    return Choice(machine.kernels[0], _joined("the fastest compiled kernels for this CPU", _by_torch(checkpoint)))
+
+
+def _by_torch(checkpoint: Checkpoint) -> str:
+    """What compiled kernels leave to torch, and what that costs."""
+    parts = torch_parts(checkpoint.model, ACTIVATIONS)
+    if not parts:
+        return ""
+    return f"torch computes {', '.join(parts)}, on one thread and with two more waits for the team each time"
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(filter(None, reasons))
 
 
 def _odd_heads(checkpoint: Checkpoint) -> str | None:

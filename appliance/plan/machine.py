@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from appliance.plan.topology import Topology, read_topology
 from kernels.cpu.library import usable
 
 PROBE_TIMEOUT_S = 60
@@ -45,15 +46,17 @@ class Machine:
     no_gpu: str = "not looked for"
     kernels: tuple[str, ...] = ()
     triton: bool = False
+    topology: Topology = Topology()
 
 
 def read_machine(*, gpus: bool = True, root: Path = Path("/")) -> Machine:
     """The facts of this machine; `gpus=False` does not look for GPUs, which takes a second where there is a driver."""
-    cores, cores_from = count_cores(root, len(os.sched_getaffinity(0)))
+    topology = read_topology(root, os.sched_getaffinity(0), cgroup_folders(root, "cpuset"))
+    cores, cores_from = count_cores(root, len(topology.allowed))
     memory, memory_from = free_memory(root)
     found, reason = find_gpus(root) if gpus else ((), "not looked for")
     triton = find_spec("triton") is not None
-    return Machine(cores, cores_from, memory, memory_from, found, reason, usable(), triton)
+    return Machine(cores, cores_from, memory, memory_from, found, reason, usable(), triton, topology)
 
 
 def count_cores(root: Path, allowed: int) -> tuple[int, str]:

@@ -28,6 +28,7 @@ from appliance.plan.kernels import (
 )
 from appliance.plan.machine import Machine
 from appliance.plan.memory import ELEMENT_BYTES, Memory, graph_bytes
+from appliance.plan.placement import Places, place
 from engine.api.config import EngineConfig, WeightBits
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint
@@ -49,7 +50,7 @@ class Effective:
 @dataclass(frozen=True)
 class Plan:
     """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` is that of one
-    engine. `sha256` identifies the effective manifest."""
+    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere."""
 
     manifest: Manifest
     path: Path
@@ -60,6 +61,7 @@ class Plan:
     memory: Memory
     machine: Machine
     effective: tuple[Effective, ...]
+    other_cpus: tuple[int, ...] = ()
 
 
 def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
@@ -71,7 +73,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
     weights = weight_bits(settings, checkpoint, chosen.value)
     kv_dtype = kv_type(settings, machine, dtype.value, chosen.value, weights.value)
     sizes = graph_sizes(settings, chosen.value)
-    threads = _threads(manifest, machine)
+    places = place(settings, machine, device.value)
     step_tokens = _step_tokens(manifest, device.value)
     pages = layout(
         checkpoint.model,
@@ -108,7 +110,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         policy=manifest.engine.scheduling.policy,
         prefix_cache=manifest.engine.cache.prefix,
         overlap=manifest.engine.scheduling.overlap,
-        threads=threads.value,
+        threads=places.threads.value,
         kernels=chosen.value,
         invariant=batch_invariant(settings, chosen.value),
         graph_sizes=sizes,
@@ -128,7 +130,9 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         "quantization.weights": weights,
         "quantization.kv_cache": kv_dtype,
         "hardware.device": device,
-        "hardware.threads": threads,
+        "hardware.threads": places.threads,
+        "hardware.cpus": places.pinned,
+        "hardware.reserved_cores": places.reserved,
         "hardware.kernels": chosen,
         "hardware.kv_cache_memory": cache,
         "engine.scheduling.max_step_tokens": step_tokens,
@@ -139,12 +143,13 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         path=settings.path.resolve(),
         sha256=sha256,
         architecture=checkpoint.architecture,
-        engines=_engines(config, manifest, folder),
+        engines=_engines(config, manifest, folder, places),
         gateway=gateway_config(
             manifest, checkpoint, folder, names=names, max_context=max_context.value, sampling=sampling, sha256=sha256
         ),
         memory=memory,
         machine=machine,
+        other_cpus=places.others,
         effective=_effective(settings, choices),
     )
 
@@ -171,27 +176,26 @@ def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:
     return str(settings.cache / "weights")
 
 
-def _threads(manifest: Manifest, machine: Machine) -> Choice[int]:
-    if manifest.hardware.threads != "auto":
-        return Choice(manifest.hardware.threads)
-    engines = manifest.parallelism.data
-    shared = f" for {engines} engines" if engines > 1 else ""
-    return Choice(max(1, machine.cores // engines), f"{machine.cores} cores by {machine.cores_from}{shared}")
-
-
 def _step_tokens(manifest: Manifest, device: Device) -> Choice[int]:
     wanted = manifest.engine.scheduling.max_step_tokens
     return Choice(wanted) if wanted != "auto" else Choice(STEP_TOKENS[device], f"for {device}")
 
 
-def _engines(config: EngineConfig, manifest: Manifest, folder: Path) -> tuple[EngineConfig, ...]:
-    """One configuration a replica; with several, each records into a file of its own."""
-    count, record = manifest.parallelism.data, manifest.engine.record
-    if record is None:
-        return (config,) * count
-    file = folder / record
-    names = [file] if count == 1 else [file.with_name(f"{file.stem}-{i}{file.suffix}") for i in range(count)]
-    return tuple(msgspec.structs.replace(config, record=str(name)) for name in names)
+def _engines(config: EngineConfig, manifest: Manifest, folder: Path, places: Places) -> tuple[EngineConfig, ...]:
+    """One configuration a replica, with its CPUs; with several, each records into a file of its own. Only the threads
+    of compiled kernels are pinned one by one: torch's inherit what the process may use."""
+    count, record, compiled = manifest.parallelism.data, manifest.engine.record, is_compiled(config.kernels)
+    names: list[str | None] = [None] * count
+    if record is not None:
+        file = folder / record
+        files = [file] if count == 1 else [file.with_name(f"{file.stem}-{i}{file.suffix}") for i in range(count)]
+        names = [str(file) for file in files]
+    return tuple(
+        msgspec.structs.replace(
+            config, record=name, cpus=cpus if compiled else (), process_cpus=home if compiled else cpus
+        )
+        for name, cpus, home in zip(names, places.cpus, places.homes, strict=True)
+    )
 
 
 def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Effective, ...]:
@@ -205,7 +209,7 @@ def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Eff
         for part in key.path:
             value = value[part]
         choice = choices.get(key.name)
-        if choice and choice.reason and value in ("auto", None, ()):
+        if choice and choice.reason:
             found.append(Effective(key.name, value, settings.origin(key), choice.value, choice.reason))
         else:
             found.append(Effective(key.name, value, settings.origin(key), value))

@@ -21,7 +21,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     loaded and kept for the next start in the folder `weight_cache`, if there is one. `kv_measured`: a GPU's pool takes
     the memory that is really left, at most `kv_bytes`. `invariant`: a request's numbers do not depend on the requests
     beside it. Decode steps of `graph_sizes` rows are captured in at most `graph_bytes`. `load`: random weights need no
-    more of the checkpoint than its config.json."""
+    more of the checkpoint than its config.json. `cpus`: one for each thread of compiled kernels; `process_cpus`: those
+    that the process as a whole may use. Empty: nothing is bound."""
 
     model: str
     socket: str = ""
@@ -40,6 +41,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True
     overlap: bool = True
     threads: int = 1
+    cpus: tuple[int, ...] = ()
+    process_cpus: tuple[int, ...] = ()
     kernels: str = "torch"
     invariant: bool = False
     graph_sizes: tuple[int, ...] = ()
@@ -55,6 +58,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.cpus and len(self.cpus) != self.threads:
+            raise ConfigError(f"cpus={list(self.cpus)}: must be one for each of {self.threads} threads, or none")
 
 
 def graph_ladder(most: int) -> tuple[int, ...]:

@@ -5,7 +5,9 @@ said there. Every operation reads and writes whole rows of a few working buffers
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import angles
 from engine.layers.vocabulary import Vocabulary
 from engine.models.parts import LayerNorm, Norm, Rope
+from kernels.activation import gated
 from kernels.cpu import program as cpu
 from kernels.cpu.packing import Packed
 from kernels.cpu.program import Program, StepData, Team
@@ -38,6 +41,14 @@ class Buffers:
         """A place to read from or write to; before `make`, only its width is noted."""
         self.widths[name] = max(width, self.widths.get(name, 0))
         return self.rooms[name] if name in self.rooms else torch.empty(0, width)
+
+
+@dataclass(frozen=True)
+class TorchOp:
+    """An operation without a compiled body (engine/models/native.py names them): torch computes it on the first rows
+    of the buffers, as many as there are tokens, between two programs."""
+
+    compute: Callable[[int], None]
 
 
 class CompiledModel:
@@ -71,7 +82,11 @@ class CompiledModel:
             slots=batch.slots,
             pages=pages,
         )
-        self.team.run(self.program, data)
+        for region in self.regions:
+            if isinstance(region, Program):
+                self.team.run(region, data)
+            else:
+                region.compute(batch.tokens)
         return self.out[: batch.tokens]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -95,13 +110,13 @@ class CompiledModel:
         """Working memory for this many tokens, and the operations that point into it."""
         self.tokens = tokens
         self.buffers.make(tokens)
-        self.program = Program(self._write_ops(), tuple(self.buffers.rooms.values()))
+        self.regions = _regions(self._write_ops(), tuple(self.buffers.rooms.values()))
 
-    def _write_ops(self) -> list[cpu.Op]:
+    def _write_ops(self) -> list[cpu.Op | TorchOp]:
         get, hidden = self.buffers.get, self.hidden
         x, normed, out = get("x", hidden), get("normed", hidden), get("out", hidden)
         table, scale = self.vocabulary.table, self.vocabulary.part.scale
-        ops: list[cpu.Op] = [
+        ops: list[cpu.Op | TorchOp] = [
             cpu.Embed(
                 table=table.data_ptr(),
                 out=x.data_ptr(),
@@ -173,10 +188,16 @@ class CompiledModel:
         )
         return [*ops, heads_op, attend, _project(layer.out, attended, y)]
 
-    def _mlp(self, layer: MLPLayer, x: Tensor, y: Tensor) -> list[cpu.Op]:
+    def _mlp(self, layer: MLPLayer, x: Tensor, y: Tensor) -> list[cpu.Op | TorchOp]:
         inner = layer.down.slots.inputs
         up = self.buffers.get("up", layer.up.slots.rows)
         activated = self.buffers.get("activated", inner)
+        if layer.part.act not in cpu.ACTS:
+            return [
+                _project(layer.up, x, up),
+                _torch_activation(layer, up, activated),
+                _project(layer.down, activated, y),
+            ]
         act = cpu.Activate(
             x=up.data_ptr(),
             y=activated.data_ptr(),
@@ -188,6 +209,27 @@ class CompiledModel:
             limit=math.inf,
         )
         return [_project(layer.up, x, up), act, _project(layer.down, activated, y)]
+
+
+def _regions(ops: Sequence[cpu.Op | TorchOp], holds: Sequence[Tensor]) -> list[Program | TorchOp]:
+    """Programs as long as possible, with torch between them."""
+    found: list[Program | TorchOp] = []
+    for is_torch, group in groupby(ops, lambda op: isinstance(op, TorchOp)):
+        if is_torch:
+            found += [op for op in group if isinstance(op, TorchOp)]
+        else:
+            found.append(Program([op for op in group if not isinstance(op, TorchOp)], holds))
+    return found
+
+
+def _torch_activation(layer: MLPLayer, x: Tensor, y: Tensor) -> TorchOp:
+    width, inner = layer.up.slots.rows, layer.down.slots.inputs
+
+    def compute(tokens: int) -> None:
+        read = x[:tokens, :width]
+        y[:tokens, :inner] = gated(layer.act, read) if layer.has_gate else layer.act(read)
+
+    return TorchOp(compute)
 
 
 def _project(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:

@@ -18,6 +18,7 @@ from engine.api.errors import CheckpointError
 from engine.models.config import normalised
 from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.headers import TensorInfo, read_headers
+from engine.models.native import check_parts
 from engine.models.parts import Model
 from engine.models.quantized import refuse_quantized
 from engine.models.remote import REMOTE_FILE, remote_declaration
@@ -54,6 +55,7 @@ def read_checkpoint(path: str | Path, trust_remote_code: bool = False, *, weight
     generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
     architecture, declare = _architecture(folder, config, trust_remote_code)
     model = _declared(declare, config, folder)
+    check_parts(model, str(folder / "config.json"))
     refuse_quantized(config, model, str(folder / "config.json"))
     tensors = read_tensors(folder) if weights else {}
     return Checkpoint(

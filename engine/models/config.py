@@ -19,6 +19,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 
 

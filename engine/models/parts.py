@@ -153,7 +153,7 @@ class MLP:
 
     hidden: int
     inner: int
-    act: str = "silu"  # silu | gelu | gelu_tanh | relu
+    act: str = "silu"  # silu | gelu | gelu_tanh | relu | relu2
     bias: bool = False
     gate: str | None = "gate_proj"
     up: str = "up_proj"
@@ -215,9 +215,11 @@ class Model:
 
 def attentions(model: Model) -> tuple[Attention, ...]:
     """The attention part of each layer that has one, in order of the layers."""
-    found = []
-    for block in model.blocks:
-        for branch in block:
-            bodies = branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
-            found += [body for body in bodies if isinstance(body, Attention)]
-    return tuple(found)
+    return tuple(body for body in bodies(model) if isinstance(body, Attention))
+
+
+def bodies(model: Model) -> tuple[Attention | MLP, ...]:
+    """What stands in the branches of all layers, in order."""
+    branches = [branch for block in model.blocks for branch in block]
+    parts = (one.body.bodies if isinstance(one.body, Parallel) else (one.body,) for one in branches)
+    return tuple(body for several in parts for body in several)

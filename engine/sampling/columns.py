@@ -51,6 +51,7 @@ class Columns:
         self.bad_words: dict[int, Words] = {}
         self.logprobs: dict[int, Asked] = {}
         self.prompt_logprobs: dict[int, int] = {}
+        self._allowed_bits: dict[int, np.ndarray] = {}
 
     def write(self, slot: int, sampling: Sampling, *, prompt_tokens: int, stop_ids: tuple[int, ...]) -> None:
         """A request enters `slot`; whatever an earlier one left there is gone."""
@@ -83,6 +84,20 @@ class Columns:
     def clear(self, slot: int) -> None:
         for sparse in (self.stop_ids, self.allowed, self.bias, self.bad_words, self.logprobs, self.prompt_logprobs):
             sparse.pop(slot, None)
+        self._allowed_bits.pop(slot, None)
+
+    def allowed_bits(self, slot: int) -> np.ndarray:
+        """`allowed` of a slot as the words of a mask, made at the first step that wants them."""
+        if slot not in self._allowed_bits:
+            self._allowed_bits[slot] = as_bits(self.allowed[slot], self.vocab)
+        return self._allowed_bits[slot]
+
+
+def as_bits(ids: np.ndarray, vocab: int) -> np.ndarray:
+    """Token ids as the words of a mask, [ceil(vocab / 32)] uint32."""
+    bits = np.zeros(-(-vocab // 32) * 32, bool)
+    bits[ids] = True
+    return np.packbits(bits, bitorder="little").view(np.uint32)
 
 
 def _temperature(value: float) -> float:

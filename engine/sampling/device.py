@@ -18,7 +18,7 @@ from engine.sampling.device_stages import (
     Edit,
     State,
     Upload,
-    as_bits,
+    allowed_token_ids,
     bad_words,
     logit_bias,
     min_tokens,
@@ -61,14 +61,13 @@ class DeviceSampler:
     def __init__(self, vocab: int, device: torch.device) -> None:
         self.vocab, self.device = vocab, device
         self.counts = torch.zeros(PENALISED, vocab, dtype=torch.int32, device=device)
-        self._bits: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # allowed ids of a slot, and the same as bits
 
     def prepare(self, rows: Rows) -> "SamplingStep":
         """Of `rows` no tokens are read."""
         upload = Upload()
         mask = token_mask(list(rows.masks), list(rows.masks.values()), upload)
         edits = (
-            self._allowed(rows, upload),
+            allowed_token_ids(rows, upload),
             logit_bias(rows, upload),
             min_tokens(rows, upload),
             penalties(rows, upload, len(self.counts)),
@@ -78,17 +77,6 @@ class DeviceSampler:
         upload.send(self.device)
         used = [edit for edit in edits if edit is not None]
         return SamplingStep(len(rows), mask, used, asking, _any_cuts(rows), self.counts)
-
-    def _allowed(self, rows: Rows, upload: Upload) -> Edit | None:
-        users = rows.using(rows.columns.allowed)
-        return token_mask(users, [self._allowed_bits(rows, int(rows.slots[row])) for row in users], upload)
-
-    def _allowed_bits(self, rows: Rows, slot: int) -> np.ndarray:
-        ids = rows.columns.allowed[slot]
-        known = self._bits.get(slot)
-        if known is None or known[0] is not ids:
-            known = self._bits[slot] = ids, as_bits(ids, self.vocab)
-        return known[1]
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,55 @@
-"""The edits of `pipeline.py` as launches: `stage(rows, upload)` on the host looks who uses it and adds small arrays to
-the step's upload; None: nobody does. An edit changes logits [rows, vocab] fp32 in place on the device.
+"""The edits of `pipeline.py` as kernels: `stage(rows, upload)` on the host looks who uses it and adds small arrays to
+the step's upload; None: nobody does. An edit changes logits [rows, vocab] fp32 in place on the device. The compiled
+kernels of a CPU take the same arguments (compiled.py).
 
 What depends on known tokens is read from the device's table, as the host does not have the latest ones yet.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.sampling.rows import Rows, flat
+from kernels.op import Op
 from kernels.sampling.bad_words import BAD_WORDS
-from kernels.sampling.columns import DeviceColumns
 from kernels.sampling.logit_bias import LOGIT_BIAS
 from kernels.sampling.min_tokens import MIN_TOKENS
 from kernels.sampling.penalties import PENALTIES
 from kernels.sampling.token_mask import TOKEN_MASK
 
 
+class PenaltyColumns(Protocol):
+    """Those of a request's columns that edits read on the device, [slots] each."""
+
+    @property
+    def prompt_tokens(self) -> Tensor: ...  # int32
+    @property
+    def repetition(self) -> Tensor: ...  # fp32
+    @property
+    def frequency(self) -> Tensor: ...
+    @property
+    def presence(self) -> Tensor: ...
+
+
+def _launched(op: Op) -> Callable[..., Any]:
+    return op
+
+
 @dataclass(frozen=True)
 class State:
     """What edits read on the device. `counts`: see kernels/sampling/penalties.py; each of its lines serves a row at a
-    time."""
+    time. `body`: which body of an operation is called, Triton's if nothing else is said."""
 
     slot: Tensor  # [rows] int32
     lengths: Tensor  # [rows] int32
     tokens: Tensor  # [slots, width] int32
-    columns: DeviceColumns
+    columns: PenaltyColumns
     counts: Tensor  # [some, vocab] int32
+    body: Callable[[Op], Callable[..., Any]] = _launched
 
 
 Edit = Callable[[Tensor, State], object]
@@ -73,14 +93,12 @@ def token_mask(rows: Sequence[int], words: Sequence[np.ndarray], upload: Upload)
     if not rows:
         return None
     users, bits = upload.add(np.array(rows, np.int32)), upload.add(np.stack(words).view(np.int32))
-    return lambda logits, state: TOKEN_MASK(logits, users(), bits())
+    return lambda logits, state: state.body(TOKEN_MASK)(logits, users(), bits())
 
 
-def as_bits(ids: np.ndarray, vocab: int) -> np.ndarray:
-    """Token ids as the words of a mask."""
-    bits = np.zeros(-(-vocab // 32) * 32, bool)
-    bits[ids] = True
-    return np.packbits(bits, bitorder="little").view(np.uint32)
+def allowed_token_ids(rows: Rows, upload: Upload) -> Edit | None:
+    users = rows.using(rows.columns.allowed)
+    return token_mask(users, [rows.columns.allowed_bits(int(rows.slots[row])) for row in users], upload)
 
 
 def logit_bias(rows: Rows, upload: Upload) -> Edit | None:
@@ -90,7 +108,7 @@ def logit_bias(rows: Rows, upload: Upload) -> Edit | None:
     entries = [rows.columns.bias[int(rows.slots[row])] for row in users]
     at, ids = (upload.add(part.astype(np.int32)) for part in flat(users, [ids for ids, _ in entries]))
     values = upload.add(np.concatenate([values for _, values in entries]))
-    return lambda logits, state: LOGIT_BIAS(logits, at(), ids(), values())
+    return lambda logits, state: state.body(LOGIT_BIAS)(logits, at(), ids(), values())
 
 
 def min_tokens(rows: Rows, upload: Upload) -> Edit | None:
@@ -104,7 +122,7 @@ def min_tokens(rows: Rows, upload: Upload) -> Edit | None:
     for line, ids in zip(padded, lists, strict=True):
         line[: len(ids)] = ids
     at, stops = upload.add(np.array(users, np.int32)), upload.add(padded)
-    return lambda logits, state: MIN_TOKENS(logits, at(), stops())
+    return lambda logits, state: state.body(MIN_TOKENS)(logits, at(), stops())
 
 
 def penalties(rows: Rows, upload: Upload, at_once: int) -> Edit | None:
@@ -122,7 +140,7 @@ def penalties(rows: Rows, upload: Upload, at_once: int) -> Edit | None:
         known = state.slot, state.lengths, state.tokens, columns.prompt_tokens
         strength = columns.repetition, columns.frequency, columns.presence
         for start in range(0, len(users), at_once):
-            PENALTIES(logits, at()[start : start + at_once], *known, *strength, state.counts)
+            state.body(PENALTIES)(logits, at()[start : start + at_once], *known, *strength, state.counts)
 
     return edit
 
@@ -140,6 +158,6 @@ def bad_words(rows: Rows, upload: Upload) -> Edit | None:
 
     def edit(logits: Tensor, state: State) -> None:
         known = state.slot, state.lengths, state.tokens, state.columns.prompt_tokens
-        BAD_WORDS(logits, *known, row(), last(), prefix())
+        state.body(BAD_WORDS)(logits, *known, row(), last(), prefix())
 
     return edit

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.sampling.candidates import Candidates, candidates
 from engine.sampling.cuts import Cut
+from engine.sampling.logprobs import Border
 from engine.sampling.noise import Noise, row_keys
 from engine.sampling.rows import Rows
 from kernels.cpu.program import Team
@@ -22,22 +23,24 @@ NARROW, WIDE = 256, 1024  # sorted candidates: at first, and where a top_k wants
 
 @dataclass(frozen=True)
 class Draw:
-    """`score` [rows] is finite where the row could draw. `cut` says what was left of the rows that were cut and are to
-    be explained."""
+    """`score` [rows] is finite where the row could draw. What was left of the rows that were cut: by torch `cut` tells,
+    of those that are to be explained; by compiled kernels the `border` of each row."""
 
     ids: Tensor  # [rows] int64
     score: Tensor  # [rows] float32
     cut: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()
+    border: Border | None = None
 
 
 def draw(
     logits: Tensor, rows: Rows, noise: Noise, cuts: Sequence[Cut], explained: Collection[int] = frozenset()
 ) -> Draw:
-    """explained: rows for which `Draw.cut` is wanted, if they are cut; compiled kernels draw the others without it."""
+    """explained: rows for which it is wanted what was left, if they are cut."""
     greedy = rows.greedy
+    border = _everything(logits) if noise.team is not None and explained else None
     if greedy.all():
         ids, score = _greedy(logits, torch.arange(len(rows), device=logits.device), noise)
-        return Draw(ids, score)
+        return Draw(ids, score, border=border)
     ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     score = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
     if greedy.any():
@@ -51,11 +54,11 @@ def draw(
     parts: tuple[tuple[np.ndarray, Candidates, Tensor], ...] = ()
     cut_rows = chosen[is_cut]
     if noise.team is not None and len(cut_rows):
-        at_once = cut_rows[[row not in explained for row in cut_rows.tolist()]]
-        at = rows.to_device(at_once)
-        ids[at], score[at] = _compiled_cut(logits, rows, at_once, keys[at], noise.team)
-        cut_rows = cut_rows[[row in explained for row in cut_rows.tolist()]]
-    if len(cut_rows):
+        at = rows.to_device(cut_rows)
+        ids[at], score[at], floor, last = _compiled_cut(logits, rows, cut_rows, keys[at], noise.team)
+        if border is not None:
+            border.floor[at], border.last[at] = floor, last
+    elif len(cut_rows):
         parts = _cut(logits, rows, cut_rows, cuts)
         for part, found, keep in parts:
             at = rows.to_device(part)
@@ -63,7 +66,13 @@ def draw(
             beyond = torch.arange(found.width, device=logits.device) >= keep[:, None]
             best, score[at] = _best(perturbed.masked_fill_(beyond, -torch.inf))
             ids[at] = found.ids.gather(1, best[:, None])[:, 0]
-    return Draw(ids, score, parts)
+    return Draw(ids, score, parts, border)
+
+
+def _everything(logits: Tensor) -> Border:
+    """The border that cuts nothing off, for rows to write theirs into."""
+    rows, vocab = logits.shape
+    return Border(torch.full((rows,), -torch.inf), torch.full((rows,), vocab - 1))
 
 
 def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,8 +100,10 @@ def _draw_whole(logits: Tensor, at: Tensor, keys: Tensor, noise: Noise, ids: Ten
         ids[part], score[part] = _best(noise.all_tokens(keys[part]).add_(logits[part]))
 
 
-def _compiled_cut(logits: Tensor, rows: Rows, chosen: np.ndarray, keys: Tensor, team: Team) -> tuple[Tensor, Tensor]:
-    """Tokens and scores of rows that are cut, without a list of what was left."""
+def _compiled_cut(
+    logits: Tensor, rows: Rows, chosen: np.ndarray, keys: Tensor, team: Team
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens and scores of rows that are cut, and where the cuts end."""
     columns, slots = rows.columns, rows.slots[chosen]
     cuts = (columns.top_k[slots], columns.top_p[slots], columns.min_p[slots])
     return team.best_of_cut(logits, rows.to_device(chosen), keys, *map(rows.to_device, cuts))

@@ -3,6 +3,8 @@
 All numbers of a row come from one log-softmax, so a token has the same float wherever it appears.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -12,12 +14,38 @@ from kernels.cpu.program import Team
 MOST_COMPILED = 1024  # tokens of a list, from which on sorting all of them is no slower
 
 
-def logprobs(logits: Tensor, ids: Tensor, tops: list[int], team: Team | None = None) -> list[Logprob]:
-    """Of token `ids[i]` under `logits[i]`, with the `tops[i]` most likely tokens (-1: all), descending, equal ones by
-    id. Both on one device; logits: [rows, vocab]. team: compiled kernels, if they are to look for them."""
+@dataclass(frozen=True)
+class Border:
+    """Where the cuts of rows end: what is left are logits above `floor`, and of those equal to it the tokens up to
+    `last`. Both [rows], float32 and int64."""
+
+    floor: Tensor
+    last: Tensor
+
+    def applied(self, logits: Tensor) -> Tensor:
+        """Logits [rows, vocab], impossible outside."""
+        floor, token = self.floor[:, None], torch.arange(logits.shape[1], device=logits.device)
+        kept = (logits > floor) | ((logits == floor) & (token <= self.last[:, None])) | logits.isnan()
+        return logits.masked_fill(~kept, -torch.inf)
+
+
+def logprobs(
+    logits: Tensor,
+    ids: Tensor,
+    tops: list[int],
+    team: Team | None = None,
+    *,
+    at: list[int] | None = None,
+    border: Border | None = None,
+) -> list[Logprob]:
+    """Of token `ids[i]` under `logits[at[i]]` (None: `logits[i]`), with the `tops[i]` most likely tokens (-1: all),
+    descending, equal ones by id. All on one device; logits: [.., vocab]. team: compiled kernels, if they are to look
+    for them. border: outside of which tokens are impossible."""
     most = max(tops)
     if team is not None and min(tops) >= 0 and most <= MOST_COMPILED:
-        return _compiled(logits, ids, tops, min(most, logits.shape[1]), team)
+        return _compiled(logits, ids, tops, team, at, border)
+    logits = logits if at is None else logits[at]
+    logits = logits if border is None else border.applied(logits)
     table = logits.float().log_softmax(1)
     own = table.gather(1, ids[:, None])
     ranks = ((table > own).sum(1) + 1).tolist()
@@ -37,10 +65,13 @@ def logprobs(logits: Tensor, ids: Tensor, tops: list[int], team: Team | None = N
     return found
 
 
-def _compiled(logits: Tensor, ids: Tensor, tops: list[int], most: int, team: Team) -> list[Logprob]:
-    own, ranks, tokens, values = (
-        found.tolist() for found in team.logprobs(logits.contiguous(), ids.contiguous(), most)
-    )
+def _compiled(
+    logits: Tensor, ids: Tensor, tops: list[int], team: Team, at: list[int] | None, border: Border | None
+) -> list[Logprob]:
+    most = min(max(tops), logits.shape[1])
+    rows = torch.arange(len(ids)) if at is None else torch.tensor(at)
+    kept = None if border is None else (torch.ones(len(ids)), border.floor, border.last)
+    own, ranks, tokens, values = (found.tolist() for found in team.logprobs(logits, ids, most, rows, kept))
     return [
         Logprob(token, own[row], ranks[row], tuple(tokens[row][:top]), tuple(values[row][:top]))
         for row, (token, top) in enumerate(zip(ids.tolist(), tops, strict=True))

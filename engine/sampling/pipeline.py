@@ -13,10 +13,12 @@ from engine.api.messages import Logprob
 from engine.sampling.allowed import allowed_token_ids
 from engine.sampling.bad_words import bad_words
 from engine.sampling.bias import logit_bias
+from engine.sampling.compiled import compiled_edits
+from engine.sampling.compiled import grammar as compiled_grammar
 from engine.sampling.cuts import Cut
 from engine.sampling.draw import Draw, draw
 from engine.sampling.grammar import grammar
-from engine.sampling.logprobs import kept_only, logprobs
+from engine.sampling.logprobs import Border, kept_only, logprobs
 from engine.sampling.min_p import min_p
 from engine.sampling.min_tokens import min_tokens
 from engine.sampling.noise import Noise
@@ -56,8 +58,11 @@ class Prepared:
 
     def __init__(self, rows: Rows, noise: Noise) -> None:
         self._rows, self._noise = rows, noise
-        self._grammar = grammar(rows)
-        self._edits = [edit for stage in EDITS if (edit := stage(rows)) is not None]
+        if noise.team is not None:
+            self._grammar, self._edits = compiled_grammar(rows, noise.team), compiled_edits(rows, noise.team)
+        else:
+            self._grammar = grammar(rows)
+            self._edits = [edit for stage in EDITS if (edit := stage(rows)) is not None]
         asked = rows.columns.logprobs
         self._asked = {row: asked[int(rows.slots[row])] for row in rows.using(asked)}
 
@@ -66,34 +71,38 @@ class Prepared:
         if self._grammar is not None:
             self._grammar(logits)
         raw = [row for row, asked in self._asked.items() if not asked.processed]
-        # a copy, as the edits work in place; only of the rows that ask
-        raw_logits = logits[raw] if raw else None
+        # A copy where edits work in place, and only of the rows that ask; scores of the others are those at the end.
+        copied = logits[raw] if raw and self._edits else None
         for edit in self._edits:
             edit(logits)
         processed = [row for row, asked in self._asked.items() if asked.processed]
         drawn = draw(logits, self._rows, self._noise, CUTS, processed)
         found: dict[int, Logprob] = {}
-        if raw_logits is not None:
-            found |= self._scores(raw_logits, drawn.ids, raw)
+        if raw:
+            found |= self._scores(logits if copied is None else copied, raw if copied is None else None, raw, drawn.ids)
         if processed:
-            found |= self._scores(self._cut_logits(logits, drawn, processed), drawn.ids, processed)
+            found |= self._processed(logits, drawn, processed)
         return Sampled(drawn.ids.tolist(), drawn.ids, found, _failures(logits, drawn))
 
-    def _scores(self, logits: Tensor, ids: Tensor, rows: list[int]) -> dict[int, Logprob]:
-        return dict(
-            zip(
-                rows, logprobs(logits, ids[rows], [self._asked[row].top for row in rows], self._noise.team), strict=True
-            )
-        )
+    def _scores(
+        self, logits: Tensor, at: list[int] | None, rows: list[int], ids: Tensor, border: Border | None = None
+    ) -> dict[int, Logprob]:
+        """Of these rows, whose logits are at these places (None: they are all the logits)."""
+        tops = [self._asked[row].top for row in rows]
+        scored = logprobs(logits, ids[rows], tops, self._noise.team, at=at, border=border)
+        return dict(zip(rows, scored, strict=True))
 
-    def _cut_logits(self, logits: Tensor, drawn: Draw, rows: list[int]) -> Tensor:
-        """Logits of these rows as the draw saw them: impossible outside the cuts."""
+    def _processed(self, logits: Tensor, drawn: Draw, rows: list[int]) -> dict[int, Logprob]:
+        """Of logits as the draw saw them: impossible outside the cuts."""
+        if drawn.border is not None:
+            border = Border(drawn.border.floor[rows], drawn.border.last[rows])
+            return self._scores(logits, rows, rows, drawn.ids, border)
         chosen = logits[rows]
         for part, found, keep in drawn.cut:
             common, here, there = np.intersect1d(rows, part, return_indices=True)
             if len(common):
                 chosen[here] = kept_only(chosen[here], found.ids[there], keep[there])
-        return chosen
+        return self._scores(chosen, None, rows, drawn.ids)
 
 
 def _failures(logits: Tensor, drawn: Draw) -> dict[int, str]:

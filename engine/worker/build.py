@@ -106,6 +106,7 @@ def build_worker(
         # Beside a team of its own size torch would only take its cores away: what is left to torch is small.
         threads=1 if team else config.threads,
         seconds=seconds,
+        cpu=config.cpus[0] if team and config.cpus else None,
     )
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
@@ -151,7 +152,7 @@ def _team(config: EngineConfig) -> Team | None:
             f"kernels={config.kernels}: they compute in float32 on a CPU, not {config.dtype} on {config.device}"
         )
     try:
-        return Team(config.kernels, config.threads)
+        return Team(config.kernels, config.threads, config.cpus)
     except MissingKernels as error:
         raise ConfigError(str(error)) from error
 

@@ -1,5 +1,6 @@
 """Runs plans in a thread of its own, so that steps run in the order in which they came."""
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -44,13 +45,14 @@ class Worker:
         weight_bytes: int,
         threads: int,
         seconds: dict[str, float],
+        cpu: int | None = None,
     ) -> None:
+        """threads: torch's. cpu: where the worker's thread runs, the first one of a team that is pinned."""
         self.model, self.layout, self.seconds = model, layout, seconds
         self.blocks, self.weight_bytes = blocks, weight_bytes
         self.kv_bytes = blocks * layout.block_bytes
         self._runner = runner
-        # torch keeps the number of threads per calling thread
-        self._thread = ThreadPoolExecutor(1, "worker", initializer=torch.set_num_threads, initargs=(threads,))
+        self._thread = ThreadPoolExecutor(1, "worker", initializer=_begin, initargs=(threads, cpu))
 
     def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Running:
         """Queues a step. `masks`: allowed tokens by index of the plan's row (see `engine.structured`)."""
@@ -62,3 +64,10 @@ class Worker:
     def _run(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Callable[[], StepResult]:
         with torch.inference_mode():
             return self._runner.start(plan, masks)
+
+
+def _begin(threads: int, cpu: int | None) -> None:
+    """In the worker's thread: torch keeps the number of threads per calling thread, the kernel its CPUs."""
+    torch.set_num_threads(threads)
+    if cpu is not None:
+        os.sched_setaffinity(0, {cpu})  # 0 is the calling thread

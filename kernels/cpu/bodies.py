@@ -130,6 +130,8 @@ def _norm_op(
 
 def activation(team: Team, x: Tensor, act: str, has_gate: bool, limit: float | None = None) -> Tensor:
     """See kernels/activation.py."""
+    if act not in cpu.ACTS:
+        raise NotImplementedError(f"compiled kernels have the activations {', '.join(cpu.ACTS)}, not {act}")
     inner = x.shape[1] // 2 if has_gate else x.shape[1]
     y = torch.empty((len(x), inner))
     op = cpu.Activate(

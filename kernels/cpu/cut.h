@@ -21,6 +21,12 @@ struct Cuts {
     double top_p, drop;
 };
 
+// Kept are the tokens with a logit above `floor`, and those with this logit up to the token `last`.
+struct Border {
+    float floor;
+    int64_t last;
+};
+
 struct Entry {
     float logit;
     int32_t token;
@@ -73,8 +79,8 @@ class Row {
         return std::max<int64_t>(keep, 1);
     }
 
-    // The best token of the first `keep`, by logit and noise.
-    draw::Best best(int64_t keep, const uint32_t* key) {
+    // The best token of the first `keep`, by logit and noise; `border`: the last one of them.
+    draw::Best best(int64_t keep, const uint32_t* key, Border& border) {
         int bin = BINS - 1;
         int64_t before = 0;
         for (; before + it.counts[size_t(bin)] < keep; bin--) before += it.counts[size_t(bin)];
@@ -97,6 +103,7 @@ class Row {
         }
         sort(bin);
         const size_t rest = size_t(keep - before);
+        border = {it.sorted[rest - 1].logit, it.sorted[rest - 1].token};
         for (size_t first = 0; first < rest; first += W) {
             float x[W];
             vi token = {};
@@ -173,11 +180,13 @@ class Row {
 };
 
 // The token and its score; a score that is not finite where a logit is NaN or none is possible.
-static draw::Best drawn(const float* logits, int64_t vocab, const uint32_t* key, const Cuts& cuts, Scratch& scratch) {
+static draw::Best drawn(const float* logits, int64_t vocab, const uint32_t* key, const Cuts& cuts, Scratch& scratch,
+                        Border& border) {
     const draw::Best top = draw::best(logits, vocab, nullptr);
+    border = {-INFINITY, vocab - 1};
     if (!std::isfinite(top.score)) return top;
     Row row(logits, vocab, top.score, scratch);
-    return row.best(row.kept(cuts, top.score), key);
+    return row.best(row.kept(cuts, top.score), key, border);
 }
 
 }  // namespace cut

@@ -12,6 +12,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 CPU_FACTS = Path("/proc/cpuinfo")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # that have a compiled body, in the order of ActKind in program.h
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,20 @@ VARIANTS = (
     Variant("avx2", _X86, frozenset(("avx2", "fma", "f16c")), ("-mavx2", "-mfma", "-mf16c")),
     Variant("base", (*_X86, "aarch64", "arm64"), frozenset(), ()),
 )
+
+# Functions on rows of logits (program.cpp) and their arguments: p for an address, n for a number of 64 bits. The first
+# is the team, then logits.
+SAMPLING = {
+    "draw": "ppnpnppp",
+    "draw_cut": "ppnpnpppppppp",
+    "scores": "ppnnpnpnppppppp",
+    "mask": "ppnnpnpn",
+    "bar": "ppnnpnpnn",
+    "divide": "ppnnpnp",
+    "bias": "ppnnpnpp",
+    "penalise": "ppnnpnpppnpppp",
+    "ban": "ppnnpnpppnpppn",
+}
 
 
 class MissingKernels(Exception):
@@ -90,25 +105,14 @@ def _open(name: str) -> ctypes.CDLL:
     library.slipway_sizes.restype = ctypes.c_int64
     library.slipway_tiling.argtypes = [ctypes.POINTER(ctypes.c_int64)] * 3
     library.slipway_tiling.restype = None
-    library.slipway_start.argtypes = [ctypes.c_int]
+    library.slipway_start.argtypes = [ctypes.c_int, pointer]
     library.slipway_start.restype = pointer
     library.slipway_stop.argtypes = [pointer]
     library.slipway_stop.restype = None
     library.slipway_run.argtypes = [pointer, pointer, ctypes.c_int64, pointer]
     library.slipway_run.restype = None
-    library.slipway_draw.argtypes = [
-        *(pointer, pointer, ctypes.c_int64, pointer, ctypes.c_int64),
-        *(pointer, pointer, pointer),
-    ]
-    library.slipway_draw.restype = None
-    library.slipway_draw_cut.argtypes = [
-        *(pointer, pointer, ctypes.c_int64, pointer, ctypes.c_int64),
-        *(pointer, pointer, pointer, pointer, pointer, pointer),
-    ]
-    library.slipway_draw_cut.restype = None
-    library.slipway_scores.argtypes = [
-        *(pointer, pointer, ctypes.c_int64, ctypes.c_int64, pointer, ctypes.c_int64),
-        *(pointer, pointer, pointer, pointer),
-    ]
-    library.slipway_scores.restype = None
+    for name, arguments in SAMPLING.items():
+        function = getattr(library, f"slipway_{name}")
+        function.argtypes = [pointer if letter == "p" else ctypes.c_int64 for letter in arguments]
+        function.restype = None
     return library

@@ -1,7 +1,9 @@
 // Threads that run one function together, its work handed out in small pieces from a counter.
 //
-// A barrier spins a little and then yields: where another process wants the core, a waiting thread gives it away, and a
-// thread that lost its core costs one piece of work, not its half of a layer.
+// A thread that loses its core costs the one piece that it holds, not its half of a layer: the others take the rest. A
+// barrier spins for about as long as falling asleep and waking takes; then it yields, so that a process that wants the
+// core, or a thread of the team without one, gets it; then it sleeps. Where a piece waits for its thread to be given a
+// core again, which takes milliseconds, the others neither use up a quota nor lose their turn by yielding on and on.
 #pragma once
 
 #include <atomic>
@@ -17,17 +19,46 @@ static inline void pause_cpu() {
 #endif
 }
 
+#if defined(__linux__)
+constexpr int MOST_CPUS = 1 << 14;
+
+// How many CPUs the calling thread may use, and letting it use one only; a CPU that is gone leaves it where it was.
+static inline int allowed_cpus() {
+    cpu_set_t* set = CPU_ALLOC(MOST_CPUS);
+    const size_t bytes = CPU_ALLOC_SIZE(MOST_CPUS);
+    const int found = sched_getaffinity(0, bytes, set) ? MOST_CPUS : CPU_COUNT_S(bytes, set);
+    CPU_FREE(set);
+    return found;
+}
+static inline void pin(int cpu) {
+    cpu_set_t* set = CPU_ALLOC(cpu + 1);
+    const size_t bytes = CPU_ALLOC_SIZE(cpu + 1);
+    CPU_ZERO_S(bytes, set);
+    CPU_SET_S(cpu, bytes, set);
+    sched_setaffinity(0, bytes, set);
+    CPU_FREE(set);
+}
+#else
+static inline int allowed_cpus() { return int(std::thread::hardware_concurrency()); }
+static inline void pin(int) {}
+#endif
+
 class Team {
   public:
-    explicit Team(int size) : size(size) {
-        for (int id = 1; id < size; id++) threads.emplace_back([this, id] { serve(id); });
+    // cpus: one for each thread, of which the caller of `run`, the first, is pinned by itself; or null.
+    explicit Team(int size, const int32_t* cpus = nullptr) : size(size), patient(size <= allowed_cpus()) {
+        try {
+            for (int id = 1; id < size; id++)
+                threads.emplace_back([this, id, cpu = cpus ? cpus[id] : -1] {
+                    if (cpu >= 0) pin(cpu);
+                    serve(id);
+                });
+        } catch (...) {
+            end();
+            throw;
+        }
     }
-    ~Team() {
-        ending = true;
-        turn.fetch_add(1);
-        turn.notify_all();
-        for (auto& thread : threads) thread.join();
-    }
+    ~Team() { end(); }
 
     // Calls work(id) on every thread of the team, the caller being thread 0, and returns when all are done.
     template <class Work> void run(Work& work) {
@@ -51,26 +82,35 @@ class Team {
     // All threads of the team come here; then pieces are counted from 0 again.
     void wait() {
         if (size == 1) { next.store(0, std::memory_order_relaxed); return; }
-        int now = phase.load(std::memory_order_relaxed);
+        const int now = phase.load(std::memory_order_relaxed);
         if (arrived.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
             arrived.store(0, std::memory_order_relaxed);
             next.store(0, std::memory_order_relaxed);
-            phase.store(now + 1, std::memory_order_release);
+            phase.store(now + 1);  // sequentially consistent: only then is it looked whether anybody sleeps
+            phase.notify_all();
             return;
         }
-        for (int spins = 0; phase.load(std::memory_order_acquire) == now; spins++) {
-            if (spins < 1500) pause_cpu(); else sched_yield();
-        }
+        auto waits = [&] { return phase.load(std::memory_order_acquire) == now; };
+        for (int spins = 0; patient && spins < 1500 && waits(); spins++) pause_cpu();
+        for (int yields = 0; yields < 64 && waits(); yields++) sched_yield();
+        phase.wait(now, std::memory_order_acquire);
     }
 
     const int size;
 
   private:
+    void end() {
+        ending = true;
+        turn.fetch_add(1);
+        turn.notify_all();
+        for (auto& thread : threads) thread.join();
+    }
+
     void serve(int id) {
         unsigned seen = 0;
         for (;;) {
             // A step follows the last one within microseconds in steady decoding: worth a short wait before sleeping.
-            for (int spins = 0; spins < 4000 && turn.load(std::memory_order_acquire) == seen; spins++) pause_cpu();
+            for (int spins = 0; patient && spins < 4000 && turn.load(std::memory_order_acquire) == seen; spins++) pause_cpu();
             turn.wait(seen, std::memory_order_acquire);
             seen++;
             if (ending) return;
@@ -79,6 +119,7 @@ class Team {
         }
     }
 
+    const bool patient;  // every thread can have a CPU: to spin takes none away from the others
     std::vector<std::thread> threads;
     void (*call)(void*, int) = nullptr;
     void* what = nullptr;

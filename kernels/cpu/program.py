@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import MissingKernels, load
+from kernels.cpu.library import ACTIVATIONS, MissingKernels, load
 from kernels.cpu.packing import FORMS, Packed, Tiling
 from kernels.cpu.pages import head_dim
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 PAGE_TYPES = TYPES | {torch.int8: 3}
-ACTS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
+ACTS = {name: number for number, name in enumerate(ACTIVATIONS)}
 RMS, LAYER = 0, 1
 
 Field = tuple[str, Any]
@@ -186,20 +186,32 @@ class StepData:
 
 
 class Team:
-    """Threads of one compiled variant. One call of `run` at a time; the caller is one of the threads."""
+    """Threads of one compiled variant. One call of `run` at a time; the caller is one of the threads. cpus: one for
+    each thread, to which all but the caller are pinned, or none."""
 
-    def __init__(self, variant: str, threads: int) -> None:
+    def __init__(self, variant: str, threads: int, cpus: Sequence[int] = ()) -> None:
         self.variant, self.threads = variant, threads
         self._runner: int | None = None
+        if cpus and len(cpus) != threads:
+            raise ValueError(f"{len(cpus)} CPUs for {threads} threads: there must be one for each, or none")
         self._library = load(variant)
         sizes = [c_int64() for _ in range(3)]
         self._library.slipway_tiling(*map(ctypes.byref, sizes))
         self.tiling = Tiling(variant, *(size.value for size in sizes))
         _compare_sizes(self._library)
-        self._runner = self._library.slipway_start(threads)
+        self._runner = self._library.slipway_start(threads, (c_int32 * len(cpus))(*cpus) if cpus else None)
+        if self._runner is None:
+            raise OSError(f"{threads} threads cannot be started: a limit of processes or of memory is reached")
 
     def run(self, program: Program, step: StepData) -> None:
         self._library.slipway_run(self._runner, program.array, len(program.ops), ctypes.byref(step.struct))
+
+    def call(self, function: str, *arguments: Tensor | int | None) -> None:
+        """A function of the library on rows of logits, see SAMPLING. Tensors are contiguous, but for the rows of those
+        whose stride is an argument."""
+        getattr(self._library, f"slipway_{function}")(
+            self._runner, *(one.data_ptr() if isinstance(one, Tensor) else one for one in arguments)
+        )
 
     def best(self, logits: Tensor, rows: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Of these rows of logits [.., vocab] float32: the token with the largest logit, or, with keys [rows, 2] int32,
@@ -208,36 +220,48 @@ class Team:
         tokens, scores = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
         rows = rows.to(torch.int64).contiguous()
         keys = None if keys is None else keys.to(torch.int32).contiguous()
-        self._library.slipway_draw(
-            *(self._runner, _at(logits), logits.shape[1], _at(rows), len(rows)),
-            *(_at(keys), _at(tokens), _at(scores)),
-        )
+        assert logits.is_contiguous()
+        self.call("draw", logits, logits.shape[1], rows, len(rows), keys, tokens, scores)
         return tokens, scores
 
     def best_of_cut(
         self, logits: Tensor, rows: Tensor, keys: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The same with noise, among the tokens that min_p, then top_k, then top_p leave (0, 0 and 1 cut nothing): each
-        [rows]. A score that is not finite: a logit is NaN, or no token is possible."""
+        [rows]. A score that is not finite: a logit is NaN, or no token is possible. Then where the cuts end, floor
+        float32 and last int64: kept are logits above the floor, and of those equal to it the tokens up to `last`."""
         tokens, scores = torch.empty(len(rows), dtype=torch.int64), torch.empty(len(rows))
+        floors, lasts = torch.empty_like(scores), torch.empty_like(tokens)
         rows, keys = rows.to(torch.int64).contiguous(), keys.to(torch.int32).contiguous()
         cuts = (top_k.to(torch.int64), top_p.to(torch.float64), min_p.to(torch.float64).log())
-        self._library.slipway_draw_cut(
-            *(self._runner, _at(logits), logits.shape[1], _at(rows), len(rows), _at(keys)),
-            *(*map(_at, cuts), _at(tokens), _at(scores)),
+        assert logits.is_contiguous()
+        self.call(
+            *("draw_cut", logits, logits.shape[1], rows, len(rows), keys, *(cut.contiguous() for cut in cuts)),
+            *(tokens, scores, floors, lasts),
         )
-        return tokens, scores
+        return tokens, scores, floors, lasts
 
-    def logprobs(self, logits: Tensor, chosen: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """logits: [rows, vocab] float32; chosen: [rows] int64, one token of each → its log probability [rows] float32,
-        its rank [rows] int64, and the `count` most likely tokens [rows, count] int64 with theirs, float32, descending,
-        equal ones by id."""
-        rows = len(logits)
+    def logprobs(
+        self,
+        logits: Tensor,
+        chosen: Tensor,
+        count: int,
+        at: Tensor | None = None,
+        kept: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """logits: [.., vocab] float32, of which the rows `at` are looked at (None: all); chosen: [rows] int64, one
+        token of each → its log probability [rows] float32, its rank [rows] int64, and the `count` most likely tokens
+        [rows, count] int64 with theirs, float32, descending, equal ones by id. kept: a divisor for each row, and the
+        floor and last of `best_of_cut`, outside of which logits / divisor are impossible."""
+        at = torch.arange(len(logits)) if at is None else at.to(torch.int64).contiguous()
+        rows, chosen = len(at), chosen.to(torch.int64).contiguous()
         own, ranks = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
         tokens, values = torch.empty((rows, count), dtype=torch.int64), torch.empty((rows, count))
-        self._library.slipway_scores(
-            *(self._runner, _at(logits), logits.shape[1], rows, _at(chosen), count),
-            *(_at(own), _at(ranks), _at(tokens), _at(values)),
+        divisors, floors, lasts = (None, None, None) if kept is None else (one.contiguous() for one in kept)
+        assert logits.stride(1) == 1 and (lasts is None or lasts.dtype == torch.int64)
+        self.call(
+            *("scores", logits, logits.stride(0), logits.shape[1], at, rows, chosen, count, divisors, floors, lasts),
+            *(own, ranks, tokens, values),
         )
         return own, ranks, tokens, values
 

@@ -7,6 +7,7 @@ a word that only its end and the prompt make is not the reply's.
 import torch
 from torch import Tensor
 
+from kernels.cpu import edits
 from kernels.jit import jit, launch, rows_of, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
@@ -124,6 +125,7 @@ BAD_WORDS = Op(
         Case("64x100", {"rows": 256, "words": 6400, "longest": 4, "vocab": 151936, "width": 131073}, bench=True),
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
+    compiled=edits.bad_words,
     traffic=lambda logits, slot, lengths, tokens, prompt_tokens, rows, lasts, prefixes: (
         nbytes(rows, lasts, prefixes) + nbytes(prefixes)
     ),

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from kernels.cpu import edits
 from kernels.jit import jit, launch, rows_of, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
@@ -61,6 +62,7 @@ LOGIT_BIAS = Op(
         Case("64x300", {"rows": 64, "each": 300, "vocab": 151936}, bench=True),
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
+    compiled=edits.logit_bias,
     traffic=lambda logits, rows, tokens, values: nbytes(rows, tokens, values) + 2 * nbytes(values),
     strided=(0,),
 )

@@ -5,6 +5,7 @@ that ends early is better than one that cannot go on.
 import torch
 from torch import Tensor
 
+from kernels.cpu import edits
 from kernels.jit import jit, launch, rows_of, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
@@ -80,6 +81,7 @@ MIN_TOKENS = Op(
         Case("256x151936", {"rows": 256, "users": 256, "most": 5, "vocab": 151936}, bench=True),
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
+    compiled=edits.min_tokens,
     traffic=lambda logits, users, stops: nbytes(users, stops) * 2,
     strided=(0, 2),
 )

@@ -13,6 +13,7 @@ only for the rows of a launch that have penalties, where counts kept from step t
 import torch
 from torch import Tensor
 
+from kernels.cpu import edits
 from kernels.jit import jit, launch, rows_of, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 
@@ -193,6 +194,7 @@ PENALTIES = Op(
         ),
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
+    compiled=edits.penalties,
     traffic=_traffic,
     strided=(0, 4),
 )

@@ -7,6 +7,7 @@ nothing.
 import torch
 from torch import Tensor
 
+from kernels.cpu import edits
 from kernels.jit import jit, launch, rows_of, tl
 from kernels.op import Args, Case, Make, Op
 
@@ -72,6 +73,7 @@ TOKEN_MASK = Op(
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
     # of random words half the bits are 0
+    compiled=edits.token_mask,
     traffic=lambda logits, users, words: words.nbytes + users.shape[0] * logits.shape[1] * logits.element_size() // 2,
     strided=(0, 2),
 )

@@ -10,6 +10,7 @@ token's, and its `top` most likely tokens one after another; a second launch joi
 import torch
 from torch import Tensor
 
+from kernels.cpu import edits
 from kernels.jit import jit, launch, power_of_2, rows_of, tl
 from kernels.op import Args, Case, Make, Op, nbytes
 from kernels.sampling.cuts import scaled
@@ -239,6 +240,7 @@ TOP_LOGPROBS = Op(
         Case("16x151936", {"rows": 256, "n": 16, "vocab": 151936, "top": 5, "processed": True}, bench=True),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 1e-5},
+    compiled=edits.top_logprobs,
     traffic=lambda logits, at, *rest: at.shape[0] * (logits.shape[1] * logits.element_size()) + nbytes(at),
     strided=(0,),
 )

@@ -206,7 +206,7 @@ def test_norms_of_pieces(team, size, kind):
     assert (y[:, -2:] == POISON).all()
 
 
-@pytest.mark.parametrize("act", ACTIVATIONS)
+@pytest.mark.parametrize("act", program.ACTS)
 @pytest.mark.parametrize("gated", [True, False])
 def test_activations(team, act, gated):
     inner = 53
@@ -536,9 +536,12 @@ def test_tokens_drawn_of_a_cut_are_those_of_the_sorted_candidates(team, vocab, s
     assert torch.equal(given.ids, wanted.ids)
     near(given.score, wanted.score)
     explained = draw(logits, rows, Noise(vocab, logits.device, team), pipeline.CUTS, {0, 4})
-    assert torch.equal(explained.ids, wanted.ids)
-    known = [row for part, _, _ in explained.cut for row in part.tolist()]
-    assert sorted(known) == ([0, 4] if vocab > 1 else [4])  # the first token of one is not a cut
+    assert torch.equal(explained.ids, wanted.ids) and given.border is None and explained.border is not None
+    left = explained.border.applied(logits) == logits
+    for part, found, keep in wanted.cut:
+        for row, ids, count in zip(part.tolist(), found.ids.tolist(), keep.tolist(), strict=True):
+            possible = {token for token in ids[:count] if logits[row, token] > -math.inf}
+            assert {t for t in left[row].nonzero()[:, 0].tolist() if logits[row, t] > -math.inf} == possible
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
@@ -546,7 +549,7 @@ def test_a_row_of_which_no_token_can_be_drawn_has_no_finite_score(team, value):
     logits = torch.full((2, 50), value)
     logits[1] = 0.0
     one = torch.ones(2)
-    tokens, scores = team.best_of_cut(logits, torch.arange(2), torch.zeros(2, 2), one * 3, one * 0.5, one * 0.0)
+    tokens, scores, *_ = team.best_of_cut(logits, torch.arange(2), torch.zeros(2, 2), one * 3, one * 0.5, one * 0.0)
     assert not scores[0].isfinite() and scores[1].isfinite() and 0 <= tokens[1] < 3
 
 
@@ -554,7 +557,7 @@ def test_tokens_drawn_of_a_cut_are_distributed_as_what_is_left(team):
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5]).repeat(4000, 1)
     keys = torch.from_numpy(row_keys(np.arange(4000, dtype=np.uint64), np.full(4000, 3)))
     cuts = torch.full((4000,), 3), torch.ones(4000), torch.zeros(4000)
-    tokens, _ = team.best_of_cut(logits, torch.arange(4000), keys, *cuts)
+    tokens, *_ = team.best_of_cut(logits, torch.arange(4000), keys, *cuts)
     left = torch.tensor([2.0, 1.0, -math.inf, -math.inf, 1.5]).softmax(0)
     assert (torch.bincount(tokens, minlength=5) / 4000 - left).abs().max() < 0.03
 

@@ -11,6 +11,7 @@ from appliance.declare.settings import Given, Option, Settings, load
 from appliance.plan.machine import Gpu, Machine
 from appliance.plan.memory import CPU_CACHE_BYTES, FIXED_BYTES, Memory
 from appliance.plan.plan import Plan, fingerprint, plan
+from appliance.plan.topology import Topology
 from engine.api.config import EngineConfig
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model, RMSNorm, Rope
@@ -253,7 +254,7 @@ def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
     assert found["limits.max_stop"].origin == "--set limits.max_stop"
     assert found["model.path"].origin == f"{tmp_path / 'm.yaml'}:2:15"
     assert found["limits.max_body"].origin == "default"
-    assert len(found) == 57
+    assert len(found) == 59
     assert all(one.reason for one in found.values() if one.value == "auto" and one.key != "model.generation_config")
 
 
@@ -441,3 +442,31 @@ def test_rounded_weights_are_kept_in_the_cache_folder_unless_that_is_switched_of
     assert folder({"HOME": "/home/y"}, Option("--set quantization.keep", "quantization.keep", "false")) is None
     stored = Option("--set quantization.weights", "quantization.weights", "auto")
     assert folder({"HOME": "/home/y"}, stored) is None
+
+
+def test_what_compiled_kernels_leave_to_torch_is_named(tmp_path: Path) -> None:
+    odd = replace(checkpoint().model.blocks[0][1], body=MLP(hidden=HIDDEN, inner=INNER, act="relu2"))
+    plain = checkpoint().model.blocks[0]
+    facts = replace(checkpoint(), model=replace(model(), blocks=(plain, (plain[0], odd), (plain[0], odd))))
+    host = replace(CPU, kernels=("avx2", "base"))
+    assert reason(planned(tmp_path, machine=host), "hardware.kernels") == (
+        "avx2",
+        "the fastest compiled kernels for this CPU",
+    )
+    told = reason(planned(tmp_path, machine=host, facts=facts), "hardware.kernels")[1]
+    assert "torch computes activation relu2 of 2 MLPs, on one thread" in told
+    told = reason(planned(tmp_path, "hardware.kernels=base", machine=host, facts=facts), "hardware.kernels")
+    assert told[0] == "base" and told[1].startswith("torch computes activation relu2 of 2 MLPs")
+    assert "torch computes" not in reason(planned(tmp_path, facts=facts), "hardware.kernels")[1]  # torch serves it all
+
+
+def test_the_plan_says_where_threads_run(tmp_path: Path) -> None:
+    four = Topology((0, 1, 2, 3), (((0,), (1,)), ((2,), (3,))))
+    host = replace(CPU, cores=4, kernels=("base",), topology=four)
+    found = planned(tmp_path, "parallelism.data=2", machine=host)
+    assert [engine.cpus for engine in found.engines] == [(0, 1), (2, 3)]
+    assert [engine.process_cpus for engine in found.engines] == [(0, 1), (2, 3)] and found.other_cpus == ()
+    assert reason(found, "hardware.cpus") == ("0-1 and 2-3", "one thread a core, each engine on one NUMA node")
+    by_torch = planned(tmp_path, "hardware.threads=2", machine=replace(host, kernels=()))
+    assert by_torch.engines[0].cpus == () and by_torch.engines[0].process_cpus == (0, 1)
+    assert by_torch.other_cpus == (2, 3)

@@ -1,7 +1,8 @@
 """The sampling stages once more, row by row in plain float64 numpy: the meaning against which the engine is held."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from engine.sampling.columns import Columns
 from engine.sampling.noise import Noise
 from engine.sampling.pipeline import Prepared, Sampled
 from engine.sampling.rows import Rows
+from kernels.cpu.library import best
+from kernels.cpu.program import Team
 
 MAX_CONTEXT = 40
 
@@ -148,11 +151,11 @@ def pack(mask: np.ndarray) -> np.ndarray:
 class Bench:
     """Puts requests into the slots of a table and samples them, in one batch. Slots are reused from call to call."""
 
-    def __init__(self, vocab: int, slots: int = 64) -> None:
+    def __init__(self, vocab: int, slots: int = 64, team: Team | None = None) -> None:
         self.vocab = vocab
         self.columns = Columns(slots, vocab)
         self.tokens = np.full((slots, MAX_CONTEXT), vocab - 1, np.int32)  # stale tokens of earlier requests
-        self.noise = Noise(vocab, torch.device("cpu"))
+        self.noise = Noise(vocab, torch.device("cpu"), team)
 
     def rows(self, requests: Sequence[Request], slots: Sequence[int] | None = None) -> Rows:
         slots = list(range(len(requests))) if slots is None else list(slots)
@@ -173,9 +176,18 @@ class Bench:
         return prepared.finish(torch.from_numpy(logits.astype(np.float32).copy()))
 
 
+@pytest.fixture(scope="session", params=["torch", best()])
+def some_team(request: pytest.FixtureRequest) -> Iterator[Team | None]:
+    """torch, and the compiled kernels for this CPU."""
+    team = Team(request.param, 3) if request.param != "torch" else None
+    yield team
+    if team is not None:
+        team.close()
+
+
 @pytest.fixture
-def bench() -> Callable[..., Bench]:
-    return Bench
+def bench(some_team: Team | None) -> Callable[..., Bench]:
+    return partial(Bench, team=some_team)
 
 
 @pytest.fixture

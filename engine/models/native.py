@@ -1,0 +1,28 @@
+"""Which parts of a declared model have no compiled body, so that torch computes them between two programs.
+
+Free of torch and of the kernels: a plan asks before anything is loaded, and engine/layers/compiled.py writes programs
+by the same rule.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+
+from engine.api.errors import CheckpointError
+from engine.models.config import ACTIVATIONS
+from engine.models.parts import MLP, Model, bodies
+
+
+def torch_parts(model: Model, activations: Collection[str]) -> tuple[str, ...]:
+    """In words, the most frequent first. activations: those that the compiled kernels have."""
+    acts = Counter(body.act for body in bodies(model) if isinstance(body, MLP) and body.act not in activations)
+    return tuple(f"activation {act} of {count} MLPs" for act, count in acts.most_common())
+
+
+def check_parts(model: Model, place: str) -> None:
+    """Raises CheckpointError where a declaration names what not even torch has; `place` is the file that names it."""
+    known = set(ACTIVATIONS.values())
+    for body in bodies(model):
+        if isinstance(body, MLP) and body.act not in known:
+            raise CheckpointError(
+                f"{place}: declares an MLP with act={body.act!r}; there are {', '.join(sorted(known))}"
+            )

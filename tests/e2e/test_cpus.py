@@ -1,0 +1,61 @@
+"""Where the threads of a running appliance really are, as the kernel tells."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from appliance.launch.supervise import NICE
+from kernels.cpu.library import usable
+
+ALLOWED = sorted(os.sched_getaffinity(0))
+ASK = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
+
+pytestmark = [
+    pytest.mark.skipif(len(ALLOWED) < 2, reason="one CPU has no other to be kept away from"),
+    pytest.mark.skipif(not usable(), reason="only threads of compiled kernels are pinned one by one"),
+]
+
+
+def threads(pid: int) -> list[set[int]]:
+    return [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()]
+
+
+def test_threads_have_a_cpu_each_and_the_others_keep_away_and_yield(launch):
+    engines, others = ALLOWED[:1], set(ALLOWED[1:])
+    appliance = launch(SLIPWAY__HARDWARE__CPUS=str(engines[0]))
+    appliance.wait_ready()
+    assert appliance.client.post("/v1/completions", json=ASK).status_code == 200
+    pids = appliance.pids()
+    found = threads(pids["engine-0"])
+    assert found.count({engines[0]}) == 1  # the worker; its team has no other thread
+    assert all(cpus == {engines[0]} or cpus >= {engines[0]} for cpus in found) and len(found) > 1
+    beside = [pid for pid in appliance.processes() if pid != pids["engine-0"]]
+    assert len(beside) >= 4  # slipway serve, supervisord, gateway, sentinel
+    assert all(cpus == others for pid in beside for cpus in threads(pid))
+    assert os.getpriority(os.PRIO_PROCESS, pids["gateway"]) == NICE
+    assert os.getpriority(os.PRIO_PROCESS, pids["engine-0"]) == 0
+
+
+def test_a_team_is_pinned_thread_by_thread(launch):
+    appliance = launch(SLIPWAY__HARDWARE__CPUS=f"{ALLOWED[0]},{ALLOWED[1]}")
+    appliance.wait_ready()
+    found = threads(appliance.pids()["engine-0"])
+    assert found.count({ALLOWED[0]}) == found.count({ALLOWED[1]}) == 1
+    assert all(cpus == set(ALLOWED[:2]) for cpus in threads(appliance.pids()["gateway"])) or len(ALLOWED) > 2
+
+
+def test_an_engine_that_may_not_use_its_cpus_says_so(tmp_path):
+    from engine.__main__ import _bind
+    from engine.api.config import EngineConfig
+    from engine.api.errors import ConfigError
+
+    config = EngineConfig(model="/m", kv_bytes=1, max_context=7, process_cpus=(ALLOWED[0], 9000))
+    before = os.sched_getaffinity(0)
+    try:
+        with pytest.raises(ConfigError, match=r"\[9000\] are not this process's; set hardware.cpus"):
+            _bind(config)
+    finally:
+        os.sched_setaffinity(0, before)
+    with pytest.raises(ConfigError, match="must be one for each of 2 threads"):
+        EngineConfig(model="/m", kv_bytes=1, max_context=7, threads=2, cpus=(0,))

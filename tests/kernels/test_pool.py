@@ -1,0 +1,188 @@
+"""The team of threads: where its threads run, and that it ends with right results when cores are short."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu.library import best, usable
+from kernels.cpu.packing import pack
+from kernels.cpu.program import Add, Program, StepData, Team, linear
+
+PATIENCE_S = 240
+ALLOWED = sorted(os.sched_getaffinity(0))
+
+
+def affinities(before: set[str] = frozenset()) -> dict[str, set[int]]:  # type: ignore[assignment]
+    """Of the threads of this process that are not among these."""
+    tasks = Path("/proc/self/task")
+    return {t.name: os.sched_getaffinity(int(t.name)) for t in tasks.iterdir() if t.name not in before}
+
+
+@contextmanager
+def busy(cpus: list[int]) -> Iterator[None]:
+    """Processes that never rest, one on each of these CPUs."""
+    code = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+    beside = [subprocess.Popen([sys.executable, "-c", code, str(cpu)]) for cpu in cpus]
+    try:
+        yield
+    finally:
+        for process in beside:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def guard() -> Iterator[None]:
+    """Ends the test process where a barrier hangs, which no exception could: the caller is in C++."""
+    timer = threading.Timer(PATIENCE_S, lambda: (os.write(2, b"a team of threads hangs\n"), os._exit(70)))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@pytest.mark.parametrize("cpus", [ALLOWED[:1] * 4, (ALLOWED * 4)[:4]])
+@pytest.mark.parametrize("variant", usable())
+def test_threads_are_pinned_one_by_one_and_the_caller_is_not_touched(variant, cpus):
+    before = set(affinities())
+    team = Team(variant, 4, cpus)
+    twice(team, 3)  # all threads have begun
+    try:
+        found = affinities(before)
+        assert sorted(map(sorted, found.values())) == sorted([cpu] for cpu in cpus[1:])
+        assert os.sched_getaffinity(0) == set(ALLOWED)
+    finally:
+        team.close()
+
+
+def test_without_cpus_threads_run_where_the_process_does():
+    before = set(affinities())
+    team = Team(best(), 3)
+    try:
+        assert list(affinities(before).values()) == [set(ALLOWED)] * 2
+    finally:
+        team.close()
+
+
+def test_a_cpu_that_is_gone_leaves_the_thread_where_it_was():
+    before = set(affinities())
+    team = Team(best(), 2, (0, 9000))
+    twice(team, 3)
+    try:
+        assert list(affinities(before).values()) == [set(ALLOWED)]
+    finally:
+        team.close()
+
+
+def test_there_is_a_cpu_for_each_thread_or_none():
+    with pytest.raises(ValueError, match="1 CPUs for 2 threads"):
+        Team(best(), 2, (0,))
+
+
+def twice(team: Team, rows: int) -> None:
+    """x + x of a few rows, the smallest program."""
+    x = torch.arange(rows * 4, dtype=torch.float32).view(rows, 4)
+    y = x.clone()
+    op = Add(y=x.data_ptr(), x=y.data_ptr(), y_stride=4, x_stride=4, size=4, alpha=1.0)
+    team.run(Program([op], (x, y)), StepData(rows))
+    assert torch.equal(y, 2 * x)
+
+
+def chain(team: Team, length: int, rows: int) -> tuple[Program, torch.Tensor, torch.Tensor]:
+    """y = x + x Wᵀ, `length` times one behind the other: two barriers a time."""
+    make = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 32, generator=make)
+    weight = torch.randint(-2, 3, (32, 32), generator=make).float() / 32
+    packed = pack(weight, team.tiling)
+    room, out = x.clone(), torch.empty(rows, 32)
+    ops = []
+    for _ in range(length):
+        ops += [linear(packed, None, room, out)]
+        ops += [Add(y=out.data_ptr(), x=room.data_ptr(), y_stride=32, x_stride=32, size=32, alpha=1.0)]
+    wanted = x.double()
+    for _ in range(length):
+        wanted = wanted + wanted @ weight.double().T
+    return Program(ops, (packed.data, room, out)), room, wanted
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_many_small_programs_end_and_are_right_beside_a_busy_process(threads, pinned):
+    """Threads up to four times the cores here, of which one is taken, too."""
+    cpus = [ALLOWED[at % len(ALLOWED)] for at in range(threads)] if pinned else ()
+    with guard(), busy(ALLOWED[:1]):
+        team = Team(best(), threads, cpus)
+        for number in range(6):
+            program, room, wanted = chain(team, 5, number % 5 + 1)
+            x = room.clone()
+            for _ in range(40):
+                room.copy_(x)
+                team.run(program, StepData(len(room)))
+                assert ((room.double() - wanted).abs() <= 1e-5 * wanted.abs().max()).all()
+        team.close()
+
+
+def test_teams_are_made_and_ended_over_and_over():
+    with guard():
+        for number in range(150):
+            team = Team(best(), 1 + number % 5)
+            if number % 3:
+                twice(team, number % 7 + 1)
+            team.close()
+
+
+def test_two_teams_at_once_do_not_disturb_each_other():
+    """As two engines in tests do; each has its own caller."""
+    failed = []
+
+    def work(seed: int) -> None:
+        team = Team(best(), 3)
+        program, room, wanted = chain(team, 4, seed)
+        x = room.clone()
+        for _ in range(60):
+            room.copy_(x)
+            team.run(program, StepData(len(room)))
+            failed.extend([seed] * (not torch.allclose(room.double(), wanted, rtol=1e-4, atol=1e-4)))
+        team.close()
+
+    with guard():
+        callers = [threading.Thread(target=work, args=(seed,)) for seed in (2, 3)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    assert not failed
+
+
+def test_threads_sleep_while_one_holds_the_last_piece():
+    """Of one row there is one piece. To yield until it is done would use up the quota of all other cores."""
+    size, times = 1 << 20, 150
+    x, y = torch.zeros(1, size), torch.ones(1, size)
+    ops = [Add(y=y.data_ptr(), x=x.data_ptr(), y_stride=size, x_stride=size, size=size, alpha=1.0)] * times
+    used = []
+    for threads in (1, 4):
+        team = Team(best(), threads)
+        start = time.process_time()
+        team.run(Program(ops, (x, y)), StepData(1))
+        used.append(time.process_time() - start)
+        team.close()
+    assert (x == 2 * times).all()
+    assert used[1] < 1.6 * used[0] + 0.02, used
+
+
+def test_a_waiting_team_sleeps():
+    team = Team(best(), 4)
+    twice(team, 1)
+    start = time.process_time()
+    threading.Event().wait(0.5)
+    assert time.process_time() - start < 0.3
+    team.close()
