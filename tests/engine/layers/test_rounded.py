@@ -15,7 +15,7 @@ from kernels.cpu.packing import Tiling
 from kernels.cpu.program import Team
 from kernels.quantisation import to_int4, to_int8
 
-SOME = ["llama", "qwen2", "gemma2", "cohere", "starcoder2", "olmo2"]
+SOME = ["llama", "qwen2", "gemma2", "cohere", "starcoder2", "olmo2", "mixtral", "qwen2-moe", "olmoe"]
 
 
 @pytest.mark.parametrize("case_name", SOME)
