@@ -76,8 +76,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "qwen3-0.6b": _QWEN3 | {"hidden_size": 1024, "intermediate_size": 3072},
     "qwen3-1.7b": _QWEN3 | {"hidden_size": 2048, "intermediate_size": 6144},
-    # Qwen3-30B-A3B made small, as no published model of its kind is (OLMoE has 7 B): a quarter of the layers, half of the
-    # experts, fewer heads, narrower. 1.0 B parameters, of which a token takes 0.25 B, 0.12 B of them the embedding.
+    # Qwen3-30B-A3B made small, as no published model of its kind is (OLMoE has 7 B): a quarter of the layers, half of
+    # the experts, narrower. 1.0 B parameters, of which a token takes 0.25 B, 0.12 B of them the embedding.
     "qwen3-moe-mini": _QWEN3_MOE
     | {
         "hidden_size": 768,

@@ -116,7 +116,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
                                "shared_expert_intermediate_size": 30}),
     "qwen2-moe-windows": ("Qwen2Moe", {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 20,
                                        "shared_expert_intermediate_size": 26, "norm_topk_prob": True,
-                                       "use_sliding_window": True, "sliding_window": 5, "qkv_bias": False}),
+                                       "use_sliding_window": True, "sliding_window": 8, "qkv_bias": False}),
     "olmoe": ("Olmoe", {"num_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 12}),
 }  # fmt: skip
 
