@@ -224,19 +224,18 @@ template <class T> void run_attention(const Attend& op, Runner& runner, const St
 }
 
 bool multiplies(const Op& op) { return op.kind == LINEAR || op.kind == EXPERTS; }
+bool gathers(const Op& op) { return op.kind == EXPERTS && static_cast<const Experts*>(op.what)->gathered; }
 
 void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& step) {
     Scratch& scratch = runner.scratch[size_t(id)];
     experts::Order& order = runner.orders[size_t(id)];
     int64_t begin, end;
     for (int64_t first = 0; first < count;) {
-        // Operations on rows up to and with the packing of the next linear; the joining of an attention comes first, and
-        // after a routing all rows must have chosen.
+        // Operations on rows up to and with the packing of the next linear; the joining of an attention comes first. What
+        // is gathered for experts is packed by other threads than made it: after a barrier, with all rows' choices known.
         int64_t last = first;
-        while (last < count && !multiplies(ops[last]) && (last == first || ops[last].kind != ATTEND))
-            if (ops[last++].kind == ROUTE) break;
-        const bool routes = last > first && ops[last - 1].kind == ROUTE;
-        const bool packs = last < count && multiplies(ops[last]) && !routes;
+        while (last < count && !multiplies(ops[last]) && (last == first || ops[last].kind != ATTEND)) last++;
+        const bool packs = last < count && multiplies(ops[last]) && (last == first || !gathers(ops[last]));
         const bool attends = ops[first].kind == ATTEND;
         if (attends) {
             const Attend& op = *static_cast<const Attend*>(ops[first].what);
@@ -251,7 +250,8 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
             for (int64_t token = begin; token < end; token++)
                 for (int64_t i = first; i < last + packs; i++) row_op(ops[i], token, runner, step, scratch, order);
         runner.team.wait();
-        if (routes) order.sort(*static_cast<const Route*>(ops[last - 1].what), step.tokens);
+        for (int64_t i = first; i < last; i++)
+            if (ops[i].kind == ROUTE) order.sort(*static_cast<const Route*>(ops[i].what), step.tokens);
         if (packs) {
             if (ops[last].kind == LINEAR) run_linear(*static_cast<const Linear*>(ops[last].what), runner, step, scratch);
             else run_experts(*static_cast<const Experts*>(ops[last].what), runner, order, scratch);
