@@ -34,6 +34,7 @@ from engine.api.messages import (
 from engine.core.loop import build_loop
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint, read_checkpoint, weight_bytes
+from engine.models.parts import Model, has_experts
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.tokenizer import FILES
@@ -280,7 +281,7 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
             "kv_bytes": 1,
             "max_context": checkpoint.model.max_context,
             "threads": torch.get_num_threads(),
-            "kernels": _kernels(device, dtype),
+            "kernels": _kernels(device, dtype, checkpoint.model),
             **overrides,
         }
     )
@@ -291,9 +292,9 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
     return config
 
 
-def _kernels(device: str, dtype: str) -> str:
+def _kernels(device: str, dtype: str, model: Model) -> str:
     if device == "cuda":
-        return "triton" if installed() else "torch"
+        return "triton" if installed() and not has_experts(model) else "torch"
     return best() if dtype == "float32" else "torch"
 
 

@@ -16,7 +16,8 @@ HEAD = """# Models that are served
 Any checkpoint folder in Hugging Face layout whose `config.json` names one of these architectures: safetensors (one file
 or shards), float32, bfloat16 or float16, old and new spellings of the configuration (`rope_theta` or `rope_parameters`,
 `torch_dtype` or `dtype`, `text_config`). Rotary scalings: linear, dynamic, llama3, yarn, longrope. Sliding windows free
-the blocks they leave behind. Quantized checkpoints are refused for now.
+the blocks they leave behind. Mixtures of experts are served by the compiled kernels of a CPU, with any
+weights that those have, and by torch, on a GPU too. Quantized checkpoints are refused for now.
 
 | architecture | family | declared in |
 |---|---|---|

@@ -7,7 +7,7 @@ from appliance.plan.machine import Machine
 from engine.api.config import Dtype, KVDtype, WeightBits, graph_ladder
 from engine.models.checkpoint import Checkpoint
 from engine.models.native import torch_parts
-from engine.models.parts import attentions
+from engine.models.parts import attentions, has_experts
 from kernels.cpu.library import ACTIVATIONS
 
 TORCH, TRITON = "torch", "triton"
@@ -35,16 +35,16 @@ def dtype_of(settings: Settings, checkpoint: Checkpoint, machine: Machine, devic
 
 def kernels(settings: Settings, checkpoint: Checkpoint, machine: Machine, device: Device, dtype: Dtype) -> Choice[str]:
     wanted = settings.manifest.hardware.kernels
-    odd = _odd_heads(checkpoint)
+    unserved = _unserved(checkpoint)
     if wanted == TRITON:
-        _check_triton(settings, machine, device, odd)
+        _check_triton(settings, machine, device, unserved)
     elif wanted not in ("auto", TORCH):
         _check_compiled(settings, machine, device, dtype, wanted)
     if wanted != "auto":
         return Choice(wanted, _by_torch(checkpoint) if is_compiled(wanted) else "")
     if device == "cuda":
-        if odd is not None:
-            return Choice(TORCH, odd)
+        if unserved is not None:
+            return Choice(TORCH, unserved)
         if machine.triton:
             return Choice(TRITON, "the fused kernels for a GPU")
         return Choice(
@@ -69,8 +69,10 @@ def _joined(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
 
 
-def _odd_heads(checkpoint: Checkpoint) -> str | None:
-    """Why attention kernels of a GPU do not serve these heads."""
+def _unserved(checkpoint: Checkpoint) -> str | None:
+    """Why the kernels of a GPU do not serve this model."""
+    if has_experts(checkpoint.model):
+        return "experts: triton kernels serve models without"
     dims = {part.head_dim for part in attentions(checkpoint.model)}
     wrong = next((dim for dim in sorted(dims) if dim % HEAD_MULTIPLE or dim > HEAD_MOST), None)
     if wrong is None:
@@ -78,9 +80,9 @@ def _odd_heads(checkpoint: Checkpoint) -> str | None:
     return f"heads of {wrong}: triton kernels serve multiples of {HEAD_MULTIPLE} up to {HEAD_MOST}"
 
 
-def _check_triton(settings: Settings, machine: Machine, device: Device, odd: str | None) -> None:
-    if odd is not None:
-        refuse(settings, "hardware.kernels", f"triton: the model has {odd}; use torch, or auto")
+def _check_triton(settings: Settings, machine: Machine, device: Device, unserved: str | None) -> None:
+    if unserved is not None:
+        refuse(settings, "hardware.kernels", f"triton: the model has {unserved}; use torch, or auto")
     if device != "cuda":
         refuse(settings, "hardware.kernels", f"triton: its kernels are for a GPU, and this is {device}; use auto")
     if not machine.triton:

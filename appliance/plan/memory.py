@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.kv.layout import Layout
-from engine.models.parts import MLP, Attention, Block, Model, Parallel
+from engine.models.parts import MLP, Attention, Block, Body, Model, bodies
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 # Resident memory of an engine process before any weight: interpreter, torch and its libraries, arenas of threads. On a
@@ -55,16 +55,19 @@ def graph_bytes(model: Model, *, sizes: Sequence[int], element_bytes: int) -> in
 
 def _activations(block: Block) -> int:
     """Elements per token that the widest body of a block holds at once."""
-    bodies: list[Attention | MLP] = []
-    for branch in block:
-        bodies += branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
-    return max(map(_width, bodies), default=0)
+    return max((_width(body) for branch in block for body in bodies(branch)), default=0)
 
 
-def _width(body: Attention | MLP) -> int:
-    if isinstance(body, MLP):
-        return 3 * body.inner
-    return 2 * (2 * body.heads + 2 * body.kv_heads) * body.head_dim
+def _width(body: Body) -> int:
+    match body:
+        case Attention():
+            return 2 * (2 * body.heads + 2 * body.kv_heads) * body.head_dim
+        case MLP():
+            return 3 * body.inner
+    # A token has a row for each expert that it takes; packed, as matrix tiles read them, they take half as much again.
+    packed = 2 * max(body.hidden, body.inner)
+    shared = 0 if body.shared is None else 3 * body.shared.inner
+    return body.chosen * (3 * body.inner + body.hidden + packed) + shared
 
 
 def longest_sequence(layout: Layout, blocks: int, most: int) -> int:

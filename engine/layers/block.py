@@ -1,4 +1,4 @@
-"""Attention, MLP, and how branches put them together."""
+"""Attention, and how branches put it and the MLPs together."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from torch import Tensor
 from engine.distributed.world import World, share
 from engine.kv.layout import Layout
 from engine.layers.linear import LinearLayer, Read, Target
+from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.step import Step
-from engine.models.parts import MLP, Attention, Branch, Parallel
-from engine.models.sources import attention_linears, join, mlp_linears
-from kernels.activation import ACTIVATIONS, gated
+from engine.models.parts import MLP, Attention, Branch, Experts, bodies
+from engine.models.sources import attention_linears, join
 from kernels.paged_attention import paged_attention
 from kernels.paged_kv import write_kv
 from kernels.rope import rotate_
@@ -93,22 +93,6 @@ class AttentionLayer:
         return self.out(y.flatten(1))
 
 
-class MLPLayer:
-    def __init__(self, part: MLP, path: str, world: World) -> None:
-        up, down = mlp_linears(part)
-        path = join(path, part.name)
-        self.up, self.down = LinearLayer(up, path, world), LinearLayer(down, path, world)
-        self.part, self.act, self.has_gate = part, ACTIVATIONS[part.act], part.gate is not None
-
-    @property
-    def loadables(self) -> list[Loadable]:
-        return [self.up, self.down]
-
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
-        y = self.up(x)
-        return self.down(gated(self.act, y) if self.has_gate else self.act(y))
-
-
 class BranchLayer:
     """x + scale · after(body(before(x))); several bodies are summed."""
 
@@ -116,13 +100,15 @@ class BranchLayer:
         self.scale = part.scale
         self.before = NormLayer(part.before, path) if part.before is not None else None
         self.after = NormLayer(part.after, path) if part.after is not None else None
-        self.bodies: list[AttentionLayer | MLPLayer] = []
-        for body in part.body.bodies if isinstance(part.body, Parallel) else (part.body,):
+        self.bodies: list[AttentionLayer | MLPLayer | ExpertsLayer] = []
+        for body in bodies(part):
             match body:
                 case Attention():
                     self.bodies.append(AttentionLayer(body, path, world, take_place()))
                 case MLP():
                     self.bodies.append(MLPLayer(body, path, world))
+                case Experts():
+                    self.bodies.append(ExpertsLayer(body, path, world))
 
     @property
     def loadables(self) -> list[Loadable]:

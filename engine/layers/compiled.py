@@ -12,9 +12,11 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from engine.api.errors import CheckpointError
 from engine.layers.batch import Batch
-from engine.layers.block import AttentionLayer, BranchLayer, MLPLayer
+from engine.layers.block import AttentionLayer, BranchLayer
 from engine.layers.linear import LinearLayer
+from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import angles
 from engine.layers.vocabulary import Vocabulary
@@ -41,6 +43,11 @@ class Buffers:
         """A place to read from or write to; before `make`, only its width is noted."""
         self.widths[name] = max(width, self.widths.get(name, 0))
         return self.rooms[name] if name in self.rooms else torch.empty(0, width)
+
+    def dense(self, name: str, width: int) -> Tensor:
+        """The same with rows that follow one another without a gap."""
+        room = self.get(name, width)
+        return room.flatten()[: len(room) * width].view(-1 if len(room) else 0, width)
 
 
 @dataclass(frozen=True)
@@ -133,11 +140,13 @@ class CompiledModel:
                 read = normed
             for number, body in enumerate(branch.bodies):
                 target = out if number == 0 else get("other", hidden)
-                ops += (
-                    self._attention(body, read, target)
-                    if isinstance(body, AttentionLayer)
-                    else self._mlp(body, read, target)
-                )
+                match body:
+                    case AttentionLayer():
+                        ops += self._attention(body, read, target)
+                    case MLPLayer():
+                        ops += self._mlp(body, read, target)
+                    case ExpertsLayer():
+                        ops += self._experts(body, read, target)
                 if number > 0:
                     ops.append(_add(target, out, hidden, 1.0))
             if branch.after is not None:
@@ -192,23 +201,72 @@ class CompiledModel:
         inner = layer.down.slots.inputs
         up = self.buffers.get("up", layer.up.slots.rows)
         activated = self.buffers.get("activated", inner)
-        if layer.part.act not in cpu.ACTS:
-            return [
-                _project(layer.up, x, up),
-                _torch_activation(layer, up, activated),
-                _project(layer.down, activated, y),
-            ]
-        act = cpu.Activate(
-            x=up.data_ptr(),
-            y=activated.data_ptr(),
-            x_stride=up.stride(0),
-            y_stride=activated.stride(0),
-            inner=inner,
-            act=cpu.ACTS[layer.part.act],
-            gated=layer.has_gate,
-            limit=math.inf,
-        )
+        act = _activate(layer, up, activated, groups=1)
         return [_project(layer.up, x, up), act, _project(layer.down, activated, y)]
+
+    def _experts(self, layer: ExpertsLayer, x: Tensor, y: Tensor) -> list[cpu.Op]:
+        part, k, one = layer.part, layer.part.chosen, layer.experts[0]
+        get, dense = self.buffers.get, self.buffers.dense
+        logits, chosen, weights = get("router", layer.router.slots.rows), dense("chosen", k), dense("weights", k)
+        # Of each token k rows, which are those of its experts only once they are combined.
+        up, activated = dense("pairs_up", k * one.up.slots.rows), dense("pairs_activated", k * one.down.slots.inputs)
+        out = dense("pairs", k * self.hidden)
+        route = cpu.Route(
+            logits=logits.data_ptr(),
+            chosen=chosen.data_ptr(),  # whole numbers of 32 bits
+            weights=weights.data_ptr(),
+            logits_stride=logits.stride(0),
+            count=part.count,
+            k=k,
+            scores=cpu.SCORES[part.scores],
+        )
+        shared, ops = None, [_project(layer.router, x, logits), route]
+        ups, downs = _alike([each.up for each in layer.experts]), _alike([each.down for each in layer.experts])
+        ops += [
+            cpu.experts(ups, x, _pairs(up, k), k, gathered=True),
+            _activate(one, up, activated, groups=k),
+            cpu.experts(downs, _pairs(activated, k), _pairs(out, k), k, gathered=False),
+        ]
+        if layer.shared is not None:
+            shared = get("shared", self.hidden)
+            ops += self._mlp(layer.shared, x, shared)
+        gate = None if part.shared_gate is None else logits[:, part.count :]
+        combine = cpu.Combine(
+            x=out.data_ptr(),
+            weights=weights.data_ptr(),
+            gate=None if gate is None else gate.data_ptr(),
+            shared=None if shared is None else shared.data_ptr(),
+            y=y.data_ptr(),
+            x_stride=self.hidden,
+            gate_stride=0 if gate is None else gate.stride(0),
+            shared_stride=0 if shared is None else shared.stride(0),
+            y_stride=y.stride(0),
+            size=self.hidden,
+            k=k,
+        )
+        return [*ops, combine]
+
+
+def _pairs(x: Tensor, k: int) -> Tensor:
+    """[tokens, k · width] → [tokens · k, width]."""
+    return x.unflatten(1, (k, -1)).flatten(0, 1)
+
+
+def _packed(layer: LinearLayer) -> Packed:
+    assert isinstance(layer.weight, Packed)
+    return layer.weight
+
+
+def _alike(layers: Sequence[LinearLayer]) -> list[Packed]:
+    """The weights of a layer's experts. Raises CheckpointError where the checkpoint has some in other types."""
+    weights = [_packed(layer) for layer in layers]
+    other = next((i for i, weight in enumerate(weights) if weight.form != weights[0].form), None)
+    if other is not None:
+        raise CheckpointError(
+            f"{layers[other].path} is stored in another type than {layers[0].path}, and compiled kernels serve experts "
+            "of one type; convert the checkpoint, or set hardware.kernels to torch"
+        )
+    return weights
 
 
 def _regions(ops: Sequence[cpu.Op | TorchOp], holds: Sequence[Tensor]) -> list[Program | TorchOp]:
@@ -222,19 +280,25 @@ def _regions(ops: Sequence[cpu.Op | TorchOp], holds: Sequence[Tensor]) -> list[P
     return found
 
 
-def _torch_activation(layer: MLPLayer, x: Tensor, y: Tensor) -> TorchOp:
-    width, inner = layer.up.slots.rows, layer.down.slots.inputs
-
-    def compute(tokens: int) -> None:
-        read = x[:tokens, :width]
-        y[:tokens, :inner] = gated(layer.act, read) if layer.has_gate else layer.act(read)
-
-    return TorchOp(compute)
-
-
 def _project(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:
-    assert isinstance(layer.weight, Packed)
-    return cpu.linear(layer.weight, layer.bias, x, y)
+    return cpu.linear(_packed(layer), layer.bias, x, y)
+
+
+def _activate(layer: MLPLayer, x: Tensor, y: Tensor, *, groups: int) -> cpu.Activate | TorchOp:
+    """x: [tokens, groups · (gate and) up]; y: [tokens, groups · inner]."""
+    if layer.part.act not in cpu.ACTS:
+        return _torch_activation(layer, x, y, groups)
+    return cpu.Activate(
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        inner=layer.down.slots.inputs,
+        groups=groups,
+        act=cpu.ACTS[layer.part.act],
+        gated=layer.has_gate,
+        limit=math.inf,
+    )
 
 
 def _norm(layer: NormLayer, x: Tensor, y: Tensor) -> cpu.Norm:
@@ -277,3 +341,14 @@ def _norm_pieces(
 
 def _add(y: Tensor, x: Tensor, size: int, alpha: float) -> cpu.Add:
     return cpu.Add(y=y.data_ptr(), x=x.data_ptr(), y_stride=y.stride(0), x_stride=x.stride(0), size=size, alpha=alpha)
+
+
+def _torch_activation(layer: MLPLayer, x: Tensor, y: Tensor, groups: int) -> TorchOp:
+    width, inner = layer.up.slots.rows, layer.down.slots.inputs
+
+    def compute(tokens: int) -> None:
+        read = x[:tokens, : groups * width].unflatten(1, (groups, width))
+        made = gated(layer.act, read) if layer.has_gate else layer.act(read)
+        y[:tokens, : groups * inner] = made.flatten(1)
+
+    return TorchOp(compute)

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.layers.block import AttentionLayer, BranchLayer, MLPLayer
+from engine.api.errors import ConfigError
+from engine.layers.block import AttentionLayer, BranchLayer
+from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
-from engine.models.parts import LayerNorm, RMSNorm, Rope
+from engine.models.parts import LayerNorm, RMSNorm, Rope, has_experts
 from kernels.activation import ACTIVATION
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION
@@ -55,9 +57,11 @@ class KVScales:
 
 
 class FusedModel:
-    """Not changed after it is made; its state is the pages."""
+    """Not changed after it is made; its state is the pages. Raises ConfigError for a model with experts."""
 
     def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
+        if has_experts(text_model.model):
+            raise ConfigError("kernels=triton: the model has experts, which triton kernels do not serve; use torch")
         self.vocabulary, self.branches, self.norm = text_model.vocabulary, text_model.branches, text_model.norm
         self.dtype, self.layout = text_model.dtype, text_model.layout
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in text_model.ropes}
@@ -132,7 +136,8 @@ class _Run:
         self.waiting = None
         return normed
 
-    def _body(self, body: AttentionLayer | MLPLayer, read: Tensor) -> Tensor:
+    def _body(self, body: AttentionLayer | MLPLayer | ExpertsLayer, read: Tensor) -> Tensor:
+        assert not isinstance(body, ExpertsLayer), "models with experts are refused"
         if isinstance(body, MLPLayer):
             return body.down(ACTIVATION(body.up(read), body.part.act, body.has_gate))
         return self._attention(body, read)

@@ -1,7 +1,7 @@
 """The one projection layer: fused, divided among ranks by rows or inputs, packed for what multiplies by it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,22 +62,23 @@ class Target:
 
 
 class LinearLayer:
-    """y = x W^T (+ b) of one rank; split "inputs" sums the ranks' products before the bias is added."""
+    """y = x W^T (+ b) of one rank; split "inputs" sums the ranks' products before the bias is added. Not `rounded`: the
+    weight stays as it is stored where others are rounded."""
 
     weight: Tensor | Packed  # [rows, inputs] of this rank, packed
     target: Target  # what it was packed for
     bias: Tensor | None = None
 
-    def __init__(self, part: Linear, path: str, world: World) -> None:
-        self.part, self.path, self.world = part, path, world
+    def __init__(self, part: Linear, path: str, world: World, *, rounded: bool = True) -> None:
+        self.part, self.path, self.world, self._rounded = part, path, world, rounded
         self.slots = slots(part, world)
         self.name = join(path, "+".join(row.source for row in part.rows))
         self._reduce = part.split == "inputs" and world.size > 1
 
     def load(self, read: Read, target: Target) -> int:
         """Takes its share of the sources; returns the bytes it holds."""
-        self.target = target
-        self.weight = target.pack(
+        self.target = target if self._rounded else replace(target, bits="stored")
+        self.weight = self.target.pack(
             self.name,
             stored_dtype(read, self.path, self.slots),
             lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device),
@@ -87,8 +88,20 @@ class LinearLayer:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
-        assert isinstance(self.weight, Tensor), "a compiled model multiplies by packed weights itself"
         if not self._reduce:
-            return self.target.multiply(x, self.weight, self.bias)
-        y = self.world.all_reduce(self.target.multiply(x, self.weight))
+            return self.target.multiply(x, self._tensor, self.bias)
+        y = self.world.all_reduce(self.product(x))
         return y if self.bias is None else y + self.bias
+
+    def product(self, x: Tensor) -> Tensor:
+        """x W^T of this rank alone."""
+        return self.target.multiply(x, self._tensor)
+
+    def in_fp32(self, x: Tensor) -> Tensor:
+        """x W^T (+ b) of this rank alone, in fp32."""
+        return self.target.multiply_fp32(x, self._tensor, self.bias)
+
+    @property
+    def _tensor(self) -> Tensor:
+        assert isinstance(self.weight, Tensor), "a compiled model multiplies by packed weights itself"
+        return self.weight

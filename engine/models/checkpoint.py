@@ -22,7 +22,7 @@ from engine.models.native import check_parts
 from engine.models.parts import Model
 from engine.models.quantized import refuse_quantized
 from engine.models.remote import REMOTE_FILE, remote_declaration
-from engine.models.sources import harmless, join, sources
+from engine.models.sources import harmless, join, routers, sources
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -125,13 +125,14 @@ def weight_bytes(
     checkpoint: Checkpoint, element_bytes: int, *, compiled: bool = False, bits: WeightBits = "stored"
 ) -> int:
     """Bytes of all weights at this size of an element. `compiled`: matrices that the checkpoint holds in bf16 take 2
-    bytes an element whatever the size is. `bits`: matrices are rounded, the head to 8 bits at least, and an embedding
-    that is not the head as well stays as it is."""
+    bytes an element whatever the size is. `bits`: matrices are rounded, the head to 8 bits at least; routers of
+    experts, and an embedding that is not the head as well, stay as they are."""
     model, total = checkpoint.model, 0
+    choosing = routers(model)
     embed, head = f"{join(model.root, model.embed.name)}.weight", f"{model.head.name}.weight"
     for name, shape in sources(model).items():
         looked_up = name == embed and not model.head.tied
-        if bits == "stored" or len(shape) == 1 or looked_up:
+        if bits == "stored" or len(shape) == 1 or looked_up or name in choosing:
             stored = checkpoint.tensors.get(name)
             kept = compiled and len(shape) > 1 and stored is not None and stored.dtype == "BF16"
             total += math.prod(shape) * (2 if kept else element_bytes)

@@ -124,6 +124,26 @@ class Config:
             )
         return kinds
 
+    def experts(self) -> tuple[int, int]:
+        """How many experts there are, and how many of them a token takes. Newer exporters write num_local_experts for
+        every architecture; where both keys are there, as in a default and a file, that one wins."""
+        key = "num_experts" if self.values.get("num_local_experts") is None else "num_local_experts"
+        count, chosen = self.whole(key), self.whole("num_experts_per_tok")
+        if chosen > count:
+            raise CheckpointError(
+                f"config.json: num_experts_per_tok is {chosen}, but {key} is {count}; a token cannot take more experts "
+                "than there are"
+            )
+        return count, chosen
+
+    def sparse_layers(self) -> tuple[bool, ...]:
+        """Which layers have experts in Qwen's way: every decoder_sparse_step-th one, but for those in
+        mlp_only_layers."""
+        step, plain = self.whole("decoder_sparse_step"), self.values.get("mlp_only_layers") or []
+        if not isinstance(plain, list) or not all(isinstance(layer, int) for layer in plain):
+            raise CheckpointError(f"config.json: mlp_only_layers is {plain!r}; it must be a list of layers' numbers")
+        return tuple(i not in plain and (i + 1) % step == 0 for i in range(self.layers))
+
     def _known(self, key: str) -> Any:
         if self.values.get(key) is None:
             raise CheckpointError(f"config.json: {key} is missing")

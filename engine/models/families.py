@@ -8,12 +8,26 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.api.errors import UnknownArchitecture
-from engine.models import cohere, gemma, glm4, granite, llama, olmo2, phi3, qwen3, starcoder2
+from engine.models import (
+    cohere,
+    gemma,
+    glm4,
+    granite,
+    llama,
+    mixtral,
+    olmo2,
+    olmoe,
+    phi3,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+    starcoder2,
+)
 from engine.models.parts import Model
 
 Declare = Callable[[Mapping[str, Any]], Model]
 
-FAMILIES = (llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4)
+FAMILIES = (llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe)
 ARCHITECTURES: dict[str, Declare] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
 

@@ -5,24 +5,31 @@ by the same rule.
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from engine.api.errors import CheckpointError
 from engine.models.config import ACTIVATIONS
-from engine.models.parts import MLP, Model, bodies
+from engine.models.parts import MLP, Experts, Model, all_bodies
 
 
 def torch_parts(model: Model, activations: Collection[str]) -> tuple[str, ...]:
     """In words, the most frequent first. activations: those that the compiled kernels have."""
-    acts = Counter(body.act for body in bodies(model) if isinstance(body, MLP) and body.act not in activations)
+    acts = Counter(act for act in _acts(model) if act not in activations)
     return tuple(f"activation {act} of {count} MLPs" for act, count in acts.most_common())
 
 
 def check_parts(model: Model, place: str) -> None:
     """Raises CheckpointError where a declaration names what not even torch has; `place` is the file that names it."""
     known = set(ACTIVATIONS.values())
-    for body in bodies(model):
-        if isinstance(body, MLP) and body.act not in known:
-            raise CheckpointError(
-                f"{place}: declares an MLP with act={body.act!r}; there are {', '.join(sorted(known))}"
-            )
+    for act in _acts(model):
+        if act not in known:
+            raise CheckpointError(f"{place}: declares an MLP with act={act!r}; there are {', '.join(sorted(known))}")
+
+
+def _acts(model: Model) -> Iterator[str]:
+    """Of every MLP; the routed experts of a layer are one."""
+    for body in all_bodies(model):
+        if isinstance(body, MLP | Experts):
+            yield body.act
+        if isinstance(body, Experts) and body.shared is not None:
+            yield body.shared.act

@@ -162,17 +162,49 @@ class MLP:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Σ w_e · expert_e(x) over the `chosen` experts with the largest router logits, the lowest numbers among equals,
+    plus sigmoid(s x) · shared(x) if there is a shared expert (without `shared_gate`: shared(x) as it is).
+
+    How w_e comes from the logits says `scores`:
+
+    softmax          its share of the softmax over all experts
+    softmax_chosen   its share of the softmax over the chosen ones, which is the first one scaled to a sum of 1
+
+    Expert e is an MLP whose tensors are under `experts`.e; the router is a projection of its own, never rounded.
+    """
+
+    hidden: int
+    inner: int  # of each routed expert
+    count: int
+    chosen: int
+    scores: Literal["softmax", "softmax_chosen"]
+    act: str = "silu"
+    router: str = "gate"
+    experts: str = "experts"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: MLP | None = None
+    shared_gate: str | None = None
+    name: str = "mlp"
+
+
+Body = Attention | MLP | Experts
+
+
+@dataclass(frozen=True, kw_only=True)
 class Parallel:
     """Several bodies read the same normed input; their outputs are summed (Cohere)."""
 
-    bodies: tuple[Attention | MLP, ...]
+    bodies: tuple[Body, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
     """x = x + scale · after(body(before(x)))."""
 
-    body: Attention | MLP | Parallel
+    body: Body | Parallel
     before: Norm | None = None
     after: Norm | None = None
     scale: float = 1.0
@@ -215,11 +247,18 @@ class Model:
 
 def attentions(model: Model) -> tuple[Attention, ...]:
     """The attention part of each layer that has one, in order of the layers."""
-    return tuple(body for body in bodies(model) if isinstance(body, Attention))
+    return tuple(body for body in all_bodies(model) if isinstance(body, Attention))
 
 
-def bodies(model: Model) -> tuple[Attention | MLP, ...]:
-    """What stands in the branches of all layers, in order."""
-    branches = [branch for block in model.blocks for branch in block]
-    parts = (one.body.bodies if isinstance(one.body, Parallel) else (one.body,) for one in branches)
-    return tuple(body for several in parts for body in several)
+def bodies(branch: Branch) -> tuple[Body, ...]:
+    """What a branch runs on its normed input; several are summed."""
+    return branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
+
+
+def all_bodies(model: Model) -> tuple[Body, ...]:
+    """Those of all branches, in order."""
+    return tuple(body for block in model.blocks for branch in block for body in bodies(branch))
+
+
+def has_experts(model: Model) -> bool:
+    return any(isinstance(body, Experts) for body in all_bodies(model))

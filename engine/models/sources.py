@@ -4,20 +4,22 @@ Layers build their matrices from the same `Linear` values, so what is checked he
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from engine.models.parts import (
     MLP,
     Attention,
+    Body,
     Branch,
+    Experts,
     LayerNorm,
     Linear,
     Model,
     Norm,
-    Parallel,
     RMSNorm,
     Rows,
+    bodies,
 )
 
 Shapes = dict[str, tuple[int, ...]]
@@ -58,6 +60,31 @@ def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
     up = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias)
     down = Rows(source=part.down, units=part.hidden)
     return up, Linear(rows=(down,), inputs=part.inner, split="inputs", bias=part.bias)
+
+
+def router_linear(part: Experts) -> Linear:
+    """Logits of all experts, and behind them, if the shared expert has a gate, what its sigmoid is taken of. Every rank
+    has all of them."""
+    rows = [Rows(source=part.router, units=part.count)]
+    if part.shared_gate is not None:
+        rows.append(Rows(source=part.shared_gate, units=1))
+    return Linear(rows=tuple(rows), inputs=part.hidden, split=None)
+
+
+def routed_mlps(part: Experts) -> tuple[MLP, ...]:
+    """The routed experts, each named below the part's own path."""
+    return tuple(
+        MLP(
+            hidden=part.hidden,
+            inner=part.inner,
+            act=part.act,
+            gate=part.gate,
+            up=part.up,
+            down=part.down,
+            name=f"{part.experts}.{number}",
+        )
+        for number in range(part.count)
+    )
 
 
 def qk_norms(part: Attention) -> tuple[tuple[Norm, tuple[int, ...]], ...]:
@@ -110,16 +137,42 @@ def sources(model: Model) -> Shapes:
 def linear_paths(model: Model) -> tuple[str, ...]:
     """The projections as their checkpoint names them: each source of a fused one, and the head if it is its own."""
     found: dict[str, None] = {}
-    for index, block in enumerate(model.blocks):
-        path = join(model.root, model.layers, str(index))
-        for body in (body for branch in block for body in _bodies(branch)):
-            for linear in attention_linears(body) if isinstance(body, Attention) else mlp_linears(body):
-                found |= dict.fromkeys(join(path, body.name, piece.source) for piece in linear.rows)
+    for path, body in _placed_bodies(model):
+        for inside, linear in _linears(body, path):
+            found |= dict.fromkeys(join(inside, piece.source) for piece in linear.rows)
     return (*found, *([] if model.head.tied else [model.head.name]))
 
 
-def _bodies(branch: Branch) -> tuple[Attention | MLP, ...]:
-    return branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
+def routers(model: Model) -> frozenset[str]:
+    """The weights that choose among experts: they stay as they are stored where other matrices are rounded."""
+    return frozenset(
+        name
+        for path, body in _placed_bodies(model)
+        if isinstance(body, Experts)
+        for name in linear_sources(router_linear(body), join(path, body.name))
+    )
+
+
+def _placed_bodies(model: Model) -> Iterator[tuple[str, Body]]:
+    """Every body with the path of its layer."""
+    for index, block in enumerate(model.blocks):
+        for branch in block:
+            for body in bodies(branch):
+                yield join(model.root, model.layers, str(index)), body
+
+
+def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
+    """The projections of a body of the layer at `path`, each with the path that its sources are under."""
+    inside = join(path, body.name)
+    match body:
+        case Attention():
+            yield from ((inside, linear) for linear in attention_linears(body))
+        case MLP():
+            yield from ((inside, linear) for linear in mlp_linears(body))
+        case Experts():
+            yield inside, router_linear(body)
+            for mlp in (*routed_mlps(body), *([] if body.shared is None else [body.shared])):
+                yield from _linears(mlp, inside)
 
 
 def _branch_sources(branch: Branch, path: str) -> Shapes:
@@ -127,19 +180,13 @@ def _branch_sources(branch: Branch, path: str) -> Shapes:
     for norm in (branch.before, branch.after):
         if norm is not None:
             found |= norm_sources(norm, path, (norm.size,))
-    for body in _bodies(branch):
-        inside = join(path, body.name)
-        linears: Iterable[Linear]
-        match body:
-            case Attention():
-                linears = attention_linears(body)
-                for norm, shape in qk_norms(body):
-                    found |= norm_sources(norm, inside, shape)
-                if body.sinks:
-                    found[f"{inside}.sinks"] = (body.heads,)
-            case MLP():
-                linears = mlp_linears(body)
-        for linear in linears:
+    for body in bodies(branch):
+        if isinstance(body, Attention):
+            for norm, shape in qk_norms(body):
+                found |= norm_sources(norm, join(path, body.name), shape)
+            if body.sinks:
+                found[f"{join(path, body.name)}.sinks"] = (body.heads,)
+        for inside, linear in _linears(body, path):
             found |= linear_sources(linear, inside)
     return found
 

@@ -140,6 +140,7 @@ def activation(team: Team, x: Tensor, act: str, has_gate: bool, limit: float | N
         x_stride=x.stride(0),
         y_stride=y.stride(0),
         inner=inner,
+        groups=1,
         act=cpu.ACTS[act],
         gated=has_gate,
         limit=math.inf if limit is None else limit,

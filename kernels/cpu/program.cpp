@@ -1,5 +1,6 @@
 // Runs a list of descriptors as one parallel region. Neighbouring operations on rows go together, row by row, with one
-// barrier after them; a linear first packs its rows (an operation on rows), then hands out tiles.
+// barrier after them; a linear first packs its rows (an operation on rows), then hands out tiles. The linears of experts
+// do the same, with the pieces of all of them counted as one.
 #include "program.h"
 
 #include <memory>
@@ -9,6 +10,7 @@
 #include "cut.h"
 #include "draw.h"
 #include "edits.h"
+#include "experts.h"
 #include "linear.h"
 #include "linear_amx.h"
 #include "linear_int.h"
@@ -19,9 +21,10 @@
 namespace {
 
 struct Runner {
-    Runner(int threads, const int32_t* cpus) : team(threads, cpus), scratch(size_t(threads)) {}
+    Runner(int threads, const int32_t* cpus) : team(threads, cpus), scratch(size_t(threads)), orders(size_t(threads)) {}
     Team team;
     std::vector<Scratch> scratch;
+    std::vector<experts::Order> orders;
     std::vector<std::vector<int32_t>> counts = std::vector<std::vector<int32_t>>(scratch.size());  // of tokens, zeros
     std::vector<float> packed, partials;
     std::vector<attention::Plan> plans;
@@ -46,12 +49,20 @@ size_t packed_size(const Linear& op, int64_t tokens) {
     return size_t(panels.count * panels.rows * op.inputs);
 }
 
+// The most that rows of experts take packed, however the tokens choose. Of each expert that somebody took, the last tile
+// may lack rows, or each panel one; and it starts at a whole line.
+size_t packed_size(const Experts& op, int64_t tokens) {
+    const int64_t pairs = tokens * op.k, taken = std::min(pairs, op.count);
+    return (packed_size(op.linears[0], 16) / 16 + 1) * size_t(pairs + pairs / 4 + 16 * taken) + 16 * size_t(taken);
+}
+
 // What a region needs is made before it starts.
 void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
     runner.plans.clear();
     size_t packed = 0, partials = 0;
     for (int64_t i = 0; i < count; i++) {
         if (ops[i].kind == LINEAR) packed = std::max(packed, packed_size(*static_cast<const Linear*>(ops[i].what), step.tokens));
+        if (ops[i].kind == EXPERTS) packed = std::max(packed, packed_size(*static_cast<const Experts*>(ops[i].what), step.tokens));
         if (ops[i].kind != ATTEND) continue;
         const Attend& op = *static_cast<const Attend*>(ops[i].what);
         const int64_t share = op.heads / op.kv_heads;
@@ -66,7 +77,33 @@ void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
 
 float* aligned(std::vector<float>& room) { return (float*)((uintptr_t(room.data()) + 63) / 64 * 64); }
 
-void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scratch& scratch) {
+void pack(const Linear& op, int64_t row, int64_t rows, float* packed, Scratch& scratch) {
+#ifdef __AMX_BF16__
+    if (op.form == AMX_BF16) return amx::pack_row<amx::Bf16>(op, row, rows, packed, scratch);
+    if (op.form == AMX_INT8) return amx::pack_row<amx::Int8>(op, row, rows, packed, scratch);
+#endif
+    if (op.form >= TILES_INT8) return quantise_row(op, row, rows, packed, scratch);
+    return pack_row(op, row, rows, packed);
+}
+
+// The linear of one expert over its own rows. y only: x is another row for every pair.
+Linear of_expert(const Experts& op, int64_t expert, const experts::Order& order) {
+    Linear linear = op.linears[expert];
+    linear.y += order.begin[size_t(expert)] * linear.y_stride;
+    return linear;
+}
+
+void pack_pairs(const Experts& op, int64_t token, float* packed, const experts::Order& order, Scratch& scratch) {
+    for (int64_t place = token * op.k; place < (token + 1) * op.k; place++) {
+        const int64_t expert = order.owner[size_t(place)], row = place - order.begin[size_t(expert)];
+        Linear linear = op.linears[expert];
+        linear.x += (op.gathered ? order.pair[size_t(place)] / op.k : place) * linear.x_stride;
+        linear.x_stride = 0;
+        pack(linear, row, order.rows(expert), packed + order.room[size_t(expert)], scratch);
+    }
+}
+
+void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scratch& scratch, const experts::Order& order) {
     switch (op.kind) {
         case EMBED: return embed_row(*static_cast<const Embed*>(op.what), token, step);
         case NORM: return norm_row(*static_cast<const Norm*>(op.what), token);
@@ -78,53 +115,103 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
             const Attend& attend = *static_cast<const Attend*>(op.what);
             return attention::join_row(attend, plan_of(attend, runner.plans), token, runner.partials.data(), scratch);
         }
-        case LINEAR: {
-            const Linear& linear = *static_cast<const Linear*>(op.what);
-#ifdef __AMX_BF16__
-            if (linear.form == AMX_BF16) return amx::pack_row<amx::Bf16>(linear, token, step.tokens, aligned(runner.packed), scratch);
-            if (linear.form == AMX_INT8) return amx::pack_row<amx::Int8>(linear, token, step.tokens, aligned(runner.packed), scratch);
-#endif
-            if (linear.form >= TILES_INT8) return quantise_row(linear, token, step.tokens, aligned(runner.packed), scratch);
-            return pack_row(linear, token, step.tokens, aligned(runner.packed));
-        }
+        case LINEAR: return pack(*static_cast<const Linear*>(op.what), token, step.tokens, aligned(runner.packed), scratch);
+        case ROUTE: return route_row(*static_cast<const Route*>(op.what), token);
+        case EXPERTS: return pack_pairs(*static_cast<const Experts*>(op.what), token, aligned(runner.packed), order, scratch);
+        case COMBINE: return combine_row(*static_cast<const Combine*>(op.what), token, order);
         default: return;
     }
 }
 
-void run_linear(const Linear& op, Runner& runner, const Step& step, Scratch& scratch) {
-    Team& team = runner.team;
-    const float* packed = aligned(runner.packed);
-    int64_t begin, end;
+// Pieces of work of a linear over so many rows, and how many of them a thread takes at once.
+struct Pieces { int64_t count, each; };
+
+Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) {
 #ifdef __AMX_BF16__
     if (op.form == AMX_BF16 || op.form == AMX_INT8) {
-        const amx::Work work(op, step.tokens);
-        amx::configure(step.tokens);
-        const int64_t each = std::clamp<int64_t>(work.pieces / (team.size * 8), 1, 16);
-        while (team.take(work.pieces, each, begin, end))
-            for (int64_t index = begin; index < end; index++) {
-                if (op.form == AMX_BF16) amx::piece<amx::Bf16>(op, step.tokens, work, packed, index, scratch);
-                else amx::piece<amx::Int8>(op, step.tokens, work, packed, index, scratch);
-            }
-        _tile_release();
+        const int64_t pieces = amx::Work(op, rows).pieces;
+        return {pieces, std::clamp<int64_t>(pieces / (threads * 8), 1, 16)};
+    }
+#endif
+    if (op.form == TILES_INT8 || op.form == TILES_INT4) {
+        const Quantised form(op);
+        const Panels panels(rows, form.most_rows);
+        const int64_t pieces = form.tiles(op) * panels.chunks;
+        return {pieces, panels.count > 1 ? 1 : std::clamp<int64_t>(pieces / (threads * 8), 1, 32)};
+    }
+    const Panels panels(rows);
+    const int64_t pieces = linear_tiles(op) * panels.chunks;
+    return {pieces, panels.count > 1 ? 1 : std::clamp<int64_t>(pieces / (threads * 8) / 4 * 4, 4, 32)};
+}
+
+// Pieces [begin, end) of a linear over so many packed rows.
+void run_pieces(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
+#ifdef __AMX_BF16__
+    if (op.form == AMX_BF16 || op.form == AMX_INT8) {
+        const amx::Work work(op, rows);
+        for (int64_t index = begin; index < end; index++) {
+            if (op.form == AMX_BF16) amx::piece<amx::Bf16>(op, rows, work, packed, index, scratch);
+            else amx::piece<amx::Int8>(op, rows, work, packed, index, scratch);
+        }
         return;
     }
 #endif
     if (op.form == TILES_INT8 || op.form == TILES_INT4) {
         const Quantised form(op);
-        const Panels panels(step.tokens, form.most_rows);
-        const int64_t pieces = form.tiles(op) * panels.chunks;
-        const int64_t each = panels.count > 1 ? 1 : std::clamp<int64_t>(pieces / (team.size * 8), 1, 32);
-        while (team.take(pieces, each, begin, end))
-            quantised_pieces(op, step.tokens, form, panels, packed, begin, end, scratch);
-        return;
+        return quantised_pieces(op, rows, form, Panels(rows, form.most_rows), packed, begin, end, scratch);
     }
-    const Panels panels(step.tokens);
-    const int64_t pieces = linear_tiles(op) * panels.chunks;
-    const int64_t each = panels.count > 1 ? 1 : std::clamp<int64_t>(pieces / (team.size * 8) / 4 * 4, 4, 32);
-    while (team.take(pieces, each, begin, end)) {
-        if (op.form == TILES_F32) linear_rows<float>(op, step.tokens, panels, packed, begin, end, scratch);
-        else linear_rows<bf16>(op, step.tokens, panels, packed, begin, end, scratch);
+    if (op.form == TILES_F32) return linear_rows<float>(op, rows, Panels(rows), packed, begin, end, scratch);
+    return linear_rows<bf16>(op, rows, Panels(rows), packed, begin, end, scratch);
+}
+
+// Matrix tiles for so many rows, where the linear uses them.
+void take_tiles(const Linear& op, int64_t rows) {
+#ifdef __AMX_BF16__
+    if (op.form == AMX_BF16 || op.form == AMX_INT8) amx::configure(rows);
+#endif
+}
+void release_tiles(const Linear& op) {
+#ifdef __AMX_BF16__
+    if (op.form == AMX_BF16 || op.form == AMX_INT8) _tile_release();
+#endif
+}
+
+void run_linear(const Linear& op, Runner& runner, const Step& step, Scratch& scratch) {
+    const Pieces pieces = pieces_of(op, step.tokens, runner.team.size);
+    int64_t begin, end;
+    take_tiles(op, step.tokens);
+    while (runner.team.take(pieces.count, pieces.each, begin, end))
+        run_pieces(op, step.tokens, aligned(runner.packed), begin, end, scratch);
+    release_tiles(op);
+}
+
+// Where the rows and the pieces of each expert begin in this linear.
+void lay_out(const Experts& op, experts::Order& order, int64_t threads) {
+    order.pieces.assign(1, 0), order.room.assign(1, 0);
+    for (int64_t e = 0; e < op.count; e++) {
+        const int64_t rows = order.rows(e);
+        const int64_t room = rows ? int64_t(packed_size(op.linears[0], rows) + 15) / 16 * 16 : 0;
+        order.room.push_back(order.room.back() + room);
+        order.pieces.push_back(order.pieces.back() + (rows ? pieces_of(op.linears[0], rows, threads).count : 0));
     }
+}
+
+void run_experts(const Experts& op, Runner& runner, const experts::Order& order, Scratch& scratch) {
+    const int64_t pieces = order.pieces.back();
+    // Tiles of few rows go by fours, see few_rows; more at once would leave the last thread too much.
+    const int64_t each = std::clamp<int64_t>(pieces / (runner.team.size * 8) / 4 * 4, 1, 8);
+    int64_t expert = 0, begin, end;
+    while (runner.team.take(pieces, each, begin, end))
+        while (begin < end) {
+            while (order.pieces[size_t(expert) + 1] <= begin) expert++;
+            const int64_t first = order.pieces[size_t(expert)], last = std::min(end, order.pieces[size_t(expert) + 1]);
+            const Linear linear = of_expert(op, expert, order);
+            take_tiles(linear, order.rows(expert));
+            run_pieces(linear, order.rows(expert), aligned(runner.packed) + order.room[size_t(expert)], begin - first,
+                       last - first, scratch);
+            release_tiles(linear);
+            begin = last;
+        }
 }
 
 template <class T> void run_attention(const Attend& op, Runner& runner, const Step& step, Scratch& scratch) {
@@ -139,14 +226,19 @@ template <class T> void run_attention(const Attend& op, Runner& runner, const St
     }
 }
 
+bool multiplies(const Op& op) { return op.kind == LINEAR || op.kind == EXPERTS; }
+bool gathers(const Op& op) { return op.kind == EXPERTS && static_cast<const Experts*>(op.what)->gathered; }
+
 void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& step) {
     Scratch& scratch = runner.scratch[size_t(id)];
+    experts::Order& order = runner.orders[size_t(id)];
     int64_t begin, end;
     for (int64_t first = 0; first < count;) {
-        // Operations on rows up to and with the packing of the next linear; the joining of an attention comes first.
+        // Operations on rows up to and with the packing of the next linear; the joining of an attention comes first. What
+        // is gathered for experts is packed by other threads than made it: after a barrier, with all rows' choices known.
         int64_t last = first;
-        while (last < count && ops[last].kind != LINEAR && (last == first || ops[last].kind != ATTEND)) last++;
-        const bool packs = last < count && ops[last].kind == LINEAR;
+        while (last < count && !multiplies(ops[last]) && (last == first || ops[last].kind != ATTEND)) last++;
+        const bool packs = last < count && multiplies(ops[last]) && (last == first || !gathers(ops[last]));
         const bool attends = ops[first].kind == ATTEND;
         if (attends) {
             const Attend& op = *static_cast<const Attend*>(ops[first].what);
@@ -156,13 +248,17 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
             else run_attention<int8_t>(op, runner, step, scratch);
             runner.team.wait();
         }
+        if (packs && ops[last].kind == EXPERTS) lay_out(*static_cast<const Experts*>(ops[last].what), order, runner.team.size);
         const int64_t each = std::clamp<int64_t>(step.tokens / (runner.team.size * 4), 1, 16);
         while (runner.team.take(step.tokens, each, begin, end))
             for (int64_t token = begin; token < end; token++)
-                for (int64_t i = first; i < last + packs; i++) row_op(ops[i], token, runner, step, scratch);
+                for (int64_t i = first; i < last + packs; i++) row_op(ops[i], token, runner, step, scratch, order);
         runner.team.wait();
+        for (int64_t i = first; i < last; i++)
+            if (ops[i].kind == ROUTE) order.sort(*static_cast<const Route*>(ops[i].what), step.tokens);
         if (packs) {
-            run_linear(*static_cast<const Linear*>(ops[last].what), runner, step, scratch);
+            if (ops[last].kind == LINEAR) run_linear(*static_cast<const Linear*>(ops[last].what), runner, step, scratch);
+            else run_experts(*static_cast<const Experts*>(ops[last].what), runner, order, scratch);
             runner.team.wait();
         }
         first = last + packs;
@@ -186,7 +282,8 @@ extern "C" {
 // Sizes of the structures, for the other side to compare; their number.
 int64_t slipway_sizes(int64_t* sizes, int64_t room) {
     const int64_t found[] = {sizeof(Embed), sizeof(Norm), sizeof(Add), sizeof(Activate), sizeof(Heads), sizeof(Linear),
-                             sizeof(Attend), sizeof(Cap), sizeof(Op), sizeof(Angles), sizeof(Group), sizeof(Step)};
+                             sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(Op),
+                             sizeof(Angles), sizeof(Group), sizeof(Step)};
     const int64_t count = sizeof(found) / sizeof(found[0]);
     for (int64_t i = 0; i < std::min(count, room); i++) sizes[i] = found[i];
     return count;

@@ -6,10 +6,11 @@
 
 #include <cstdint>
 
-enum Kind : int32_t { EMBED, NORM, ADD, ACTIVATE, HEADS, LINEAR, ATTEND, CAP, KINDS };
+enum Kind : int32_t { EMBED, NORM, ADD, ACTIVATE, HEADS, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, KINDS };
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
 enum ActKind : int32_t { SILU, GELU, GELU_TANH, RELU };
+enum Scores : int32_t { SOFTMAX, SOFTMAX_CHOSEN };
 
 // out[t] = table[ids[t]] · scale
 struct Embed {
@@ -37,11 +38,12 @@ struct Add {
     float alpha;
 };
 
-// y = act(min(x[:inner], limit)) · clamp(x[inner:], -limit, limit), or act(min(x, limit)) where not gated
+// y = act(min(x[:inner], limit)) · clamp(x[inner:], -limit, limit), or act(min(x, limit)) where not gated; of each of
+// `groups` neighbouring pieces.
 struct Activate {
     const float* x;
     float* y;
-    int64_t x_stride, y_stride, inner;
+    int64_t x_stride, y_stride, inner, groups;
     int32_t act, gated;
     float limit;  // infinite where there is none
 };
@@ -79,6 +81,30 @@ struct Cap {
     float* x;
     int64_t stride, size;
     float scale, cap;
+};
+
+// Which `k` of `count` experts a token takes and with which weights, best first: see experts.h.
+struct Route {
+    const float* logits;  // [tokens][logits_stride]
+    int32_t* chosen;      // [tokens][k]
+    float* weights;       // [tokens][k]
+    int64_t logits_stride, count, k;
+    int32_t scores;
+};
+
+// One linear for each expert over the rows of the tokens that took it, as the last Route says. Those rows of y lie in
+// order of the experts; of x too, but where it is `gathered` from one row a token.
+struct Experts {
+    const Linear* linears;  // [count], all of one form and size, with the x and y of the whole
+    int64_t count, k;
+    int32_t gathered;
+};
+
+// y = Σ weight · x over a token's rows of x (+ sigmoid(gate) · shared); gate and shared may be null
+struct Combine {
+    const float *x, *weights, *gate, *shared;
+    float* y;
+    int64_t x_stride, gate_stride, shared_stride, y_stride, size, k;
 };
 
 struct Op {

@@ -18,6 +18,7 @@ from kernels.cpu.pages import head_dim
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 PAGE_TYPES = TYPES | {torch.int8: 3}
 ACTS = {name: number for number, name in enumerate(ACTIVATIONS)}
+SCORES = {"softmax": 0, "softmax_chosen": 1}
 RMS, LAYER = 0, 1
 
 Field = tuple[str, Any]
@@ -56,7 +57,7 @@ class Activate(Structure):
     kind: ClassVar[int] = 3
     _fields_ = [
         *_fields(c_void_p, "x y"),
-        *_fields(c_int64, "x_stride y_stride inner"),
+        *_fields(c_int64, "x_stride y_stride inner groups"),
         *_fields(c_int32, "act gated"),
         ("limit", c_float),
     ]
@@ -113,6 +114,39 @@ class Cap(Structure):
     _fields_ = [("x", c_void_p), *_fields(c_int64, "stride size"), *_fields(c_float, "scale cap")]
 
 
+class Route(Structure):
+    kind: ClassVar[int] = 8
+    _fields_ = [
+        *_fields(c_void_p, "logits chosen weights"),
+        *_fields(c_int64, "logits_stride count k"),
+        ("scores", c_int32),
+    ]
+
+
+class Experts(Structure):
+    kind: ClassVar[int] = 9
+    _fields_ = [("linears", c_void_p), *_fields(c_int64, "count k"), ("gathered", c_int32)]
+    holds: Any  # what `linears` points to
+
+
+def experts(weights: Sequence[Packed], x: Tensor, y: Tensor, k: int, *, gathered: bool) -> Experts:
+    """weights: of each expert, all of one form and size. y: [tokens · k, outputs]; x: [tokens · k, inputs], or [tokens,
+    inputs] where it is `gathered`."""
+    assert len({(weight.form, weight.outputs, weight.inputs, weight.group, weight.zeros) for weight in weights}) == 1
+    linears = (Linear * len(weights))(*(linear(weight, None, x, y) for weight in weights))
+    made = Experts(linears=ctypes.addressof(linears), count=len(weights), k=k, gathered=gathered)
+    made.holds = linears
+    return made
+
+
+class Combine(Structure):
+    kind: ClassVar[int] = 10
+    _fields_ = [
+        *_fields(c_void_p, "x weights gate shared y"),
+        *_fields(c_int64, "x_stride gate_stride shared_stride y_stride size k"),
+    ]
+
+
 class _Op(Structure):
     _fields_ = [("kind", c_int32), ("what", c_void_p)]
 
@@ -134,8 +168,24 @@ class _Step(Structure):
     ]
 
 
-Op = Embed | Norm | Add | Activate | Heads | Linear | Attend | Cap
-MIRRORED = (Embed, Norm, Add, Activate, Heads, Linear, Attend, Cap, _Op, _Angles, _Group, _Step)
+Op = Embed | Norm | Add | Activate | Heads | Linear | Attend | Cap | Route | Experts | Combine
+MIRRORED = (
+    Embed,
+    Norm,
+    Add,
+    Activate,
+    Heads,
+    Linear,
+    Attend,
+    Cap,
+    Route,
+    Experts,
+    Combine,
+    _Op,
+    _Angles,
+    _Group,
+    _Step,
+)
 
 
 class Program:

@@ -88,11 +88,13 @@ template <int ACT> static void activate_row(const Activate& op, const float* x, 
 static void activate_row(const Activate& op, int64_t token) {
     const float* x = op.x + token * op.x_stride;
     float* y = op.y + token * op.y_stride;
-    switch (op.act) {
-        case SILU: return activate_row<SILU>(op, x, y);
-        case GELU: return activate_row<GELU>(op, x, y);
-        case GELU_TANH: return activate_row<GELU_TANH>(op, x, y);
-        default: return activate_row<RELU>(op, x, y);
+    for (int64_t g = 0; g < op.groups; g++, x += (1 + op.gated) * op.inner, y += op.inner) {
+        switch (op.act) {
+            case SILU: activate_row<SILU>(op, x, y); break;
+            case GELU: activate_row<GELU>(op, x, y); break;
+            case GELU_TANH: activate_row<GELU_TANH>(op, x, y); break;
+            default: activate_row<RELU>(op, x, y);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -116,6 +117,9 @@ def test_shapes_have_the_sizes_of_their_models():
     from engine.models.sources import elements, sources
 
     counts = {name: elements(sources(model(name))) for name in ("qwen3-0.6b", "qwen3-1.7b", "llama-3.1-8b")}
+    moe = sources(model("qwen3-moe-mini"))
+    taken = sum(math.prod(shape) // (8 if ".experts." in name else 1) for name, shape in moe.items())
+    assert round(elements(moe) / 1e9, 2) == 1.04 and round(taken / 1e9, 2) == 0.25
     assert counts == {"qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "llama-3.1-8b": 8_030_261_248}
 
 

@@ -220,6 +220,7 @@ def test_activations(team, act, gated):
         x_stride=x.shape[1],
         y_stride=inner + 1,
         inner=inner,
+        groups=1,
         act=program.ACTS[act],
         gated=gated,
     )

@@ -9,12 +9,12 @@ from appliance import exits
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Given, Option, Settings, load
 from appliance.plan.machine import Gpu, Machine
-from appliance.plan.memory import CPU_CACHE_BYTES, FIXED_BYTES, Memory
+from appliance.plan.memory import CPU_CACHE_BYTES, FIXED_BYTES, Memory, workspace_bytes
 from appliance.plan.plan import Plan, fingerprint, plan
 from appliance.plan.topology import Topology
 from engine.api.config import EngineConfig
 from engine.models.checkpoint import Checkpoint
-from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model, RMSNorm, Rope
+from engine.models.parts import MLP, Attention, Branch, Embedding, Experts, Head, Model, RMSNorm, Rope
 
 BASE = "apiVersion: slipway/v1\nmodel: {path: /models/tiny}\n"
 GIB, MIB = 2**30, 2**20
@@ -318,6 +318,47 @@ def test_heads_that_no_kernel_of_a_gpu_serves_are_torchs(tmp_path: Path, dim: in
     assert reason(found, "hardware.kernels") == ("torch", words)
     with pytest.raises(Refused, match=words):
         planned(tmp_path, "hardware.kernels=triton", machine=GPU_KERNELS, facts=facts)
+
+
+EXPERTS = Experts(hidden=HIDDEN, inner=16, count=8, chosen=2, scores="softmax", shared=MLP(hidden=HIDDEN, inner=24))
+
+
+def sparse() -> Checkpoint:
+    """The tiny model with experts in its last layer."""
+    facts = checkpoint()
+    last = Branch(body=EXPERTS, before=RMSNorm(size=HIDDEN, eps=1e-6, name="post_layernorm"))
+    blocks = (*facts.model.blocks[:-1], (facts.model.blocks[-1][0], last))
+    return replace(facts, model=replace(facts.model, blocks=blocks))
+
+
+def test_a_model_with_experts_is_torchs_on_a_gpu_and_compiled_on_a_cpu(tmp_path: Path) -> None:
+    found = planned(tmp_path, machine=GPU_KERNELS, facts=sparse())
+    assert found.engines[0].kernels == "torch" and found.engines[0].graph_sizes == ()
+    assert reason(found, "hardware.kernels") == ("torch", "experts: triton kernels serve models without")
+    with pytest.raises(Refused, match="triton: the model has experts: triton kernels serve models without; use torch"):
+        planned(tmp_path, "hardware.kernels=triton", machine=GPU_KERNELS, facts=sparse())
+    assert planned(tmp_path, machine=COMPILED, facts=sparse()).engines[0].kernels == "avx512"
+
+
+def test_experts_count_as_weights_and_routers_are_not_rounded(tmp_path: Path) -> None:
+    def weights(*sets: str) -> int:
+        return planned(tmp_path, *sets, machine=COMPILED, facts=sparse()).memory.weights
+
+    mlps, router = 3 * HIDDEN * (8 * 16 + 24 - INNER), 8 * HIDDEN
+    assert weights() == 4 * (PARAMETERS + mlps + router)
+    plain = planned(tmp_path, "quantization.weights=int8", machine=COMPILED).memory.weights
+    outputs = 8 * (2 * 16 + HIDDEN) + 2 * 24 - 2 * INNER  # each has a scale
+    assert weights("quantization.weights=int8") - plain == mlps + 4 * outputs + 4 * router
+
+
+def test_a_row_for_each_expert_that_a_token_takes_counts_as_workspace(tmp_path: Path) -> None:
+    def workspace(chosen: int) -> int:
+        body = replace(EXPERTS, chosen=chosen)
+        model = replace(sparse().model, blocks=((Branch(body=body),),))
+        return workspace_bytes(model, device="cpu", step_tokens=100, rows=1, element_bytes=4)
+
+    # gate, up and their product, the packed rows, and what comes out
+    assert workspace(5) - workspace(4) == 100 * 4 * (3 * 16 + 2 * HIDDEN + HIDDEN)
 
 
 def test_pages_of_8_bits_halve_the_blocks(tmp_path: Path) -> None:

@@ -60,6 +60,12 @@ LONG = {
 }
 
 
+# transformers' own loops, which know no sizes that they cannot multiply; before 5 there was no other for experts.
+EAGER = {"attn_implementation": "eager"}
+if int(transformers.__version__.partition(".")[0]) >= 5:
+    EAGER["experts_implementation"] = "eager"
+
+
 def plain(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": 10000.0, **more}
 
@@ -100,6 +106,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {"logit_scale": 0.25}),
     "cohere-qk-norm": ("Cohere", {"use_qk_norm": True}),
     "glm4": ("Glm4", {"head_dim": 16, "attention_bias": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7}),
+    "qwen3-moe": ("Qwen3Moe", {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "norm_topk_prob": True,
+                               "moe_intermediate_size": 22, "mlp_only_layers": [1], "tie_word_embeddings": True}),
+    "qwen3-moe-some-layers": ("Qwen3Moe", {"head_dim": 16, "num_experts": 3, "num_experts_per_tok": 3,
+                                           "moe_intermediate_size": 34, "decoder_sparse_step": 2,
+                                           "attention_bias": True, "use_sliding_window": True, "sliding_window": 6}),
+    "qwen2-moe": ("Qwen2Moe", {"num_experts": 7, "num_experts_per_tok": 2, "moe_intermediate_size": 18,
+                               "shared_expert_intermediate_size": 30}),
+    "qwen2-moe-windows": ("Qwen2Moe", {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 20,
+                                       "shared_expert_intermediate_size": 26, "norm_topk_prob": True,
+                                       "use_sliding_window": True, "sliding_window": 8, "qkv_bias": False}),
+    "olmoe": ("Olmoe", {"num_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 12}),
 }  # fmt: skip
 
 
@@ -127,7 +145,7 @@ def random_model(name: str) -> Any:
     kind, more = CASES[name]
     config = getattr(transformers, f"{kind}Config")(**{**SIZES, **spelled(more)})
     torch.manual_seed(len(name))
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_config(config, **EAGER).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.15 + (parameter if parameter.ndim == 1 else 0))
@@ -143,9 +161,7 @@ class Saved:
 
     def transformers(self) -> Any:
         """A fresh model: dynamic rope keeps state between calls."""
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            self.path, attn_implementation="eager", dtype=torch.float32
-        ).eval()
+        return transformers.AutoModelForCausalLM.from_pretrained(self.path, **EAGER, dtype=torch.float32).eval()
 
     def logits(self, ids: list[int]) -> Tensor:
         """transformers' logits for each position of one sequence."""

@@ -9,7 +9,8 @@ from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers.model import TextModel
 from engine.models.checkpoint import read_checkpoint, weight_bytes
-from engine.models.sources import linear_paths
+from engine.models.parts import has_experts
+from engine.models.sources import linear_paths, routers
 
 
 def loaded(path, dtype=torch.float32, progress=lambda fraction: None):
@@ -34,10 +35,16 @@ def test_every_architecture_is_made_of_exactly_the_tensors_that_transformers_sav
 
 
 def test_every_projection_has_the_path_that_transformers_gives_its_module(case, checkpoint):
+    """Experts are modules of their own only in files: transformers keeps those of a layer, and its router, in one."""
     saved = checkpoint(case)
-    paths = linear_paths(read_checkpoint(saved.path).model)
-    model = saved.transformers()
+    read = read_checkpoint(saved.path)
+    paths, model = linear_paths(read.model), saved.transformers()
     modules = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    inside = [
+        name.removesuffix(".weight") for name in read.tensors if ".experts." in name or name in routers(read.model)
+    ]
+    assert bool(inside) == has_experts(read.model)
+    modules |= set(inside)
     if model.config.tie_word_embeddings:
         modules.discard("lm_head")  # the embedding again, no projection of its own
     assert len(paths) == len(set(paths)) and set(paths) == modules and all(paths)

@@ -2,12 +2,17 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 from benchmarks.rounding import DEMO, compare, conversations
+from engine.api.errors import CheckpointError
+from engine.layers.mlp import ExpertsLayer
 from engine.models.checkpoint import weight_bytes
 from engine.weights.packed import PackedFile
 from kernels.cpu.library import best
@@ -15,7 +20,7 @@ from kernels.cpu.packing import Tiling
 from kernels.cpu.program import Team
 from kernels.quantisation import to_int4, to_int8
 
-SOME = ["llama", "qwen2", "gemma2", "cohere", "starcoder2", "olmo2"]
+SOME = ["llama", "qwen2", "gemma2", "cohere", "starcoder2", "olmo2", "mixtral", "qwen2-moe", "olmoe"]
 
 
 @pytest.mark.parametrize("case_name", SOME)
@@ -83,6 +88,62 @@ def test_the_planned_bytes_are_those_that_are_held(bits, bf16_checkpoint, driver
     assert planned * 0.99 <= engine.model.weight_bytes <= planned * padding
 
 
+@pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
+def test_the_planned_bytes_of_experts_are_those_that_are_held_to_the_byte(bits, tmp_path, driver, compiled):
+    """Of sizes that need no padding: router and shared gate together are 32 rows. They are never rounded."""
+    config = transformers.Qwen2MoeConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=128,
+        num_experts=31,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        mlp_only_layers=[1],
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        qkv_bias=False,
+        tie_word_embeddings=True,
+    )
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    engine = driver(tmp_path, kernels=compiled, bits=bits)
+    planned = weight_bytes(engine.checkpoint, 4, compiled=True, bits=bits)
+    assert engine.model.weight_bytes == planned
+    kept = [layer.router for layer in experts_of(engine.model)]
+    assert [router.weight.form.partition("_")[2] for router in kept] == ["bf16"]
+    experts = 31 * 3 * 64 * 64
+    each = {"stored": 2 * experts, "int8": experts + 31 * (128 + 64) * 4, "int4": experts // 2 + experts // 32 * 2}
+    held = sum(
+        mlp.up.weight.nbytes + mlp.down.weight.nbytes for layer in experts_of(engine.model) for mlp in layer.experts
+    )
+    assert held == each[bits]
+
+
+def test_torch_holds_the_planned_bytes_of_experts(checkpoint, driver):
+    for name in ("mixtral", "qwen2-moe", "olmoe"):
+        engine = driver(checkpoint(name).path)
+        table = 0 if engine.checkpoint.model.head.tied else engine.model.vocabulary.table.nbytes  # stays in the file
+        assert engine.model.weight_bytes + table == weight_bytes(engine.checkpoint, 4)
+
+
+def experts_of(model):
+    return [body for branch in model.branches for body in branch.bodies if isinstance(body, ExpertsLayer)]
+
+
+def test_experts_of_one_layer_in_several_types_are_refused_by_name(bf16_checkpoint, tmp_path, driver, compiled):
+    shutil.copytree(bf16_checkpoint("mixtral").path, tmp_path / "mixed")
+    file = tmp_path / "mixed" / "model.safetensors"
+    name = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    tensors = load_file(file)
+    save_file({**tensors, name: tensors[name].float()}, file, {"format": "pt"})
+    with pytest.raises(
+        CheckpointError, match=r"layers\.1\.block_sparse_moe\.experts\.3 is stored in another type than .*0, "
+    ):
+        driver(tmp_path / "mixed", kernels=compiled)
+    driver(tmp_path / "mixed", kernels=compiled, bits="int8")
+
+
 class Kept:
     """The file of a checkpoint's rounded weights in a folder of its own."""
 
@@ -93,9 +154,9 @@ class Kept:
         return PackedFile(self.folder, self.files, bits, self.team.tiling)
 
 
-@pytest.fixture
-def kept(own_checkpoint, tmp_path, compiled):
-    saved = own_checkpoint("qwen2")
+@pytest.fixture(params=["qwen2", "olmoe"])
+def kept(request, own_checkpoint, tmp_path, compiled):
+    saved = own_checkpoint(request.param)
     return Kept(tmp_path / "cache", saved.path, compiled), saved.path
 
 

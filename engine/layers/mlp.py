@@ -1,0 +1,76 @@
+"""The MLP, and the experts of which each token takes some."""
+
+import torch
+from torch import Tensor
+
+from engine.distributed.world import World
+from engine.layers.linear import LinearLayer
+from engine.layers.step import Step
+from engine.models.parts import MLP, Experts
+from engine.models.sources import join, mlp_linears, routed_mlps, router_linear
+from kernels.activation import ACTIVATIONS, gated
+
+
+class MLPLayer:
+    def __init__(self, part: MLP, path: str, world: World) -> None:
+        up, down = mlp_linears(part)
+        path = join(path, part.name)
+        self.up, self.down = LinearLayer(up, path, world), LinearLayer(down, path, world)
+        self.part, self.act, self.has_gate = part, ACTIVATIONS[part.act], part.gate is not None
+
+    @property
+    def loadables(self) -> list[LinearLayer]:
+        return [self.up, self.down]
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        return self.down(self.activated(x))
+
+    def activated(self, x: Tensor) -> Tensor:
+        """[rows, inner] of this rank."""
+        y = self.up(x)
+        return gated(self.act, y) if self.has_gate else self.act(y)
+
+
+class ExpertsLayer:
+    """Every rank holds a share of every expert's inner size and all of the router, so that all choose alike."""
+
+    def __init__(self, part: Experts, path: str, world: World) -> None:
+        path = join(path, part.name)
+        self.part, self.world = part, world
+        self.router = LinearLayer(router_linear(part), path, world, rounded=False)
+        self.experts = [MLPLayer(mlp, path, world) for mlp in routed_mlps(part)]
+        self.shared = None if part.shared is None else MLPLayer(part.shared, path, world)
+
+    @property
+    def loadables(self) -> list[LinearLayer]:
+        mlps = [*self.experts, *([] if self.shared is None else [self.shared])]
+        return [self.router, *(layer for mlp in mlps for layer in mlp.loadables)]
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x: [tokens, hidden]. The experts of a token are added in the order of their numbers, in fp32."""
+        logits = self.router.in_fp32(x)
+        chosen, weights = route(self.part, logits[:, : self.part.count])
+        y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        for number, expert in enumerate(self.experts):
+            rows, ranks = (chosen == number).nonzero(as_tuple=True)
+            if len(rows):
+                y.index_add_(0, rows, _share(expert, x[rows]) * weights[rows, ranks, None])
+        if self.shared is not None:
+            opened = 1.0 if self.part.shared_gate is None else logits[:, self.part.count :].sigmoid()
+            y += _share(self.shared, x) * opened
+        return (y if self.world.size == 1 else self.world.all_reduce(y)).to(x.dtype)
+
+
+def route(part: Experts, logits: Tensor) -> tuple[Tensor, Tensor]:
+    """logits: [tokens, count] fp32 → numbers and weights of the chosen experts, [tokens, chosen] int64 and fp32, best
+    first."""
+    values, numbers = logits.sort(dim=-1, descending=True, stable=True)
+    values, numbers = values[:, : part.chosen], numbers[:, : part.chosen]
+    if part.scores == "softmax_chosen":
+        return numbers, values.softmax(-1)
+    return numbers, logits.softmax(-1).gather(1, numbers)
+
+
+def _share(mlp: MLPLayer, x: Tensor) -> Tensor:
+    """What this rank adds to the MLP's output."""
+    return mlp.down.product(mlp.activated(x)).float()

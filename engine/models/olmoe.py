@@ -1,0 +1,60 @@
+"""OLMoE: many small experts in every layer; q and k are normed over the whole projection.
+
+Source: transformers modeling_olmoe.py; arXiv:2409.02060.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.api.errors import CheckpointError
+from engine.models.config import Config
+from engine.models.parts import Attention, Branch, Embedding, Experts, Head, Model, RMSNorm, named
+from engine.models.rope import claimed_context, rope
+
+ARCHITECTURES = ("OlmoeForCausalLM",)
+
+_DEFAULTS: dict[str, Any] = {
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "rms_norm_eps": 1e-5,
+}
+
+
+def declare(config: Mapping[str, Any]) -> Model:
+    c = Config.of(config, **_DEFAULTS)
+    eps, positions = c.number("rms_norm_eps"), rope(c)
+    if c.number_or_none("clip_qkv") is not None:
+        raise CheckpointError("config.json: clip_qkv is set: queries, keys and values that are clipped are not served")
+    attention = Attention(
+        hidden=c.hidden,
+        heads=c.heads,
+        kv_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        rope=positions,
+        bias=(c.flag("attention_bias"), c.flag("attention_bias")),
+        qk_norm=RMSNorm(size=c.head_dim, eps=eps),
+        qk_norm_span="all",
+    )
+    count, chosen = c.experts()
+    experts = Experts(
+        hidden=c.hidden,
+        inner=c.inner,
+        count=count,
+        chosen=chosen,
+        scores="softmax_chosen" if c.flag("norm_topk_prob") else "softmax",
+        act=c.activation(),
+    )
+    norm = RMSNorm(size=c.hidden, eps=eps)
+    block = (
+        Branch(before=named(norm, "input_layernorm"), body=attention),
+        Branch(before=named(norm, "post_attention_layernorm"), body=experts),
+    )
+    return Model(
+        embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden),
+        blocks=(block,) * c.layers,
+        norm=named(norm, "norm"),
+        head=Head(tied=c.flag("tie_word_embeddings")),
+        max_context=claimed_context(c, positions),
+    )

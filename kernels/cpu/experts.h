@@ -1,0 +1,84 @@
+// Mixtures of experts: which experts a token takes, where its rows lie among those of an expert, and the weighted sum.
+//
+// The (token, expert) pairs of a step are put in order of the experts, and of the tokens within one: an expert's pairs are
+// then a linear of its own over neighbouring rows, by the code and the weights' layouts of every other linear. Each thread
+// finds that order for itself, which takes less than waiting for one that does.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "program.h"
+#include "simd.h"
+
+// The experts with the largest logits, the first of equals; their weights in the same order, best first.
+static void route_row(const Route& op, int64_t token) {
+    const float* logits = op.logits + token * op.logits_stride;
+    int32_t* chosen = op.chosen + token * op.k;
+    float* weights = op.weights + token * op.k;
+    for (int32_t e = 0; e < op.count; e++) {
+        // Behind all that are not smaller. Where logits are no numbers some experts are taken, and weights are none.
+        if (e >= op.k && !(logits[e] > logits[chosen[op.k - 1]])) continue;
+        int64_t at = std::min<int64_t>(e, op.k - 1);
+        for (; at > 0 && logits[e] > logits[chosen[at - 1]]; at--) chosen[at] = chosen[at - 1];
+        chosen[at] = e;
+    }
+    const float top = logits[chosen[0]];
+    float sum = 0;
+    if (op.scores == SOFTMAX_CHOSEN)
+        for (int64_t j = 0; j < op.k; j++) sum += std::exp(logits[chosen[j]] - top);
+    else
+        for (int64_t e = 0; e < op.count; e++) sum += std::exp(logits[e] - top);
+    for (int64_t j = 0; j < op.k; j++) weights[j] = std::exp(logits[chosen[j]] - top) / sum;
+}
+
+namespace experts {
+
+// The order of a step's pairs (token · k + rank), and what one linear over them takes. Of one thread.
+struct Order {
+    std::vector<int64_t> begin;         // [count + 1] place of each expert's first pair
+    std::vector<int32_t> pair, owner;   // [places] the pair there and its expert
+    std::vector<int32_t> place;         // [pairs]
+    std::vector<int64_t> pieces, room;  // [count + 1] of the linear at hand: pieces of work and floats before each expert
+
+    void sort(const Route& op, int64_t tokens) {
+        const int64_t pairs = tokens * op.k;
+        begin.assign(size_t(op.count + 1), 0);
+        pair.resize(size_t(pairs)), owner.resize(size_t(pairs)), place.resize(size_t(pairs));
+        for (int64_t p = 0; p < pairs; p++) begin[size_t(op.chosen[p]) + 1]++;
+        for (int64_t e = 0; e < op.count; e++) begin[size_t(e) + 1] += begin[size_t(e)];
+        next.assign(begin.begin(), begin.end() - 1);
+        for (int64_t p = 0; p < pairs; p++) {
+            const int32_t expert = op.chosen[p];
+            const int64_t at = next[size_t(expert)]++;
+            pair[size_t(at)] = int32_t(p), owner[size_t(at)] = expert, place[size_t(p)] = int32_t(at);
+        }
+    }
+    int64_t rows(int64_t expert) const { return begin[size_t(expert) + 1] - begin[size_t(expert)]; }
+
+  private:
+    std::vector<int64_t> next;
+};
+
+}  // namespace experts
+
+// y[t] = Σ_j weight[t][j] · x[place of pair j] (+ sigmoid(gate[t]) · shared[t]), in the order of the ranks.
+static void combine_row(const Combine& op, int64_t token, const experts::Order& order) {
+    float* y = op.y + token * op.y_stride;
+    const float* weights = op.weights + token * op.k;
+    const int32_t* places = order.place.data() + token * op.k;
+    float opened = 1;
+    if (op.gate) opened = 1.f / (1.f + std::exp(-op.gate[token * op.gate_stride]));
+    const float* shared = op.shared ? op.shared + token * op.shared_stride : nullptr;
+    int64_t i = 0;
+    for (; i + W <= op.size; i += W) {
+        vf sum = {};
+        for (int64_t j = 0; j < op.k; j++) sum += weights[j] * load(op.x + places[j] * op.x_stride + i);
+        store(y + i, shared ? sum + opened * load(shared + i) : sum);
+    }
+    for (; i < op.size; i++) {
+        float sum = 0;
+        for (int64_t j = 0; j < op.k; j++) sum += weights[j] * op.x[places[j] * op.x_stride + i];
+        y[i] = shared ? sum + opened * shared[i] : sum;
+    }
+}

@@ -1,0 +1,309 @@
+"""Compiled mixtures of experts against a loop over rows in float64, in every variant that this CPU runs and for every
+form of weights: routing, the linears over pairs of a row and an expert, and a row that is the same in any company."""
+
+import math
+
+import pytest
+import torch
+
+from engine.layers.mlp import route
+from engine.models.parts import Experts
+from kernels.cpu import program
+from kernels.cpu.library import usable
+from kernels.cpu.packing import form_for, pack
+from kernels.cpu.program import ACTS, SCORES, Activate, Cap, Combine, Program, Route, StepData, Team
+from kernels.quantisation import rounded_rows, to_int4, to_int8
+
+POISON = 12345.0
+FULL = ("tiles_f32", "tiles_bf16", "amx_bf16")
+ROUNDED = ("tiles_int8", "amx_int8", "tiles_int4")
+
+
+@pytest.fixture(scope="module", params=usable())
+def team(request):
+    made = Team(request.param, 2)
+    yield made
+    made.close()
+
+
+def random(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def near(got, want, tolerance=1e-5):
+    """Relative to the largest number that is wanted."""
+    scale = want.double().abs().max().clamp(min=1e-30)
+    assert (got.double() - want.double()).abs().max() / scale < tolerance
+
+
+def made_in(team, form, weight):
+    """The weight as this form holds it, packed and restored."""
+    if form.startswith("amx") and team.variant != "amx":
+        pytest.skip("matrix tiles are of another variant")
+    if form in FULL:
+        return pack(weight, team.tiling, form), weight.double()
+    rounded = to_int4(weight.float(), 32) if "int4" in form else to_int8(weight.float())
+    packed = pack(rounded, team.tiling, form)
+    assert packed.form == form
+    return packed, rounded.restored().double()
+
+
+def product(form, x, weight):
+    """x: [inputs] float32, as a row is multiplied: rounded to 8 bits where the weights are."""
+    if form in FULL:
+        return weight @ x.double()
+    values, scales = rounded_rows(x[None])
+    return weight @ values[0].double() * scales[0].double()
+
+
+def chosen_by(logits, k, scores):
+    """Numbers and weights of a row's experts, best first, the lowest number first among equals."""
+    numbers = sorted(range(len(logits)), key=lambda e: (-logits[e].item(), e))[:k]
+    among = numbers if scores == "softmax_chosen" else range(len(logits))
+    total = sum(math.exp(logits[e].item()) for e in among)
+    return numbers, [math.exp(logits[e].item()) / total for e in numbers]
+
+
+class Run:
+    """Buffers of a step and the operations on them; all results lie in poisoned memory with a margin."""
+
+    def __init__(self, team, logits, k, scores="softmax"):
+        self.team, self.k, self.tokens, self.logits = team, k, len(logits), logits
+        self.chosen = torch.full((self.tokens + 1, k), -7, dtype=torch.int32)
+        self.weights = torch.full((self.tokens + 1, k), POISON)
+        wide = torch.full((self.tokens, logits.shape[1] + 2), math.nan)
+        wide[:, : logits.shape[1]] = logits
+        self.holds = [wide]
+        self.ops = [
+            Route(
+                logits=wide.data_ptr(),
+                chosen=self.chosen.data_ptr(),
+                weights=self.weights.data_ptr(),
+                logits_stride=wide.stride(0),
+                count=logits.shape[1],
+                k=k,
+                scores=SCORES[scores],
+            )
+        ]
+
+    def experts(self, weights, x, *, gathered):
+        y = torch.full((self.tokens * self.k + 2, weights[0].outputs + 3), POISON)
+        self.holds += [x, y, weights]
+        self.ops.append(program.experts(weights, x, y, self.k, gathered=gathered))
+        return y
+
+    def go(self):
+        self.team.run(Program(self.ops, ()), StepData(self.tokens))
+        assert (self.chosen[-1] == -7).all() and (self.weights[-1] == POISON).all()
+
+
+def rows_of(run, y, outputs):
+    """Of the rows that an operation made, those that exist; the margins stay poisoned."""
+    pairs = run.tokens * run.k
+    assert (y[pairs:] == POISON).all() and (y[:, outputs:] == POISON).all()
+    return y[:pairs, :outputs]
+
+
+def by_expert(run):
+    """(row, expert) of each place."""
+    found = [(t, e) for t, row in enumerate(run.chosen[: run.tokens].tolist()) for e in row]
+    return sorted(found, key=lambda pair: pair[1])
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize(("count", "k"), [(1, 1), (5, 1), (5, 2), (16, 4), (7, 7), (128, 8)])
+def test_a_row_takes_the_experts_with_the_largest_logits(team, count, k, scores):
+    logits = random(33, count) * 2
+    logits[3] = logits[3].round()  # many equals
+    logits[4] = 0.25
+    run = Run(team, logits, k, scores)
+    run.go()
+    part = Experts(hidden=1, inner=1, count=count, chosen=k, scores=scores)
+    numbers, weights = route(part, logits)
+    for t in range(len(logits)):
+        want_numbers, want_weights = chosen_by(logits[t], k, scores)
+        assert run.chosen[t].tolist() == want_numbers == numbers[t].tolist()
+        near(run.weights[t], torch.tensor(want_weights), 1e-6)
+        near(weights[t], torch.tensor(want_weights), 1e-6)
+
+
+def test_large_logits_make_no_infinity_and_logits_that_are_no_numbers_make_no_weights(team):
+    logits = torch.tensor(
+        [[900.0, 899.0, -900.0, 0.0], [math.nan] * 4, [math.inf, 0.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0]]
+    )
+    run = Run(team, logits, 2)
+    run.go()
+    assert run.chosen[0].tolist() == [0, 1] and run.chosen[3].tolist() == [3, 2]
+    near(run.weights[0], torch.tensor([1.0, 1.0]) * torch.tensor([0.0, -1.0]).softmax(0))
+    for row in run.chosen[:4].tolist():
+        assert len(set(row)) == 2 and set(row) <= set(range(4))
+    assert run.weights[1].isnan().all() and run.weights[2].isnan().any() and run.weights[3].isfinite().all()
+
+
+def routings(tokens, count):
+    """Logits that spread the rows over experts in several ways."""
+    even = random(tokens, count, seed=tokens)
+    one = even.clone()
+    one[:, count - 1] += 100.0  # takes all rows
+    few = even.clone()
+    few[:, 1 : count - 1] -= 100.0  # the others are empty
+    return even, one, few
+
+
+@pytest.mark.parametrize("form", (*FULL, *ROUNDED))
+@pytest.mark.parametrize("size", [(1, 1), (7, 5), (33, 31), (70, 48), (130, 300)])
+def test_linears_of_experts_are_their_products_for_any_choice(team, form, size):
+    count = 5
+    packed, restored = zip(
+        *(made_in(team, form, random(*size, seed=e, dtype=torch.bfloat16)) for e in range(count)), strict=True
+    )
+    for tokens in (1, 13, 41):
+        for k in (1, 2, count):
+            for logits in routings(tokens, count):
+                run = Run(team, logits, k)
+                each, pairs = random(tokens, size[1], seed=1), random(tokens * k, size[1], seed=2)
+                gathered = run.experts(packed, each, gathered=True)
+                own = run.experts(packed, pairs, gathered=False)
+                run.go()
+                places = by_expert(run)
+                want = torch.stack([product(form, each[t], restored[e]) for t, e in places])
+                near(rows_of(run, gathered, size[0]), want)
+                want = torch.stack([product(form, pairs[at], restored[e]) for at, (_, e) in enumerate(places)])
+                near(rows_of(run, own, size[0]), want)
+
+
+def mixture(team, logits, k, ups, downs, x, scores, shared=None, gate=None):
+    """[tokens, hidden] of the whole mixture, and the rows that it is made of."""
+    run = Run(team, logits, k, scores)
+    tokens, inner, hidden = len(x), downs[0].inputs, downs[0].outputs
+    up = torch.full((tokens * k, 2 * inner), POISON)
+    activated = torch.full((tokens, k * inner), POISON)
+    out = torch.full((tokens * k, hidden), POISON)
+    y = torch.full((tokens, hidden + 3), POISON)
+    run.ops += [
+        program.experts(ups, x, up, k, gathered=True),
+        Activate(
+            x=up.data_ptr(),
+            y=activated.data_ptr(),
+            x_stride=k * 2 * inner,
+            y_stride=k * inner,
+            inner=inner,
+            groups=k,
+            act=ACTS["silu"],
+            gated=True,
+            limit=math.inf,
+        ),
+        program.experts(downs, activated.view(-1, inner), out, k, gathered=False),
+        Combine(
+            x=out.data_ptr(),
+            weights=run.weights.data_ptr(),
+            gate=None if gate is None else gate.data_ptr(),
+            shared=None if shared is None else shared.data_ptr(),
+            y=y.data_ptr(),
+            x_stride=hidden,
+            gate_stride=0 if gate is None else gate.stride(0),
+            shared_stride=0 if shared is None else shared.stride(0),
+            y_stride=y.stride(0),
+            size=hidden,
+            k=k,
+        ),
+    ]
+    run.go()
+    assert (y[:, hidden:] == POISON).all()
+    return y[:, :hidden].clone()
+
+
+def weights_of(team, form, count, hidden, inner):
+    ups = [made_in(team, form, random(2 * inner, hidden, seed=e, dtype=torch.bfloat16)) for e in range(count)]
+    downs = [made_in(team, form, random(hidden, inner, seed=90 + e, dtype=torch.bfloat16)) for e in range(count)]
+    return ups, downs
+
+
+@pytest.mark.parametrize("form", FULL)
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("k", [1, 2, 6])
+def test_a_mixture_is_the_weighted_sum_of_its_experts_row_by_row(team, form, scores, k):
+    count, hidden, inner = 6, 45, 19
+    ups, downs = weights_of(team, form, count, hidden, inner)
+    packed = [up for up, _ in ups], [down for down, _ in downs]
+    for tokens in (1, 17):
+        for logits in routings(tokens, count):
+            x, shared, gate = random(tokens, hidden), random(tokens, hidden, seed=3), random(tokens, 4, seed=4)
+            want = []
+            for t in range(tokens):
+                y = torch.zeros(hidden, dtype=torch.float64)
+                for e, weight in zip(*chosen_by(logits[t], k, scores), strict=True):
+                    left, right = (ups[e][1] @ x[t].double()).split(inner)
+                    y += weight * (downs[e][1] @ (torch.nn.functional.silu(left) * right))
+                want.append(y)
+            want = torch.stack(want)
+            near(mixture(team, logits, k, *packed, x, scores), want)
+            near(mixture(team, logits, k, *packed, x, scores, shared), want + shared)
+            opened = gate[:, :1].double().sigmoid()
+            near(mixture(team, logits, k, *packed, x, scores, shared, gate), want + opened * shared)
+
+
+@pytest.mark.parametrize("form", (*FULL, *ROUNDED))
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_row_of_a_mixture_is_the_same_alone_and_among_others(team, form, k):
+    count, hidden, inner = 4, 130, 70
+    ups, downs = weights_of(team, form, count, hidden, inner)
+    packed = [up for up, _ in ups], [down for down, _ in downs]
+    x, gate = random(60, hidden), random(60, 1, seed=4)
+    x[7] *= 1e6  # a neighbour with another scale
+    for logits in routings(60, count):
+
+        def some(rows, logits=logits):
+            return mixture(team, logits[rows], k, *packed, x[rows], "softmax", x[rows] * 2, gate[rows])
+
+        alone = torch.cat([some([t]) for t in range(20)])
+        for rows in (2, 3, 5, 13, 17, 20, 60):
+            assert torch.equal(some(list(range(rows)))[:20], alone[:rows]), rows
+        backwards = list(range(59, -1, -1))
+        assert torch.equal(some(backwards).flip(0)[:20], alone)
+
+
+def test_operations_on_rows_may_stand_between_the_choice_and_the_experts(team):
+    x, logits = random(30, 16), random(30, 4)
+    packed = [pack(random(8, 16, seed=e), team.tiling) for e in range(4)]
+    want, got = Run(team, logits, 2), Run(team, logits, 2)
+    rows = want.experts(packed, x, gathered=True)
+    want.go()
+    twice = 2 * x
+    got.ops.append(Cap(x=twice.data_ptr(), stride=twice.stride(0), size=16, scale=0.5, cap=0.0))
+    same = got.experts(packed, twice, gathered=True)
+    got.go()
+    assert torch.equal(rows_of(got, same, 8), rows_of(want, rows, 8))
+
+
+def test_weights_of_experts_that_nobody_took_are_not_read(team):
+    """They are not even there: to read them would end the process."""
+    x, logits = random(1, 48), random(1, 8)
+    for weight in (
+        random(64, 48),
+        random(64, 48, dtype=torch.bfloat16),
+        to_int8(random(64, 48)),
+        to_int4(random(64, 48), 32),
+    ):
+        packed = [pack(weight, team.tiling, form_for(weight, team.tiling))] * 8
+        run = Run(team, logits, 2)
+        y = run.experts(packed, x, gathered=True)
+        taken = chosen_by(logits[0], 2, "softmax")[0]
+        for e in range(8):
+            if e not in taken:
+                run.ops[1].holds[e].weight = run.ops[1].holds[e].scales = None
+        run.go()
+        rows = rows_of(run, y, 64)
+        assert rows.isfinite().all() and torch.equal(rows[0], rows[1])
+
+
+def test_a_row_that_is_not_finite_spoils_no_other(team):
+    for form in (FULL[0], "tiles_int8", "tiles_int4"):
+        ups, downs = weights_of(team, form, 3, 40, 24)
+        packed = [up for up, _ in ups], [down for down, _ in downs]
+        x, logits = random(9, 40), random(9, 3, seed=1)
+        want = mixture(team, logits, 2, *packed, x, "softmax")
+        x[4], logits[4] = math.nan, math.nan
+        got = mixture(team, logits, 2, *packed, x, "softmax")
+        assert got[4].isnan().all()
+        assert torch.equal(got[[0, 1, 2, 3, 5, 6, 7, 8]], want[[0, 1, 2, 3, 5, 6, 7, 8]])
