@@ -118,6 +118,19 @@ def linear_paths(model: Model) -> tuple[str, ...]:
     return (*found, *([] if model.head.tied else [model.head.name]))
 
 
+def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
+    """The matrices that are multiplied by, each as the paths of its sources; that of a tied head is the embedding."""
+    found: dict[tuple[str, ...], None] = {}
+    for index, block in enumerate(model.blocks):
+        path = join(model.root, model.layers, str(index))
+        for body in (body for branch in block for body in _bodies(branch)):
+            for linear in attention_linears(body) if isinstance(body, Attention) else mlp_linears(body):
+                names = dict.fromkeys(join(path, body.name, piece.source) for piece in linear.rows)
+                found[tuple(names)] = None
+    head = join(model.root, model.embed.name) if model.head.tied else model.head.name
+    return (*found, (head,))
+
+
 def _bodies(branch: Branch) -> tuple[Attention | MLP, ...]:
     return branch.body.bodies if isinstance(branch.body, Parallel) else (branch.body,)
 

@@ -34,7 +34,7 @@ size_t packed_size(const Linear& op, int64_t tokens) {
 #ifdef __AMX_BF16__
     if (op.form == AMX_BF16 || op.form == AMX_INT8) return amx::packed_floats(op, tokens);
 #endif
-    if (op.form == TILES_INT8 || op.form == TILES_INT4) {
+    if (op.form >= TILES_INT8) {
         const Quantised form(op);
         const Panels panels(tokens, form.most_rows);
         return size_t(panels.count * form.panel(panels.rows));
@@ -106,7 +106,7 @@ void run_linear(const Linear& op, Runner& runner, const Step& step, Scratch& scr
         return;
     }
 #endif
-    if (op.form == TILES_INT8 || op.form == TILES_INT4) {
+    if (op.form >= TILES_INT8) {
         const Quantised form(op);
         const Panels panels(step.tokens, form.most_rows);
         const int64_t pieces = form.tiles(op) * panels.chunks;
