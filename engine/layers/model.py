@@ -89,9 +89,9 @@ class TextModel:
         check_tensors(self.model, checkpoint.tensors, checkpoint.quantization)
         names = stored_tensors(self.model, checkpoint.quantization)
         weights = Weights({n: checkpoint.tensors[n] for n in names if n in checkpoint.tensors}, progress)
-        if checkpoint.quantization is None:
-            return self.fill(weights, known)
-        self.fill(QuantizedWeights(weights, checkpoint.quantization, sources(self.model)), known)
+        own = checkpoint.quantization
+        self.fill(weights if own is None else QuantizedWeights(weights, own, sources(self.model)), known)
+        weights.close()
 
     @torch.inference_mode()
     def fill(self, weights: Weights | QuantizedWeights | RandomWeights, known: PackedFile | None = None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.headers import TensorInfo
-from engine.models.parts import Model
+from engine.models.parts import Model, attentions
 from engine.models.schemes import Quantization, Scheme
 from engine.models.sources import join, linear_paths
 
@@ -76,7 +76,7 @@ def read_gguf(file: Path, architecture: str, model: Model) -> tuple[dict[str, Te
         for tensor in reader.tensors
         if tensor.name != FREQUENCIES
     }
-    heads = _heads(reader, kind) if kind == "llama" else {}
+    heads = _heads(model) if kind == "llama" else {}
     paths = [*linear_paths(model), join(model.root, model.embed.name)]
     schemes = {}
     for path in paths:
@@ -100,7 +100,10 @@ def made_config(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: lacks token_embd.weight")
 
     def number(key: str) -> Any:
-        return _value(reader, f"{kind}.{key}")
+        value = _value(reader, f"{kind}.{key}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise CheckpointError(f"{file}: {kind}.{key} is {value!r}; it must be a number above 0")
+        return value
 
     heads, hidden = number("attention.head_count"), number("embedding_length")
     found = {
@@ -123,9 +126,9 @@ def made_config(file: Path) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _heads(reader: Any, kind: str) -> Mapping[str, int]:
-    heads = int(_value(reader, f"{kind}.attention.head_count"))
-    return {"q_proj": heads, "k_proj": int(_value(reader, f"{kind}.attention.head_count_kv", heads))}
+def _heads(model: Model) -> Mapping[str, int]:
+    attention = attentions(model)[0]
+    return {"q_proj": attention.heads, "k_proj": attention.kv_heads}
 
 
 def _name(file: Path, name: str) -> str:
@@ -162,4 +165,7 @@ def _value(reader: Any, key: str, default: Any = _MISSING) -> Any:
     field = reader.fields.get(key)
     if field is None and default is _MISSING:
         raise CheckpointError(f"{reader.data.filename}: lacks the key {key}")
-    return default if field is None else field.contents()
+    try:
+        return default if field is None else field.contents()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{reader.data.filename}: the key {key} is damaged: {error}") from error

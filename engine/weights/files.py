@@ -49,6 +49,10 @@ class Weights:
             raw = raw.clone()  # a view of another type must start at a multiple of its size
         return raw.view(dtype).view(info.shape)
 
+    def close(self) -> None:
+        """Lets go of the files; views that are held stay valid."""
+        self._maps.clear()
+
     def _map(self, file: Path) -> Tensor:
         if file not in self._maps:
             # A private mapping: pages come from the page cache and are written to by nobody.
