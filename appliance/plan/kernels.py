@@ -9,6 +9,7 @@ from engine.api.config import Dtype, KVDtype, WeightBits, graph_ladder
 from engine.models.checkpoint import Checkpoint, weight_bytes
 from engine.models.parts import attentions
 from engine.models.schemes import Quantization
+from engine.models.sources import fused_paths
 from engine.models.stored import held_weights
 
 TORCH, TRITON = "torch", "triton"
@@ -105,8 +106,8 @@ def graph_sizes(settings: Settings, chosen: str) -> tuple[int, ...]:
 
 def weight_bits(settings: Settings, checkpoint: Checkpoint, chosen: str, dtype: Dtype) -> Choice[WeightBits]:
     wanted = settings.manifest.quantization.weights
-    if checkpoint.quantization is not None:
-        own = checkpoint.quantization
+    own = checkpoint.quantization
+    if own is not None and not own.is_plain:
         if wanted == "auto":
             return Choice("stored", _as_quantized(checkpoint, own, chosen, dtype))
         if own.method != "gguf" or not _restored(checkpoint):
@@ -132,15 +133,17 @@ def _as_quantized(checkpoint: Checkpoint, own: Quantization, chosen: str, dtype:
             f"{spell_bytes(held)} that they take with compiled kernels of a CPU"
         )
     restored = _restored(checkpoint)
-    rest = f"; {restored} of {len(own.schemes)} restored to {dtype}" if restored else ""
+    rest = f", {restored} of {len(own.schemes)} matrices restored to {dtype}" if restored else ""
     return f"the checkpoint's {own}{rest}"
 
 
 def _restored(checkpoint: Checkpoint) -> int:
-    """Quantized weights that compiled kernels do not multiply by as they are."""
+    """Quantized matrices that compiled kernels do not multiply by as they are."""
     own = checkpoint.quantization
     held = held_weights(checkpoint.model, own)
-    return 0 if own is None else sum(f"{path}.weight" not in held for path in own.schemes)
+    paths = {path for fused in fused_paths(checkpoint.model) for path in fused}
+    quantized = () if own is None else (path for path, scheme in own.schemes.items() if scheme.form != "turned")
+    return sum(path in paths and f"{path}.weight" not in held for path in quantized)
 
 
 def kv_type(

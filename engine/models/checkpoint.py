@@ -199,14 +199,14 @@ def _declared(declare: Declare, config: dict[str, Any], folder: Path) -> Model:
 
 
 def _dtype(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
-    """What config.json says, or else the type of the largest tensor."""
+    """What config.json says, or else the type of the largest tensor; bfloat16, for its range, where that is packed."""
     declared = config.get("dtype")
     if declared in DTYPES.values():
         return str(declared)
     if not tensors:
         return "float32"
     largest = max(tensors.values(), key=lambda info: info.bytes)
-    return DTYPES.get(largest.dtype, "float32")
+    return DTYPES.get(largest.dtype, "bfloat16")
 
 
 def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 config.json is taken where the folder has one, else it is made of the file's own keys. llama.cpp's converter turns the
 rows of Llama's q and k, in each head the two halves to pairs; `Scheme.heads` says where they must be turned back.
-Read with the package gguf (its extra: `pip install slipway[gguf]`). Source: ggml's docs/gguf.md, convert_hf_to_gguf.py.
+Read with the package gguf (its extra: `pip install slipway[gguf]`). Source: ggml's description of GGUF,
+llama.cpp's convert_hf_to_gguf.py.
 """
 
 import re
@@ -13,8 +14,9 @@ from typing import Any
 from engine.api.errors import CheckpointError
 from engine.models.headers import TensorInfo
 from engine.models.parts import Model, attentions
-from engine.models.schemes import Quantization, Scheme
+from engine.models.schemes import Form, Quantization, Scheme
 from engine.models.sources import join, linear_paths
+from engine.models.stored import PLAIN
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -39,7 +41,6 @@ LAYER_NAMES = {
 }
 FREQUENCIES = "rope_freqs.weight"  # of llama3's rotary scaling, which config.json says as well
 BITS = {"Q4_0": 4, "Q8_0": 8}  # blocks of 32 with a scale in float16, held as they are; other types are restored
-TYPES = {"F32": "F32", "F16": "F16", "BF16": "BF16", "F64": "F64"}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -82,9 +83,10 @@ def read_gguf(file: Path, architecture: str, model: Model) -> tuple[dict[str, Te
     for path in paths:
         info = tensors.get(f"{path}.weight")
         turned = heads.get(path.rsplit(".", 1)[-1], 0)
-        if info is not None and (info.dtype not in TYPES or turned):
+        if info is not None and (info.dtype not in PLAIN or turned):
             bits = BITS.get(info.dtype, 0)
-            schemes[path] = Scheme(form="gguf", bits=bits, group=32 if bits else None, heads=turned)
+            form: Form = "turned" if info.dtype in PLAIN else "gguf"
+            schemes[path] = Scheme(form=form, bits=bits, group=32 if bits else None, heads=turned)
     return tensors, Quantization("gguf", schemes) if schemes else None
 
 

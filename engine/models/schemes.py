@@ -18,7 +18,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output, of eight, that lies in each 
 CHANNEL_GROUP = 128  # 4 bits with one scale an output are held in groups of this, all with that scale
 GROUP_MULTIPLE = 32
 
-Form = Literal["gptq", "awq", "packed", "int8", "gguf"]
+Form = Literal["gptq", "awq", "packed", "int8", "gguf", "turned"]
 
 
 class Unserved(Exception):
@@ -30,7 +30,8 @@ class Scheme:
     """How one projection is stored. `bits` 4 or 8; 0: a type of ggml that is restored as it is loaded. `group`: inputs
     that share a scale; None: all. `zeros`: there are zero points, to which `zero_offset` is added as they are read;
     else each is in the middle. `ordered`: inputs are grouped by an index, not by neighbourhood. `heads`: rows of each
-    head lie as GGUF has them for Llama, first and second halves in turns; 0: as everywhere else."""
+    head lie as GGUF has them for Llama, first and second halves in turns; 0: as everywhere else. The form "turned" is
+    that alone, of plain numbers."""
 
     form: Form
     bits: int
@@ -42,7 +43,7 @@ class Scheme:
 
     def __str__(self) -> str:
         if not self.bits:
-            return "restored"
+            return "other types"
         return f"{self.bits} bits, {'a scale an output' if self.group is None else f'groups of {self.group}'}"
 
 
@@ -53,10 +54,15 @@ class Quantization:
     method: str
     schemes: Mapping[str, Scheme]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all numbers are plain, and only lie in another order."""
+        return all(scheme.form == "turned" for scheme in self.schemes.values())
+
     def __str__(self) -> str:
         """`4 bits (gptq, groups of 128)`"""
-        kinds = list(dict.fromkeys(map(str, self.schemes.values())))
-        if len(kinds) > 1:
+        kinds = list(dict.fromkeys(str(scheme) for scheme in self.schemes.values() if scheme.form != "turned"))
+        if len(kinds) > 1 or "other types" in kinds:
             return f"{self.method} ({'; '.join(kinds)})"
         bits, _, more = kinds[0].partition(", ")
         return f"{bits} ({', '.join(filter(None, (self.method, more)))})"

@@ -73,7 +73,7 @@ def _parts(scheme: Scheme, rows: int, inputs: int) -> dict[str, Stored]:
             return found
         case "int8":
             return {"weight": Stored((rows, inputs), ("I8",)), "weight_scale": Stored((rows, groups), SCALES)}
-        case "gguf":
+        case "gguf" | "turned":
             return {"weight": Stored((rows, inputs), ())}
 
 

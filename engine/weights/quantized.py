@@ -14,7 +14,6 @@ from torch import Tensor
 
 from engine.api.errors import CheckpointError
 from engine.models.schemes import AWQ_ORDER, CHANNEL_GROUP, Quantization, Scheme, alike
-from engine.models.stored import PLAIN
 from engine.weights.files import Weights
 from engine.weights.slot import Slots
 from kernels.quantisation import Int4Weight, Int8Groups, Int8Weight
@@ -39,14 +38,14 @@ class QuantizedWeights:
         scheme = self.schemes.get(path) if path != name else self._turned_bias(name)
         if scheme is None:
             return self._weights.read(name)
-        if scheme.form == "gguf" and not scheme.bits:
+        if not scheme.bits:
             return _turned(self._restored(name), scheme.heads)
         return self.numbers(path).restored()
 
     def restores(self, path: str) -> bool:
         """Whether a weight is read as other numbers than its file has."""
         scheme = self.schemes.get(path)
-        return scheme is not None and (scheme.bits > 0 or self._weights.tensors[f"{path}.weight"].dtype not in PLAIN)
+        return scheme is not None and scheme.form != "turned"
 
     def numbers(self, path: str) -> Numbers:
         """The whole numbers of a projection. Raises CheckpointError where they contradict the declaration."""
@@ -63,7 +62,7 @@ class QuantizedWeights:
             case "int8":
                 weight = self._weights.read(f"{path}.weight")
                 return _eight(weight, self._weights.read(f"{path}.weight_scale"), scheme.group, None)
-            case "gguf":
+            case "gguf" | "turned":
                 return self._blocks(path, scheme, *shape)
 
     def fused(self, path: str, matrix: Slots) -> Numbers | None:

@@ -250,13 +250,16 @@ class Written:
         config["quantization_config"] |= settings
         file.write_text(json.dumps(config))
 
-    def logits(self, ids: list[int]) -> Tensor:
-        """transformers' for the restored weights, of each position."""
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+    def model(self) -> Any:
+        """transformers, with the restored weights."""
+        return transformers.AutoModelForCausalLM.from_pretrained(
             self.plain, attn_implementation="eager", dtype=torch.float32
-        )
+        ).eval()
+
+    def logits(self, ids: list[int]) -> Tensor:
+        """Of each position, by transformers."""
         with torch.no_grad():
-            return model.eval()(torch.tensor([ids])).logits[0]
+            return self.model()(torch.tensor([ids])).logits[0]
 
 
 def write(folder: Path, kind: Kind, architecture: str = "Llama", **more: Any) -> Written:

@@ -1,5 +1,6 @@
 """Checkpoints in one GGUF file, written by the package gguf, restored and run by transformers."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -203,6 +204,15 @@ def test_what_is_restored_may_be_rounded(tmp_path, driver, ids):
 def test_plain_numbers_in_half_precision_keep_their_size(tmp_path, driver):
     engine = driver(write(tmp_path / "m", {"": Type.BF16}), kernels=best())
     assert {layer.weight.form for layer in linears(engine)} == {"amx_bf16" if best() == "amx" else "tiles_bf16"}
+
+
+def test_the_type_of_a_file_of_blocks_is_bfloat16_unless_config_json_says_another(tmp_path):
+    assert read_checkpoint(write(tmp_path / "a", {"": Type.Q4_0}, config=False)).dtype == "bfloat16"
+    assert read_checkpoint(write(tmp_path / "b", {"": Type.F16}, config=False)).dtype == "float16"
+    folder = write(tmp_path / "c", {"": Type.Q4_0})
+    config = json.loads((folder / "config.json").read_text()) | {"dtype": "float16"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert read_checkpoint(folder).dtype == "float16"
 
 
 def test_the_file_itself_may_be_named(tmp_path):

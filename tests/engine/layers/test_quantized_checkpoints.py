@@ -9,6 +9,7 @@ from engine.models.checkpoint import check_tensors, read_checkpoint, weight_byte
 from engine.models.sources import linear_paths
 from kernels.cpu import program
 from kernels.cpu.library import best
+from kernels.cpu.packing import pack
 from kernels.cpu.program import Program, StepData
 from kernels.quantisation import rounded_rows
 from tests.engine.quantized_writers import KINDS, write
@@ -120,6 +121,32 @@ def test_the_planned_bytes_are_those_that_are_held(kind, written, driver):
         engine = driver(written(kind).path, kernels=kernels)
         planned = weight_bytes(checkpoint, 4, compiled=kernels != "torch") - embed
         assert planned <= engine.model.weight_bytes <= planned * (1 + share), kernels
+
+
+@pytest.mark.parametrize("kind", ["gptq-64-ordered", "w8a8"])
+def test_each_matrix_is_packed_once_and_at_load(kind, written, driver, ids, monkeypatch):
+    packed = []
+    monkeypatch.setattr("engine.layers.linear.pack_for", lambda weight, *more: packed.append(1) or pack(weight, *more))
+    engine = driver(written(kind).path, kernels=best())
+    assert len(packed) == len(list(linears(engine.model))) + 1  # and the head
+    engine.run(ids(17, 1), 5)
+    assert len(packed) == len(list(linears(engine.model))) + 1
+
+
+@pytest.mark.parametrize("rows", [1, 257])
+def test_eight_bits_multiply_like_a_whole_number_product(rows, written, compiled, driver):
+    made = written("w8a8")
+    engine, tensors = driver(made.path, kernels=compiled), made.tensors()
+    layer = next(iter(linears(engine.model)))
+    names = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
+    weight = torch.cat([tensors[f"{name}.weight"] for name in names]).long()
+    scales = torch.cat([tensors[f"{name}.weight_scale"] for name in names])[:, 0].double()
+    x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(1))
+    y = torch.empty(rows, len(weight))
+    engine.model.target.team.run(Program([program.linear(layer.weight, None, x, y)], (x, y)), StepData(rows))
+    values, x_scales = rounded_rows(x)
+    want = (values.long() @ weight.T).double() * x_scales.double()[:, None] * scales
+    torch.testing.assert_close(y.double(), want, rtol=1e-6, atol=1e-9)
 
 
 def test_a_row_is_the_same_whatever_stands_beside_it(written, compiled, driver, ids):
