@@ -103,7 +103,7 @@ class Quantization(Section):
     keep: bool = True
     """Keep rounded weights in the user's cache folder, for the next start."""
     kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = "auto"
-    """Type of the KV cache pages: auto is that of the activations, float16 beside rounded weights; fp8 is for GPUs,
+    """Type of the KV cache pages: auto is the activations', float16 beside weights of 8 or 4 bits; fp8 is for GPUs,
     int8 for compiled kernels of a CPU."""
 
 

@@ -131,7 +131,8 @@ class LLM:
         checkpoint = read_checkpoint(self.config.model, self.config.trust_remote_code)
         self.vocab = checkpoint.model.embed.vocab
         self._eos = tuple(token for token in checkpoint.eos_token_ids if token < self.vocab)
-        self.tokenizer = Tokenizer(path) if any((Path(path) / name).exists() for name in FILES) else None
+        folder = checkpoint.path
+        self.tokenizer = Tokenizer(folder) if any((folder / name).exists() for name in FILES) else None
         self._worker = build_worker(self.config, lambda phase, fraction: None)
         self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
         self._loop = build_loop(
@@ -274,7 +275,7 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
     dtype = overrides.get("dtype") or ("float32" if device == "cpu" else checkpoint.dtype)
     config = EngineConfig(
         **{
-            "model": str(path),
+            "model": str(checkpoint.path),
             "device": device,
             "dtype": dtype,
             "kv_dtype": "float16" if overrides.get("weights", "stored") != "stored" else dtype,

@@ -1,7 +1,8 @@
-"""Weights rounded to 8 or 4 bits, and back.
+"""Weights in 8 or 4 bits: rounded here, or as a checkpoint has them; and back.
 
-int8  w ≈ scale · q of each output, |q| ≤ 127, scale = largest |w| / 127
-int4  w ≈ scale · (q - zero) of each output and group of inputs, 0 ≤ q ≤ 15; zero is 8 where the format has none
+int8    w ≈ scale · q of each output, |q| ≤ 128; rounded here: |q| ≤ 127, scale = largest |w| / 127
+groups  w ≈ scale · q of each output and group of inputs, |q| ≤ 128
+int4    w ≈ scale · (q - zero) of each output and group of inputs, 0 ≤ q ≤ 15; zero is 8 where the format has none
 
 Activations are rounded to 8 bits row by row when they are multiplied (`rounded_rows`): x ≈ scale · q, |q| ≤ 127.
 """
@@ -26,21 +27,45 @@ class Int8Weight:
 
 
 @dataclass(frozen=True)
-class Int4Weight:
-    """The last group may be shorter than the others."""
+class Int8Groups:
+    """The last group may be shorter than the others. `order`: column i multiplies input order[i]; None: input i."""
 
-    values: Tensor  # [outputs, inputs] uint8, 0 … 15
-    scales: Tensor  # [outputs, groups] float16
-    zeros: Tensor | None  # [outputs, groups] uint8; None: 8
+    values: Tensor  # [outputs, inputs] int8
+    scales: Tensor  # [outputs, groups] float16, bfloat16 or float32
     group: int
+    order: Tensor | None = None  # [inputs] int32
 
     def restored(self) -> Tensor:
-        inputs = self.values.shape[1]
-        zeros = 8.0 if self.zeros is None else self._wide(self.zeros)[:, :inputs].float()
-        return (self.values.float() - zeros) * self._wide(self.scales)[:, :inputs].float()
+        return _in_order(self.values.float() * _wide(self.scales, self), self.order)
 
-    def _wide(self, of_groups: Tensor) -> Tensor:
-        return of_groups.repeat_interleave(self.group, 1)
+
+@dataclass(frozen=True)
+class Int4Weight:
+    """The last group may be shorter than the others. `order`: column i multiplies input order[i]; None: input i."""
+
+    values: Tensor  # [outputs, inputs] uint8, 0 … 15
+    scales: Tensor  # [outputs, groups] float16, bfloat16 or float32
+    zeros: Tensor | None  # [outputs, groups] uint8, 0 … 16; None: 8
+    group: int
+    order: Tensor | None = None  # [inputs] int32
+
+    def restored(self) -> Tensor:
+        zeros = 8.0 if self.zeros is None else _wide(self.zeros, self)
+        return _in_order((self.values.float() - zeros) * _wide(self.scales, self), self.order)
+
+
+def _wide(of_groups: Tensor, weight: Int8Groups | Int4Weight) -> Tensor:
+    """[outputs, groups] → [outputs, inputs] float32."""
+    return of_groups.float().repeat_interleave(weight.group, 1)[:, : weight.values.shape[1]]
+
+
+def _in_order(columns: Tensor, order: Tensor | None) -> Tensor:
+    """Each column at the place of its input."""
+    if order is None:
+        return columns
+    inputs = torch.empty_like(columns)
+    inputs[:, order.long()] = columns
+    return inputs
 
 
 def to_int8(weight: Tensor) -> Int8Weight:

@@ -17,7 +17,7 @@ Any checkpoint folder in Hugging Face layout whose `config.json` names one of th
 or shards), float32, bfloat16 or float16, old and new spellings of the configuration (`rope_theta` or `rope_parameters`,
 `torch_dtype` or `dtype`, `text_config`). Rotary scalings: linear, dynamic, llama3, yarn, longrope. Sliding windows free
 the blocks they leave behind. Mixtures of experts are served by the compiled kernels of a CPU, with any
-weights that those have, and by torch, on a GPU too. Quantized checkpoints are refused for now.
+weights that those have, and by torch, on a GPU too. Quantized checkpoints: [below](#quantized-checkpoints).
 
 | architecture | family | declared in |
 |---|---|---|
@@ -26,6 +26,33 @@ weights that those have, and by torch, on a GPU too. Quantized checkpoints are r
 TAIL = """
 Each is held to transformers in float32: logits within 1e-4, greedy tokens and logprobs through the whole engine
 (`tests/engine/layers`, `tests/engine/test_against_transformers.py`).
+
+## Quantized checkpoints
+
+Taken as they are, never rounded again: compiled kernels of a CPU multiply by the checkpoint's own whole numbers. On a
+GPU, and where torch serves, weights are restored to the type of the activations as they are loaded; the plan says what
+that takes.
+
+| checkpoint | served | held as |
+|---|---|---|
+| gptq (`gptq`, `gptq_v2`) | 4 bits, and 8 where `sym` is true; also `desc_act` | 4 bits; 8 bits in groups |
+| awq | 4 bits, version gemm | 4 bits |
+| compressed-tensors, pack-quantized | 4 bits, and 8 where symmetric; also `actorder` | 4 bits; 8 bits |
+| compressed-tensors, int-quantized | 8 bits, symmetric; activations plain or dynamic int8 | 8 bits |
+| one `.gguf` file: Llama, Mistral, Qwen2, Qwen3 | every type that the package `gguf` restores | see below |
+
+Scales stay in the checkpoint's type: float16, bfloat16 or float32. Groups have a multiple of 32 inputs, or all of a row
+(4 bits with one scale an output are held in groups of 128, all with that scale). Activations are rounded to 8 bits row
+by row, as always beside weights in whole numbers. With act order, inputs are gathered into the order of the groups;
+matrices that are multiplied by together (q, k, v; gate, up) must share that order, as those of one calibration do.
+Where only some of these are quantized, or in different ways, they are restored to float32. Projections that the
+checkpoint leaves out stay in its type. Everything else is refused with its method, bits and reason.
+
+Of a GGUF file, Q4_0 and Q8_0 are held as they are, F32, F16 and BF16 as those of any checkpoint; all other types are
+restored to float32, or rounded by `quantization.weights`. The file lies in a folder with `tokenizer.json`, one of its
+kind and with no safetensors beside. Its `config.json` is taken if there is one; else it is made of the file's keys, but
+for models with scaled rotary positions, such as Llama 3.1, which need theirs. Reading it takes
+`pip install 'slipway[gguf]'`.
 
 ## Another architecture
 

@@ -4,10 +4,14 @@ from appliance.declare.settings import Settings
 from appliance.plan.capacity import Device
 from appliance.plan.choice import Choice, refuse
 from appliance.plan.machine import Machine
+from appliance.plan.memory import ELEMENT_BYTES, spell_bytes
 from engine.api.config import Dtype, KVDtype, WeightBits, graph_ladder
-from engine.models.checkpoint import Checkpoint
+from engine.models.checkpoint import Checkpoint, weight_bytes
 from engine.models.native import torch_parts
 from engine.models.parts import attentions, has_experts
+from engine.models.schemes import Quantization
+from engine.models.sources import fused_paths
+from engine.models.stored import held_weights
 from kernels.cpu.library import ACTIVATIONS
 
 TORCH, TRITON = "torch", "triton"
@@ -119,8 +123,15 @@ def graph_sizes(settings: Settings, chosen: str) -> tuple[int, ...]:
     return graph_ladder(scheduling.max_running) if settings.manifest.hardware.graphs and chosen == TRITON else ()
 
 
-def weight_bits(settings: Settings, checkpoint: Checkpoint, chosen: str) -> Choice[WeightBits]:
+def weight_bits(settings: Settings, checkpoint: Checkpoint, chosen: str, dtype: Dtype) -> Choice[WeightBits]:
     wanted = settings.manifest.quantization.weights
+    own = checkpoint.quantization
+    if own is not None and not own.is_plain:
+        if wanted == "auto":
+            return Choice("stored", _as_quantized(checkpoint, own, chosen, dtype))
+        if own.method != "gguf" or not _restored(checkpoint):
+            message = f"{wanted}: the checkpoint is quantized already, in {own}; use auto, or the one it was made from"
+            refuse(settings, "quantization.weights", message)
     if wanted == "auto":
         return Choice("stored", f"the checkpoint's {checkpoint.dtype}")
     if not is_compiled(chosen):
@@ -131,10 +142,37 @@ def weight_bits(settings: Settings, checkpoint: Checkpoint, chosen: str) -> Choi
     return Choice(wanted)
 
 
-def kv_type(settings: Settings, machine: Machine, dtype: Dtype, chosen: str, weights: WeightBits) -> Choice[KVDtype]:
+def _as_quantized(checkpoint: Checkpoint, own: Quantization, chosen: str, dtype: Dtype) -> str:
+    """What becomes of a quantized checkpoint's weights, and what it costs."""
+    size = ELEMENT_BYTES[dtype]
+    if not is_compiled(chosen):
+        there, held = weight_bytes(checkpoint, size), weight_bytes(checkpoint, size, compiled=True)
+        return (
+            f"the checkpoint's {own}, restored to {dtype} for {chosen}: {spell_bytes(there)} instead of the "
+            f"{spell_bytes(held)} that they take with compiled kernels of a CPU"
+        )
+    restored = _restored(checkpoint)
+    rest = f", {restored} of {len(own.schemes)} matrices restored to {dtype}" if restored else ""
+    return f"the checkpoint's {own}{rest}"
+
+
+def _restored(checkpoint: Checkpoint) -> int:
+    """Quantized matrices that compiled kernels do not multiply by as they are."""
+    own = checkpoint.quantization
+    held = held_weights(checkpoint.model, own)
+    paths = {path for fused in fused_paths(checkpoint.model) for path in fused}
+    quantized = () if own is None else (path for path, scheme in own.schemes.items() if scheme.form != "turned")
+    return sum(path in paths and f"{path}.weight" not in held for path in quantized)
+
+
+def kv_type(
+    settings: Settings, checkpoint: Checkpoint, machine: Machine, dtype: Dtype, chosen: str, weights: WeightBits
+) -> Choice[KVDtype]:
     wanted = settings.manifest.quantization.kv_cache
     if wanted == "auto" and weights != "stored":
         return Choice("float16", f"half the bytes, and far more exact than {weights} weights")
+    if wanted == "auto" and is_compiled(chosen) and held_weights(checkpoint.model, checkpoint.quantization):
+        return Choice("float16", f"half the bytes, and far more exact than weights in {checkpoint.quantization}")
     if wanted == "auto":
         return Choice(dtype, "the type of the activations")
     possible = _page_types(chosen, dtype)

@@ -54,7 +54,7 @@ def _checkpoint(settings: Settings) -> Checkpoint:
     """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
     folder = settings.path.resolve().parent / settings.manifest.model.path
     checkpoint = read_checkpoint(folder.resolve(), settings.manifest.model.trust_remote_code)
-    check_tensors(checkpoint.model, checkpoint.tensors)
+    check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
     present = next((name for name in TOKENIZERS if (checkpoint.path / name).exists()), "tokenizer.json")
     _check_tokenizer(checkpoint.path / present)
     return checkpoint

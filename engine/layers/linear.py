@@ -12,7 +12,8 @@ from engine.models.checkpoint import INT4_GROUP
 from engine.models.parts import Linear
 from engine.models.sources import join
 from engine.weights.packed import PackedFile
-from engine.weights.slot import fused, slots, stored_dtype
+from engine.weights.quantized import QuantizedWeights
+from engine.weights.slot import Slots, fused, slots, stored_dtype
 from kernels.cpu.packing import Packed
 from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
@@ -27,7 +28,8 @@ class Target:
     """What weights are loaded for: the type of the activations, the device, and the team of compiled kernels that will
     multiply by them (None: torch does). `bits`: matrices are rounded to int8 or int4 as they are loaded; `known` has
     those that were rounded and packed before. `invariant`: Triton multiplies, so that no row's sums depend on the rows
-    beside it; else the library does, which picks a way by size."""
+    beside it; else the library does, which picks a way by size. `quantized` has the whole numbers of a quantized
+    checkpoint, by which compiled kernels multiply as they are; for others they are restored."""
 
     dtype: torch.dtype
     device: torch.device
@@ -35,6 +37,7 @@ class Target:
     bits: WeightBits = "stored"
     known: PackedFile | None = None
     invariant: bool = False
+    quantized: QuantizedWeights | None = None
 
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [rows, inputs]; weight from `pack` → [rows, outputs] of x's type."""
@@ -43,6 +46,20 @@ class Target:
     def multiply_fp32(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """The same with fp32 outputs."""
         return matmul(x, weight, bias, torch.float32) if self.invariant else linear_fp32(x, weight, bias)
+
+    def whole_numbers(self, path: str, matrix: Slots) -> Packed | None:
+        """The packed matrix of these sources, if the checkpoint has them in whole numbers that are multiplied by."""
+        if self.team is None or self.quantized is None:
+            return None
+        numbers = self.quantized.fused(path, matrix)
+        return None if numbers is None else pack_for(numbers, self.team.tiling)
+
+    def stored_dtype(self, read: Read, path: str, matrix: Slots) -> torch.dtype:
+        """The type in which the checkpoint holds all sources of a weight; float32 if they differ or are restored."""
+        names = (join(path, piece.source) for piece in matrix.pieces)
+        if self.quantized is not None and any(map(self.quantized.restores, names)):
+            return torch.float32
+        return stored_dtype(read, path, matrix)
 
     def pack(self, name: str, stored: torch.dtype, weight: Callable[[torch.dtype], Tensor]) -> Tensor | Packed:
         """The packed matrix of this name, which the checkpoint holds as `stored`. weight(dtype) reads it: [outputs,
@@ -78,9 +95,9 @@ class LinearLayer:
     def load(self, read: Read, target: Target) -> int:
         """Takes its share of the sources; returns the bytes it holds."""
         self.target = target if self._rounded else replace(target, bits="stored")
-        self.weight = self.target.pack(
+        self.weight = target.whole_numbers(self.path, self.slots) or self.target.pack(
             self.name,
-            stored_dtype(read, self.path, self.slots),
+            target.stored_dtype(read, self.path, self.slots),
             lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device),
         )
         if self.part.bias:

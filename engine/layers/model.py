@@ -21,8 +21,10 @@ from engine.layers.vocabulary import Vocabulary
 from engine.models.checkpoint import Checkpoint, check_tensors
 from engine.models.parts import Model, attentions
 from engine.models.sources import join, sources
+from engine.models.stored import stored_tensors
 from engine.weights.files import Weights
 from engine.weights.packed import PackedFile
+from engine.weights.quantized import QuantizedWeights
 from engine.weights.random import RandomWeights
 from kernels.cpu.program import Team
 
@@ -86,17 +88,22 @@ class TextModel:
     ) -> None:
         """Fills every weight from the checkpoint, matrix by matrix, so that there is never a second copy of more than
         one. Raises CheckpointError where tensors are missing, unknown or misshapen."""
-        check_tensors(self.model, checkpoint.tensors)
-        self.fill(Weights({name: checkpoint.tensors[name] for name in sources(self.model)}, progress), known)
+        check_tensors(self.model, checkpoint.tensors, checkpoint.quantization)
+        names = stored_tensors(self.model, checkpoint.quantization)
+        weights = Weights({n: checkpoint.tensors[n] for n in names if n in checkpoint.tensors}, progress)
+        own = checkpoint.quantization
+        self.fill(weights if own is None else QuantizedWeights(weights, own, sources(self.model)), known)
+        weights.close()
 
     @torch.inference_mode()
-    def fill(self, weights: Weights | RandomWeights, known: PackedFile | None = None) -> None:
+    def fill(self, weights: Weights | QuantizedWeights | RandomWeights, known: PackedFile | None = None) -> None:
         """Lets every layer read its weights."""
         wanted = sources(self.model)
         loadables = [self.vocabulary, *(layer for branch in self.branches for layer in branch.loadables)]
         if self.norm is not None:
             loadables.append(self.norm)
-        target = replace(self.target, known=known)
+        quantized = weights if isinstance(weights, QuantizedWeights) else None
+        target = replace(self.target, known=known, quantized=quantized)
         self.weight_bytes = sum(layer.load(weights.read, target) for layer in loadables)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"

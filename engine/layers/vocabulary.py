@@ -9,6 +9,7 @@ from engine.distributed.world import World
 from engine.layers.linear import Read, Target
 from engine.models.parts import Model
 from engine.models.sources import join
+from engine.weights.slot import Slot, Slots
 from kernels.cpu.packing import Packed
 from kernels.embedding import embedding
 
@@ -37,16 +38,22 @@ class Vocabulary:
         mine, on_cpu = slice(self.first, self.last), target.device.type == "cpu"
         rows = read(self.name)[mine]
         # Looked up in the file's own type, but for float64, which no kernel reads.
-        in_file = on_cpu and rows.dtype != torch.float64
+        path = self.name.removesuffix(".weight")
+        restored = target.quantized is not None and target.quantized.restores(path)
+        in_file = on_cpu and rows.dtype != torch.float64 and not restored
         self.table = rows if in_file else rows.to(target.device, target.dtype)
-        source = self.table if self.out.tied else read(f"{self.out.name}.weight")[mine]
         # Of four bits the head would lose most: it chooses the token.
         rounded = replace(target, bits="int8") if target.bits == "int4" else target
-        self.head = rounded.pack(self.out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
+        whole = Slot(path if self.out.tied else self.out.name, 0, self.part.vocab, 0)
+        packed = target.whole_numbers("", Slots((whole,), self.part.vocab, 0, self.part.hidden))
+        if packed is None:
+            source = self.table if self.out.tied else read(f"{self.out.name}.weight")[mine]
+            packed = rounded.pack(self.out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
+        self.head = packed
         if self.out.bias:
             self.bias = read(f"{self.out.name}.bias")[mine].to(target.device, target.dtype)
         held = self.head.nbytes + (0 if self.bias is None else self.bias.nbytes)
-        return held if on_cpu or self.head is self.table else held + self.table.nbytes
+        return held if (on_cpu and not restored) or self.head is self.table else held + self.table.nbytes
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[tokens] → [tokens, hidden]."""

@@ -17,12 +17,15 @@ from engine.api.config import WeightBits
 from engine.api.errors import CheckpointError
 from engine.models.config import normalised
 from engine.models.families import ARCHITECTURES, Declare, declaration
+from engine.models.gguf import gguf_file, made_config, read_gguf
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.native import check_parts
 from engine.models.parts import Model
-from engine.models.quantized import refuse_quantized
+from engine.models.quantized import read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
+from engine.models.schemes import Quantization
 from engine.models.sources import harmless, join, routers, sources
+from engine.models.stored import held_bytes, held_weights, stored_tensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -32,7 +35,8 @@ DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float3
 @dataclass(frozen=True)
 class Checkpoint:
     """`config` is normalised (see `engine.models.config`); `dtype` is the type the checkpoint declares for its weights;
-    `eos_token_ids` are those of config.json, then further ones of generation_config.json."""
+    `eos_token_ids` are those of config.json, then further ones of generation_config.json. `quantization` says how
+    projections are stored, if some are quantized."""
 
     path: Path
     architecture: str
@@ -42,6 +46,7 @@ class Checkpoint:
     dtype: str
     eos_token_ids: tuple[int, ...]
     tensors: dict[str, TensorInfo]
+    quantization: Quantization | None = None
 
 
 def read_checkpoint(path: str | Path, trust_remote_code: bool = False, *, weights: bool = True) -> Checkpoint:
@@ -49,15 +54,22 @@ def read_checkpoint(path: str | Path, trust_remote_code: bool = False, *, weight
     names the file; a folder's own slipway_model.py is run only if `trust_remote_code` and only for an architecture that
     is not known here."""
     folder = Path(path)
+    if folder.suffix == ".gguf" and folder.is_file() and gguf_file(folder.parent) == folder:
+        folder = folder.parent
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such directory; model.path must name a checkpoint directory")
-    config = normalised(_read_json(folder / "config.json"))
+    blocks = gguf_file(folder)
+    config = normalised(_read_config(folder, blocks))
     generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
     architecture, declare = _architecture(folder, config, trust_remote_code)
     model = _declared(declare, config, folder)
     check_parts(model, str(folder / "config.json"))
-    refuse_quantized(config, model, str(folder / "config.json"))
-    tensors = read_tensors(folder) if weights else {}
+    quantization = read_quantization(config, model, str(folder / "config.json"))
+    tensors: dict[str, TensorInfo] = {}
+    if weights and blocks is not None:
+        tensors, quantization = read_gguf(blocks, architecture, model)
+    elif weights:
+        tensors = read_tensors(folder)
     return Checkpoint(
         path=folder,
         architecture=architecture,
@@ -67,6 +79,7 @@ def read_checkpoint(path: str | Path, trust_remote_code: bool = False, *, weight
         dtype=_dtype(config, tensors),
         eos_token_ids=_eos_token_ids(config, generation),
         tensors=tensors,
+        quantization=quantization,
     )
 
 
@@ -97,25 +110,27 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-def check_tensors(model: Model, tensors: Mapping[str, TensorInfo]) -> None:
+def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None = None) -> None:
     """Compares the tensors of a checkpoint with the declaration. Raises CheckpointError on the first kind of
     difference: missing, unknown, misshapen, or of a type that is not served."""
-    wanted = sources(model)
-    missing = [name for name in wanted if name not in tensors]
+    wanted = stored_tensors(model, quantization)
+    missing = [name for name, one in wanted.items() if name not in tensors and not one.optional]
     unknown = [name for name in tensors if name not in wanted and not harmless(model, name)]
     if missing:
         raise CheckpointError(f"{_folder(tensors)}: lacks {_listed(missing)}{_similar(missing[0], unknown)}")
     if unknown:
         owner = tensors[unknown[0]].file
         raise CheckpointError(f"{owner}: has {_listed(unknown)}, which no part of the declared model is made of")
-    for name, shape in wanted.items():
+    for name, one in wanted.items():
+        if name not in tensors:
+            continue
         info = tensors[name]
-        if info.shape != shape:
+        if info.shape != one.shape:
             raise CheckpointError(
-                f"{info.file}: {name} has shape {list(info.shape)}, but config.json makes it {list(shape)}"
+                f"{info.file}: {name} has shape {list(info.shape)}, but config.json makes it {list(one.shape)}"
             )
-        if info.dtype not in DTYPES:
-            raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; served are {', '.join(DTYPES)}")
+        if one.types and info.dtype not in one.types:
+            raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; served are {', '.join(one.types)}")
 
 
 INT4_GROUP = 32  # inputs that share a scale of weights rounded to 4 bits at load
@@ -130,8 +145,14 @@ def weight_bytes(
     model, total = checkpoint.model, 0
     choosing = routers(model)
     embed, head = f"{join(model.root, model.embed.name)}.weight", f"{model.head.name}.weight"
+    held = held_weights(model, checkpoint.quantization) if compiled else {}
     for name, shape in sources(model).items():
         looked_up = name == embed and not model.head.tied
+        if name in held:
+            # A tied head is multiplied by as it is, and restored to be looked up.
+            total += math.prod(shape) * element_bytes if name == embed else 0
+            total += held_bytes(name, shape, held[name], checkpoint.tensors)
+            continue
         if bits == "stored" or len(shape) == 1 or looked_up or name in choosing:
             stored = checkpoint.tensors.get(name)
             kept = compiled and len(shape) > 1 and stored is not None and stored.dtype == "BF16"
@@ -141,6 +162,11 @@ def weight_bytes(
         else:
             total += shape[0] * -(-shape[1] // INT4_GROUP) * (INT4_GROUP // 2 + 2)
     return total
+
+
+def _read_config(folder: Path, blocks: Path | None) -> dict[str, Any]:
+    file = folder / "config.json"
+    return made_config(blocks) if blocks is not None and not file.exists() else _read_json(file)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -176,14 +202,14 @@ def _declared(declare: Declare, config: dict[str, Any], folder: Path) -> Model:
 
 
 def _dtype(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
-    """What config.json says, or else the type of the largest tensor."""
+    """What config.json says, or else the type of the largest tensor; bfloat16, for its range, where that is packed."""
     declared = config.get("dtype")
     if declared in DTYPES.values():
         return str(declared)
     if not tensors:
         return "float32"
     largest = max(tensors.values(), key=lambda info: info.bytes)
-    return DTYPES.get(largest.dtype, "float32")
+    return DTYPES.get(largest.dtype, "bfloat16")
 
 
 def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
@@ -197,9 +223,7 @@ def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[
 
 
 def _no_weights(folder: Path) -> str:
-    others = sorted(
-        path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".gguf", ".safetensors")
-    )
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".safetensors"))
     if any(name.endswith(".safetensors") for name in others):
         return f"{folder}: no {SINGLE} and no {INDEX}; there are {', '.join(others[:3])}"
     if others:

@@ -1,10 +1,12 @@
-"""Which projections of a model a checkpoint's quantization_config covers.
+"""How a checkpoint's projections are stored, by its quantization_config: which are quantized, and in which form.
 
 compressed-tensors: a projection is quantized if a `targets` entry of some group names it and no entry of `ignore` does;
 an entry is a module's path, `re:` and a regular expression from the path's start, or a class of torch. The others (fp8,
 awq, gptq, bitsandbytes …): all but the head and those of a list under one of SKIPPED, whose entries are the start of a
 path or a regular expression, up to a dot, or the end of a path. Sources: compressed_tensors.utils.match,
 transformers.quantizers.quantizers_utils.should_convert_module.
+
+What is not served is refused with method, bits and reason (`engine.models.schemes`).
 """
 
 import re
@@ -13,46 +15,75 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.parts import Model
+from engine.models.schemes import Quantization, Scheme, Unserved, awq, compressed, gptq
 from engine.models.sources import linear_paths
 
 SKIPPED = ("modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
 _CLASSES = ("Linear", "Module")
+_WHOLE = {"gptq": gptq, "awq": awq}  # methods that store all their projections alike
+_INSTEAD = (
+    "use a checkpoint in gptq or awq of 4 bits, compressed-tensors (pack-quantized or int-quantized) or GGUF, "
+    "or the float32, bfloat16 or float16 one of the same model"
+)
 
 
-def refuse_quantized(config: Mapping[str, Any], model: Model, file: str) -> None:
-    """Raises CheckpointError that names the method and the layers if any projection is quantized. A checkpoint whose
-    list of exceptions covers all of them is a plain one."""
+def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Quantization | None:
+    """The form of each quantized projection; None if none is, also where a list of exceptions covers them all. Raises
+    CheckpointError that names the method and the layers of what is not served."""
     settings = config.get("quantization_config")
     if settings is None:
-        return
+        return None
     where = f"{file}: quantization_config"
     if not isinstance(settings, dict):
         raise CheckpointError(f"{where} is {settings!r}; it must be an object with quant_method, or be left out")
     paths = linear_paths(model)
-    found = quantized_paths(settings, paths, model.head.name, where)
-    if not found:
-        return
-    rest = [path for path in paths if path not in found]
-    plain = f", but not {_listed(rest)}" if rest else ""
-    raise CheckpointError(
-        f"{file}: the checkpoint is quantized ({settings.get('quant_method', 'unknown')}), which is not served: "
-        f"{len(found)} of {len(paths)} projections are, such as {found[0]}{plain}; "
-        "use the float32, bfloat16 or float16 checkpoint of the same model"
-    )
+    groups = _groups_of(settings, paths, model.head.name, where)
+    if not groups:
+        return None
+    method = str(settings.get("quant_method", "unknown"))
+    try:
+        return Quantization(method, _schemes(method, settings, groups))
+    except Unserved as reason:
+        rest = [path for path in paths if path not in groups]
+        plain = f", but not {_listed(rest)}" if rest else ""
+        raise CheckpointError(
+            f"{file}: the checkpoint is quantized ({_method(method, settings)}), which is not served: {reason}; "
+            f"{len(groups)} of {len(paths)} projections are, such as {next(iter(groups))}{plain}; {_INSTEAD}"
+        ) from reason
+
+
+def _schemes(method: str, settings: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Scheme]:
+    if method == "compressed-tensors":
+        known = {name: compressed(settings, name) for name in dict.fromkeys(groups.values())}
+        return {path: known[name] for path, name in groups.items()}
+    if method not in _WHOLE:
+        raise Unserved(f"served are {', '.join((*_WHOLE, 'compressed-tensors'))}")
+    return dict.fromkeys(groups, _WHOLE[method](settings))
+
+
+def _method(method: str, settings: Mapping[str, Any]) -> str:
+    bits = settings.get("bits")
+    return f"{method}, {bits} bits" if bits is not None else method
 
 
 def quantized_paths(settings: Mapping[str, Any], paths: tuple[str, ...], head: str, where: str) -> tuple[str, ...]:
     """Those of the paths that are quantized. `where` begins the message of a CheckpointError about the settings."""
+    return tuple(_groups_of(settings, paths, head, where))
+
+
+def _groups_of(settings: Mapping[str, Any], paths: tuple[str, ...], head: str, where: str) -> dict[str, str]:
+    """The quantized ones of the paths, each with the first of the config_groups that names it."""
     if settings.get("quant_method") == "compressed-tensors":
         groups = settings.get("config_groups") or {}
         if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
             raise CheckpointError(f"{where}.config_groups must be an object of groups")
-        inner = [(group, f"{where}.config_groups.{name}") for name, group in groups.items()]
-        targets = [entry for group, place in inner for entry in _entries(group, "targets", place)]
+        targets = {name: _entries(one, "targets", f"{where}.config_groups.{name}") for name, one in groups.items()}
         ignored = _entries(settings, "ignore", where)
-        return tuple(path for path in paths if _matches(targets, path, where) and not _matches(ignored, path, where))
-    skipped = [head, *(entry for key in SKIPPED for entry in _entries(settings, key, where))]
-    return tuple(path for path in paths if not _skips(skipped, path, where))
+        found = {path: next((n for n, own in targets.items() if _matches(own, path, where)), None) for path in paths}
+        return {path: name for path, name in found.items() if name is not None and not _matches(ignored, path, where)}
+    with_head = settings.get("quant_method") == "gptq" and settings.get("lm_head") is True
+    skipped = [*([] if with_head else [head]), *(entry for key in SKIPPED for entry in _entries(settings, key, where))]
+    return {path: "" for path in paths if not _skips(skipped, path, where)}
 
 
 def _entries(settings: Mapping[str, Any], key: str, where: str) -> list[str]:

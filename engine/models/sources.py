@@ -153,6 +153,16 @@ def routers(model: Model) -> frozenset[str]:
     )
 
 
+def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
+    """The matrices that are multiplied by, each as the paths of its sources; that of a tied head is the embedding."""
+    found: dict[tuple[str, ...], None] = {}
+    for path, body in _placed_bodies(model):
+        for inside, linear in _linears(body, path):
+            found[tuple(dict.fromkeys(join(inside, piece.source) for piece in linear.rows))] = None
+    head = join(model.root, model.embed.name) if model.head.tied else model.head.name
+    return (*found, (head,))
+
+
 def _placed_bodies(model: Model) -> Iterator[tuple[str, Body]]:
     """Every body with the path of its layer."""
     for index, block in enumerate(model.blocks):

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from engine.models.headers import TensorInfo
 
-TORCH_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+TORCH_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+}
 
 
 class Weights:
@@ -26,17 +34,24 @@ class Weights:
         self._maps: dict[Path, Tensor] = {}
 
     def read(self, name: str) -> Tensor:
-        """A read-only view of the whole tensor, in the type of the file. Do not write to it."""
+        """A read-only view of the whole tensor, in the type of the file; the bytes of one in a type of ggml.
+        Do not write to it."""
         info = self.tensors[name]
         if name not in self.read_names:
             self.read_names.add(name)
             self._done += info.bytes
             self._progress(min(1.0, self._done / self._total))
-        dtype = TORCH_DTYPES[info.dtype]
         raw = self._map(info.file)[info.offset : info.offset + info.bytes]
+        if info.dtype not in TORCH_DTYPES:
+            return raw
+        dtype = TORCH_DTYPES[info.dtype]
         if info.offset % dtype.itemsize:
             raw = raw.clone()  # a view of another type must start at a multiple of its size
         return raw.view(dtype).view(info.shape)
+
+    def close(self) -> None:
+        """Lets go of the files; views that are held stay valid."""
+        self._maps.clear()
 
     def _map(self, file: Path) -> Tensor:
         if file not in self._maps:

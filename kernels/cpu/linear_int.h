@@ -3,11 +3,13 @@
 // sums are added in float in the order of the groups).
 //
 // Weights are unsigned: 8 bits with 128 for zero, 4 bits with 8 or a zero point of each group. With q of x signed,
-// Σ (w - zero) q = Σ w q - zero · Σ q, and Σ q is known when x is packed.
+// Σ (w - zero) q = Σ w q - zero · Σ q, and Σ q is known when x is packed. Where groups hold other inputs than neighbouring
+// ones, x is packed in their order.
 //
 // 8 bits: [tile of NR outputs][word][NR][WORD8]. 4 bits: [tile of W outputs][group]{[pair of words][W][WORD4] with the
-// first word in the low halves, [W] scales in fp16, [W] zero points if there are any}. A panel of x: [word][R] words of
-// 4 bytes, then the R scales, then the sums Σ q, [R] or [group][R].
+// first word in the low halves, [W] scales, [W] zero points if there are any}. 8 bits in groups: [tile of W outputs]
+// [group]{[word][W][WORD8], [W] scales}. Scales of groups are of the type that the checkpoint has them in. A panel of x:
+// [word][R] words of 4 bytes, then the R scales, then the sums Σ q, [R] or [group][R].
 #pragma once
 
 #include "linear.h"
@@ -72,17 +74,27 @@ template <int R> static inline __attribute__((always_inline)) void dot4(const ui
 #endif
 }
 
+// The same with 8 bits.
+template <int R> static inline __attribute__((always_inline)) void dot8_part(const uint8_t* w, const int32_t* x, vi (&sums)[R]) {
+    UNROLL for (int i = 0; i < PART / WORD8; i++)
+        UNROLL for (int r = 0; r < R; r++) sums[r] = dot8(sums[r], w + i * W * WORD8, x[i * R + r]);
+}
+
+static inline vf group_scales(const uint8_t* at, int32_t type) {
+    return type == F16 ? load((const fp16*)at) : type == BF16 ? load((const bf16*)at) : load((const float*)at);
+}
+
 // How x and the weights of a quantised linear lie in memory.
 struct Quantised {
     int64_t word, words, sums, width, most_rows;  // inputs of a word; words and sums of a row; outputs of a tile
     explicit Quantised(const Linear& op) {
-        const bool narrow = op.form == TILES_INT4;
-        word = narrow ? WORD4 : WORD8;
-        const int64_t unit = narrow ? op.group : word;
+        const bool groups = op.form != TILES_INT8;
+        word = op.form == TILES_INT4 ? WORD4 : WORD8;
+        const int64_t unit = groups ? op.group : word;
         words = (op.inputs + unit - 1) / unit * unit / word;
-        sums = narrow ? words * word / op.group : 1;
-        width = narrow ? W : NR;
-        most_rows = narrow ? MOST_ROWS4 : MOST_ROWS;
+        sums = groups ? words * word / op.group : 1;
+        width = groups ? W : NR;
+        most_rows = groups ? MOST_ROWS4 : MOST_ROWS;
     }
     int64_t panel(int64_t rows) const { return (words + 1 + sums) * rows; }  // in words of 4 bytes
     int64_t tiles(const Linear& op) const { return (op.outputs + width - 1) / width; }
@@ -129,6 +141,11 @@ static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float*
     const int64_t rows = panels.rows, place = token % rows, inputs = form.words * form.word;
     int32_t* panel = (int32_t*)packed + token / rows * form.panel(rows);
     const float* x = op.x + token * op.x_stride;
+    if (op.order) {
+        float* ordered = at_least(scratch.sums, size_t(op.inputs));
+        for (int64_t i = 0; i < op.inputs; i++) ordered[i] = x[op.order[i]];
+        x = ordered;
+    }
     const float scale = row_scale(x, op.inputs);
     int8_t* row = (int8_t*)at_least(scratch.wide, size_t(inputs / 4 + 1));
     round_row(x, op.inputs, scale, row);
@@ -194,11 +211,12 @@ static void int8_tile(const Linear& op, const Quantised& form, int64_t tokens, c
     put(op, tokens, first * R, count * R, tile * NR, NR, out);
 }
 
-// One tile of 4-bit weights for the panels of a chunk.
-template <int R, bool ZEROS>
-static void int4_tile(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
+// One tile of weights in groups for the panels of a chunk.
+template <int R, bool NARROW, bool ZEROS>
+static void groups_tile(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
                       int64_t count, int64_t tile, Scratch& scratch) {
-    const int64_t group = op.group, bytes = group * W / 2, step = bytes + 2 * W + (ZEROS ? W : 0);
+    const int64_t group = op.group, bytes = NARROW ? group * W / 2 : group * W;
+    const int64_t scale_bytes = (op.scale_type == F32 ? 4 : 2) * W, step = bytes + scale_bytes + (ZEROS ? W : 0);
     const uint8_t* w = (const uint8_t*)op.weight + tile * form.sums * step;
     float* out = at_least(scratch.sums, size_t(CHUNK_PANELS) * R * W);
     const int64_t deep = count > 1 ? std::max<int64_t>(1, 512 / group) : form.sums;
@@ -215,11 +233,13 @@ static void int4_tile(const Linear& op, const Quantised& form, int64_t tokens, c
                 const uint8_t* ahead = at + (count > 1 ? deep * step : 1536);
                 for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(ahead + line);
                 vi found[R] = {};
-                for (int64_t part = 0; part < group; part += PART)
-                    dot4<R>(at + part * W / 2, panel + (i * group + part) / WORD4 * R, found);
-                const vf scale = load((const fp16*)(at + bytes));
-                vi zero = vi{} + 8;
-                if constexpr (ZEROS) zero = load(at + bytes + 2 * W);
+                for (int64_t part = 0; part < group; part += PART) {
+                    if constexpr (NARROW) dot4<R>(at + part * W / 2, panel + (i * group + part) / WORD4 * R, found);
+                    else dot8_part<R>(at + part * W, panel + (i * group + part) / WORD8 * R, found);
+                }
+                const vf scale = group_scales(at + bytes, op.scale_type);
+                vi zero = vi{} + (NARROW ? 8 : 128);
+                if constexpr (ZEROS) zero = load(at + bytes + scale_bytes);
                 UNROLL for (int r = 0; r < R; r++) acc[r] += scale * to_float(found[r] - zero * row_sums[i * R + r]);
             }
             UNROLL for (int r = 0; r < R; r++) store(sums + r * W, acc[r]);
@@ -246,8 +266,10 @@ static void quantised_pieces(const Linear& op, int64_t tokens, const Quantised& 
         const int32_t* x = (const int32_t*)packed;
         if (op.form == TILES_INT8) int8_tile<R>(op, form, tokens, x, first, count, piece % tiles, scratch);
         else if constexpr (R <= MOST_ROWS4) {
-            if (op.zeros) int4_tile<R, true>(op, form, tokens, x, first, count, piece % tiles, scratch);
-            else int4_tile<R, false>(op, form, tokens, x, first, count, piece % tiles, scratch);
+            const int64_t tile = piece % tiles;
+            if (op.form == GROUPS_INT8) groups_tile<R, false, false>(op, form, tokens, x, first, count, tile, scratch);
+            else if (op.zeros) groups_tile<R, true, true>(op, form, tokens, x, first, count, tile, scratch);
+            else groups_tile<R, true, false>(op, form, tokens, x, first, count, tile, scratch);
         }
     }
 }

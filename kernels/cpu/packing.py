@@ -7,6 +7,7 @@ amx_bf16     [outputs / 16][inputs / 32][pair of inputs][output][2]         bf16
 tiles_int8   [outputs / 2V][word][2V][inputs of a word], 128 for zero       8 bits
 amx_int8     [outputs / 16][inputs / 64][four inputs][output][4], signed    8 bits on CPUs with matrix tiles
 tiles_int4   [outputs / V][group]{pairs of words, scales, zero points}      4 bits
+groups_int8  [outputs / V][group]{words, scales}, 128 for zero              8 bits in groups
 
 Outputs, and inputs to whole words, groups or blocks, are padded with what multiplies as zero.
 """
@@ -16,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.quantisation import Int4Weight, Int8Weight
+from kernels.quantisation import Int4Weight, Int8Groups, Int8Weight
 
-FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "tiles_int8", "amx_int8", "tiles_int4")
-Weight = Tensor | Int8Weight | Int4Weight
+FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "tiles_int8", "amx_int8", "tiles_int4", "groups_int8")
+Weight = Tensor | Int8Weight | Int8Groups | Int4Weight
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Packed:
-    """`scales`: of each output of 8-bit weights. `group`: inputs that share a scale of 4-bit weights."""
+    """`scales`: of each output of 8-bit weights. `group`: inputs that share a scale, which then lies among the data and
+    is of `scale_type`. `order`: [inputs] int32, the input that each column multiplies; None: its own."""
 
     data: Tensor
     form: str
@@ -43,10 +45,12 @@ class Packed:
     scales: Tensor | None = None
     group: int = 0
     zeros: bool = False
+    scale_type: torch.dtype = torch.float16
+    order: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
+        return self.data.nbytes + sum(one.nbytes for one in (self.scales, self.order) if one is not None)
 
 
 def form_for(weight: Weight, tiling: Tiling) -> str:
@@ -55,6 +59,8 @@ def form_for(weight: Weight, tiling: Tiling) -> str:
     match weight:
         case Int8Weight():
             return "amx_int8" if matrix else "tiles_int8"
+        case Int8Groups():
+            return "groups_int8"
         case Int4Weight():
             return "tiles_int4"
         case _ if weight.dtype == torch.bfloat16:
@@ -68,8 +74,8 @@ def pack(weight: Weight, tiling: Tiling, form: str | None = None) -> Packed:
     match weight:
         case Int8Weight():
             return _pack_int8(weight, form, tiling)
-        case Int4Weight():
-            return _pack_int4(weight, tiling)
+        case Int8Groups() | Int4Weight():
+            return _pack_groups(weight, form, tiling)
     outputs, inputs = weight.shape
     if form == "amx_bf16":
         data = _words(_padded(weight.to(torch.bfloat16), 16, 32), 16, 2)
@@ -89,20 +95,40 @@ def _pack_int8(weight: Int8Weight, form: str, tiling: Tiling) -> Packed:
     return Packed(data, form, outputs, inputs, weight.scales.contiguous())
 
 
-def _pack_int4(weight: Int4Weight, tiling: Tiling) -> Packed:
+def _pack_groups(weight: Int8Groups | Int4Weight, form: str, tiling: Tiling) -> Packed:
     outputs, inputs = weight.values.shape
-    side, word, group = tiling.width, tiling.word4, weight.group
+    side, group = tiling.width, weight.group
     if group % 32:
         raise ValueError(f"groups of {group} inputs: compiled kernels multiply groups of a multiple of 32")
     values = _padded(weight.values, side, group)
+    zeros = weight.zeros if isinstance(weight, Int4Weight) else None
+    words = _halves(values, side, tiling.word4, group) if form == "tiles_int4" else _bytes(values, side, tiling, group)
+    parts = [words, _of_groups(weight.scales, side).view(torch.uint8)]
+    if zeros is not None:
+        parts.append(_of_groups(zeros, side))
+    return Packed(
+        torch.cat(parts, 2).contiguous(),
+        form,
+        outputs,
+        inputs,
+        group=group,
+        zeros=zeros is not None,
+        scale_type=weight.scales.dtype,
+        order=None if weight.order is None else weight.order.to(torch.int32).contiguous(),
+    )
+
+
+def _halves(values: Tensor, side: int, word: int, group: int) -> Tensor:
+    """4 bits → [outputs / side][group][bytes]."""
     words = _words(values, side, word).unflatten(1, (-1, group // (2 * word), 2))
     # [tile, group, pair, 2, output, input of the word]: the first word of a pair goes to the low halves of the bytes
-    halves = (words[:, :, :, 0] | words[:, :, :, 1] << 4).flatten(2)
-    parts = [halves, _of_groups(weight.scales, side).view(torch.uint8)]
-    if weight.zeros is not None:
-        parts.append(_of_groups(weight.zeros, side))
-    data = torch.cat(parts, 2).contiguous()
-    return Packed(data, "tiles_int4", outputs, inputs, None, group, weight.zeros is not None)
+    return (words[:, :, :, 0] | words[:, :, :, 1] << 4).flatten(2)
+
+
+def _bytes(values: Tensor, side: int, tiling: Tiling, group: int) -> Tensor:
+    """8 bits → [outputs / side][group][bytes]."""
+    unsigned = (values.to(torch.int16) + 128).to(torch.uint8)
+    return _words(unsigned, side, tiling.word8).unflatten(1, (-1, group // tiling.word8)).flatten(2)
 
 
 def _words(weight: Tensor, side: int, word: int) -> Tensor:

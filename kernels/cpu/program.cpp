@@ -40,7 +40,7 @@ size_t packed_size(const Linear& op, int64_t tokens) {
 #ifdef __AMX_BF16__
     if (op.form == AMX_BF16 || op.form == AMX_INT8) return amx::packed_floats(op, tokens);
 #endif
-    if (op.form == TILES_INT8 || op.form == TILES_INT4) {
+    if (op.form >= TILES_INT8) {
         const Quantised form(op);
         const Panels panels(tokens, form.most_rows);
         return size_t(panels.count * form.panel(panels.rows));
@@ -156,7 +156,7 @@ void run_pieces(const Linear& op, int64_t rows, const float* packed, int64_t beg
         return;
     }
 #endif
-    if (op.form == TILES_INT8 || op.form == TILES_INT4) {
+    if (op.form >= TILES_INT8) {
         const Quantised form(op);
         return quantised_pieces(op, rows, form, Panels(rows, form.most_rows), packed, begin, end, scratch);
     }

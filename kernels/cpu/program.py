@@ -77,7 +77,8 @@ class Linear(Structure):
     _fields_ = [
         *_fields(c_void_p, "weight scales bias x y"),
         *_fields(c_int64, "x_stride y_stride outputs inputs group"),
-        *_fields(c_int32, "form zeros"),
+        *_fields(c_int32, "form zeros scale_type"),
+        ("order", c_void_p),
     ]
 
 
@@ -96,6 +97,8 @@ def linear(weight: Packed, bias: Tensor | None, x: Tensor, y: Tensor) -> Linear:
         group=weight.group,
         form=FORMS.index(weight.form),
         zeros=weight.zeros,
+        scale_type=TYPES[weight.scale_type],
+        order=_at(weight.order),
     )
 
 

@@ -21,7 +21,7 @@ from kernels.cpu.library import MissingKernels, usable
 from kernels.cpu.packing import FORMS, Tiling, form_for, pack
 from kernels.cpu.pages import arranged, restored
 from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Heads, Norm, Program, StepData, Team
-from kernels.quantisation import rounded_rows, to_int4, to_int8
+from kernels.quantisation import Int8Groups, rounded_rows, to_int4, to_int8
 from kernels.rope import rope_angles, rotate_
 
 POISON = 12345.0
@@ -98,18 +98,30 @@ def test_the_form_keeps_every_number_of_the_checkpoint(variant):
         assert sorted(packed.data.double().unique().tolist()) == sorted({*weight.double().unique().tolist(), 0.0})
 
 
+def eight_bit_groups(weight, group):
+    """Each group by its own largest number, which becomes -128: the whole range is used."""
+    padded = torch.nn.functional.pad(weight, (0, -weight.shape[1] % group)).unflatten(1, (-1, group))
+    farthest = padded.gather(2, padded.abs().argmax(2, keepdim=True))
+    scales = (farthest / -128).half()
+    values = (padded / scales.float()).nan_to_num().round().clamp(-128, 127).to(torch.int8)
+    return Int8Groups(values.flatten(1)[:, : weight.shape[1]], scales[:, :, 0], group)
+
+
 def rounded(bits, weight):
-    """The weight in 8 bits, or in 4 with this size of groups, with zero points where it is negative."""
+    """The weight in 8 bits, or in 4 with this size of groups, with zero points where it is negative; above 1000 in 8
+    bits with groups."""
     if bits == 8:
         return to_int8(weight)
+    if bits > 1000:
+        return eight_bit_groups(weight, bits - 1000)
     made = to_int4(weight, abs(bits))
     if bits > 0:
         return made
-    zeros = torch.randint(0, 16, made.scales.shape, generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    zeros = torch.randint(0, 17, made.scales.shape, generator=torch.Generator().manual_seed(1)).to(torch.uint8)
     return replace(made, zeros=zeros)
 
 
-BITS = (8, 32, 64, 128, -32, -128)
+BITS = (8, 32, 64, 128, -32, -128, 1032, 1128)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -117,13 +129,40 @@ BITS = (8, 32, 64, 128, -32, -128)
 def test_a_rounded_linear_is_the_product_of_what_was_rounded(team, bits, size):
     """Weights restored from their bits, activations rounded row by row: the rest is exact."""
     weight, bias = rounded(bits, random(*size)), random(size[0], seed=2)
-    for form in {form_for(weight, team.tiling), "tiles_int8" if bits == 8 else "tiles_int4"}:
+    for form in {form_for(weight, team.tiling), *(["tiles_int8"] if bits == 8 else [])}:
         for rows in ROWS:
             x = random(rows, size[1], seed=rows)
             values, scales = rounded_rows(x)
             want = values.double() @ weight.restored().double().T * scales.double()[:, None]
             near(multiply(team, weight, x, form), want, 2e-6)
         near(multiply(team, weight, x, form, bias), want + bias.double(), 2e-6)
+
+
+@pytest.mark.parametrize("bits", [32, -64, 1032])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_scales_of_groups_are_taken_as_they_are(team, bits, dtype):
+    """Numbers that only their own type holds: digits that bf16 has not, sizes that fp16 has not."""
+    weight = rounded(bits, random(70, 200))
+    scales = random(*weight.scales.shape, seed=3) * (1.0 if dtype == torch.float16 else 1e-7)
+    weight, x = replace(weight, scales=scales.to(dtype)), random(13, 200, seed=4)
+    values, x_scales = rounded_rows(x)
+    near(multiply(team, weight, x), values.double() @ weight.restored().double().T * x_scales.double()[:, None], 2e-6)
+
+
+@pytest.mark.parametrize("bits", [32, -64, 1032])
+def test_columns_in_another_order_multiply_their_own_inputs(team, bits):
+    inputs = 200
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(5)).to(torch.int32)
+    plain = rounded(bits, random(70, inputs))
+    ordered = replace(plain, order=order)
+    want = torch.empty(70, inputs)
+    for column, place in enumerate(order.tolist()):
+        want[:, place] = plain.restored()[:, column]
+    assert torch.equal(ordered.restored(), want)
+    for rows in ROWS:
+        x = random(rows, inputs, seed=rows)
+        values, scales = rounded_rows(x)
+        near(multiply(team, ordered, x), values.double() @ want.double().T * scales.double()[:, None], 2e-6)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -136,7 +175,7 @@ def test_a_row_of_a_rounded_linear_is_the_same_alone_and_among_others(team, bits
     assert torch.equal(multiply(team, weight, x)[-1:], multiply(team, weight, x[-1:]))
 
 
-@pytest.mark.parametrize("bits", (8, 32))
+@pytest.mark.parametrize("bits", (8, 32, 1032))
 def test_a_rounded_row_that_is_not_finite_stays_so_and_spoils_no_other(team, bits):
     weight, x = rounded(bits, random(20, 64)), random(5, 64, seed=1)
     clean = x.clone()
@@ -149,7 +188,7 @@ def test_a_rounded_row_that_is_not_finite_stays_so_and_spoils_no_other(team, bit
 def test_the_extremes_of_8_bits_do_not_overflow(team):
     """All weights and activations as large as they get, over more inputs than 16 bits could sum."""
     for weight in (torch.ones(40, 5000), -torch.ones(40, 5000)):
-        for bits in (8, 32, -32):
+        for bits in (8, 32, -32, 1032):
             made = rounded(bits, weight)
             want = made.restored().double().sum(1).expand(14, -1)
             near(multiply(team, made, torch.ones(14, 5000)), want, 1e-6)

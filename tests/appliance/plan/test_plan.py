@@ -15,6 +15,8 @@ from appliance.plan.topology import Topology
 from engine.api.config import EngineConfig
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import MLP, Attention, Branch, Embedding, Experts, Head, Model, RMSNorm, Rope
+from engine.models.schemes import Quantization, Scheme
+from engine.models.sources import linear_paths
 
 BASE = "apiVersion: slipway/v1\nmodel: {path: /models/tiny}\n"
 GIB, MIB = 2**30, 2**20
@@ -511,3 +513,66 @@ def test_the_plan_says_where_threads_run(tmp_path: Path) -> None:
     by_torch = planned(tmp_path, "hardware.threads=2", machine=replace(host, kernels=()))
     assert by_torch.engines[0].cpus == () and by_torch.engines[0].process_cpus == (0, 1)
     assert by_torch.other_cpus == (2, 3)
+
+
+FOUR_BITS = Scheme("gptq", 4, 32, zeros=True)
+
+
+def quantized(method: str = "gptq", scheme: Scheme = FOUR_BITS, few: bool = False) -> Checkpoint:
+    """few: only the MLPs' matrices, of which those of one layer are fused with one that is not quantized."""
+    paths = [path for path in linear_paths(model()) if not few or ("mlp" in path and "0.mlp.up" not in path)]
+    return replace(checkpoint(), quantization=Quantization(method, dict.fromkeys(paths, scheme)))
+
+
+def test_quantized_weights_stay_as_they_are_with_compiled_kernels(tmp_path: Path) -> None:
+    found = planned(tmp_path, machine=COMPILED, facts=quantized())
+    assert reason(found, "quantization.weights") == ("stored", "the checkpoint's 4 bits (gptq, groups of 32)")
+    cache, why = reason(found, "quantization.kv_cache")
+    assert cache == "float16" and "weights in 4 bits (gptq, groups of 32)" in why
+    matrices = [((HEADS + 2 * KV_HEADS) * DIM, HIDDEN), (HIDDEN, HEADS * DIM)]
+    matrices += [(INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER)]
+    four = sum(rows * -(-inputs // 32) * (16 + 2 + 1) for rows, inputs in matrices)
+    assert found.memory.weights == 4 * (VOCAB * HIDDEN + HIDDEN + LAYERS * 2 * HIDDEN) + LAYERS * four
+    assert found.engines[0].weights == "stored" and found.engines[0].weight_cache is None
+
+
+def test_elsewhere_quantized_weights_are_restored_and_the_plan_says_what_that_costs(tmp_path: Path) -> None:
+    found = planned(tmp_path, machine=CPU, facts=quantized())
+    assert found.memory.weights == 4 * PARAMETERS
+    assert reason(found, "quantization.weights") == (
+        "stored",
+        "the checkpoint's 4 bits (gptq, groups of 32), restored to float32 for torch: 107.2 KiB instead of the "
+        "31.5 KiB that they take with compiled kernels of a CPU",
+    )
+    gpu = planned(tmp_path, machine=GPU_KERNELS, facts=quantized())
+    assert gpu.memory.weights == 2 * PARAMETERS
+    assert "restored to bfloat16 for triton: 53.6 KiB instead of" in reason(gpu, "quantization.weights")[1]
+
+
+def test_matrices_of_which_a_part_is_quantized_are_restored_and_counted(tmp_path: Path) -> None:
+    found = planned(tmp_path, machine=COMPILED, facts=quantized(few=True))
+    assert reason(found, "quantization.weights")[1] == (
+        "the checkpoint's 4 bits (gptq, groups of 32), 1 of 8 matrices restored to float32"
+    )
+    down, gate = HIDDEN * -(-INNER // 32) * 19, INNER * -(-HIDDEN // 32) * 19
+    assert found.memory.weights == 4 * (PARAMETERS - 7 * HIDDEN * INNER) + 3 * down + 4 * gate
+
+
+def test_quantized_weights_are_not_rounded_again(tmp_path: Path) -> None:
+    for bits in ("int8", "int4"):
+        with pytest.raises(Refused) as caught:
+            planned(tmp_path, f"quantization.weights={bits}", machine=COMPILED, facts=quantized())
+        assert f"{bits}: the checkpoint is quantized already, in 4 bits (gptq, groups of 32); use" in str(caught.value)
+
+
+def test_what_a_gguf_file_has_in_other_types_may_be_rounded(tmp_path: Path) -> None:
+    facts = quantized("gguf", Scheme("gguf", 0, None))
+    auto = planned(tmp_path, machine=COMPILED, facts=facts)
+    assert reason(auto, "quantization.weights")[1] == (
+        "the checkpoint's gguf (other types), 21 of 21 matrices restored to float32"
+    )
+    assert auto.memory.weights == 4 * PARAMETERS and auto.engines[0].kv_dtype == "float32"
+    rounded = planned(tmp_path, "quantization.weights=int8", machine=COMPILED, facts=facts)
+    assert rounded.engines[0].weights == "int8" and rounded.memory.weights < auto.memory.weights / 3
+    with pytest.raises(Refused):
+        planned(tmp_path, "quantization.weights=int8", machine=COMPILED, facts=quantized("gguf", Scheme("gguf", 4, 32)))

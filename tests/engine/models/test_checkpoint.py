@@ -236,8 +236,8 @@ def test_a_config_that_names_no_architecture_is_refused(folder, names):
 
 
 def test_a_quantized_checkpoint_is_refused_with_its_method(folder):
-    configured(folder, quantization_config={"quant_method": "gptq"})
-    with pytest.raises(CheckpointError, match=r"is quantized \(gptq\), which is not served"):
+    configured(folder, quantization_config={"quant_method": "gptq", "bits": 3})
+    with pytest.raises(CheckpointError, match=r"is quantized \(gptq, 3 bits\), which is not served: bits is 3"):
         read_checkpoint(folder)
 
 

@@ -8,7 +8,8 @@ from transformers.quantizers import quantizers_utils
 
 from engine.api.errors import CheckpointError
 from engine.models.llama import declare
-from engine.models.quantized import quantized_paths, refuse_quantized
+from engine.models.quantized import quantized_paths, read_quantization
+from engine.models.schemes import Scheme
 from engine.models.sources import linear_paths
 
 CONFIG = {
@@ -113,21 +114,117 @@ def test_the_head_is_left_out_where_nothing_is_said():
 )
 def test_damaged_settings_are_named(settings, words):
     with pytest.raises(CheckpointError) as caught:
-        refuse_quantized({"quantization_config": settings}, MODEL, "config.json")
+        read_quantization({"quantization_config": settings}, MODEL, "config.json")
     assert words in str(caught.value)
 
 
 def test_the_refusal_names_method_count_and_both_kinds_of_layers():
     settings = {
         "quant_method": "compressed-tensors",
-        "config_groups": {"a": {"targets": ["Linear"]}},
+        "format": "float-quantized",
+        "config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}},
         "ignore": ["lm_head", r"re:model\.layers\.0\.mlp\..*"],
     }
     with pytest.raises(CheckpointError) as caught:
-        refuse_quantized({"quantization_config": settings}, MODEL, "/m/config.json")
+        read_quantization({"quantization_config": settings}, MODEL, "/m/config.json")
     assert str(caught.value) == (
-        "/m/config.json: the checkpoint is quantized (compressed-tensors), which is not served: 81 of 85 projections "
+        "/m/config.json: the checkpoint is quantized (compressed-tensors), which is not served: "
+        "a.weights is {'num_bits': 8, 'type': 'float'}; served are whole numbers; 81 of 85 projections "
         "are, such as model.layers.0.self_attn.q_proj, but not model.layers.0.mlp.gate_proj, "
         "model.layers.0.mlp.up_proj, model.layers.0.mlp.down_proj and 1 more; "
-        "use the float32, bfloat16 or float16 checkpoint of the same model"
+        "use a checkpoint in gptq or awq of 4 bits, compressed-tensors (pack-quantized or int-quantized) or GGUF, "
+        "or the float32, bfloat16 or float16 one of the same model"
     )
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
+
+
+def packed(weights=None, inputs=None, **more):
+    own = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128} | (weights or {})
+    group = {"targets": ["Linear"], "weights": own, "input_activations": inputs}
+    settings = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"g": group}}
+    return settings | {"ignore": ["lm_head"]} | more
+
+
+def read(settings):
+    return read_quantization({"quantization_config": settings}, MODEL, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("settings", "scheme", "words"),
+    [
+        (GPTQ, Scheme("gptq", 4, 128, zero_offset=1), "4 bits (gptq, groups of 128)"),
+        (
+            {**GPTQ, "group_size": -1, "sym": False, "desc_act": True, "checkpoint_format": "gptq_v2"},
+            Scheme("gptq", 4, None, zeros=True, ordered=True),
+            "4 bits (gptq, a scale an output)",
+        ),
+        ({**GPTQ, "bits": 8, "group_size": 32}, Scheme("gptq", 8, 32, zero_offset=1), "8 bits (gptq, groups of 32)"),
+        (AWQ, Scheme("awq", 4, 64, zeros=True), "4 bits (awq, groups of 64)"),
+        ({**AWQ, "version": "GEMM"}, Scheme("awq", 4, 64, zeros=True), "4 bits (awq, groups of 64)"),
+        (packed(), Scheme("packed", 4, 128), "4 bits (compressed-tensors, groups of 128)"),
+        (packed({"symmetric": False, "actorder": "group"}), Scheme("packed", 4, 128, zeros=True, ordered=True), None),
+        (packed({"actorder": "weight"}), Scheme("packed", 4, 128), None),
+        (packed({"num_bits": 8, "strategy": "channel", "group_size": None}), Scheme("packed", 8, None), None),
+        (
+            packed(
+                {"num_bits": 8, "strategy": "channel"},
+                {"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"},
+                format="int-quantized",
+            ),
+            Scheme("int8", 8, None),
+            "8 bits (compressed-tensors, a scale an output)",
+        ),
+    ],
+)
+def test_what_the_settings_say_of_each_projection(settings, scheme, words):
+    found = read(settings)
+    assert set(found.schemes) == set(PATHS[:-1]) and set(found.schemes.values()) == {scheme}
+    assert words in (None, str(found))
+
+
+def test_groups_of_several_kinds_and_a_quantized_head():
+    settings = packed()
+    eight = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+    first = {"targets": [r"re:.*mlp.*"], "weights": eight, "format": "int-quantized"}
+    settings["config_groups"] = {"a": first, **settings["config_groups"]}
+    found = read(settings)
+    assert found.schemes["model.layers.3.mlp.up_proj"] == Scheme("int8", 8, None)
+    assert found.schemes["model.layers.3.self_attn.q_proj"] == Scheme("packed", 4, 128)
+    assert str(found) == "compressed-tensors (4 bits, groups of 128; 8 bits, a scale an output)"
+    assert "lm_head" in read({**GPTQ, "lm_head": True}).schemes
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({**GPTQ, "bits": 3}, r"\(gptq, 3 bits\), which is not served: bits is 3; gptq is served in 4 bits, and in 8"),
+        ({**GPTQ, "bits": 8, "sym": False}, "bits is 8; gptq is served in 4 bits, and in 8 where sym is true"),
+        ({**GPTQ, "group_size": 48}, "group_size is 48; served are multiples of 32, and -1"),
+        ({**GPTQ, "group_size": "128"}, "group_size is '128'; served are multiples of 32"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; served are gptq and gptq_v2"),
+        ({**GPTQ, "is_marlin_format": True}, "is_marlin_format is True; it must be left out"),
+        ({**GPTQ, "dynamic": {"-:.*down.*": {}}}, "dynamic is .*; it must be left out"),
+        ({"quant_method": "gptq"}, "bits is None"),
+        ({**AWQ, "bits": 8}, r"\(awq, 8 bits\), which is not served: bits is 8; awq is served in 4 bits"),
+        ({**AWQ, "version": "gemv"}, "version is 'gemv'; served is gemm"),
+        ({**AWQ, "zero_point": False}, "zero_point is False; it must be true"),
+        ({"quant_method": "fp8"}, r"\(fp8\), which is not served: served are gptq, awq, compressed-tensors; 84 of 85"),
+        ({"quant_method": "bitsandbytes"}, r"\(bitsandbytes\), which is not served"),
+        ({}, r"\(unknown\), which is not served"),
+        (packed({"num_bits": 3}), "pack-quantized of 3 bits; served are pack-quantized of 4 bits"),
+        (packed({"num_bits": 8, "symmetric": False}), "asymmetric pack-quantized of 8 bits"),
+        (packed({"strategy": "block"}), "strategy is 'block'; served are group and channel"),
+        (packed({"group_size": 16}), r"g\.weights\.group_size is 16; served are multiples of 32"),
+        (packed({"type": "float"}), "served are whole numbers"),
+        (packed(format="marlin-24"), "marlin-24 of 4 bits"),
+        (packed({}, {"num_bits": 8, "type": "float", "dynamic": True}), "served are none, and dynamic int8"),
+        (packed({}, {"num_bits": 8, "type": "int", "dynamic": False}), "served are none, and dynamic int8"),
+        (packed(sparsity_config={"format": "sparse-24-bitmask"}), "sparsity_config is .*; it must be left out"),
+    ],
+)
+def test_what_is_not_served_says_why(settings, words):
+    with pytest.raises(CheckpointError, match=words):
+        read(settings)

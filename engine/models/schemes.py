@@ -1,0 +1,147 @@
+"""The forms in which quantized projections are stored: what their settings mean, and which are served.
+
+    w = scale · (q - zero)
+
+gptq                q packed along the inputs, zero points less 1 (v1) or as they are (gptq_v2), scales
+                    [groups, outputs]; desc_act: g_idx names each input's group. Source: AutoGPTQ, GPTQModel
+awq                 q packed along the outputs, eight to a word in AWQ_ORDER (version gemm). Source: AutoAWQ
+compressed-tensors  pack-quantized: q + 8 or q + 128 packed along the inputs, scales [outputs, groups or 1];
+                    int-quantized, naive-quantized: int8 as it is. Source: compressed-tensors 0.20
+gguf                blocks of a type of ggml each with its scale. Source: gguf 0.19, `engine.models.gguf`
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output, of eight, that lies in each four bits of a word from the lowest on
+CHANNEL_GROUP = 128  # 4 bits with one scale an output are held in groups of this, all with that scale
+GROUP_MULTIPLE = 32
+
+Form = Literal["gptq", "awq", "packed", "int8", "gguf", "turned"]
+
+
+class Unserved(Exception):
+    """Why settings are not served."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one projection is stored. `bits` 4 or 8; 0: a type of ggml that is restored as it is loaded. `group`: inputs
+    that share a scale; None: all. `zeros`: there are zero points, to which `zero_offset` is added as they are read;
+    else each is in the middle. `ordered`: inputs are grouped by an index, not by neighbourhood. `heads`: rows of each
+    head lie as GGUF has them for Llama, first and second halves in turns; 0: as everywhere else. The form "turned" is
+    that alone, of plain numbers."""
+
+    form: Form
+    bits: int
+    group: int | None
+    zeros: bool = False
+    zero_offset: int = 0
+    ordered: bool = False
+    heads: int = 0
+
+    def __str__(self) -> str:
+        if not self.bits:
+            return "other types"
+        return f"{self.bits} bits, {'a scale an output' if self.group is None else f'groups of {self.group}'}"
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """`schemes`: of each quantized projection, by its path."""
+
+    method: str
+    schemes: Mapping[str, Scheme]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all numbers are plain, and only lie in another order."""
+        return all(scheme.form == "turned" for scheme in self.schemes.values())
+
+    def __str__(self) -> str:
+        """`4 bits (gptq, groups of 128)`"""
+        kinds = list(dict.fromkeys(str(scheme) for scheme in self.schemes.values() if scheme.form != "turned"))
+        if len(kinds) > 1 or "other types" in kinds:
+            return f"{self.method} ({'; '.join(kinds)})"
+        bits, _, more = kinds[0].partition(", ")
+        return f"{bits} ({', '.join(filter(None, (self.method, more)))})"
+
+
+def alike(schemes: Iterable[Scheme | None]) -> bool:
+    """Whether the sources of a fused matrix can be held as one matrix of whole numbers."""
+    found = {None if scheme is None or not scheme.bits else (scheme.bits, scheme.group) for scheme in schemes}
+    return len(found) == 1 and None not in found
+
+
+def gptq(settings: Mapping[str, Any]) -> Scheme:
+    bits: Any = settings.get("bits")
+    symmetric = settings.get("sym", True) is True
+    if bits not in (4, 8) or (bits == 8 and not symmetric):
+        _refuse("bits", bits, "gptq is served in 4 bits, and in 8 where sym is true")
+    form = settings.get("checkpoint_format", "gptq")
+    if form not in ("gptq", "gptq_v2"):
+        _refuse("checkpoint_format", form, "served are gptq and gptq_v2")
+    for key in ("is_marlin_format", "dynamic", "modules_in_block_to_quantize"):
+        if settings.get(key):
+            _refuse(key, settings[key], "it must be left out")
+    return Scheme(
+        form="gptq",
+        bits=bits,
+        group=_group(settings.get("group_size", 128), "group_size"),
+        zeros=not symmetric,
+        zero_offset=1 if form == "gptq" else 0,
+        ordered=settings.get("desc_act") is True,
+    )
+
+
+def awq(settings: Mapping[str, Any]) -> Scheme:
+    if settings.get("bits", 4) != 4:
+        _refuse("bits", settings["bits"], "awq is served in 4 bits")
+    version = settings.get("version", "gemm")
+    if str(version).lower() != "gemm":
+        _refuse("version", version, "served is gemm")
+    if settings.get("zero_point", True) is not True:
+        _refuse("zero_point", settings["zero_point"], "it must be true")
+    return Scheme(form="awq", bits=4, group=_group(settings.get("group_size", 128), "group_size"), zeros=True)
+
+
+def compressed(settings: Mapping[str, Any], name: str) -> Scheme:
+    """Of a group of a compressed-tensors checkpoint."""
+    group = settings["config_groups"][name]
+    form = group.get("format") or settings.get("format")
+    for key in ("sparsity_config", "transform_config"):
+        if settings.get(key) and settings[key].get("format") != "dense":
+            _refuse(key, settings[key], "it must be left out")
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if not isinstance(weights, dict) or weights.get("type", "int") != "int":
+        _refuse(f"{name}.weights", weights, "served are whole numbers")
+    if inputs is not None and (inputs.get("num_bits") != 8 or inputs.get("type") != "int" or not inputs.get("dynamic")):
+        _refuse(f"{name}.input_activations", inputs, "served are none, and dynamic int8")
+    bits, symmetric, strategy = weights.get("num_bits"), weights.get("symmetric", True), weights.get("strategy")
+    if strategy not in ("group", "channel"):
+        _refuse(f"{name}.weights.strategy", strategy, "served are group and channel")
+    size = None if strategy == "channel" else _group(weights.get("group_size"), f"{name}.weights.group_size")
+    ordered = str(weights.get("actorder")).lower() in ("group", "dynamic", "true")
+    if form == "pack-quantized" and (bits == 4 or (bits == 8 and symmetric)):
+        return Scheme(form="packed", bits=bits, group=size, zeros=not symmetric, ordered=ordered)
+    if form in ("int-quantized", "naive-quantized") and bits == 8 and symmetric and not ordered:
+        return Scheme(form="int8", bits=8, group=size)
+    which = "asymmetric " if not symmetric else ""
+    raise Unserved(
+        f"config_groups.{name} is {which}{form} of {bits} bits; served are pack-quantized of 4 bits, pack-quantized "
+        "and int-quantized of 8 where symmetric"
+    )
+
+
+def _group(size: Any, key: str) -> int | None:
+    """The inputs of a group; None for -1, all of them."""
+    if size == -1:
+        return None
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or size % GROUP_MULTIPLE:
+        _refuse(key, size, f"served are multiples of {GROUP_MULTIPLE}, and -1")
+    return int(size)
+
+
+def _refuse(key: str, value: Any, served: str) -> None:
+    raise Unserved(f"{key} is {value!r}; {served}")

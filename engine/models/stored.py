@@ -1,0 +1,106 @@
+"""The tensors that a quantized projection lies in, with their shapes and types, and the bytes that it is held in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.models.headers import ELEMENT_BYTES, TensorInfo
+from engine.models.parts import Model
+from engine.models.schemes import CHANNEL_GROUP, Quantization, Scheme, alike
+from engine.models.sources import fused_paths, sources
+
+PLAIN = ("F32", "BF16", "F16", "F64")
+SCALES = ("F16", "BF16", "F32")
+SCALE_SUFFIX = {"gptq": "scales", "awq": "scales", "packed": "weight_scale", "int8": "weight_scale"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """`types` as headers spell them; none: any type of ggml. `optional`: a checkpoint may lack it."""
+
+    shape: tuple[int, ...]
+    types: tuple[str, ...] = PLAIN
+    optional: bool = False
+
+
+def stored_tensors(model: Model, quantization: Quantization | None) -> dict[str, Stored]:
+    """Every tensor that a checkpoint of this model has or may have, by name."""
+    schemes = {} if quantization is None else quantization.schemes
+    found: dict[str, Stored] = {}
+    for name, shape in sources(model).items():
+        path = name.removesuffix(".weight")
+        if path in schemes and path != name:
+            rows, inputs = shape
+            parts = _parts(schemes[path], rows, inputs)
+            found |= {f"{path}.{suffix}": one for suffix, one in parts.items()}
+        else:
+            found[name] = Stored(shape)
+    # Exporters write zeros as the bias of a projection that has none.
+    extra = [path for path, scheme in schemes.items() if scheme.form in ("gptq", "awq")]
+    shapes = sources(model)
+    for path in extra:
+        found.setdefault(f"{path}.bias", Stored(shapes[f"{path}.weight"][:1], optional=True))
+    return found
+
+
+def _parts(scheme: Scheme, rows: int, inputs: int) -> dict[str, Stored]:
+    """The tensors of a projection by the last part of their names."""
+    groups = 1 if scheme.group is None else -(-inputs // scheme.group)
+    each = 32 // scheme.bits if scheme.bits else 0
+    match scheme.form:
+        case "gptq":
+            return {
+                "qweight": Stored((_words(inputs, each), rows), ("I32",)),
+                "qzeros": Stored((groups, _words(rows, each)), ("I32",)),
+                "scales": Stored((groups, rows), SCALES),
+                "g_idx": Stored((inputs,), ("I32", "I64"), optional=not scheme.ordered),
+            }
+        case "awq":
+            return {
+                "qweight": Stored((inputs, _words(rows, each)), ("I32",)),
+                "qzeros": Stored((groups, _words(rows, each)), ("I32",)),
+                "scales": Stored((groups, rows), SCALES),
+            }
+        case "packed":
+            found = {
+                "weight_packed": Stored((rows, _words(inputs, each)), ("I32",)),
+                "weight_scale": Stored((rows, groups), SCALES),
+                "weight_shape": Stored((2,), ("I64", "I32"), optional=True),
+            }
+            if scheme.zeros:
+                found["weight_zero_point"] = Stored((_words(rows, each), groups), ("I32",))
+            if scheme.ordered:
+                found["weight_g_idx"] = Stored((inputs,), ("I32", "I64"))
+            return found
+        case "int8":
+            return {"weight": Stored((rows, inputs), ("I8",)), "weight_scale": Stored((rows, groups), SCALES)}
+        case "gguf" | "turned":
+            return {"weight": Stored((rows, inputs), ())}
+
+
+def _words(count: int, each: int) -> int:
+    return -(-count // each)
+
+
+def held_weights(model: Model, quantization: Quantization | None) -> dict[str, Scheme]:
+    """The weights that compiled kernels multiply by in the whole numbers of the checkpoint, by name. A fused matrix
+    whose sources are stored in different ways is restored instead."""
+    if quantization is None:
+        return {}
+    schemes = quantization.schemes
+    found: dict[str, Scheme] = {}
+    for paths in fused_paths(model):
+        if alike(schemes.get(path) for path in paths):
+            found |= {f"{path}.weight": schemes[path] for path in paths}
+    return found
+
+
+def held_bytes(name: str, shape: tuple[int, ...], scheme: Scheme, tensors: Mapping[str, TensorInfo]) -> int:
+    """Bytes of such a weight, packed, padding apart."""
+    rows, inputs = shape
+    if scheme.bits == 8 and scheme.group is None:
+        return rows * (inputs + 4)
+    path = name.removesuffix(".weight")
+    scales = tensors.get(f"{path}.{SCALE_SUFFIX[scheme.form]}") if scheme.form in SCALE_SUFFIX else None
+    group = scheme.group or CHANNEL_GROUP
+    each = group * scheme.bits // 8 + (ELEMENT_BYTES[scales.dtype] if scales is not None else 2) + scheme.zeros
+    return rows * -(-inputs // group) * each

@@ -1,0 +1,249 @@
+"""Quantized projections of a checkpoint, read into the whole numbers they are, with no rounding.
+
+engine/models/schemes.py says what the forms are, engine/models/stored.py which tensors they have.
+What compiled kernels multiply by stays whole numbers (`numbers`); for all others a projection reads as if its
+checkpoint had it in float32 (`read`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.api.errors import CheckpointError
+from engine.models.schemes import AWQ_ORDER, CHANNEL_GROUP, Quantization, Scheme, alike
+from engine.weights.files import Weights
+from engine.weights.slot import Slots
+from kernels.quantisation import Int4Weight, Int8Groups, Int8Weight
+
+Numbers = Int4Weight | Int8Groups | Int8Weight
+MIDDLE = {4: 8, 8: 128}  # what is subtracted from unsigned numbers that have no zero points
+BLOCK = 32  # inputs of a block of Q4_0 and Q8_0
+
+
+class QuantizedWeights:
+    """Reads like `Weights`. `shapes`: of the tensors that the declaration names."""
+
+    def __init__(self, weights: Weights, quantization: Quantization, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.schemes = quantization.schemes
+        self.read_names: set[str] = set()
+        self._weights, self._shapes = weights, shapes
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of this name in the declaration; a quantized weight restored to float32."""
+        self.read_names.add(name)
+        path = name.removesuffix(".weight")
+        scheme = self.schemes.get(path) if path != name else self._turned_bias(name)
+        if scheme is None:
+            return self._weights.read(name)
+        if not scheme.bits:
+            return _turned(self._restored(name), scheme.heads)
+        return self.numbers(path).restored()
+
+    def restores(self, path: str) -> bool:
+        """Whether a weight is read as other numbers than its file has."""
+        scheme = self.schemes.get(path)
+        return scheme is not None and scheme.form != "turned"
+
+    def numbers(self, path: str) -> Numbers:
+        """The whole numbers of a projection. Raises CheckpointError where they contradict the declaration."""
+        scheme, shape = self.schemes[path], self._shapes[f"{path}.weight"]
+        self.read_names.add(f"{path}.weight")
+        self._check_bias(path)
+        match scheme.form:
+            case "gptq":
+                return self._gptq(path, scheme, *shape)
+            case "awq":
+                return self._awq(path, scheme, *shape)
+            case "packed":
+                return self._packed(path, scheme, *shape)
+            case "int8":
+                weight = self._weights.read(f"{path}.weight")
+                return _eight(weight, self._weights.read(f"{path}.weight_scale"), scheme.group, None)
+            case "gguf" | "turned":
+                return self._blocks(path, scheme, *shape)
+
+    def fused(self, path: str, matrix: Slots) -> Numbers | None:
+        """A fused matrix, whole: one rank holds it. None where some source is restored, or sources differ in form."""
+        names = [f"{path}.{piece.source}" if path else piece.source for piece in matrix.pieces]
+        if not alike(self.schemes.get(name) for name in names):
+            return None
+        pieces = [
+            _rows(self.numbers(name), slice(piece.start, piece.start + piece.rows))
+            for name, piece in zip(names, matrix.pieces, strict=True)
+        ]
+        return pieces[0] if len(pieces) == 1 else self._joined(names, pieces)
+
+    def _joined(self, names: list[str], pieces: list[Numbers]) -> Numbers:
+        values = torch.cat([piece.values for piece in pieces])
+        kinds = {piece.scales.dtype for piece in pieces}
+        wide = kinds.pop() if len(kinds) == 1 else torch.float32
+        scales = torch.cat([piece.scales.to(wide) for piece in pieces])
+        first = pieces[0]
+        if isinstance(first, Int8Weight):
+            return Int8Weight(values, scales)
+        grouped = [piece for piece in pieces if not isinstance(piece, Int8Weight)]
+        if any(not _same(piece.order, first.order) for piece in grouped):
+            raise CheckpointError(
+                f"{self._file(names[0])}: {', '.join(dict.fromkeys(names))} group the same inputs in different orders "
+                "(act order), which compiled kernels do not multiply by; set hardware.kernels to torch"
+            )
+        zeros = None
+        if isinstance(first, Int4Weight):
+            fours = [piece for piece in grouped if isinstance(piece, Int4Weight)]
+            if any(piece.zeros is not None for piece in fours):
+                zeros = torch.cat([_zeros_of(piece) for piece in fours])
+            return Int4Weight(values, scales, zeros, first.group, first.order)
+        return Int8Groups(values, scales, first.group, first.order)
+
+    def _gptq(self, path: str, scheme: Scheme, rows: int, inputs: int) -> Numbers:
+        read = self._weights.read
+        # [words of inputs, outputs]: the inputs of an output become neighbours first
+        values = _unpacked(read(f"{path}.qweight").T, scheme.bits)[:, :inputs]
+        zeros = _unpacked(read(f"{path}.qzeros"), scheme.bits)[:, :rows].T.to(torch.int16) + scheme.zero_offset
+        return self._numbers(path, scheme, values, read(f"{path}.scales").T, zeros, f"{path}.g_idx")
+
+    def _awq(self, path: str, scheme: Scheme, rows: int, inputs: int) -> Numbers:
+        read = self._weights.read
+        places = [AWQ_ORDER.index(output) for output in range(len(AWQ_ORDER))]
+
+        def outputs(name: str) -> Tensor:
+            return _unpacked(read(name), 4).unflatten(1, (-1, len(places)))[:, :, places].flatten(1)[:, :rows].T
+
+        zeros = outputs(f"{path}.qzeros").to(torch.int16)
+        return self._numbers(path, scheme, outputs(f"{path}.qweight"), read(f"{path}.scales").T, zeros, None)
+
+    def _packed(self, path: str, scheme: Scheme, rows: int, inputs: int) -> Numbers:
+        read, shape = self._weights.read, f"{path}.weight_shape"
+        if shape in self._weights.tensors and read(shape).tolist() != [rows, inputs]:
+            raise CheckpointError(
+                f"{self._file(path)}: {shape} is {read(shape).tolist()}, but config.json makes it {[rows, inputs]}"
+            )
+        values = _unpacked(read(f"{path}.weight_packed"), scheme.bits)[:, :inputs]
+        zeros = None
+        if scheme.zeros:
+            zeros = _unpacked(read(f"{path}.weight_zero_point").T, scheme.bits)[:, :rows].T.to(torch.int16)
+        return self._numbers(path, scheme, values, read(f"{path}.weight_scale"), zeros, f"{path}.weight_g_idx")
+
+    def _numbers(
+        self, path: str, scheme: Scheme, values: Tensor, scales: Tensor, zeros: Tensor | None, index: str | None
+    ) -> Numbers:
+        """values: [outputs, inputs] unsigned; scales, zeros: [outputs, groups]; index: the tensor with the group of
+        each input, where a checkpoint may have one."""
+        middle = MIDDLE[scheme.bits]
+        if zeros is not None and not scheme.zeros and bool((zeros == middle).all()):
+            zeros = None
+        order = None if index is None else self._order(path, scheme, index, values.shape[1])
+        values = values if order is None else values[:, order.long()]
+        if scheme.bits == 8:
+            if zeros is not None:
+                raise CheckpointError(
+                    f"{self._file(path)}: {path} has zero points other than {middle}, though its settings say that it "
+                    "is symmetric; 8 bits are served without"
+                )
+            return _eight((values.to(torch.int16) - middle).to(torch.int8), scales, scheme.group, order)
+        group = scheme.group
+        if group is None:
+            group, groups = CHANNEL_GROUP, -(-values.shape[1] // CHANNEL_GROUP)
+            scales = scales.expand(-1, groups)
+            zeros = None if zeros is None else zeros.expand(-1, groups)
+        kept = None if zeros is None else zeros.to(torch.uint8).contiguous()
+        return Int4Weight(values.contiguous(), scales.contiguous(), kept, group, order)
+
+    def _order(self, path: str, scheme: Scheme, index: str, inputs: int) -> Tensor | None:
+        """Inputs in the order of their groups, [inputs] int32; None where they are neighbours, and for one group."""
+        if scheme.group is None or index not in self._weights.tensors:
+            return None
+        groups = self._weights.read(index).long()
+        order = groups.argsort(stable=True)
+        wanted = torch.arange(inputs) // scheme.group
+        if not torch.equal(groups[order], wanted):
+            raise CheckpointError(
+                f"{self._file(path)}: {index} does not put {scheme.group} inputs in each group, which is not served"
+            )
+        if torch.equal(groups, wanted):
+            return None
+        if not scheme.ordered:
+            raise CheckpointError(
+                f"{self._file(path)}: {index} groups inputs that are no neighbours, but quantization_config says "
+                "desc_act: false; set it to true if the file is right"
+            )
+        return order.to(torch.int32)
+
+    def _blocks(self, path: str, scheme: Scheme, rows: int, inputs: int) -> Numbers:
+        """Blocks of a scale in float16 and the numbers: Q4_0 has the first half of them in the low four bits of its
+        bytes, the second half in the high ones; Q8_0 has int8."""
+        raw = self._weights.read(f"{path}.weight").view(rows, inputs // BLOCK, -1)
+        scales = raw[:, :, :2].contiguous().view(torch.float16)[:, :, 0]
+        body = raw[:, :, 2:]
+        scales = _turned(scales, scheme.heads)
+        if scheme.bits == 8:
+            return Int8Groups(_turned(body.contiguous().view(torch.int8).flatten(1), scheme.heads), scales, BLOCK)
+        values = torch.cat((body & 15, body >> 4), 2).flatten(1)
+        return Int4Weight(_turned(values, scheme.heads), scales, None, BLOCK)
+
+    def _restored(self, name: str) -> Tensor:
+        """A tensor of a GGUF file: a plain one in its own type, another by ggml's formulas in float32."""
+        info = self._weights.tensors[name]
+        raw = self._weights.read(name)
+        if raw.dtype != torch.uint8:
+            return raw
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        rows = raw.view(info.shape[0], -1).numpy()
+        try:
+            return torch.from_numpy(dequantize(rows, GGMLQuantizationType[info.dtype]))
+        except (KeyError, NotImplementedError) as error:
+            raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}, which gguf cannot restore") from error
+
+    def _turned_bias(self, name: str) -> Scheme | None:
+        """Biases of turned rows are turned with them."""
+        scheme = self.schemes.get(name.removesuffix(".bias"))
+        return replace(scheme, bits=0) if scheme is not None and scheme.heads and name.endswith(".bias") else None
+
+    def _check_bias(self, path: str) -> None:
+        name = f"{path}.bias"
+        if name not in self._shapes and name in self._weights.tensors and bool(self._weights.read(name).any()):
+            raise CheckpointError(f"{self._file(path)}: has {name}, but config.json makes {path} without a bias")
+
+    def _file(self, path: str) -> Path:
+        return next(info.file for name, info in self._weights.tensors.items() if name.startswith(f"{path}."))
+
+
+def _eight(values: Tensor, scales: Tensor, group: int | None, order: Tensor | None) -> Numbers:
+    if group is None:
+        return Int8Weight(values.contiguous(), scales[:, 0].float())
+    return Int8Groups(values.contiguous(), scales.contiguous(), group, order)
+
+
+def _unpacked(words: Tensor, bits: int) -> Tensor:
+    """[rows, words] int32 → [rows, 32 / bits numbers of each word, from the lowest bits on] uint8."""
+    octets = words.contiguous().view(torch.uint8)
+    return octets if bits == 8 else torch.stack((octets & 15, octets >> 4), 2).flatten(1)
+
+
+def _turned(rows: Tensor, heads: int) -> Tensor:
+    """Rows of pairs back to the two halves of each head; heads 0: as they are."""
+    if not heads:
+        return rows
+    return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
+def _rows(numbers: Numbers, rows: slice) -> Numbers:
+    values, scales = numbers.values[rows], numbers.scales[rows]
+    if isinstance(numbers, Int4Weight):
+        return replace(
+            numbers, values=values, scales=scales, zeros=None if numbers.zeros is None else numbers.zeros[rows]
+        )
+    return replace(numbers, values=values, scales=scales)
+
+
+def _zeros_of(numbers: Int4Weight) -> Tensor:
+    return numbers.zeros if numbers.zeros is not None else torch.full(numbers.scales.shape, 8, dtype=torch.uint8)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)
