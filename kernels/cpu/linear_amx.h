@@ -48,7 +48,10 @@ static void configure(int64_t tokens) {
     _tile_loadconfig(&config);
 }
 
-template <class T> static inline int64_t blocks(const Linear& op) { return (op.inputs + T::INPUTS - 1) / T::INPUTS; }
+template <class T> static inline int64_t blocks(const Linear& op) {
+    const int64_t inputs = op.group ? (op.inputs + op.group - 1) / op.group * op.group : op.inputs;
+    return (inputs + T::INPUTS - 1) / T::INPUTS;
+}
 static inline int64_t row_tiles(int64_t tokens) { return (tokens + SIDE - 1) / SIDE; }
 static inline int64_t output_tiles(const Linear& op) { return (op.outputs + SIDE - 1) / SIDE; }
 template <class T> static inline int64_t packed_tiles(const Linear& op, int64_t tokens) {
@@ -92,7 +95,7 @@ static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* pac
     uint8_t* tiles = (uint8_t*)packed;
     float* scales = (float*)(tiles + packed_tiles<T>(op, tokens) * TILE);
     uint8_t* tile = tiles + token / SIDE * blocks<T>(op) * T::PARTS * TILE;
-    pack_x(T{}, op, op.x + token * op.x_stride, tile + token % SIDE * LINE, scales + token, scratch);
+    pack_x(T{}, op, row_of(op, token, scratch), tile + token % SIDE * LINE, scales + token, scratch);
     if (token != tokens - 1) return;
     for (int64_t piece = 0; piece < blocks<T>(op) * T::PARTS; piece++)
         for (int64_t row = token % SIDE + 1; row < SIDE; row++) std::memset(tile + piece * TILE + row * LINE, 0, LINE);
@@ -219,6 +222,12 @@ static void piece(const Linear& op, int64_t tokens, const Work& work, const floa
             }
     }
     put(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
+}
+
+template <class T>
+static void pieces(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
+    const Work work(op, rows);
+    for (int64_t index = begin; index < end; index++) piece<T>(op, rows, work, packed, index, scratch);
 }
 
 }  // namespace amx

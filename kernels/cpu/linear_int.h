@@ -135,17 +135,21 @@ round_row(const float* x, int64_t size, float scale, int8_t* out) {
     }
 }
 
+// A row of x, its inputs in the order in which groups hold them.
+static inline const float* row_of(const Linear& op, int64_t token, Scratch& scratch) {
+    const float* x = op.x + token * op.x_stride;
+    if (!op.order) return x;
+    float* ordered = at_least(scratch.sums, size_t(op.inputs));
+    for (int64_t i = 0; i < op.inputs; i++) ordered[i] = x[op.order[i]];
+    return ordered;
+}
+
 static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float* packed, Scratch& scratch) {
     const Quantised form(op);
     const Panels panels(tokens, form.most_rows);
     const int64_t rows = panels.rows, place = token % rows, inputs = form.words * form.word;
     int32_t* panel = (int32_t*)packed + token / rows * form.panel(rows);
-    const float* x = op.x + token * op.x_stride;
-    if (op.order) {
-        float* ordered = at_least(scratch.sums, size_t(op.inputs));
-        for (int64_t i = 0; i < op.inputs; i++) ordered[i] = x[op.order[i]];
-        x = ordered;
-    }
+    const float* x = row_of(op, token, scratch);
     const float scale = row_scale(x, op.inputs);
     int8_t* row = (int8_t*)at_least(scratch.wide, size_t(inputs / 4 + 1));
     round_row(x, op.inputs, scale, row);

@@ -11,9 +11,7 @@
 #include "draw.h"
 #include "edits.h"
 #include "experts.h"
-#include "linear.h"
-#include "linear_amx.h"
-#include "linear_int.h"
+#include "linears.h"
 #include "pool.h"
 #include "rows.h"
 #include "scores.h"
@@ -36,24 +34,12 @@ const attention::Plan& plan_of(const Attend& op, const std::vector<attention::Pl
     return plans[i];
 }
 
-size_t packed_size(const Linear& op, int64_t tokens) {
-#ifdef __AMX_BF16__
-    if (op.form == AMX_BF16 || op.form == AMX_INT8) return amx::packed_floats(op, tokens);
-#endif
-    if (op.form >= TILES_INT8) {
-        const Quantised form(op);
-        const Panels panels(tokens, form.most_rows);
-        return size_t(panels.count * form.panel(panels.rows));
-    }
-    Panels panels(tokens);
-    return size_t(panels.count * panels.rows * op.inputs);
-}
-
 // The most that rows of experts take packed, however the tokens choose. Of each expert that somebody took, the last tile
 // may lack rows, or each panel one; and it starts at a whole line.
 size_t packed_size(const Experts& op, int64_t tokens) {
     const int64_t pairs = tokens * op.k, taken = std::min(pairs, op.count);
-    return (packed_size(op.linears[0], 16) / 16 + 1) * size_t(pairs + pairs / 4 + 16 * taken) + 16 * size_t(taken);
+    const size_t row = std::max(packed_size(op.linears[0], 16) / 16, packed_size(op.linears[0], MOST_ROWS4) / MOST_ROWS4) + 1;
+    return row * size_t(pairs + pairs / 4 + 16 * taken) + 16 * size_t(taken);
 }
 
 // What a region needs is made before it starts.
@@ -76,15 +62,6 @@ void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
 }
 
 float* aligned(std::vector<float>& room) { return (float*)((uintptr_t(room.data()) + 63) / 64 * 64); }
-
-void pack(const Linear& op, int64_t row, int64_t rows, float* packed, Scratch& scratch) {
-#ifdef __AMX_BF16__
-    if (op.form == AMX_BF16) return amx::pack_row<amx::Bf16>(op, row, rows, packed, scratch);
-    if (op.form == AMX_INT8) return amx::pack_row<amx::Int8>(op, row, rows, packed, scratch);
-#endif
-    if (op.form >= TILES_INT8) return quantise_row(op, row, rows, packed, scratch);
-    return pack_row(op, row, rows, packed);
-}
 
 // The linear of one expert over its own rows. y only: x is another row for every pair.
 Linear of_expert(const Experts& op, int64_t expert, const experts::Order& order) {
@@ -123,66 +100,13 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
     }
 }
 
-// Pieces of work of a linear over so many rows, and how many of them a thread takes at once.
-struct Pieces { int64_t count, each; };
-
-Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) {
-#ifdef __AMX_BF16__
-    if (op.form == AMX_BF16 || op.form == AMX_INT8) {
-        const int64_t pieces = amx::Work(op, rows).pieces;
-        return {pieces, std::clamp<int64_t>(pieces / (threads * 8), 1, 16)};
-    }
-#endif
-    if (op.form == TILES_INT8 || op.form == TILES_INT4) {
-        const Quantised form(op);
-        const Panels panels(rows, form.most_rows);
-        const int64_t pieces = form.tiles(op) * panels.chunks;
-        return {pieces, panels.count > 1 ? 1 : std::clamp<int64_t>(pieces / (threads * 8), 1, 32)};
-    }
-    const Panels panels(rows);
-    const int64_t pieces = linear_tiles(op) * panels.chunks;
-    return {pieces, panels.count > 1 ? 1 : std::clamp<int64_t>(pieces / (threads * 8) / 4 * 4, 4, 32)};
-}
-
-// Pieces [begin, end) of a linear over so many packed rows.
-void run_pieces(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
-#ifdef __AMX_BF16__
-    if (op.form == AMX_BF16 || op.form == AMX_INT8) {
-        const amx::Work work(op, rows);
-        for (int64_t index = begin; index < end; index++) {
-            if (op.form == AMX_BF16) amx::piece<amx::Bf16>(op, rows, work, packed, index, scratch);
-            else amx::piece<amx::Int8>(op, rows, work, packed, index, scratch);
-        }
-        return;
-    }
-#endif
-    if (op.form >= TILES_INT8) {
-        const Quantised form(op);
-        return quantised_pieces(op, rows, form, Panels(rows, form.most_rows), packed, begin, end, scratch);
-    }
-    if (op.form == TILES_F32) return linear_rows<float>(op, rows, Panels(rows), packed, begin, end, scratch);
-    return linear_rows<bf16>(op, rows, Panels(rows), packed, begin, end, scratch);
-}
-
-// Matrix tiles for so many rows, where the linear uses them.
-void take_tiles(const Linear& op, int64_t rows) {
-#ifdef __AMX_BF16__
-    if (op.form == AMX_BF16 || op.form == AMX_INT8) amx::configure(rows);
-#endif
-}
-void release_tiles(const Linear& op) {
-#ifdef __AMX_BF16__
-    if (op.form == AMX_BF16 || op.form == AMX_INT8) _tile_release();
-#endif
-}
-
 void run_linear(const Linear& op, Runner& runner, const Step& step, Scratch& scratch) {
     const Pieces pieces = pieces_of(op, step.tokens, runner.team.size);
     int64_t begin, end;
     take_tiles(op, step.tokens);
     while (runner.team.take(pieces.count, pieces.each, begin, end))
         run_pieces(op, step.tokens, aligned(runner.packed), begin, end, scratch);
-    release_tiles(op);
+    release_tiles(op, step.tokens);
 }
 
 // Where the rows and the pieces of each expert begin in this linear.
@@ -209,7 +133,7 @@ void run_experts(const Experts& op, Runner& runner, const experts::Order& order,
             take_tiles(linear, order.rows(expert));
             run_pieces(linear, order.rows(expert), aligned(runner.packed) + order.room[size_t(expert)], begin - first,
                        last - first, scratch);
-            release_tiles(linear);
+            release_tiles(linear, order.rows(expert));
             begin = last;
         }
 }

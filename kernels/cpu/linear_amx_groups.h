@@ -1,0 +1,139 @@
+// y = x Wᵀ by matrix tiles (Intel AMX) with weights of 4 or 8 bits in groups (linear_int.h), where there are enough rows.
+//
+// The weights lie as the vector kernels read them. Some groups of one tile of outputs at a time are unpacked to signed
+// bytes without their zero points, [word][output][4 inputs], which is what a matrix tile takes, and serve all row tiles
+// of the piece. Sums of a group are whole numbers and exact, and groups are added in the same order by the same
+// operations: the numbers are those of the vector kernels bit for bit, so that the number of rows may decide.
+#pragma once
+#ifdef __AMX_INT8__
+
+#include "linear_amx.h"
+
+namespace amx {
+
+constexpr int64_t LEAST_ROWS = MOST_ROWS4 + 1;  // fewer are faster by vectors
+constexpr int64_t DEPTH_INPUTS = 512;           // inputs whose unpacked weights and x stay in the first-level cache
+constexpr int64_t OUTPUT_TILES = 4;             // of a piece of work where there are many rows
+constexpr int64_t FLIGHTS = 4;                  // groups whose sums are on their way at once
+
+// Where the parts of a tile of outputs lie.
+struct GroupForm {
+    int64_t group, bytes, step, count, span;  // inputs and bytes of a group's weights; to the next group; groups; inputs of a tile
+    explicit GroupForm(const Linear& op) : group(op.group) {
+        bytes = op.form == TILES_INT4 ? group * W / 2 : group * W;
+        step = bytes + (op.scale_type == F32 ? 4 : 2) * W + (op.zeros ? W : 0);
+        count = (op.inputs + group - 1) / group;
+        span = group % Int8::INPUTS ? Int8::INPUTS / 2 : Int8::INPUTS;
+    }
+};
+
+// Tiles 4 and 5 hold x, 6 and 7 weights, the others sums.
+static void configure_groups(int64_t span) {
+    struct __attribute__((packed)) {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t bytes[16] = {};
+        uint8_t rows[16] = {};
+    } config;
+    for (int tile = 0; tile < 8; tile++) {
+        config.bytes[tile] = uint16_t(tile == 4 || tile == 5 ? span : LINE);
+        config.rows[tile] = uint8_t(tile < 6 ? SIDE : span / 4);
+    }
+    _tile_loadconfig(&config);
+}
+
+// Groups [first, last) of one tile of outputs, [group][word][16 outputs][4 inputs].
+static void unpack(const Linear& op, const GroupForm& form, const uint8_t* w, int64_t first, int64_t last, uint8_t* out) {
+    const __m512i low_half = _mm512_set1_epi8(15);
+    for (int64_t g = first; g < last; g++) {
+        const uint8_t* at = w + g * form.step;
+        for (int64_t line = 0; line < form.step; line += LINE) _mm_prefetch((const char*)(at + 8 * form.step + line), _MM_HINT_T0);
+        if (op.form == GROUPS_INT8) {
+            for (int64_t i = 0; i < form.bytes; i += LINE, out += LINE)
+                _mm512_storeu_si512(out, _mm512_xor_si512(_mm512_loadu_si512(at + i), _mm512_set1_epi8(-128)));
+            continue;
+        }
+        __m512i zero = _mm512_set1_epi8(8);
+        if (op.zeros) zero = (__m512i)(load(at + form.step - W) * 0x01010101);  // one to each input of a word
+        for (int64_t i = 0; i < form.bytes; i += LINE, out += 2 * LINE) {
+            const __m512i both = _mm512_loadu_si512(at + i);
+            _mm512_storeu_si512(out, _mm512_sub_epi8(_mm512_and_si512(both, low_half), zero));
+            _mm512_storeu_si512(out + LINE, _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(both, 4), low_half), zero));
+        }
+    }
+}
+
+// One tile of 16 rows and 16 outputs: sums[16][stride] (+)= Σ scale · (x · w) over groups [first, last). x: the row tile,
+// w: unpacked weights from `first` on, packed: the packed tile, for its scales.
+static void add_groups(const Linear& op, const GroupForm& form, const uint8_t* x, const uint8_t* w, const uint8_t* packed,
+                       int64_t first, int64_t last, float* sums, int64_t stride) {
+    vf acc[SIDE];
+    UNROLL for (int r = 0; r < SIDE; r++) acc[r] = first ? load(sums + r * stride) : vf{};
+    alignas(64) int32_t whole[FLIGHTS][SIDE * SIDE];
+    for (int64_t g = first; g < last; g += FLIGHTS) {
+        const int64_t flights = std::min(FLIGHTS, last - g);
+#define FLIGHT(number, sum, a, b)                                                                             \
+    if (number < flights) {                                                                                   \
+        _tile_zero(sum);                                                                                      \
+        for (int64_t part = 0; part < form.group; part += form.span, w += form.span * SIDE) {                 \
+            const int64_t input = (g + number) * form.group + part;                                           \
+            _tile_loadd(a, x + input / Int8::INPUTS * TILE + input % Int8::INPUTS, LINE);                     \
+            _tile_loadd(b, w, LINE);                                                                          \
+            _tile_dpbssd(sum, a, b);                                                                          \
+        }                                                                                                     \
+        _tile_stored(sum, whole[number], LINE);                                                               \
+    }
+        FLIGHT(0, 0, 4, 6) FLIGHT(1, 1, 5, 7) FLIGHT(2, 2, 4, 6) FLIGHT(3, 3, 5, 7)
+#undef FLIGHT
+        for (int64_t number = 0; number < flights; number++) {
+            const vf scale = group_scales(packed + (g + number) * form.step + form.bytes, op.scale_type);
+            UNROLL for (int r = 0; r < SIDE; r++) acc[r] += scale * to_float(load(whole[number] + r * SIDE));
+        }
+    }
+    UNROLL for (int r = 0; r < SIDE; r++) store(sums + r * stride, acc[r]);
+}
+
+// Pieces of work: (chunk of row tiles) × (a few output tiles), output tiles counting fastest.
+struct GroupsWork {
+    int64_t row_tiles, width, across, pieces;
+    GroupsWork(const Linear& op, int64_t tokens) : row_tiles(amx::row_tiles(tokens)) {
+        width = row_tiles == 1 ? 1 : OUTPUT_TILES;
+        across = (output_tiles(op) + width - 1) / width;
+        pieces = across * ((row_tiles + CHUNK - 1) / CHUNK);
+    }
+};
+
+static void groups_piece(const Linear& op, int64_t tokens, const GroupsWork& work, const float* x_tiles, int64_t index,
+                         Scratch& scratch) {
+    const GroupForm form(op);
+    const int64_t tile = index % work.across * work.width, tiles = std::min(work.width, output_tiles(op) - tile);
+    const int64_t first = index / work.across * CHUNK, rows = std::min(CHUNK, work.row_tiles - first);
+    const int64_t stride = work.width * SIDE, x_apart = blocks<Int8>(op) * TILE;
+    const uint8_t *x = (const uint8_t*)x_tiles + first * x_apart, *w = (const uint8_t*)op.weight + tile * form.count * form.step;
+    const int64_t deep = std::max<int64_t>(1, DEPTH_INPUTS / form.group), unpacked = deep * form.group * SIDE;
+    float* sums = at_least(scratch.sums, size_t(CHUNK * SIDE * stride));
+    uint8_t* wide = (uint8_t*)at_least(scratch.wide, size_t(OUTPUT_TILES * unpacked / 4 + SIDE));
+    wide = (uint8_t*)((uintptr_t(wide) + LINE - 1) / LINE * LINE);
+    for (int64_t g = 0; g < form.count; g += deep) {
+        const int64_t last = std::min(form.count, g + deep);
+        for (int64_t n = 0; n < tiles; n++) unpack(op, form, w + n * form.count * form.step, g, last, wide + n * unpacked);
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t n = 0; n < tiles; n++)
+                add_groups(op, form, x + row * x_apart, wide + n * unpacked, w + n * form.count * form.step, g, last,
+                           sums + row * SIDE * stride + n * SIDE, stride);
+    }
+    const float* scales = (const float*)((const uint8_t*)x_tiles + packed_tiles<Int8>(op, tokens) * TILE) + first * SIDE;
+    for (int64_t r = 0; r < std::min(rows * SIDE, tokens - first * SIDE); r++)
+        for (int64_t n = 0; n < tiles; n++) {
+            float* at = sums + r * stride + n * SIDE;
+            store(at, load(at) * scales[r]);
+        }
+    put(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
+}
+
+static void groups_pieces(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
+    const GroupsWork work(op, rows);
+    for (int64_t index = begin; index < end; index++) groups_piece(op, rows, work, packed, index, scratch);
+}
+
+}  // namespace amx
+#endif

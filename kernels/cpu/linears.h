@@ -1,0 +1,115 @@
+// A linear of any form: how its rows are packed, and into which pieces of work it is cut.
+#pragma once
+
+#include "linear.h"
+#include "linear_amx.h"
+#include "linear_amx_groups.h"
+#include "linear_int.h"
+
+// What multiplies, which for weights in groups depends on how many rows there are.
+enum class Way { VECTORS, WHOLE, TILES_BF16, TILES_INT8, TILES_GROUPS };
+
+static inline Way way_of(const Linear& op, int64_t rows) {
+#ifdef __AMX_BF16__
+    if (op.form == AMX_BF16) return Way::TILES_BF16;
+    if (op.form == AMX_INT8) return Way::TILES_INT8;
+    if (op.form >= TILES_INT4 && rows >= amx::LEAST_ROWS) return Way::TILES_GROUPS;
+#endif
+    return op.form >= TILES_INT8 ? Way::WHOLE : Way::VECTORS;
+}
+
+// Floats of packed rows.
+static inline size_t packed_size(const Linear& op, int64_t rows) {
+    switch (way_of(op, rows)) {
+#ifdef __AMX_BF16__
+        case Way::TILES_BF16:
+        case Way::TILES_INT8:
+        case Way::TILES_GROUPS: return amx::packed_floats(op, rows);
+#endif
+        case Way::WHOLE: {
+            const Quantised form(op);
+            const Panels panels(rows, form.most_rows);
+            return size_t(panels.count * form.panel(panels.rows));
+        }
+        default: {
+            const Panels panels(rows);
+            return size_t(panels.count * panels.rows * op.inputs);
+        }
+    }
+}
+
+static inline void pack(const Linear& op, int64_t row, int64_t rows, float* packed, Scratch& scratch) {
+    switch (way_of(op, rows)) {
+#ifdef __AMX_BF16__
+        case Way::TILES_BF16: return amx::pack_row<amx::Bf16>(op, row, rows, packed, scratch);
+        case Way::TILES_INT8:
+        case Way::TILES_GROUPS: return amx::pack_row<amx::Int8>(op, row, rows, packed, scratch);
+#endif
+        case Way::WHOLE: return quantise_row(op, row, rows, packed, scratch);
+        default: return pack_row(op, row, rows, packed);
+    }
+}
+
+// Pieces of work over so many rows, and how many of them a thread takes at once.
+struct Pieces { int64_t count, each; };
+
+static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) {
+    auto some = [&](int64_t pieces, int64_t most) { return std::clamp<int64_t>(pieces / (threads * 8), 1, most); };
+    switch (way_of(op, rows)) {
+#ifdef __AMX_BF16__
+        case Way::TILES_BF16:
+        case Way::TILES_INT8: {
+            const int64_t pieces = amx::Work(op, rows).pieces;
+            return {pieces, some(pieces, 16)};
+        }
+        case Way::TILES_GROUPS: {
+            const int64_t pieces = amx::GroupsWork(op, rows).pieces;
+            return {pieces, some(pieces, 16)};
+        }
+#endif
+        case Way::WHOLE: {
+            const Quantised form(op);
+            const Panels panels(rows, form.most_rows);
+            const int64_t pieces = form.tiles(op) * panels.chunks;
+            return {pieces, panels.count > 1 ? 1 : some(pieces, 32)};
+        }
+        default: {
+            const Panels panels(rows);
+            const int64_t pieces = linear_tiles(op) * panels.chunks;
+            // By fours, see few_rows.
+            return {pieces, panels.count > 1 ? 1 : std::clamp<int64_t>(pieces / (threads * 8) / 4 * 4, 4, 32)};
+        }
+    }
+}
+
+// Pieces [begin, end) over so many packed rows.
+static inline void run_pieces(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
+    switch (way_of(op, rows)) {
+#ifdef __AMX_BF16__
+        case Way::TILES_BF16: return amx::pieces<amx::Bf16>(op, rows, packed, begin, end, scratch);
+        case Way::TILES_INT8: return amx::pieces<amx::Int8>(op, rows, packed, begin, end, scratch);
+        case Way::TILES_GROUPS: return amx::groups_pieces(op, rows, packed, begin, end, scratch);
+#endif
+        case Way::WHOLE: {
+            const Quantised form(op);
+            return quantised_pieces(op, rows, form, Panels(rows, form.most_rows), packed, begin, end, scratch);
+        }
+        default:
+            if (op.form == TILES_F32) return linear_rows<float>(op, rows, Panels(rows), packed, begin, end, scratch);
+            return linear_rows<bf16>(op, rows, Panels(rows), packed, begin, end, scratch);
+    }
+}
+
+// Matrix tiles for so many rows, where they multiply.
+static inline void take_tiles([[maybe_unused]] const Linear& op, [[maybe_unused]] int64_t rows) {
+#ifdef __AMX_BF16__
+    const Way way = way_of(op, rows);
+    if (way == Way::TILES_BF16 || way == Way::TILES_INT8) amx::configure(rows);
+    if (way == Way::TILES_GROUPS) amx::configure_groups(amx::GroupForm(op).span);
+#endif
+}
+static inline void release_tiles([[maybe_unused]] const Linear& op, [[maybe_unused]] int64_t rows) {
+#ifdef __AMX_BF16__
+    if (way_of(op, rows) >= Way::TILES_BF16) _tile_release();
+#endif
+}
