@@ -34,18 +34,25 @@ static bool permitted() {
     return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 }
 
+struct __attribute__((packed)) Config {
+    uint8_t palette = 1, start = 0, reserved[14] = {};
+    uint16_t bytes[16] = {};
+    uint8_t rows[16] = {};
+
+    void load() const {
+        asm volatile("" ::"r"(this) : "memory");  // the compiler's own call says that it reads 8 bytes of these 64
+        _tile_loadconfig(this);
+    }
+};
+
 // For one row tile only its rows are computed: tiles 3 to 5 hold weights there, the others x and sums.
 static void configure(int64_t tokens) {
-    struct __attribute__((packed)) {
-        uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t bytes[16] = {};
-        uint8_t rows[16] = {};
-    } config;
+    Config config;
     for (int tile = 0; tile < 8; tile++) {
-        config.bytes[tile] = 64;
+        config.bytes[tile] = LINE;
         config.rows[tile] = uint8_t(tokens < SIDE && (tile < 3 || tile > 5) ? tokens : SIDE);
     }
-    _tile_loadconfig(&config);
+    config.load();
 }
 
 template <class T> static inline int64_t blocks(const Linear& op) {

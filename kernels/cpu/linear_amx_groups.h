@@ -29,16 +29,12 @@ struct GroupForm {
 
 // Tiles 4 and 5 hold x, 6 and 7 weights, the others sums.
 static void configure_groups(int64_t span) {
-    struct __attribute__((packed)) {
-        uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t bytes[16] = {};
-        uint8_t rows[16] = {};
-    } config;
+    Config config;
     for (int tile = 0; tile < 8; tile++) {
         config.bytes[tile] = uint16_t(tile == 4 || tile == 5 ? span : LINE);
         config.rows[tile] = uint8_t(tile < 6 ? SIDE : span / 4);
     }
-    _tile_loadconfig(&config);
+    config.load();
 }
 
 // Groups [first, last) of one tile of outputs, [group][word][16 outputs][4 inputs].
