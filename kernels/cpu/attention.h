@@ -200,6 +200,7 @@ template <class T> static Chunk<float> widened(const Attend& op, const Step& ste
 template <class T, class Any> static void find_scales(const Attend& op, const Step& step, const Piece& piece, int64_t head,
                                                       int64_t low, int64_t high, const Room& room, Chunk<Any>& chunk) {
     if constexpr (Part<T>::SCALE != 0) {
+        std::fill_n(room.scales, 2 * CHUNK, 0.f);  // a weight of 0 times what was left there could be NaN
         runs<T>(op, step, piece, head, low, high, [&](auto keys, auto values, int64_t token, int64_t at, int64_t count) {
             std::memcpy(room.scales + at, keys.scale(token), sizeof(float) * size_t(count));
             std::memcpy(room.scales + CHUNK + at, values.scale(token), sizeof(float) * size_t(count));
@@ -236,8 +237,7 @@ static inline void soften(const Attend& op, const float* key_scales, const float
     UNROLL for (int v = 0; v < V; v++) {
         vf w = exp(weights[v] - now);
         total += w;
-        // What lies behind the last position may be any bits: its weight is 0, and stays so.
-        if (value_scales) w = w == 0.f ? w : w * load(value_scales + v * W);
+        if (value_scales) w *= load(value_scales + v * W);
         store(scores + v * W, w);
     }
     store(weight, total);
