@@ -32,6 +32,8 @@ class _Columns:
 
 
 def grammar(rows: Rows, team: Team) -> Edit | None:
+    if not rows.masks:
+        return None
     upload = Upload()
     found = stages.token_mask(list(rows.masks), list(rows.masks.values()), upload)
     upload.send(rows.device)

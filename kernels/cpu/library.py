@@ -37,7 +37,7 @@ VARIANTS = (
     Variant("base", (*_X86, "aarch64", "arm64"), frozenset(), ()),
 )
 
-# Functions on rows of logits (program.cpp) and their arguments: p for an address, n for a number of 64 bits. The first
+# Functions on rows of logits (logits.h) and their arguments: p for an address, n for a number of 64 bits. The first
 # is the team, then logits.
 SAMPLING = {
     "draw": "ppnpnppp",

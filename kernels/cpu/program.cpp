@@ -7,14 +7,10 @@
 #include <system_error>
 
 #include "attention.h"
-#include "cut.h"
-#include "draw.h"
-#include "edits.h"
 #include "experts.h"
 #include "linears.h"
 #include "pool.h"
 #include "rows.h"
-#include "scores.h"
 
 namespace {
 
@@ -189,16 +185,6 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
     }
 }
 
-// work(row, id) for each row, id being that of the thread; without waking the team for one row.
-template <class Work> void each_row(Runner& runner, int64_t count, Work work) {
-    if (count == 1) return work(0, 0);
-    auto all = [&](int id) {
-        int64_t begin, end;
-        while (runner.team.take(count, 1, begin, end)) work(begin, id);
-    };
-    if (count) runner.team.run(all);
-}
-
 }  // namespace
 
 extern "C" {
@@ -248,112 +234,6 @@ void slipway_run(void* runner, const Op* ops, int64_t count, const Step* step) {
     it.team.run(work);
 }
 
-// The best token of each of these rows of logits, [.., vocab], and its score. keys: two words a row, or null for none.
-void slipway_draw(void* runner, const float* logits, int64_t vocab, const int64_t* rows, int64_t count,
-                  const uint32_t* keys, int64_t* tokens, float* scores) {
-    each_row(*static_cast<Runner*>(runner), count, [&](int64_t i, int) {
-        const draw::Best found = draw::best(logits + rows[i] * vocab, vocab, keys ? keys + 2 * i : nullptr);
-        tokens[i] = found.token;
-        scores[i] = found.score;
-    });
-}
-
-// The same among the tokens that the cuts leave, with noise, and where they end. top_k, top_p, drop: [count], see cut.h.
-void slipway_draw_cut(void* runner, const float* logits, int64_t vocab, const int64_t* rows, int64_t count,
-                      const uint32_t* keys, const int64_t* top_k, const double* top_p, const double* drop,
-                      int64_t* tokens, float* scores, float* floors, int64_t* lasts) {
-    Runner& it = *static_cast<Runner*>(runner);
-    std::vector<cut::Scratch> scratch(size_t(it.team.size));
-    each_row(it, count, [&](int64_t i, int id) {
-        const cut::Cuts cuts{top_k[i], top_p[i], drop[i]};
-        cut::Border border;
-        const draw::Best found =
-            cut::drawn(logits + rows[i] * vocab, vocab, keys + 2 * i, cuts, scratch[size_t(id)], border);
-        tokens[i] = found.token;
-        scores[i] = found.score;
-        floors[i] = border.floor;
-        lasts[i] = border.last;
-    });
-}
-
-// Of rows `at` of [.., vocab] the log probability and rank of one token, and the `count` most likely ones: [rows, count].
-// Of a row's logits / divisor only those within the border are possible; divisors null: all, as they are.
-void slipway_scores(void* runner, const float* logits, int64_t stride, int64_t vocab, const int64_t* at, int64_t rows,
-                    const int64_t* chosen, int64_t count, const float* divisors, const float* floors,
-                    const int64_t* lasts, float* logprobs, int64_t* ranks, int64_t* tokens, float* values) {
-    Runner& it = *static_cast<Runner*>(runner);
-    std::vector<std::vector<float>> left(size_t(it.team.size));
-    each_row(it, rows, [&](int64_t i, int id) {
-        const float* row = logits + at[i] * stride;
-        if (divisors) {
-            auto& own = left[size_t(id)];
-            own.resize(size_t(vocab));
-            for (int64_t token = 0; token < vocab; token++) {
-                const float x = row[token] / divisors[i];
-                own[size_t(token)] = x > floors[i] || (x == floors[i] && token <= lasts[i]) || x != x ? x : -INFINITY;
-            }
-            row = own.data();
-        }
-        const scores::Found found = scores::row(row, vocab, chosen[i], count, tokens + i * count, values + i * count);
-        logprobs[i] = found.logprob;
-        ranks[i] = found.rank;
-    });
-}
-
-// The edits of edits.h. logits: rows of `vocab`, `stride` apart; rows: those that are edited, all different.
-
-void slipway_mask(void* runner, float* logits, int64_t stride, int64_t vocab, const int32_t* rows, int64_t count,
-                  const uint32_t* words, int64_t words_stride) {
-    each_row(*static_cast<Runner*>(runner), count, [&](int64_t i, int) {
-        edits::mask(logits + rows[i] * stride, vocab, words + i * words_stride);
-    });
-}
-
-void slipway_bar(void* runner, float* logits, int64_t stride, int64_t vocab, const int32_t* rows, int64_t count,
-                 const int32_t* stops, int64_t most, int64_t stops_stride) {
-    each_row(*static_cast<Runner*>(runner), count, [&](int64_t i, int) {
-        edits::bar(logits + rows[i] * stride, vocab, stops + i * stops_stride, most);
-    });
-}
-
-void slipway_divide(void* runner, float* logits, int64_t stride, int64_t vocab, const int32_t* rows, int64_t count,
-                    const float* divisors) {
-    each_row(*static_cast<Runner*>(runner), count, [&](int64_t i, int) {
-        edits::divide(logits + rows[i] * stride, vocab, divisors[i]);
-    });
-}
-
-// logits[rows[i], ids[i]] += values[i], in order.
-void slipway_bias(void*, float* logits, int64_t stride, int64_t vocab, const int32_t* rows, int64_t count,
-                  const int32_t* ids, const float* values) {
-    for (int64_t i = 0; i < count; i++)
-        if (ids[i] >= 0 && ids[i] < vocab) logits[rows[i] * stride + ids[i]] += values[i];
-}
-
-// slots, lengths: of each row; prompts and strengths: of each slot, as lines of `tokens`.
-void slipway_penalise(void* runner, float* logits, int64_t stride, int64_t vocab, const int32_t* rows, int64_t count,
-                      const int32_t* slots, const int32_t* lengths, const int32_t* tokens, int64_t tokens_stride,
-                      const int32_t* prompts, const float* repetition, const float* frequency, const float* presence) {
-    Runner& it = *static_cast<Runner*>(runner);
-    each_row(it, count, [&](int64_t i, int id) {
-        auto& counts = it.counts[size_t(id)];
-        if (int64_t(counts.size()) < vocab) counts.assign(size_t(vocab), 0);
-        const int64_t row = rows[i], slot = slots[row];
-        edits::penalise(logits + row * stride, vocab, tokens + slot * tokens_stride, lengths[row], prompts[slot],
-                        {repetition[slot], frequency[slot], presence[slot]}, counts.data());
-    });
-}
-
-// Of each word its row, its last token, and the others: [count, longest], -1 in front.
-void slipway_ban(void*, float* logits, int64_t stride, int64_t vocab, const int32_t* rows, int64_t count,
-                 const int32_t* slots, const int32_t* lengths, const int32_t* tokens, int64_t tokens_stride,
-                 const int32_t* prompts, const int32_t* lasts, const int32_t* prefixes, int64_t longest) {
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t row = rows[i], slot = slots[row];
-        if (lasts[i] < 0 || lasts[i] >= vocab) continue;
-        if (edits::ends_with(tokens + slot * tokens_stride, lengths[row], prompts[slot], prefixes + i * longest, longest))
-            logits[row * stride + lasts[i]] = -INFINITY;
-    }
-}
-
 }  // extern "C"
+
+#include "logits.h"

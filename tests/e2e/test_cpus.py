@@ -43,19 +43,3 @@ def test_a_team_is_pinned_thread_by_thread(launch):
     found = threads(appliance.pids()["engine-0"])
     assert found.count({ALLOWED[0]}) == found.count({ALLOWED[1]}) == 1
     assert all(cpus == set(ALLOWED[:2]) for cpus in threads(appliance.pids()["gateway"])) or len(ALLOWED) > 2
-
-
-def test_an_engine_that_may_not_use_its_cpus_says_so(tmp_path):
-    from engine.__main__ import _bind
-    from engine.api.config import EngineConfig
-    from engine.api.errors import ConfigError
-
-    config = EngineConfig(model="/m", kv_bytes=1, max_context=7, process_cpus=(ALLOWED[0], 9000))
-    before = os.sched_getaffinity(0)
-    try:
-        with pytest.raises(ConfigError, match=r"\[9000\] are not this process's; set hardware.cpus"):
-            _bind(config)
-    finally:
-        os.sched_setaffinity(0, before)
-    with pytest.raises(ConfigError, match="must be one for each of 2 threads"):
-        EngineConfig(model="/m", kv_bytes=1, max_context=7, threads=2, cpus=(0,))

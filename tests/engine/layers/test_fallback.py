@@ -62,9 +62,8 @@ def test_an_activation_without_compiled_body_equals_transformers(own_checkpoint,
     configured(saved.path, hidden_act="relu2")
     wanted = saved.logits(prompt)
     for chunk in (21, 5, 1):
-        torch.testing.assert_close(
-            driver(saved.path, kernels=compiled).run(prompt, chunk), wanted, atol=2e-5, rtol=1e-4
-        )
+        given = driver(saved.path, kernels=compiled).run(prompt, chunk)
+        torch.testing.assert_close(given, wanted, atol=2e-5, rtol=1e-4)
     together = driver(saved.path, kernels=compiled)
     one, two = together.add(prompt), together.add(ids(9, 4))
     together.step([(two, 9), (one, 21)])

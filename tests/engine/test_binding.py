@@ -1,0 +1,38 @@
+"""An engine takes the CPUs that it was given, or says that it cannot."""
+
+import os
+
+import pytest
+
+from engine.__main__ import _bind
+from engine.api.config import EngineConfig
+from engine.api.errors import ConfigError
+
+ALLOWED = os.sched_getaffinity(0)
+
+
+@pytest.fixture
+def configured():
+    """A configuration with these fields; afterwards this process runs where it did."""
+    yield lambda **fields: EngineConfig(model="/m", kv_bytes=1, max_context=7, **fields)
+    os.sched_setaffinity(0, ALLOWED)
+
+
+def test_the_process_runs_on_its_cpus_even_if_its_parent_may_not(configured):
+    first, last = min(ALLOWED), max(ALLOWED)
+    os.sched_setaffinity(0, {last})
+    _bind(configured(process_cpus=(first,)))
+    assert os.sched_getaffinity(0) == {first}
+    _bind(configured())
+    assert os.sched_getaffinity(0) == {first}
+
+
+@pytest.mark.parametrize("cpus", [(9000,), (min(ALLOWED), 9000)])
+def test_cpus_that_are_not_there_are_named(configured, cpus):
+    with pytest.raises(ConfigError, match="9000"):
+        _bind(configured(process_cpus=cpus))
+
+
+def test_there_is_a_cpu_for_each_thread_or_none(configured):
+    with pytest.raises(ConfigError, match="must be one for each of 2 threads"):
+        configured(threads=2, cpus=(0,))
