@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine import llm
 from engine.api.errors import CheckpointError
 from engine.models.families import ARCHITECTURES
 from engine.models.parts import MLP, Experts, bodies, has_experts
@@ -100,3 +101,10 @@ def test_every_other_layer_below_max_window_layers_has_a_window_in_qwen2_moe():
     # newer exporters write 0 where there is none
     assert {block[0].body.window for block in declared(QWEN2, sliding_window=0).blocks} == {None}
     assert all(isinstance(body, MLP) for body in mlps(declared(QWEN2, mlp_only_layers=[0, 1, 2, 3])))
+
+
+def test_without_a_plan_too_models_with_experts_are_torchs_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(llm, "installed", lambda: True)
+    dense = ARCHITECTURES["Qwen3ForCausalLM"]({**CONFIG, "architectures": ["Qwen3ForCausalLM"]})
+    assert llm._kernels("cuda", "bfloat16", dense) == "triton"
+    assert llm._kernels("cuda", "bfloat16", declared(QWEN3)) == "torch"
