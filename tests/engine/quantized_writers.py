@@ -206,7 +206,7 @@ KINDS = {
     "packed-channel": _compressed("pack-quantized", 4, None, torch.float16, symmetric=False),
     "packed-8-bits": _compressed("pack-quantized", 8, None),
     "w8a8": _compressed("int-quantized", 8, None, inputs=DYNAMIC),
-    "int8-groups": _compressed("int-quantized", 8, 64),
+    "int8-groups": _compressed("int-quantized", 8, 64, torch.float32),
 }
 
 
