@@ -1,7 +1,7 @@
 """The one projection layer: fused, divided among ranks by rows or inputs, packed for what multiplies by it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from engine.models.sources import join
 from engine.weights.packed import PackedFile
 from engine.weights.quantized import QuantizedWeights
 from engine.weights.slot import Slots, fused, slots, stored_dtype
+from kernels.cpu.memory import Arena
 from kernels.cpu.packing import Packed
 from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
@@ -38,6 +39,7 @@ class Target:
     known: PackedFile | None = None
     invariant: bool = False
     quantized: QuantizedWeights | None = None
+    arena: Arena = field(default_factory=Arena)  # of packed weights
 
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [rows, inputs]; weight from `pack` → [rows, outputs] of x's type."""
@@ -52,7 +54,7 @@ class Target:
         if self.team is None or self.quantized is None:
             return None
         numbers = self.quantized.fused(path, matrix)
-        return None if numbers is None else pack_for(numbers, self.team.tiling)
+        return None if numbers is None else self._held(pack_for(numbers, self.team.tiling))
 
     def stored_dtype(self, read: Read, path: str, matrix: Slots) -> torch.dtype:
         """The type in which the checkpoint holds all sources of a weight; float32 if they differ or are restored."""
@@ -68,14 +70,17 @@ class Target:
             return weight(self.dtype) if self.invariant else pack(weight(self.dtype))
         if self.bits == "stored":
             # Compiled kernels widen bf16 as they read it, which halves the bytes and changes no number.
-            return pack_for(weight(stored if stored == torch.bfloat16 else self.dtype), self.team.tiling)
+            return self._held(pack_for(weight(stored if stored == torch.bfloat16 else self.dtype), self.team.tiling))
         known = self.known.get(name) if self.known is not None else None
         if known is None:
             rounded = to_int4(weight(stored), INT4_GROUP) if self.bits == "int4" else to_int8(weight(stored))
             known = pack_for(rounded, self.team.tiling)
             if self.known is not None:
                 self.known.put(name, known)
-        return known
+        return self._held(known)
+
+    def _held(self, packed: Packed) -> Packed:
+        return replace(packed, data=self.arena.copy(packed.data))
 
 
 class LinearLayer:

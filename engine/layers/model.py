@@ -1,7 +1,6 @@
 """A declared model that runs: token ids and pages in, hidden states and logits out."""
 
 import math
-import mmap
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -26,6 +25,7 @@ from engine.weights.files import Weights
 from engine.weights.packed import PackedFile
 from engine.weights.quantized import QuantizedWeights
 from engine.weights.random import RandomWeights
+from kernels.cpu.memory import region
 from kernels.cpu.program import Team
 
 
@@ -37,8 +37,8 @@ def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.de
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     # Anonymous memory is zero and costs nothing until a page is written: filling 2 GiB takes 1.5 s of every start.
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    size = math.prod(shape) * dtype.itemsize
+    return region(size)[:size].view(dtype).view(shape)
 
 
 class TextModel:

@@ -16,6 +16,7 @@ constexpr int MOST_ROWS = 12;
 constexpr int MOST_ROWS = 6;
 #endif
 constexpr int DEPTH = 256;          // inputs whose widened weights stay in the first-level cache
+constexpr int64_t FETCH = 2048;      // bytes of weights between fetching and using them, where they are used once
 constexpr int CHUNK_PANELS = 16;    // panels that share one pass over the weights
 
 // sums[r][v] += Σ_k x[k][r] · w[k][v], in the order of k. On the way, `ahead` bytes for each k are fetched from `next`.
@@ -87,7 +88,8 @@ static void few_rows(const Linear& op, int64_t tokens, const float* x, int64_t t
     for (int64_t k = 0; k < op.inputs; k++) {
         UNROLL for (int t = 0; t < T; t++) {
             const B* at = w + t * apart + k * NR;
-            __builtin_prefetch(at + 16 * NR);
+            __builtin_prefetch((const char*)at + FETCH);
+            if (sizeof(B) * NR > 64) __builtin_prefetch((const char*)at + FETCH + 64);
             vf w0 = load(at), w1 = load(at + W);
             UNROLL for (int r = 0; r < R; r++) {
                 vf each = splat(x[k * R + r]);

@@ -25,7 +25,7 @@ struct Int8 { static constexpr int64_t INPUTS = 64, PARTS = 1; };
 
 constexpr int64_t CHUNK = 8;          // row tiles that share one pass over the weights
 constexpr int64_t GROUP = 8;          // output tiles of a piece of work where there are many rows
-constexpr int64_t AHEAD = 4;          // blocks of weights between fetching and using them
+constexpr int64_t AHEAD = 6;          // blocks of weights between fetching and using them
 constexpr int64_t DEPTH_BLOCKS = 32;  // blocks of inputs whose x stays in the second-level cache
 
 // The kernel hands tiles out only to a process that asks.

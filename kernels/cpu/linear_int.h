@@ -182,7 +182,7 @@ static void int8_tile(const Linear& op, const Quantised& form, int64_t tokens, c
     float* out = at_least(scratch.sums, size_t(CHUNK_PANELS) * R * NR);
     const int64_t deep = count > 1 ? DEEP : form.words;
     for (int64_t k = 0; k < form.words; k += deep) {
-        const int64_t depth = std::min(deep, form.words - k);
+        const int64_t depth = std::min(deep, form.words - k), ahead = count > 1 ? depth * NR * WORD8 : FETCH;
         for (int64_t p = 0; p < count; p++) {
             const int32_t* panel = packed + (first + p) * form.panel(R);
             int32_t* sums = (int32_t*)out + p * R * NR;
@@ -191,8 +191,8 @@ static void int8_tile(const Linear& op, const Quantised& form, int64_t tokens, c
                 UNROLL for (int v = 0; v < 2; v++) acc[r][v] = k ? load(sums + r * NR + v * W) : vi{};
             for (int64_t i = k; i < k + depth; i++) {
                 const uint8_t* at = w + i * NR * WORD8;
-                __builtin_prefetch(at + (count > 1 ? depth : 24) * NR * WORD8);
-                if (NR * WORD8 > 64) __builtin_prefetch(at + (count > 1 ? depth : 24) * NR * WORD8 + 64);
+                __builtin_prefetch(at + ahead);
+                if (NR * WORD8 > 64) __builtin_prefetch(at + ahead + 64);
                 UNROLL for (int r = 0; r < R; r++) {
                     acc[r][0] = dot8(acc[r][0], at, panel[i * R + r]);
                     acc[r][1] = dot8(acc[r][1], at + W * WORD8, panel[i * R + r]);
@@ -234,7 +234,7 @@ static void groups_tile(const Linear& op, const Quantised& form, int64_t tokens,
             UNROLL for (int r = 0; r < R; r++) acc[r] = g ? load(sums + r * W) : vf{};
             for (int64_t i = g; i < last; i++) {
                 const uint8_t* at = w + i * step;
-                const uint8_t* ahead = at + (count > 1 ? deep * step : 1536);
+                const uint8_t* ahead = at + (count > 1 ? deep * step : FETCH);
                 for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(ahead + line);
                 vi found[R] = {};
                 for (int64_t part = 0; part < group; part += PART) {

@@ -71,13 +71,13 @@ static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) 
             const Quantised form(op);
             const Panels panels(rows, form.most_rows);
             const int64_t pieces = form.tiles(op) * panels.chunks;
-            return {pieces, panels.count > 1 ? 1 : some(pieces, 32)};
+            return {pieces, panels.chunks > 1 ? 1 : some(pieces, 32)};
         }
         default: {
             const Panels panels(rows);
             const int64_t pieces = linear_tiles(op) * panels.chunks;
             // By fours, see few_rows.
-            return {pieces, panels.count > 1 ? 1 : std::clamp<int64_t>(pieces / (threads * 8) / 4 * 4, 4, 32)};
+            return {pieces, panels.chunks > 1 ? 1 : std::clamp<int64_t>(pieces / (threads * 8) / 4 * 4, 4, 32)};
         }
     }
 }
