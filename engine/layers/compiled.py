@@ -18,7 +18,7 @@ from engine.layers.block import AttentionLayer, BranchLayer
 from engine.layers.linear import LinearLayer
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
-from engine.layers.rope import angles
+from engine.layers.rope import Rotation
 from engine.layers.vocabulary import Vocabulary
 from engine.models.parts import LayerNorm, Norm, Rope
 from kernels.activation import gated
@@ -69,6 +69,7 @@ class CompiledModel:
     ) -> None:
         self.vocabulary, self.branches, self.norm = vocabulary, branches, norm
         self.ropes, self.team = ropes, team
+        self.rotations = [Rotation(rope, torch.device("cpu")) for rope in ropes]
         self.buffers = Buffers()
         self.hidden = vocabulary.part.hidden
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
@@ -84,7 +85,7 @@ class CompiledModel:
             ids=batch.ids,
             first=torch.tensor(batch.first),
             count=torch.tensor(batch.count),
-            angles=[angles(rope, batch.positions, batch.rope_lengths) for rope in self.ropes],
+            angles=[rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations],
             tables=batch.tables,
             slots=batch.slots,
             pages=pages,

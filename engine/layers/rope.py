@@ -30,8 +30,7 @@ from kernels.rope import rope_angles
 
 def angles(rope: Rope, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin, [tokens, 1, dim]. lengths: [tokens] int64, at least position + 1."""
-    rotation = Rotation(rope, positions.device)
-    return rope_angles(positions, rotation.frequencies(lengths), rotation.attention, rope.interleaved)
+    return Rotation(rope, positions.device).angles(positions, lengths)
 
 
 class Rotation:
@@ -43,6 +42,10 @@ class Rotation:
         self.attention = rope.scaling.attention if isinstance(rope.scaling, YarnScaling | LongScaling) else 1.0
         self._exponents = torch.arange(0, rope.dim, 2, device=device).float() / rope.dim
         self._fixed = self._made()
+
+    def angles(self, positions: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, [tokens, 1, dim]. lengths: [tokens] int64, at least position + 1."""
+        return rope_angles(positions, self.frequencies(lengths), self.attention, self.rope.interleaved)
 
     def frequencies(self, lengths: Tensor) -> Tensor:
         """[dim / 2] fp32, or [tokens, dim / 2] where they depend on the sequence's length. lengths: [tokens]."""

@@ -276,8 +276,16 @@ def write(folder: Path, kind: Kind, architecture: str = "Llama", **more: Any) ->
     model.save_pretrained(made.plain)
     model.save_pretrained(made.path)
     covered = {f"{name}.weight" for name in projections(model) if name not in ignored}
-    rest = {name: tensor for name, tensor in load_file(made.plain / "model.safetensors").items() if name not in covered}
+    plain = load_file(made.plain / "model.safetensors")
+    for name in [name for name in plain if ".experts." in name]:  # the model holds them in one tensor, the file apart
+        one = kind.quantize(plain[name])
+        plain[name] = one.restored().to(plain[name].dtype)
+        own |= {f"{name.removesuffix('weight')}{suffix}": tensor for suffix, tensor in kind.write(one).items()}
+        covered.add(name)
+    save_file(plain, made.plain / "model.safetensors", {"format": "pt"})
+    rest = {name: tensor for name, tensor in plain.items() if name not in covered}
     save_file({name: tensor.contiguous() for name, tensor in (rest | own).items()}, made.path / "model.safetensors")
-    config = json.loads((made.path / "config.json").read_text()) | {"quantization_config": kind.settings}
+    routers = {"modules_to_not_convert": ["mlp.gate"]} if any(".mlp.gate." in name for name in plain) else {}
+    config = json.loads((made.path / "config.json").read_text()) | {"quantization_config": kind.settings | routers}
     (made.path / "config.json").write_text(json.dumps(config))
     return made

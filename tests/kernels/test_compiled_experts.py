@@ -17,6 +17,12 @@ from kernels.quantisation import rounded_rows, to_int4, to_int8
 POISON = 12345.0
 FULL = ("tiles_f32", "tiles_bf16", "amx_bf16")
 ROUNDED = ("tiles_int8", "amx_int8", "tiles_int4")
+PAIRS = [
+    (variant, form)
+    for variant in usable()
+    for form in (*FULL, *ROUNDED)
+    if variant == "amx" or not form.startswith("amx")  # matrix tiles are of one variant alone
+]
 
 
 @pytest.fixture(scope="module", params=usable())
@@ -38,8 +44,6 @@ def near(got, want, tolerance=1e-5):
 
 def made_in(team, form, weight):
     """The weight as this form holds it, packed and restored."""
-    if form.startswith("amx") and team.variant != "amx":
-        pytest.skip("matrix tiles are of another variant")
     if form in FULL:
         return pack(weight, team.tiling, form), weight.double()
     rounded = to_int4(weight.float(), 32) if "int4" in form else to_int8(weight.float())
@@ -150,7 +154,7 @@ def routings(tokens, count):
     return even, one, few
 
 
-@pytest.mark.parametrize("form", (*FULL, *ROUNDED))
+@pytest.mark.parametrize(("team", "form"), PAIRS, indirect=["team"])
 @pytest.mark.parametrize("size", [(1, 1), (7, 5), (33, 31), (70, 48), (130, 300)])
 def test_linears_of_experts_are_their_products_for_any_choice(team, form, size):
     count = 5
@@ -219,7 +223,7 @@ def weights_of(team, form, count, hidden, inner):
     return ups, downs
 
 
-@pytest.mark.parametrize("form", FULL)
+@pytest.mark.parametrize(("team", "form"), [pair for pair in PAIRS if pair[1] in FULL], indirect=["team"])
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize("k", [1, 2, 6])
 def test_a_mixture_is_the_weighted_sum_of_its_experts_row_by_row(team, form, scores, k):
@@ -243,7 +247,7 @@ def test_a_mixture_is_the_weighted_sum_of_its_experts_row_by_row(team, form, sco
             near(mixture(team, logits, k, *packed, x, scores, shared, gate), want + opened * shared)
 
 
-@pytest.mark.parametrize("form", (*FULL, *ROUNDED))
+@pytest.mark.parametrize(("team", "form"), PAIRS, indirect=["team"])
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_row_of_a_mixture_is_the_same_alone_and_among_others(team, form, k):
     count, hidden, inner = 4, 130, 70

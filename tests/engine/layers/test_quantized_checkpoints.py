@@ -61,6 +61,7 @@ def test_torch_runs_the_restored_weights_as_transformers_does(kind, written, dri
         ("Qwen3", {"head_dim": 32}),
         ("Phi3", {}),
         ("Llama", {"mlp_bias": True}),
+        ("Qwen3Moe", {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128}),
     ],
 )
 def test_other_architectures_biases_and_sources_of_several_rows(architecture, more, tmp_path, driver, ids):
