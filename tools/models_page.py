@@ -51,8 +51,7 @@ checkpoint leaves out stay in its type. Everything else is refused with its meth
 Of a GGUF file, Q4_0 and Q8_0 are held as they are, F32, F16 and BF16 as those of any checkpoint; all other types are
 restored to float32, or rounded by `quantization.weights`. The file lies in a folder with `tokenizer.json`, one of its
 kind and with no safetensors beside. Its `config.json` is taken if there is one; else it is made of the file's keys, but
-for models with scaled rotary positions, such as Llama 3.1, which need theirs. Reading it takes
-`pip install 'slipway[gguf]'`.
+for models with scaled rotary positions, such as Llama 3.1, which need theirs.
 
 ## Another architecture
 

@@ -2,8 +2,7 @@
 
 config.json is taken where the folder has one, else it is made of the file's own keys. llama.cpp's converter turns the
 rows of Llama's q and k, in each head the two halves to pairs; `Scheme.heads` says where they must be turned back.
-Read with the package gguf (its extra: `pip install slipway[gguf]`). Source: ggml's description of GGUF,
-llama.cpp's convert_hf_to_gguf.py.
+Read with the package gguf. Source: ggml's description of GGUF, llama.cpp's convert_hf_to_gguf.py.
 """
 
 import re
@@ -148,7 +147,7 @@ def _reader(file: Path) -> Any:
         from gguf import GGUFReader
     except ImportError as error:
         raise CheckpointError(
-            f"{file}: reading GGUF needs the package gguf, which is not installed; pip install 'slipway[gguf]'"
+            f"{file}: reading GGUF needs the package gguf, which is not installed; pip install gguf"
         ) from error
     try:
         return GGUFReader(file)
