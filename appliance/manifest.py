@@ -121,7 +121,7 @@ class Hardware(Section):
     """CPUs of the engines' threads, such as 0-3,8; auto pins where the cores are the service's own, none never does."""
     reserved_cores: Annotated[int, Field(ge=0)] | Auto = "auto"
     """Cores that no engine computes on, left to the gateway and the system; auto is 1 above 8 cores, else 0."""
-    kernels: Literal["auto", "torch", "triton", "base", "avx2", "avx512", "amx"] = "auto"
+    kernels: Literal["auto", "torch", "triton", "base", "neon", "avx2", "avx512", "amx"] = "auto"
     """Which kernels compute: auto takes triton on a GPU, the fastest compiled ones on a CPU, torch where none are."""
     batch_invariant: bool = False
     """Let no request's numbers depend on the requests beside it; costs speed on a GPU, nothing on a CPU."""

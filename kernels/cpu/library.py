@@ -17,7 +17,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # that have a compiled body
 
 @dataclass(frozen=True)
 class Variant:
-    """`needs`: flags of /proc/cpuinfo. `flags`: the compiler's."""
+    """`needs`: flags of /proc/cpuinfo, on ARM its features. `flags`: the compiler's."""
 
     name: str
     machines: tuple[str, ...]
@@ -26,6 +26,7 @@ class Variant:
 
 
 _X86 = ("x86_64", "AMD64")
+_ARM = ("aarch64", "arm64")
 _AVX512_PARTS = ("f", "bw", "vl", "dq", "vnni")
 _AVX512 = (*(f"-mavx512{part}" for part in _AVX512_PARTS), "-mfma", "-mf16c", "-mprefer-vector-width=512")
 _AVX512_NEEDS = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"))
@@ -34,7 +35,8 @@ VARIANTS = (
     Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512, *_AMX)),
     Variant("avx512", _X86, _AVX512_NEEDS, _AVX512),
     Variant("avx2", _X86, frozenset(("avx2", "fma", "f16c")), ("-mavx2", "-mfma", "-mf16c")),
-    Variant("base", (*_X86, "aarch64", "arm64"), frozenset(), ()),
+    Variant("neon", _ARM, frozenset(("asimddp",)), ("-march=armv8.2-a+dotprod",)),
+    Variant("base", (*_X86, *_ARM), frozenset(), ()),
 )
 
 # Functions on rows of logits (logits.h) and their arguments: p for an address, n for a number of 64 bits. The first
@@ -91,7 +93,7 @@ def _cpu_flags() -> frozenset[str]:
         lines = CPU_FACTS.read_text().splitlines()
     except OSError:
         return frozenset()
-    flags = next((line for line in lines if line.startswith("flags")), ":")
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")  # the name on ARM
     return frozenset(flags.split(":", 1)[1].split())
 
 

@@ -18,10 +18,17 @@
 constexpr int64_t WORD8 = 4, WORD4 = 4;  // inputs of one word
 #elif defined(__AVX2__)
 constexpr int64_t WORD8 = 2, WORD4 = 4;
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr int64_t WORD8 = 4, WORD4 = 4;
 #else
 constexpr int64_t WORD8 = 1, WORD4 = 1;
 #endif
-#if defined(__AVX512F__)
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr int32_t MIDDLE8 = 0;  // what was added to the 8 bits of a weight when dot8 multiplies: its products are signed
+#else
+constexpr int32_t MIDDLE8 = 128;
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int MOST_ROWS4 = 10;
 #else
 constexpr int MOST_ROWS4 = 4;  // three sums a row in 16 registers
@@ -35,6 +42,9 @@ static inline vi dot8(vi sum, const uint8_t* w, int32_t x) {
 #elif defined(__AVX2__)
     __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)w));
     return sum + (vi)_mm256_madd_epi16(wide, _mm256_set1_epi32(x));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    const int8x16_t weights = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w), vdupq_n_u8(128)));
+    return (vi)vdotq_s32((int32x4_t)sum, weights, vreinterpretq_s8_s32(vdupq_n_s32(x)));
 #else
     return sum + load(w) * x;
 #endif
@@ -66,6 +76,15 @@ template <int R> static inline __attribute__((always_inline)) void dot4(const ui
         }
     }
     UNROLL for (int r = 0; r < R; r++) sums[r] += (vi)_mm256_madd_epi16(narrow_sums[r], one);
+#elif defined(__ARM_FEATURE_DOTPROD)
+    UNROLL for (int pair = 0; pair < PART / 8; pair++) {
+        const uint8x16_t both = vld1q_u8(w + pair * W * WORD4);
+        const int8x16_t low = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), high = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
+        UNROLL for (int r = 0; r < R; r++) {
+            const int32x4_t sum = vdotq_s32((int32x4_t)sums[r], low, vreinterpretq_s8_s32(vdupq_n_s32(x[(2 * pair) * R + r])));
+            sums[r] = (vi)vdotq_s32(sum, high, vreinterpretq_s8_s32(vdupq_n_s32(x[(2 * pair + 1) * R + r])));
+        }
+    }
 #else
     for (int pair = 0; pair < PART / 2; pair++) {
         vi both = load(w + pair * W), low = both & 15, high = both >> 4;
@@ -209,7 +228,7 @@ static void int8_tile(const Linear& op, const Quantised& form, int64_t tokens, c
         for (int r = 0; r < R; r++)
             for (int v = 0; v < 2; v++) {
                 float* at = out + (p * R + r) * NR + v * W;
-                store(at, to_float(load((const int32_t*)at) - 128 * tail[R + r]) * (load(scales + v * W) * ((const float*)tail)[r]));
+                store(at, to_float(load((const int32_t*)at) - MIDDLE8 * tail[R + r]) * (load(scales + v * W) * ((const float*)tail)[r]));
             }
     }
     put(op, tokens, first * R, count * R, tile * NR, NR, out);
@@ -242,7 +261,7 @@ static void groups_tile(const Linear& op, const Quantised& form, int64_t tokens,
                     else dot8_part<R>(at + part * W, panel + (i * group + part) / WORD8 * R, found);
                 }
                 const vf scale = group_scales(at + bytes, op.scale_type);
-                vi zero = vi{} + (NARROW ? 8 : 128);
+                vi zero = vi{} + (NARROW ? 8 : MIDDLE8);
                 if constexpr (ZEROS) zero = load(at + bytes + scale_bytes);
                 UNROLL for (int r = 0; r < R; r++) acc[r] += scale * to_float(found[r] - zero * row_sums[i * R + r]);
             }

@@ -12,6 +12,10 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int W = 16;
 #elif defined(__AVX2__)
@@ -58,6 +62,8 @@ static inline vf load(const fp16* p) {
     return (vf)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)p));
 #elif defined(__F16C__) && defined(__AVX2__)
     return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16((const uint16_t*)p)));
 #else
     vf x;
     for (int i = 0; i < W; i++) x[i] = widen(p[i]);

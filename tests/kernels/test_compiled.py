@@ -511,6 +511,16 @@ def test_only_what_the_cpu_can_run_is_usable(tmp_path, monkeypatch):
         library.load("avx2")
 
 
+def test_arm_calls_its_flags_features(tmp_path, monkeypatch):
+    for name in ("neon", "base"):
+        (tmp_path / f"_{name}.so").touch()
+    monkeypatch.setattr(library, "FOLDER", tmp_path)
+    cpu(tmp_path, monkeypatch, "processor : 0\nFeatures\t: fp asimd fphp asimdhp asimddp\n")
+    assert usable() == ("neon", "base")
+    cpu(tmp_path, monkeypatch, "processor : 0\nFeatures\t: fp asimd\n")
+    assert usable() == ("base",)
+
+
 def test_without_compiled_files_torch_serves(tmp_path, monkeypatch):
     monkeypatch.setattr(library, "FOLDER", tmp_path)
     assert usable() == () and library.best() == "torch"
