@@ -95,6 +95,7 @@ def test_activations_are_their_formulas():
         "gelu": wide * (1 + torch.erf(wide / math.sqrt(2))) / 2,
         "gelu_tanh": wide * (1 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))) / 2,
         "relu": wide.clamp(min=0),
+        "relu2": wide.clamp(min=0) ** 2,
     }
     assert formulas.keys() == ACTIVATIONS.keys()
     for name, want in formulas.items():
