@@ -20,7 +20,9 @@ def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int
     llama_cpp.llama_backend_init()
     llama_cpp.llama_log_set(_quiet(llama_cpp), None)
     file = gguf(checkpoint, bits)
-    model = llama_cpp.llama_model_load_from_file(str(file).encode(), llama_cpp.llama_model_default_params())
+    how = llama_cpp.llama_model_default_params()
+    how.use_mmap = False  # pages of a file may be taken back while other sides run
+    model = llama_cpp.llama_model_load_from_file(str(file).encode(), how)
     settings = llama_cpp.llama_context_default_params()
     settings.n_ctx = tokens + max(1, rows) * (STEPS + 8)
     settings.kv_unified = True

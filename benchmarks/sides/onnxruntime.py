@@ -1,5 +1,5 @@
 """ONNX Runtime through onnxruntime-genai, whose own builder makes the model: fused attention, MatMulNBits in blocks of
-32 with activations of 8 bits (accuracy level 4), a head of 8 bits. Its greedy choice of tokens is included.
+32 with activations of 8 bits (accuracy level 4), the head too. Its greedy choice of tokens is included.
 
 The builder needs torch, transformers and onnx-ir beside it.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.sides import STEPS, Job, Measure, prompts
 
 BUILDER = "onnxruntime_genai.models.builder"
-OPTIONS = ("accuracy_level=4", "block_size=32", "matmul_mixed_precision=last_matmul:int8")
+OPTIONS = ("accuracy_level=4", "block_size=32")
 
 
 def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int]) -> Measure:

@@ -126,6 +126,7 @@ BAD_WORDS = Op(
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
     compiled=edits.bad_words,
+    cpu_cases=(Case("8x100", {"rows": 8, "words": 800, "longest": 4, "vocab": 151936, "width": 4097}),),
     traffic=lambda logits, slot, lengths, tokens, prompt_tokens, rows, lasts, prefixes: (
         nbytes(rows, lasts, prefixes) + nbytes(prefixes)
     ),

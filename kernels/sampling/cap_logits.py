@@ -72,6 +72,7 @@ CAP_LOGITS = Op(
     ),
     tolerance={torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 1e-6},
     compiled=edits.cap_logits,
+    cpu_cases=(Case("8x151936", {"rows": 8, "vocab": 151936, "scale": 1.0, "cap": 30.0}),),
     traffic=lambda x, scale, cap: x.nbytes + 4 * x.numel(),
     alone=sliced(0),
     strided=(0,),

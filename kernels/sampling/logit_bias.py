@@ -63,6 +63,7 @@ LOGIT_BIAS = Op(
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
     compiled=edits.logit_bias,
+    cpu_cases=(Case("8x300", {"rows": 8, "each": 300, "vocab": 151936}),),
     traffic=lambda logits, rows, tokens, values: nbytes(rows, tokens, values) + 2 * nbytes(values),
     strided=(0,),
 )

@@ -82,6 +82,7 @@ MIN_TOKENS = Op(
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
     compiled=edits.min_tokens,
+    cpu_cases=(Case("8x151936", {"rows": 8, "users": 8, "most": 5, "vocab": 151936}),),
     traffic=lambda logits, users, stops: nbytes(users, stops) * 2,
     strided=(0, 2),
 )

@@ -195,6 +195,12 @@ PENALTIES = Op(
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
     compiled=edits.penalties,
+    cpu_cases=(
+        Case(
+            "8x4096",
+            {"rows": 8, "users": 8, "lengths": [4096], "prompt": 2048, "vocab": 151936, "variety": 151936},
+        ),
+    ),
     traffic=_traffic,
     strided=(0, 4),
 )

@@ -74,6 +74,7 @@ TOKEN_MASK = Op(
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
     # of random words half the bits are 0
     compiled=edits.token_mask,
+    cpu_cases=(Case("8x151936", {"rows": 8, "users": 8, "vocab": 151936}),),
     traffic=lambda logits, users, words: words.nbytes + users.shape[0] * logits.shape[1] * logits.element_size() // 2,
     strided=(0, 2),
 )

@@ -241,6 +241,7 @@ TOP_LOGPROBS = Op(
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 1e-5},
     compiled=edits.top_logprobs,
+    cpu_cases=(Case("8x151936", {"rows": 8, "n": 8, "vocab": 151936, "top": 20, "processed": False}),),
     traffic=lambda logits, at, *rest: at.shape[0] * (logits.shape[1] * logits.element_size()) + nbytes(at),
     strided=(0,),
 )
