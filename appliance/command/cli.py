@@ -129,7 +129,7 @@ def _prove(options: argparse.Namespace) -> Any:
     from appliance.declare.settings import Given, environment
     from appliance.plan.prove import prove
 
-    return prove(Given(options.manifest, options.options, environment()))
+    return prove(Given(options.manifest, options.options, environment(), tuple(options.overlays)))
 
 
 def _refusing(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from appliance.manifest import Manifest
+from appliance.manifest_file import ManifestFile
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Key:
-    """`kind`: "section" has keys below, "map" has names of the operator's choice, "value" is a leaf. `types` are
-    the JSON types of its values, `choices` its fixed words, `form` "size" or "duration" where a unit is written."""
+    """`kind`: "section" has keys below, "map" has names of the operator's choice, "value" is a leaf; "layer" stands in
+    files only, where it says of what the manifest is composed. `types` are the JSON types of its values, `choices` its
+    fixed words, `form` what kind of quantity is written, such as "size" or "duration"."""
 
     path: tuple[str, ...]
     kind: str
@@ -36,6 +37,14 @@ class Key:
         return "(must be given)" if self.required else spell(self.default, self.form)
 
 
+LAYER_KEYS = (("extends",), ("overlays",), ("hardware", "profiles"))
+_EXAMPLES = {
+    "size": "a size such as 8GiB",
+    "duration": "a duration such as 30s",
+    "count range": 'a whole number or a range such as ">=2"',
+    "size range": 'a range such as ">=80GB"',
+    "version range": 'a number such as 9.0 or a range such as ">=9.0"',
+}
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -66,8 +75,8 @@ def spell(value: Any, form: str = "") -> str:
 
 @cache
 def schema() -> Json:
-    """JSON Schema of what a manifest may hold (validation mode)."""
-    return Manifest.model_json_schema(mode="validation")
+    """JSON Schema of what a manifest file may hold (validation mode)."""
+    return ManifestFile.model_json_schema(mode="validation")
 
 
 @cache
@@ -77,16 +86,17 @@ def keys() -> dict[tuple[str, ...], Key]:
 
 
 def find(path: tuple[str | int, ...]) -> Key | None:
-    """The declaration behind a path of a manifest: chosen names match `*`, items of a list their list."""
+    """The declaration behind a path of a manifest: chosen names and sections in a list match `*`, other items of a list
+    their list."""
     table = keys()
     found: tuple[str, ...] = ()
     for part in path:
-        if isinstance(part, int):
-            break
-        if (*found, part) in table:
+        if not isinstance(part, int) and (*found, part) in table:
             found = (*found, part)
         elif (*found, "*") in table:
             found = (*found, "*")
+        elif isinstance(part, int):
+            break
         else:
             return None
     return table.get(found)
@@ -125,14 +135,31 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
     form = next((option["format"] for option in (resolved, *options) if "format" in option), "")
     named = resolved.get("patternProperties") or ({"": resolved["additionalProperties"]} if _is_map(resolved) else {})
     kind = "section" if "properties" in resolved else "map" if named else "value"
+    if path in LAYER_KEYS:
+        kind = "layer"
     yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form)
     if kind == "section":
         yield from _walk(resolved, path)
+    if path == ("overlays",):
+        return  # an overlay holds the keys of the manifest once more
     for inner in map(_resolve, named.values()):
-        meaning = "One secret: {file: path} or {env: NAME}."
-        yield Key((*path, "*"), "section", frozenset({"object"}), (), _allowed(inner), False, None, meaning)
-        for option in map(_resolve, inner["anyOf"]):
-            yield from _walk({**option, "required": ()}, (*path, "*"))
+        yield from _named(inner, (*path, "*"))
+    if "properties" in (item := _resolve(resolved.get("items", {}))):
+        yield Key((*path, "*"), "section", frozenset({"object"}), (), _allowed(item), False, None, "One of the list.")
+        yield from _walk(item, (*path, "*"))
+
+
+def _named(inner: Json, path: tuple[str, ...]) -> Iterator[Key]:
+    """What stands below a name of the operator's choice: a secret, which has one of several forms, or a plain value."""
+    options = [_resolve(option) for option in inner.get("anyOf", (inner,))]
+    if not any("properties" in option for option in options):
+        types = frozenset(kind for option in options for kind in _types(option))
+        yield Key(path, "value", types, (), _allowed(inner), False, None, "One variable.")
+        return
+    meaning = "One secret: {file: path} or {env: NAME}."
+    yield Key(path, "section", frozenset({"object"}), (), _allowed(inner), False, None, meaning)
+    for option in options:
+        yield from _walk({**option, "required": ()}, path)
 
 
 def _is_map(node: Json) -> bool:
@@ -158,8 +185,9 @@ def _words(node: Json) -> tuple[Any, ...]:
 def _allowed(node: Json) -> str:
     """What a value must be, in words."""
     if form := node.get("format"):
-        example = {"size": "a size such as 8GiB", "duration": "a duration such as 30s"}[form]
-        return " or ".join([*(str(word) for option in node.get("anyOf", ()) for word in _words(option)), example])
+        return " or ".join(
+            [*(str(word) for option in node.get("anyOf", ()) for word in _words(option)), _EXAMPLES[form]]
+        )
     if "anyOf" in node:
         return " or ".join(dict.fromkeys(_allowed(_resolve(option)) for option in node["anyOf"]))
     if words := _words(node):
@@ -172,7 +200,7 @@ def _allowed(node: Json) -> str:
         case "null":
             return "null"
         case "array":
-            return "a list of texts"
+            return "a list of mappings" if "$ref" in node["items"] else "a list of texts"
         case "object":
             names = ", ".join(node["properties"]) if "properties" in node else "names of your choice"
             return f"a mapping with {names}"

@@ -98,7 +98,9 @@ def read_yaml(data: bytes, source: str, via: tuple[str, ...] = ()) -> Tree:
     if text is None:
         return tree
     tabs = [
-        Fault((), replace(start, line=number, column=len(match[0])), "a tab in the indentation", hint="indent with spaces")
+        Fault(
+            (), replace(start, line=number, column=len(match[0])), "a tab in the indentation", hint="indent with spaces"
+        )
         for number, line in enumerate(text.splitlines(), 1)
         if (match := re.match(r" *\t", line)) and line.strip() and not line.lstrip().startswith("#")
     ]

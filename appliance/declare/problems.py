@@ -28,17 +28,23 @@ class Problem:
     def __str__(self) -> str:
         source = self.place.source.replace("-", "_")  # a flag writes the key's underscores as dashes
         said = not self.key or (self.place.line == 0 and source.endswith(self.key))
-        return f"{self.place}: {self.message}" if said else f"{self.place}: {self.key}: {self.message}"
+        message = _join(self.message, self.place.through())
+        return f"{self.place}: {message}" if said else f"{self.place}: {self.key}: {message}"
 
 
 class Refused(Exception):
-    """A manifest that cannot be served. `problems` are in file order, those of options and variables last; `cause` says
-    with which code a command ends."""
+    """A manifest that cannot be served. `problems` are in file order, a file before those that it extends, options and
+    variables last; `cause` says with which code a command ends."""
 
     def __init__(self, problems: Iterable[Problem], cause: exits.Exit = exits.MANIFEST) -> None:
         self.cause = cause
-        self.problems = sorted(problems, key=lambda p: (p.place.line == 0, p.place.line, p.place.column))
+        self.problems = sorted(problems, key=_order)
         super().__init__("\n".join(map(str, self.problems)))
+
+
+def _order(problem: Problem) -> tuple[bool, int, str, int, int]:
+    place = problem.place
+    return place.line == 0, len(place.via), place.source if place.line else "", place.line, place.column
 
 
 def from_fault(fault: Fault) -> Problem | None:
@@ -62,7 +68,7 @@ def from_fault(fault: Fault) -> Problem | None:
 
 def from_validation(error: ValidationError, tree: Tree) -> list[Problem]:
     """One problem for each wrong place; places that are faulty already are left out."""
-    faulty = {fault.path for fault in tree.faults}
+    faulty = {fault.path for fault in tree.faults} | tree.unknown
     found: dict[Path, Problem] = {}
     for detail in error.errors(include_url=False):
         path = _path(detail, tree.value)
@@ -101,16 +107,20 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
         case "unknown_secret":
             path = ("endpoints", "api_keys")
             known = ", ".join(tree.value.get("secrets", {})) or "no names at all"
-            message = f"{given(path, _at(path, tree))} is no name in secrets; secrets has {known}"
+            wrong = given(path, _at(path, tree), tree.spelled.get(path, ""))
+            message = f"{wrong} is no name in secrets; secrets has {known}"
             return Problem(tree.values.get(path, _above(path, tree)), dotted(path), message)
     key, value = find(path), _at(path, tree)
     if key is None:
         return Problem(tree.values.get(path, _above(path, tree)), name, str(detail["msg"]))
-    allowed = "text" if path and isinstance(path[-1], int) else key.allowed
-    hint = suggest_value(key, value, item=bool(path) and isinstance(path[-1], int))
-    return Problem(
-        tree.values.get(path, _above(path, tree)), name, _join(given(path, value), f"must be {allowed}", hint)
-    )
+    item = bool(path) and isinstance(path[-1], int) and key.kind != "section"
+    allowed = "text" if item else key.allowed
+    spelled = tree.spelled.get(path, "")
+    hint = suggest_value(key, value, item=item)
+    if spelled and not hint.startswith("did you mean"):
+        hint = ""  # it would say how to write the value in the file
+    message = _join(given(path, value, spelled), f"must be {allowed}", hint)
+    return Problem(tree.values.get(path, _above(path, tree)), name, message)
 
 
 def unknown_key(path: Path) -> str:
@@ -151,8 +161,8 @@ def _secret_problem(path: Path, tree: Tree) -> Problem:
 NAME_PATTERN = "^[a-z0-9][a-z0-9._-]{0,62}$"
 
 
-def given(path: Path, value: Any) -> str:
-    """A value as it was given, short, and not at all below `secrets`."""
+def given(path: Path, value: Any, spelled: str = "") -> str:
+    """A value as it was given, short, and not at all below `secrets`; with what the file has, if it is interpolated."""
     if path[:1] == ("secrets",):
         return "the value given (not shown)"
     match value:
@@ -168,6 +178,11 @@ def given(path: Path, value: Any) -> str:
             text = f"a list of {len(value)}"
         case _:
             text = str(value)
+    source = f" (from {_short(spelled)})" if spelled else ""
+    return _short(text) + source
+
+
+def _short(text: str) -> str:
     return text if len(text) <= MAX_GIVEN else f"{text[: MAX_GIVEN - 1]}…"
 
 

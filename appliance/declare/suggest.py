@@ -189,6 +189,9 @@ def _word(choices: tuple[str, ...], text: str) -> str:
 
 
 def _quantity(form: str, text: str) -> str:
+    if form.endswith(" range"):
+        size = "" if form == "size range" else r"\s*$"
+        return f'">={text}"' if re.match(r"\d+(\.\d+)?" + size, text) else ""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
     unit = _UNITS[form].get(match[2].lower()) if match else None
     if match and form == "duration" and match[2].lower() in ("d", "day", "days"):

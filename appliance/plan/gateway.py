@@ -1,11 +1,11 @@
 """What the gateway is told: manifest and checkpoint facts as one resolved GatewayConfig."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from appliance import __version__
+from appliance.declare.settings import Settings
 from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef
 from appliance.manifest import Manifest, SecretFile
 from appliance.plan.choice import Choice
@@ -36,16 +36,16 @@ def sampling_defaults(manifest: Manifest, checkpoint: Checkpoint) -> tuple[Sampl
 
 
 def gateway_config(
-    manifest: Manifest,
+    settings: Settings,
     checkpoint: Checkpoint,
-    folder: Path,
     *,
     names: tuple[str, ...],
     max_context: int,
     sampling: SamplingDefaults,
     sha256: str,
 ) -> GatewayConfig:
-    """`folder` is the manifest's: relative paths start there. The launcher fills in the engines."""
+    """The launcher fills in the engines."""
+    manifest = settings.manifest
     endpoints, limits, observability = manifest.endpoints, manifest.limits, manifest.observability
     template = manifest.model.chat_template
     return GatewayConfig(
@@ -57,8 +57,8 @@ def gateway_config(
         max_context=max_context,
         vocab_size=checkpoint.model.embed.vocab,
         eos_token_ids=_end_tokens(manifest, checkpoint),
-        chat_template=None if template is None else str(folder / template),
-        api_keys=None if endpoints.api_keys is None else _secret(manifest, endpoints.api_keys, folder),
+        chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
+        api_keys=None if endpoints.api_keys is None else _secret(settings, endpoints.api_keys),
         compat=endpoints.compat,
         cors_origins=endpoints.cors_origins,
         keep_alive_s=endpoints.keep_alive,
@@ -93,8 +93,8 @@ def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(token for token in checkpoint.eos_token_ids if token in listed)
 
 
-def _secret(manifest: Manifest, name: str, folder: Path) -> SecretRef:
-    secret = manifest.secrets[name]
+def _secret(settings: Settings, name: str) -> SecretRef:
+    secret = settings.manifest.secrets[name]
     if isinstance(secret, SecretFile):
-        return SecretRef(file=str(folder / secret.file))
+        return SecretRef(file=str(settings.file(("secrets", name, "file"))))
     return SecretRef(env=secret.env)

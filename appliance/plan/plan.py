@@ -50,7 +50,8 @@ class Effective:
 @dataclass(frozen=True)
 class Plan:
     """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` is that of one
-    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere."""
+    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere.
+    `layers`: which files, overlays and profile the manifest is composed of, in words."""
 
     manifest: Manifest
     path: Path
@@ -62,6 +63,7 @@ class Plan:
     machine: Machine
     effective: tuple[Effective, ...]
     other_cpus: tuple[int, ...] = ()
+    layers: tuple[str, ...] = ()
 
 
 def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
@@ -93,7 +95,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         graph_sizes=sizes,
     )
     max_context, cache, memory = share_out(settings, checkpoint, room, pages, device.value)
-    folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
+    sha256 = fingerprint(manifest)
     config = EngineConfig(
         model=str(checkpoint.path),
         device=device.value,
@@ -143,13 +145,14 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         path=settings.path.resolve(),
         sha256=sha256,
         architecture=checkpoint.architecture,
-        engines=_engines(config, manifest, folder, places),
+        engines=_engines(config, settings, places),
         gateway=gateway_config(
-            manifest, checkpoint, folder, names=names, max_context=max_context.value, sampling=sampling, sha256=sha256
+            settings, checkpoint, names=names, max_context=max_context.value, sampling=sampling, sha256=sha256
         ),
         memory=memory,
         machine=machine,
         other_cpus=places.others,
+        layers=settings.layers,
         effective=_effective(settings, choices),
     )
 
@@ -181,13 +184,13 @@ def _step_tokens(manifest: Manifest, device: Device) -> Choice[int]:
     return Choice(wanted) if wanted != "auto" else Choice(STEP_TOKENS[device], f"for {device}")
 
 
-def _engines(config: EngineConfig, manifest: Manifest, folder: Path, places: Places) -> tuple[EngineConfig, ...]:
+def _engines(config: EngineConfig, settings: Settings, places: Places) -> tuple[EngineConfig, ...]:
     """One configuration a replica, with its CPUs; with several, each records into a file of its own. Only the threads
     of compiled kernels are pinned one by one: torch's inherit what the process may use."""
-    count, record, compiled = manifest.parallelism.data, manifest.engine.record, is_compiled(config.kernels)
+    count, compiled = settings.manifest.parallelism.data, is_compiled(config.kernels)
     names: list[str | None] = [None] * count
-    if record is not None:
-        file = folder / record
+    if settings.manifest.engine.record is not None:
+        file = settings.file(("engine", "record"))
         files = [file] if count == 1 else [file.with_name(f"{file.stem}-{i}{file.suffix}") for i in range(count)]
         names = [str(file) for file in files]
     return tuple(

@@ -9,11 +9,13 @@ from pathlib import Path
 import msgspec
 
 from appliance import exits
+from appliance.declare.layers.profiles import Profile
 from appliance.declare.problems import Problem, Refused
 from appliance.declare.settings import Given, Settings, load
 from appliance.manifest import SecretFile
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
+from appliance.plan.profiles import first_match
 from engine.api.errors import CheckpointError, EngineError
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 
@@ -36,7 +38,14 @@ TOKENIZERS = {"tokenizer.json": _TokenizerFile, "tekken.json": _TekkenFile}
 
 def prove(given: Given, machine: Machine | None = None) -> Plan:
     """The plan for what is given, on this machine unless another is described. Raises Refused with what is wrong."""
-    settings = load(given)
+
+    def choose(device: str, profiles: tuple[Profile, ...]) -> tuple[str, ...]:
+        nonlocal machine
+        if machine is None:
+            machine = read_machine(gpus=device != "cpu")
+        return first_match(device, profiles, machine)
+
+    settings = load(given, choose)
     problems = list(_files(settings, given.environ))
     try:
         checkpoint = _checkpoint(settings)
@@ -52,7 +61,7 @@ def prove(given: Given, machine: Machine | None = None) -> Plan:
 
 def _checkpoint(settings: Settings) -> Checkpoint:
     """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
-    folder = settings.path.resolve().parent / settings.manifest.model.path
+    folder = settings.file(("model", "path"))
     checkpoint = read_checkpoint(folder.resolve(), settings.manifest.model.trust_remote_code)
     check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
     present = next((name for name in TOKENIZERS if (checkpoint.path / name).exists()), "tokenizer.json")
@@ -73,23 +82,24 @@ def _check_tokenizer(path: Path) -> None:
 
 def _files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
     """What the manifest names and is not there."""
-    manifest, folder = settings.manifest, settings.path.resolve().parent
+    manifest = settings.manifest
     if manifest.model.chat_template is not None:
-        yield from _readable(settings, ("model", "chat_template"), folder / manifest.model.chat_template)
+        yield from _readable(settings, ("model", "chat_template"))
     if manifest.engine.record is not None:
-        parent = (folder / manifest.engine.record).parent
+        parent = settings.file(("engine", "record")).parent
         if not parent.is_dir():
             yield Problem(settings.place(("engine", "record")), "engine.record", f"{parent}: no such directory")
     for name, secret in manifest.secrets.items():
         if isinstance(secret, SecretFile):
-            yield from _readable(settings, ("secrets", name, "file"), folder / secret.file)
+            yield from _readable(settings, ("secrets", name, "file"))
         elif not environ.get(secret.env):
             what = "is empty" if secret.env in environ else "is not set"
             at = settings.place(("secrets", name, "env"))
             yield Problem(at, f"secrets.{name}.env", f"the environment variable {secret.env} {what}")
 
 
-def _readable(settings: Settings, key: tuple[str, ...], path: Path) -> Iterator[Problem]:
+def _readable(settings: Settings, key: tuple[str, ...]) -> Iterator[Problem]:
+    path = settings.file(key)
     try:
         text = path.read_text()
     except UnicodeDecodeError:

@@ -26,7 +26,7 @@ def _numbers(engine: EngineConfig) -> str:
 
 
 def as_text(plan: Plan) -> str:
-    lines = [f"{plan.path}", summary(plan), ""]
+    lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
     lines += ["", *_memory(plan)]
     return "\n".join(lines)
@@ -68,6 +68,7 @@ def as_json(plan: Plan) -> str:
     """The same for programs: effective keys, configurations, memory."""
     value: dict[str, Any] = {
         "manifest": str(plan.path),
+        "layers": plan.layers,
         "sha256": plan.sha256,
         "architecture": plan.architecture,
         "effective": [msgspec.to_builtins(effective) for effective in plan.effective],

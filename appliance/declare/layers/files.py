@@ -1,0 +1,141 @@
+"""A manifest file with all that it extends, as one tree.
+
+    extends: base.yaml                 one file, or
+    extends: [base.yaml, gpu.yaml]     several: of two that give one key the later wins, the file itself over all
+
+Paths start at the folder of the file that names them; only the environment can be interpolated in them, as variables
+are known when all files are read.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path as File
+
+from appliance.declare.layers.interpolate import Names, interpolate
+from appliance.declare.layers.merge import at, fault, merged, place_of, without, without_notes
+from appliance.declare.locate import Fault, Path, Place, Tree, read_yaml
+
+MAX_FILES = 100
+
+
+@dataclass
+class Reading:
+    """The files of one manifest as they are read; `count` bounds what files that extend one another twice can cost."""
+
+    environ: Mapping[str, str]
+    count: int = 0
+    files: list[File] = field(default_factory=list)
+
+
+def read_file(reading: Reading, path: File) -> Tree:
+    """The file and all that it extends. Raises OSError if the file itself cannot be read; what it extends and cannot be
+    read is a fault at the name."""
+    return _read(reading, path, (), ((path.resolve(), str(path)),))
+
+
+def folder_of(source: str) -> File:
+    """The folder where relative paths of a file start: that of the file itself, if the name is a link to it."""
+    path = File(source)
+    real = path.resolve().parent
+    return path.parent if path.parent.resolve() == real else real
+
+
+Chain = tuple[tuple[File, str], ...]
+
+
+def _read(reading: Reading, path: File, via: tuple[str, ...], chain: Chain) -> Tree:
+    data = path.read_bytes()
+    reading.count += 1
+    if path not in reading.files:
+        reading.files.append(path)
+    own = without_notes(read_yaml(data, str(path), via))
+    bases = [base for name in _names(own, reading.environ) if (base := _base(reading, own, name, chain))]
+    rest = without(own, ("extends",))
+    rest.faults += [one for one in own.faults if one.path[:1] == ("extends",)]
+    whole = merged(*bases, rest)
+    for base in bases:
+        whole.faults += _other_version(base, rest)
+    return whole
+
+
+def _names(own: Tree, environ: Mapping[str, str]) -> Iterator[Path]:
+    """The path of each name in `extends`, after interpolation; faults go into the tree."""
+    if "extends" not in own.value:
+        return
+    if any(path[:1] == ("extends",) for path in own.dollars):
+        if names := [text for path in own.dollars if path[:1] == ("extends",) and "${var." in (text := at(own, path))]:
+            what = f"{names[0]}: variables are not known yet where files are put together"
+            own.faults.append(fault(own, ("extends",), what, "use an environment variable: ${NAME}"))
+            return
+        done = interpolate(own, Names(environ, {}))
+        own.faults += [one for one in done.faults[len(own.faults) :] if one.path[:1] == ("extends",)]
+        own.value["extends"] = done.value["extends"]
+    given = own.value["extends"]
+    paths: list[Path] = [("extends", i) for i in range(len(given))] if isinstance(given, list) else [("extends",)]
+    faulty = {one.path for one in own.faults}
+    for path in paths:
+        name = at(own, path)
+        if path in faulty:
+            continue
+        if isinstance(name, str) and name:
+            yield path
+        else:
+            own.faults.append(fault(own, path, "must be the path of a manifest, or a list of them"))
+
+
+def _base(reading: Reading, own: Tree, path: Path, chain: Chain) -> Tree | None:
+    """The tree of one file that is extended, or None after a fault."""
+    name, place = str(at(own, path)), place_of(own, path)
+    target = _spelled(folder_of(place.source), name)
+    real = target.resolve()
+    known = [number for number, (file, _) in enumerate(chain) if file == real]
+    if known:
+        circle = " → ".join([*(text for _, text in chain[known[0] :]), str(target)])
+        own.faults.append(Fault(path, place, f"{name}: a file cannot extend itself: {circle}"))
+        return None
+    if reading.count >= MAX_FILES:
+        own.faults.append(Fault(path, place, f"{name}: more than {MAX_FILES} files are read for one manifest"))
+        return None
+    try:
+        return _read(reading, target, (str(place), *place.via), (*chain, (real, str(target))))
+    except OSError as error:
+        what, hint = unreadable(error, target)
+        own.faults.append(Fault(path, place, f"{name}: {what}", hint=hint))
+        return None
+
+
+def _spelled(folder: File, name: str) -> File:
+    """`folder/name` without the `..` in it, where that is the same file."""
+    joined = folder / name
+    parts: list[str] = []
+    for part in joined.parts:
+        if part == ".." and parts and parts[-1] not in ("..", "/"):
+            parts.pop()
+        else:
+            parts.append(part)
+    short = File(*parts)
+    return short if short.resolve() == joined.resolve() else joined
+
+
+def unreadable(error: OSError, path: File) -> tuple[str, str]:
+    """What to say about a file that cannot be read, and which file of its folder may have been meant."""
+    if not isinstance(error, FileNotFoundError):
+        return (error.strerror or str(error)).lower(), ""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"no such file, nor the folder {folder}", ""
+    files = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    close = difflib.get_close_matches(path.name, files, 1, 0.6)
+    return f"no such file in {folder}", f"did you mean {close[0]}?" if close else ""
+
+
+def _other_version(base: Tree, own: Tree) -> Iterator[Fault]:
+    """All files of one manifest are written in one version of its language."""
+    theirs, ours = base.value.get("apiVersion"), own.value.get("apiVersion")
+    if isinstance(theirs, str) and isinstance(ours, str) and theirs != ours:
+        path: Path = ("apiVersion",)
+        at_place: Place = place_of(base, path)
+        yield Fault(
+            path, at_place, f"{theirs}, but the file that extends this one has {ours}", hint=f"write {ours} in both"
+        )

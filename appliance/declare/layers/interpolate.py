@@ -1,0 +1,237 @@
+"""Environment variables and `variables` within the texts of a manifest file.
+
+    ${NAME}              the environment variable        ${var.name}    what `variables` has
+    ${NAME:-default}     if it is not set or empty       $$             one dollar
+
+A default may itself have such parts. A value that is nothing but one `${…}` has the type of its text as an unquoted
+YAML scalar (8000 is a number), or the type that the variable was given; where its key takes only text it is text.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.declare.keys import find
+from appliance.declare.layers.merge import at, merged
+from appliance.declare.locate import Fault, Path, Place, Tree
+from appliance.declare.scalar import read_plain
+
+_SECRET = re.compile(r"(keys?|token|secrets?|passwords?|passwd|passphrase|credentials?)$", re.IGNORECASE)
+_ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One `${name}` or `${name:-default}`; `dollar` counts the $ of the text before it, `text` is how it is written."""
+
+    name: str
+    default: tuple["Part", ...] | None
+    dollar: int
+    text: str
+
+
+Part = str | Reference
+
+
+class Unreadable(Exception):
+    """Interpolation that cannot be done, because of the `dollar`-th $ of a text. With no message the cause was told
+    elsewhere already."""
+
+    def __init__(self, dollar: int, message: str = "", hint: str = "") -> None:
+        super().__init__(message)
+        self.dollar, self.message, self.hint = dollar, message, hint
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def parse(text: str) -> tuple[Part, ...]:
+    """The parts of a text. Raises Unreadable at the $ that is none of the forms above."""
+    return _parts(text, 0, nested=False)[0]
+
+
+def _parts(text: str, start: int, *, nested: bool) -> tuple[tuple[Part, ...], int]:
+    """Parts up to the end, or up to the brace that closes a default; and where that is."""
+    parts: list[Part] = []
+    plain, index = "", start
+    while index < len(text) and not (nested and text[index] == "}"):
+        after = text[index + 1 : index + 2]
+        if text[index] != "$":
+            plain, index = plain + text[index], index + 1
+        elif after == "$":
+            plain, index = plain + "$", index + 2
+        elif after == "{":
+            reference, index = _reference(text, index)
+            parts, plain = [*parts, *([plain] if plain else []), reference], ""
+        elif match := _ENVIRONMENT.match(text, index + 1):
+            name = match[0]
+            raise Unreadable(
+                text.count("$", 0, index), f"${name}", f"write ${{{name}}}, or $${name} for the text ${name}"
+            )
+        else:
+            plain, index = plain + "$", index + 1
+    return (*parts, *([plain] if plain else [])), index
+
+
+def _reference(text: str, start: int) -> tuple[Reference, int]:
+    dollar = text.count("$", 0, start)
+    match = re.compile(r"[^${}:]*").match(text, start + 2)
+    assert match, "the pattern matches every text"
+    name, index, default = match[0], match.end(), None
+    if text[index : index + 2] == ":-":
+        default, index = _parts(text, index + 2, nested=True)
+    if index >= len(text):
+        raise Unreadable(
+            dollar, f"{text[start:]} has no closing }}", f"write ${{{name or 'NAME'}}}, or $${{ for the text ${{"
+        )
+    if text[index] != "}":
+        raise Unreadable(
+            dollar, f"{text[start : index + 1]}… is no interpolation", f"write ${{{name or 'NAME'}:-default}}"
+        )
+    written = text[start : index + 1]
+    _check_name(name, dollar, written)
+    return Reference(name, default, dollar, written), index + 1
+
+
+def _check_name(name: str, dollar: int, written: str) -> None:
+    kind, dot, rest = name.partition(".")
+    if not dot and _ENVIRONMENT.fullmatch(name) or kind == "var" and _VARIABLE.fullmatch(rest):
+        return
+    hint = "write ${NAME} for an environment variable, ${var.name} for one of variables"
+    if kind in ("env", "ENV") and _ENVIRONMENT.fullmatch(rest):
+        hint = f"write ${{{rest}}}"
+    elif kind in ("vars", "variables", "variable") and _VARIABLE.fullmatch(rest):
+        hint = f"write ${{var.{rest}}}"
+    elif match := re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)([-?+=]+)(.*)", name):
+        hint = f"write ${{{match[1]}:-{match[3]}}}"
+    elif _ENVIRONMENT.fullmatch(name.strip()):
+        hint = f"write ${{{name.strip()}}}"
+    raise Unreadable(dollar, f"{written}: {f'{name!r} is no name' if name else 'there is no name in it'}", hint)
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Names:
+    """What interpolation can name: the environment, and `variables` with their values; `broken` ones have a fault."""
+
+    environ: Mapping[str, str]
+    variables: Mapping[str, Any]
+    broken: frozenset[str] = frozenset()
+
+
+def interpolate(tree: Tree, names: Names) -> Tree:
+    """The tree with every text resolved. What cannot be is a fault at its `$`, and its value stays as it is written."""
+    done = merged(tree)
+    done.dollars = {}
+    for path, places in tree.dollars.items():
+        text = at(tree, path)
+        if isinstance(text, str):
+            _resolve_at(done, path, text, places, names)
+    return done
+
+
+def _resolve_at(tree: Tree, path: Path, text: str, places: tuple[Place, ...], names: Names) -> None:
+    try:
+        parts = parse(text)
+        value = value_of(parts, names, text_only=_is_text_only(path))
+    except Unreadable as error:
+        if error.message:
+            tree.faults.append(Fault(path, places[error.dollar], error.message, hint=error.hint))
+        tree.unknown.add(path)
+        return
+    holder = at(tree, path[:-1])
+    holder[path[-1]] = value.value
+    if any(isinstance(part, Reference) for part in parts):
+        tree.spelled[path] = text
+    if value.trap:
+        message = f'"{value.value}" (from {text}): {value.trap}'
+        tree.faults.append(Fault(path, tree.values[path], message, value.readings))
+
+
+def _is_text_only(path: Path) -> bool:
+    key = find(path)
+    item = bool(path) and isinstance(path[-1], int)
+    return key is not None and (item or key.types <= {"string", "null"})
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value, and if its text is read differently by two YAML versions why, and what to write instead."""
+
+    value: Any
+    trap: str = ""
+    readings: tuple[tuple[str, str], ...] = ()
+
+
+def value_of(parts: tuple[Part, ...], names: Names, *, text_only: bool) -> Value:
+    """Raises Unreadable for a name that has no value."""
+    found = join(parts, names)
+    if isinstance(found, _Text):
+        return Value(str(found) or None) if text_only else Value(*read_plain(str(found)))
+    return Value(_spell(found) if text_only else found)
+
+
+def join(parts: tuple[Part, ...], names: Names) -> Any:
+    """The parts together; one reference alone keeps the type of its value, where that has one. Raises Unreadable."""
+    if len(parts) == 1 and isinstance(parts[0], Reference):
+        return _part(parts[0], names)
+    return "".join(_spell(_part(part, names)) for part in parts)
+
+
+class _Text(str):
+    """Text from the environment or a default, whose type is not settled."""
+
+
+def _part(part: Part, names: Names) -> Any:
+    if isinstance(part, str):
+        return part
+    _refuse_secret(part)
+    kind, dot, name = part.name.rpartition(".")
+    table = names.variables if dot else names.environ
+    if dot and name in names.broken:
+        raise Unreadable(part.dollar)
+    value = table.get(name)
+    if value is not None and value != "":
+        return value if dot else _Text(value)
+    if part.default is not None:
+        return _Text(_spell(join(part.default, names)))
+    if value == "":
+        return value if dot else _Text("")
+    raise Unreadable(part.dollar, f"{part.text} is not set", _near(part, bool(dot), name, names))
+
+
+def _refuse_secret(part: Reference) -> None:
+    name = part.name.removeprefix("var.")
+    if not _SECRET.search(name):
+        return
+    remedy = (
+        "a secret is never a value of the manifest: write its name below secrets, as in secrets: {name: {env: NAME}}"
+    )
+    if part.name == name:
+        remedy = remedy.replace("NAME", name)
+    raise Unreadable(part.dollar, f"${{{part.name}}} is called like a secret", remedy)
+
+
+def _near(part: Reference, is_variable: bool, name: str, names: Names) -> str:
+    """What may have been meant by a name without a value."""
+    other = names.environ if is_variable else names.variables
+    match = next((known for known in other if known.lower() == name.lower()), None)
+    if match is not None:
+        return f"did you mean ${{{match if is_variable else f'var.{match}'}}}?"
+    own = names.variables if is_variable else names.environ
+    same = {known.lower(): known for known in own if not _SECRET.search(known)}
+    if close := difflib.get_close_matches(name.lower(), same, 1, 0.7):
+        return f"did you mean ${{{'var.' if is_variable else ''}{same[close[0]]}}}?"
+    if is_variable:
+        known = ", ".join(names.variables) or "nothing"
+        return f"variables has {known}"
+    return f"set it, or write ${{{name}:-default}}"
+
+
+def _spell(value: Any) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
