@@ -209,12 +209,12 @@ def _refuse_secret(part: Reference) -> None:
     name = part.name.removeprefix("var.")
     if not _SECRET.search(name):
         return
-    remedy = (
-        "a secret is never a value of the manifest: write its name below secrets, as in secrets: {name: {env: NAME}}"
+    example = name if part.name == name else "NAME"
+    raise Unreadable(
+        part.dollar,
+        f"${{{part.name}}} is called like a secret, and secrets never become values",
+        f"name it below secrets, as in secrets: {{name: {{env: {example}}}}}",
     )
-    if part.name == name:
-        remedy = remedy.replace("NAME", name)
-    raise Unreadable(part.dollar, f"${{{part.name}}} is called like a secret", remedy)
 
 
 def _near(part: Reference, is_variable: bool, name: str, names: Names) -> str:

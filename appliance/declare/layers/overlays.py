@@ -66,14 +66,14 @@ def read(one: Wanted, overlays: dict[str, Tree], reading: Reading) -> Tree:
         known = f"the manifest has {', '.join(overlays)}" if overlays else "the manifest has no overlays"
         hint = f"did you mean {close[0]}?" if close else "" if overlays else "a file ends with .yaml"
         said = "" if one.place.source.endswith(one.name) else f"{one.name}: "
-        nothing.faults.append(Fault(("overlays",), one.place, f"{said}no such overlay; {known}", hint=hint))
+        nothing.faults.append(Fault((), one.place, f"{said}no such overlay; {known}", hint=hint))
         return nothing
     try:
         tree = read_file(reading, File(one.name))
     except OSError as error:
         what, hint = unreadable(error, File(one.name))
         said = "" if one.place.source.endswith(one.name) else f"{one.name}: "
-        nothing.faults.append(Fault(("overlays",), one.place, f"{said}{what}", hint=hint))
+        nothing.faults.append(Fault((), one.place, f"{said}{what}", hint=hint))
         return nothing
     tree.values.pop((), None)  # what is missing in the manifest is not missing here
     return _alone(tree, "an overlay file", ("overlays",))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -34,9 +35,11 @@ Choose = Callable[[str, tuple[Profile, ...]], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Found:
-    """The profiles of a manifest, and what is wrong with what they match and how they are called."""
+    """The profiles of a manifest. With problems in what they match and how they are called there are none, but
+    `values` has what each of them sets, as far as it can be read."""
 
     profiles: tuple[Profile, ...] = ()
+    values: tuple[Tree, ...] = ()
     problems: tuple[Problem, ...] = ()
 
 
@@ -60,35 +63,45 @@ def read(alone: Tree, names: Names) -> Found:
     """The profiles of the second tree of `split`. Their values are interpolated when they are merged, not here."""
     if not alone.value:
         return Found()
-    sets = {path: places for path, places in alone.dollars.items() if path[3:4] == ("set",)}
     texts = interpolate(
         Tree(
             alone.value,
             alone.keys,
             alone.values,
             [fault for fault in alone.faults if fault.path[3:4] != ("set",)],
-            {path: places for path, places in alone.dollars.items() if path not in sets},
+            {path: places for path, places in alone.dollars.items() if path[3:4] != ("set",)},
         ),
         names,
     )
     problems = [problem for fault in texts.faults if (problem := from_fault(fault))]
+    given = texts.value["hardware"]["profiles"]
+    values = {index: _values(alone, index, one) for index, one in enumerate(given if isinstance(given, list) else ())}
+    sets = tuple(tree for tree in values.values() if tree)
     try:
         hardware = _Hardware.model_validate(texts.value).hardware
     except ValidationError as error:
-        return Found(problems=(*problems, *from_validation(error, texts)))
-    if problems:
-        return Found(problems=tuple(problems))
+        return Found((), sets, (*problems, *from_validation(error, texts)))
     found: list[Profile] = []
     for index, profile in enumerate(hardware.profiles):
         path: Path = (*WHERE, index)
-        values = below(alone, (*path, "set"), f"profile {profile.name}")
-        for fixed in FIXED:
-            if fixed in values.keys:
-                fault = Fault(fixed, values.keys[fixed], "a profile cannot set it")
-                values = without(values, fixed)
-                values.faults.append(fault)
         if profile.name in (one.name for one in found):
             what = f"a second profile is called {profile.name}"
             problems.append(Problem(place_of(alone, (*path, "name")), f"hardware.profiles[{index}].name", what))
-        found.append(Profile(profile.name, profile.match, values, place_of(alone, path)))
-    return Found(tuple(found), tuple(problems))
+        tree = values[index]
+        assert tree is not None, "a valid profile has a mapping"
+        found.append(Profile(profile.name, profile.match, tree, place_of(alone, path)))
+    return Found(() if problems else tuple(found), sets, tuple(problems))
+
+
+def _values(alone: Tree, index: int, profile: Any) -> Tree | None:
+    """What one profile sets, if that is a mapping, without what it cannot set."""
+    path: Path = (*WHERE, index, "set")
+    if not isinstance(at(alone, path), dict):
+        return None
+    values = below(alone, path, f"profile {profile.get('name', index)}")
+    for fixed in FIXED:
+        if fixed in values.keys:
+            fault = Fault(fixed, values.keys[fixed], "a profile cannot set it")
+            values = without(values, fixed)
+            values.faults.append(fault)
+    return values
