@@ -74,6 +74,8 @@ def from_validation(error: ValidationError, tree: Tree) -> list[Problem]:
         path = _path(detail, tree.value)
         if any(path[: len(known)] == known for known in faulty if known) or path in found:
             continue
+        if path[:1] == ("secrets",) and any(known[: len(path)] == path for known in faulty):
+            continue
         found[path] = _problem(detail, path, tree)
     return list(found.values())
 
@@ -167,9 +169,9 @@ def given(path: Path, value: Any, spelled: str = "") -> str:
         return "the value given (not shown)"
     match value:
         case None:
-            return "empty"
+            text = "empty"
         case bool():
-            return "true" if value else "false"
+            text = "true" if value else "false"
         case str():
             text = f'"{value}"'
         case dict():

@@ -102,14 +102,14 @@ def load(given: Given, choose: Choose | None = None) -> Settings:
     faults = [fault for layer in (file, *chosen) for fault in layer.faults]
     if any(fault.path[:1] in ((), ("extends",)) and fault.place.line for fault in faults):
         # Files that could not be read as a whole: what is missing in them means nothing.
-        raise Refused(_of_faults(layers.merged()))
+        raise Refused({str(problem): problem for problem in _of_faults(layers.merged())}.values())
     whole = _Whole.of(layers.merged(), given.environ)
     taken, notes = _taken(whole, choose)
     tree = interpolate(merged(taken.values if taken else Tree(value={}), whole.tree), whole.names)
     manifest, problems = _validated(tree)
     problems += [*whole.of_profiles(), *_of_overlays(layers, named, given.environ)]
     if problems or manifest is None:
-        raise Refused(dict.fromkeys(problems))
+        raise Refused({str(problem): problem for problem in problems}.values())
     notes = (*_notes(reading, asked, named), *notes)
     return Settings(manifest, tree, given.manifest, cache_folder(given.environ), tuple(reading.files), notes)
 
@@ -140,17 +140,18 @@ class _Whole:
 
 
 def _of_overlays(layers: Layers, named: Mapping[str, Tree], environ: Mapping[str, str]) -> Iterator[Problem]:
-    """What is wrong with the overlays, chosen or not: each alone is laid over all, so that nothing hides its values."""
+    """What is wrong with the overlays, chosen or not: each alone is laid over all, so that nothing hides its values.
+    Nothing is missing in an overlay."""
     if not named:
         return
     low = (layers.overlays, layers.environment, layers.options, layers.manifest)
-    known: set[Problem] | None = None
+    known: set[str] | None = None
     for tree in (merged(*low), *(merged(*low, overlay) for overlay in named.values())):
         whole = _Whole.of(tree, environ)
         found = [*_validated(interpolate(whole.tree, whole.names))[1], *whole.of_profiles()]
         if known is None:
-            known = set(found)
-        yield from (problem for problem in found if problem not in known)
+            known = set(map(str, found))
+        yield from (one for one in found if str(one) not in known and not one.message.startswith("missing"))
 
 
 def _validated(tree: Tree) -> tuple[Manifest | None, list[Problem]]:
@@ -162,7 +163,7 @@ def _validated(tree: Tree) -> tuple[Manifest | None, list[Problem]]:
 
 
 def _of_faults(tree: Tree) -> list[Problem]:
-    return [problem for fault in dict.fromkeys(tree.faults) if (problem := from_fault(fault))]
+    return [problem for fault in tree.faults if (problem := from_fault(fault))]
 
 
 def _taken(whole: _Whole, choose: Choose | None) -> tuple[Profile | None, tuple[str, ...]]:

@@ -127,7 +127,8 @@ def unreadable(error: OSError, path: File) -> tuple[str, str]:
         return f"no such file, nor the folder {folder}", ""
     files = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     close = difflib.get_close_matches(path.name, files, 1, 0.6)
-    return f"no such file in {folder}", f"did you mean {close[0]}?" if close else ""
+    where = "" if folder == File() else f" in {folder}"
+    return f"no such file{where}", f"did you mean {close[0]}?" if close else ""
 
 
 def _other_version(base: Tree, own: Tree) -> Iterator[Fault]:

@@ -78,19 +78,18 @@ def _parts(text: str, start: int, *, nested: bool) -> tuple[tuple[Part, ...], in
 
 def _reference(text: str, start: int) -> tuple[Reference, int]:
     dollar = text.count("$", 0, start)
-    match = re.compile(r"[^${}:]*").match(text, start + 2)
+    match = re.compile(r"[^${}:\n]*").match(text, start + 2)
     assert match, "the pattern matches every text"
     name, index, default = match[0], match.end(), None
     if text[index : index + 2] == ":-":
         default, index = _parts(text, index + 2, nested=True)
-    if index >= len(text):
-        raise Unreadable(
-            dollar, f"{text[start:]} has no closing }}", f"write ${{{name or 'NAME'}}}, or $${{ for the text ${{"
-        )
+    if text[index : index + 1] in ("", "\n"):
+        shown = text[start:].partition("\n")[0]
+        hint = f"write ${{{name or 'NAME'}}}, or $${{ for the text ${{"
+        raise Unreadable(dollar, f"{shown} has no closing }}", hint)
     if text[index] != "}":
-        raise Unreadable(
-            dollar, f"{text[start : index + 1]}… is no interpolation", f"write ${{{name or 'NAME'}:-default}}"
-        )
+        hint = f"write ${{{name or 'NAME'}:-default}}"
+        raise Unreadable(dollar, f"{text[start : index + 1]}… is no interpolation", hint)
     written = text[start : index + 1]
     _check_name(name, dollar, written)
     return Reference(name, default, dollar, written), index + 1
