@@ -198,7 +198,8 @@ def _at(path: Path, tree: Tree) -> Any:
 def _above(path: Path, tree: Tree) -> Place:
     """The place of the closest part of a path that was written."""
     for length in range(len(path) - 1, 0, -1):
-        if place := tree.keys.get(path[:length]):
+        table = tree.values if isinstance(path[length - 1], int) else tree.keys
+        if place := table.get(path[:length]):
             return place
     return tree.values.get((), Place("manifest"))
 

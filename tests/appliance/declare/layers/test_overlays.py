@@ -100,7 +100,7 @@ def test_mistakes_of_overlays_are_told_once_whether_chosen_or_not(refused: Refus
         "m.yaml:5:71: endpoints.docs: no: YAML 1.1 reads an unquoted no as false, YAML 1.2 as text; write false; "
         "in overlay dev",
         "m.yaml:6:32: model.max_context: ${NO} is not set; set it, or write ${NO:-default}; in overlay prod",
-        "m.yaml:6:61: limits.max_choices: 0; must be a whole number of at least 1; in overlay prod",
+        "m.yaml:6:63: limits.max_choices: 0; must be a whole number of at least 1; in overlay prod",
     ]
 
 
