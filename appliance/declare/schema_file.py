@@ -137,6 +137,7 @@ model: {path: /models/Qwen3-0.6B}
 - `auto` is settled when the service starts; `slipway plan` says to what, and why.
 - Relative paths start at the folder of the file that they are written in, those of variables and flags at the
   manifest's.
+- `apiVersion` must be given and is `slipway/v1`.
 - Keys that start with `x-` are free for notes of your own in any section; nothing reads them.
 
 ## Layers
@@ -181,6 +182,4 @@ hardware:
   named below `secrets` and never becomes a value. So none is in a plan, a log or a generated file.
 - All files of one manifest have the same `apiVersion`, and one of them must have it. Those that are no manifest by
   themselves, such as `base.yaml` above, best leave it out: editors then miss nothing in them.
-
-`apiVersion` must be given and is `slipway/v1`.
 """
