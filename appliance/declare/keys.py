@@ -202,7 +202,8 @@ def _allowed(node: Json) -> str:
         case "array":
             return "a list of mappings" if "$ref" in node["items"] else "a list of texts"
         case "object":
-            names = ", ".join(node["properties"]) if "properties" in node else "names of your choice"
+            free = "keys of the manifest" if node.get("additionalProperties") is True else "names of your choice"
+            names = ", ".join(node["properties"]) if "properties" in node else free
             return f"a mapping with {names}"
         case _:
             return f"text that matches {node['pattern']}" if "pattern" in node else "text"

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from appliance.declare.keys import Key
 from appliance.declare.layers import overlays, profiles, variables
-from appliance.declare.layers.files import Reading, folder_of, read_file
+from appliance.declare.layers.files import Reading, folder_of, read_file, unreadable
 from appliance.declare.layers.interpolate import Names, interpolate
 from appliance.declare.layers.merge import at, merged, without
 from appliance.declare.layers.profiles import Choose, Profile
@@ -98,7 +98,9 @@ def load(given: Given, choose: Choose | None = None) -> Settings:
     file, named = overlays.split(_read_manifest(given, reading))
     asked = overlays.wanted(given.overlays, given.environ.get(overlays.VARIABLE, ""))
     chosen = [overlays.read(one, named, reading) for one in asked]
-    layers = Layers(read_options(given), read_environment(given), merged(*chosen), file)
+    layers = Layers(
+        options=read_options(given), environment=read_environment(given), overlays=merged(*chosen), manifest=file
+    )
     faults = [fault for layer in (file, *chosen) for fault in layer.faults]
     if any(fault.path[:1] in ((), ("extends",)) and fault.place.line for fault in faults):
         # Files that could not be read as a whole: what is missing in them means nothing.
@@ -192,12 +194,10 @@ def _notes(reading: Reading, asked: tuple[overlays.Wanted, ...], named: Mapping[
         yield f"overlay {one.name}{by}"
 
 
-# -- sources ----------------------------------------------------------------------------------------------------------
-
-
 def _read_manifest(given: Given, reading: Reading) -> Tree:
     try:
         return read_file(reading, given.manifest)
     except OSError as error:
-        what = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
-        raise Refused([Problem(Place(str(given.manifest)), "", what)]) from error
+        what, hint = unreadable(error, given.manifest)
+        message = "no such file" if isinstance(error, FileNotFoundError) else what
+        raise Refused([Problem(Place(str(given.manifest)), "", f"{message}; {hint}" if hint else message)]) from error

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from appliance.declare.layers.files import MAX_FILES
-from appliance.declare.settings import Given, Settings
+from appliance.declare.problems import Refused
+from appliance.declare.settings import Given, Settings, load
 from appliance.plan.prove import prove
 
 Load = Callable[..., Settings]
@@ -74,6 +75,12 @@ def test_a_file_that_cannot_be_extended_is_refused_at_its_name(
     problems = refused(HEAD + f"extends: {extends}\n", files=files)
     assert any(one.endswith(problem) for one in problems), problems
     assert not [one for one in problems if "missing" in one]
+
+
+def test_a_manifest_that_is_not_there_is_refused_with_the_file_that_may_be_meant(tmp_path: Path) -> None:
+    (tmp_path / "service.yaml").write_text(HEAD)
+    with pytest.raises(Refused, match=r"servce.yaml: no such file; did you mean service.yaml\?$"):
+        load(Given(tmp_path / "servce.yaml"))
 
 
 def test_a_circle_is_refused_with_its_files_in_order(refused: Refuse) -> None:

@@ -112,6 +112,12 @@ def test_an_overlay_that_fits_badly_to_the_file_is_refused_though_not_chosen(loa
     assert loaded(text + "secrets: {k: {env: K}}\n").manifest.endpoints.api_keys is None
 
 
+def test_an_overlay_may_count_on_what_environment_and_options_give(loaded: Load) -> None:
+    text = "apiVersion: slipway/v1\noverlays: {a: {endpoints: {api_keys: k}}, b: {model: {dtype: float16}}}\n"
+    found = loaded(text, "secrets.k.env=K", SLIPWAY__MODEL__PATH="/m").manifest
+    assert found.endpoints.api_keys is None
+
+
 def test_mistakes_of_the_file_are_not_told_again_for_each_overlay(refused: Refuse) -> None:
     text = HEAD + "zzz: 1\nendpoints: {port: a, docs: no}\n"
     text += "overlays: {a: {limits: {max_stop: 1}}, b: {endpoints: {docs: true}}}\n"

@@ -136,7 +136,7 @@ MISTAKES = [
     ("[{name: p, match: {}, set: {⟪overlays: {}}}]", "overlays: a profile cannot set it; in profile p"),
     ("[{name: p, match: {}, set: {hardware: {⟪profiles: []}}}]",
      "hardware.profiles: a profile cannot set it; in profile p"),
-    ("[{name: p, match: {}, set: ⟪5}]", "hardware.profiles[0].set: 5; must be a mapping with names of your choice"),
+    ("[{name: p, match: {}, set: ⟪5}]", "hardware.profiles[0].set: 5; must be a mapping with keys of the manifest"),
     ("[{name: p, match: {⟪gpus: H200}, set: {}}]",
      "hardware.profiles[0].match.gpus: unknown key; hardware.profiles[0].match has device, gpu, count, "
      "memory, compute_capability, kernels, cores; did you mean gpu?"),
