@@ -113,9 +113,8 @@ def test_an_overlay_that_fits_badly_to_the_file_is_refused_though_not_chosen(loa
 
 
 def test_an_overlay_may_count_on_what_environment_and_options_give(loaded: Load) -> None:
-    text = "apiVersion: slipway/v1\noverlays: {a: {endpoints: {api_keys: k}}, b: {model: {dtype: float16}}}\n"
-    found = loaded(text, "secrets.k.env=K", SLIPWAY__MODEL__PATH="/m").manifest
-    assert found.endpoints.api_keys is None
+    text = HEAD + "overlays: {a: {endpoints: {api_keys: k}}, b: {endpoints: {api_keys: e}}}\n"
+    assert loaded(text, "secrets.k.env=K", SLIPWAY__SECRETS__E__ENV="E").manifest.endpoints.api_keys is None
 
 
 def test_mistakes_of_the_file_are_not_told_again_for_each_overlay(refused: Refuse) -> None:
