@@ -16,8 +16,8 @@ from appliance import exits
 from appliance.declare.document import is_secret, masked, names_secret
 from appliance.declare.keys import children, find
 from appliance.declare.locate import Fault, Path, Place, Tree, dotted
-from appliance.declare.remedy import Add, Move, Remedy, Write
-from appliance.declare.suggest import Hint, hint_for_key, suggest_key, suggest_name, suggest_value
+from appliance.declare.remedy import Add, Hint, Move, Remedy, Write
+from appliance.declare.suggest import hint_for_key, suggest_key, suggest_name, suggest_value
 
 MAX_GIVEN = 60
 NOT_SHOWN = "the value given (not shown)"
@@ -215,6 +215,12 @@ def _wrong_name(path: Path) -> tuple[str, Hint]:
     lower = str(path[-1]).lower().replace(" ", "-")
     hint = Hint(f"did you mean {lower}?", Move((path[0], lower)), certain=False) if _NAME.match(lower) else Hint()
     return _join(f"not a name for a secret; must match {NAME_PATTERN}", hint.text), hint
+
+
+def unread(place: Place, path: Path, what: str, hint: Hint | None = None) -> Problem:
+    """A file or variable that the manifest names and that is not as it should be."""
+    hint = hint or Hint()
+    return _said(place, path, _join(what, hint.text), hint, code="unread")
 
 
 def given(path: Path, value: Any) -> str:

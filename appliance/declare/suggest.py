@@ -4,12 +4,11 @@ import difflib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from appliance.declare.keys import Key, children, keys, takes
 from appliance.declare.locate import Path
-from appliance.declare.remedy import Move, Remedy, Remove, Write
+from appliance.declare.remedy import Hint, Move, Remove, Write
 from appliance.declare.scalar import read_plain
 
 # What other servers and other parts of this manifest call it → the key here.
@@ -93,15 +92,6 @@ _NAMING = ("endpoints.port",)
 
 
 LEAVE_OUT = "leave it out"
-
-
-@dataclass(frozen=True)
-class Hint:
-    """What to say, and what would do it. `certain`: nothing else was meant, so it may be done without asking."""
-
-    text: str = ""
-    remedy: Remedy | None = None
-    certain: bool = True
 
 
 def flat(name: str) -> str:
