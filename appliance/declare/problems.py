@@ -92,8 +92,15 @@ def from_validation(error: ValidationError, tree: Tree) -> list[Problem]:
         path = _path(detail, tree.value)
         if any(path[: len(known)] == known for known in faulty if known) or path in found:
             continue
-        found[path] = _problem(detail, path, tree)
+        # One mistake, one message: a key that is there under another name is told there.
+        if detail["type"] != "missing" or not _misspelt(path, tree):
+            found[path] = _problem(detail, path, tree)
     return list(found.values())
+
+
+def _misspelt(path: Path, tree: Tree) -> bool:
+    """Whether an unknown key beside a missing one was meant to be it."""
+    return any(path in suggest_key(other)[1] for other in _siblings(path, tree))
 
 
 def _path(detail: ErrorDetails, value: Any) -> Path:
@@ -141,9 +148,8 @@ def _said(
 def _missing(path: Path, tree: Tree) -> Problem:
     key = find(path)
     allowed = key.allowed if key else ""
-    near = next((other for other in _siblings(path, tree) if path in suggest_key(other)[1]), None)
-    hint = Hint(f"is {dotted(near)} meant to be it?" if near else "")
-    if not near and key and len(path) == 1 and len(key.choices) == 1:
+    hint = Hint()
+    if key and len(path) == 1 and len(key.choices) == 1:
         hint = Hint(f"write {key.name}: {key.choices[0]}", Add(key.name, key.choices[0]))
     message = _join("missing", f"must be {allowed}", hint.text)
     return _said(_above(path, tree), path, message, hint, allowed=allowed, code="missing-key")

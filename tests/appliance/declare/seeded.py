@@ -1,8 +1,8 @@
 """Seeded mistakes: whole manifests, each with one mistake, where it stands, what to say, and what the edit makes of it.
 
-`⟪` marks the place that the message must name; it is taken out before the manifest is read, so line and column are known
-from the text alone. `becomes` is what the marked line and those after it are once the edit is made, down to the end of
-what is given here; "" where nobody can know what was meant.
+`⟪` marks the place that the message must name; it is taken out before the manifest is read, so line and column are
+known from the text alone. `becomes` is what the text holds once the edit is made; "" where nobody can know what was
+meant, a zero byte where only validity is compared.
 """
 
 from dataclasses import dataclass, field
