@@ -9,6 +9,7 @@ from appliance import __version__
 from appliance.declare.codes import CODES
 from appliance.declare.edits import Edit
 from appliance.declare.findings import Finding
+from appliance.declare.variables import is_on, value
 
 RED, GREEN, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[1m", "\033[0m"
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -16,7 +17,7 @@ SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schem
 
 def has_colours(terminal: bool, environ: Mapping[str, str]) -> bool:
     """Colours are for terminals that do not refuse them (no-color.org)."""
-    return terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    return terminal and not is_on(environ, "NO_COLOR") and value(environ, "TERM") != "dumb"
 
 
 # -- text -------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from appliance.declare import variables
 from appliance.declare.keys import Key, children, find, leaves
 from appliance.declare.locate import Fault, Path, Place, Tree, read_value, read_yaml
 from appliance.declare.problems import Problem, Refused, from_fault, from_validation, unknown_key
@@ -70,9 +71,9 @@ def environment() -> dict[str, str]:
 
 
 def cache_folder(environ: Mapping[str, str]) -> File | None:
-    if cache := environ.get("XDG_CACHE_HOME"):
+    if cache := variables.value(environ, "XDG_CACHE_HOME"):
         return File(cache) / "slipway"
-    home = environ.get("HOME")
+    home = variables.value(environ, "HOME")
     return File(home) / ".cache" / "slipway" if home else None
 
 
@@ -82,6 +83,7 @@ def load(given: Given) -> Settings:
     for _, read in reversed(SOURCES):
         _merge(merged, read(given))
     problems = [problem for fault in merged.faults if (problem := from_fault(fault))]
+    problems += variables.wrong(given.environ)
     if any(not fault.path for fault in merged.faults):
         raise Refused(problems)  # the file could not be read as a whole: what is missing in it means nothing
     try:

@@ -281,6 +281,12 @@ def _text(key: Key, text: str) -> tuple[str, str, bool]:
     return NOTHING
 
 
+def nearest_word(choices: tuple[str, ...], text: str) -> str:
+    """The one of these words that was meant, "" if none is near."""
+    near = _word(choices, text)
+    return near[0] if near else ""
+
+
 def _word(choices: tuple[str, ...], text: str) -> tuple[str, bool] | None:
     """The word that was meant, and whether it is another spelling of it and no mere likeness."""
     lowered = text.lower()
