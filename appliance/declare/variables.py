@@ -18,7 +18,7 @@ ON, OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Variable:
-    """`kind`: "folder" is an absolute path (a relative one counts as none, as the XDG specification wants), "switch" one
+    """`kind`: "folder" is an absolute path (a relative one is as good as none: XDG base directories), "switch" is one
     of ON and OFF, "presence" counts where it is set to anything, "word" is one of `choices`, "text" anything."""
 
     name: str
