@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from appliance import __version__, exits
 
@@ -147,6 +147,12 @@ def _prove(options: argparse.Namespace) -> Any:
     return prove(Given(options.manifest, options.options, environment()))
 
 
+def _warn(plan: Any, options: argparse.Namespace, to: TextIO) -> None:
+    from appliance.command.refusal import warn
+
+    warn(plan.notices, options.format, to)
+
+
 def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False) -> Callable[[argparse.Namespace], int]:
     """A command that ends with one message and the code of its cause where the manifest is refused. `report`: what a
     program reads of it is its output, and no message beside it."""
@@ -173,13 +179,15 @@ def check(options: argparse.Namespace) -> int:
         from appliance.command.refusal import mend
 
         mend(lambda: _prove(options))
-    line = summary(_prove(options))
+    plan = _prove(options)
     if options.format in ("json", "sarif"):
         from appliance.command.formats import FORMATS
+        from appliance.declare.findings import findings
 
-        print(FORMATS[options.format](()))
+        print(FORMATS[options.format](findings(plan.notices)))
     else:
-        print(f"{options.manifest}: ok, {line}")
+        _warn(plan, options, sys.stderr if options.format == "text" else sys.stdout)
+        print(f"{options.manifest}: ok, {summary(plan)}")
     return exits.OK.number
 
 
@@ -188,6 +196,7 @@ def show_plan(options: argparse.Namespace) -> int:
     from appliance.plan.report import as_json, as_text
 
     plan = _prove(options)
+    _warn(plan, options, sys.stderr)
     print(as_json(plan) if options.json else as_text(plan))
     return exits.OK.number
 
@@ -195,6 +204,7 @@ def show_plan(options: argparse.Namespace) -> int:
 @_refusing
 def serve(options: argparse.Namespace) -> int:
     plan = _prove(options)
+    _warn(plan, options, sys.stderr)
     from appliance.launch.launch import serve as launch
 
     code: int = launch(plan)

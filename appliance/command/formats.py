@@ -72,6 +72,7 @@ def _object(finding: Finding) -> dict[str, Any]:
         "end_column": finding.end or None,
         "key": problem.key,
         "code": problem.code,
+        "level": problem.level,
         "message": problem.message,
         "given": problem.given,
         "allowed": problem.allowed,
@@ -111,7 +112,7 @@ def _command(finding: Finding) -> str:
     else:
         message = str(problem)
     properties = ",".join(f"{name}={_property(str(value))}" for name, value in values.items())
-    return f"::error {properties}::{_data(message)}"
+    return f"::{problem.level} {properties}::{_data(message)}"
 
 
 def _data(text: str) -> str:
@@ -157,7 +158,7 @@ def _result(finding: Finding, rules: list[str]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": problem.code,
         "ruleIndex": rules.index(problem.code),
-        "level": "error",
+        "level": problem.level,
         "message": {"text": text},
     }
     logical = {"name": problem.key, "kind": "member"} if problem.key else {"name": place.source}

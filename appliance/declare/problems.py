@@ -38,6 +38,11 @@ class Problem:
     certain: bool = True
     code: str = "impossible"
 
+    @property
+    def level(self) -> str:
+        """A warning refuses nothing."""
+        return "warning" if self.code == "deprecated" else "error"
+
     def __str__(self) -> str:
         source = self.place.source.replace("-", "_")  # a flag writes the key's underscores as dashes
         said = not self.key or (self.place.line == 0 and source.endswith(self.key))

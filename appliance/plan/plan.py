@@ -13,6 +13,7 @@ import msgspec
 
 from appliance.declare.fingerprint import outputs_hash
 from appliance.declare.keys import leaves
+from appliance.declare.problems import Problem
 from appliance.declare.settings import Settings
 from appliance.gateway.config import GatewayConfig
 from appliance.manifest import Manifest
@@ -53,7 +54,8 @@ class Effective:
 @dataclass(frozen=True)
 class Plan:
     """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` is that of one
-    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere."""
+    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere.
+    `notices` are warnings for the operator."""
 
     manifest: Manifest
     path: Path
@@ -65,6 +67,7 @@ class Plan:
     machine: Machine
     effective: tuple[Effective, ...]
     other_cpus: tuple[int, ...] = ()
+    notices: tuple[Problem, ...] = ()
 
 
 def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
@@ -162,6 +165,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         machine=machine,
         other_cpus=places.others,
         effective=effective,
+        notices=settings.notices,
     )
 
 
