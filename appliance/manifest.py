@@ -225,6 +225,10 @@ class Restart(Section):
     """Restarts of one engine within the window; one more and the appliance exits."""
     window: Seconds = 600.0
     """Span over which restarts are counted."""
+    backoff: tuple[Seconds, ...] = Field(default=(0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), min_length=1, strict=False)
+    """Waits before the first, second, … restart within the window; the last one repeats."""
+    hold: Seconds = 10.0
+    """New requests wait for a dead engine that is back within this time, else they get 503; open ones always wait."""
 
 
 class Lifecycle(Section):

@@ -87,7 +87,8 @@ class Engine:
                 self._listener.flush(LAST_WORDS_S)
             worker.close()
         except EngineError as error:
-            self._give_up(EXIT_PERMANENT, error.code, str(error))
+            # One that served can serve again: what a step raised came with what it was given.
+            self._give_up(EXIT_PERMANENT if self._ready is None else EXIT_CRASH, error.code, str(error))
         except (
             Exception
         ) as error:  # the last place: whatever it is, the gateway and the log are told and the process ends

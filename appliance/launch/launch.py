@@ -47,7 +47,7 @@ def serve(plan: "Plan") -> int:
         gateway=plan.gateway,
         engines=plan.engines,
         startup_s=manifest.health.startup_budget,
-        restarts=Policy(restart.max, restart.window),
+        restarts=Policy(restart.max, restart.window, restart.backoff),
         secrets=secret_names(manifest),
         other_cpus=plan.other_cpus,
     )

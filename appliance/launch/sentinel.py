@@ -1,8 +1,9 @@
 """Supervisor's event listener: hears of each program's death and decides whether it is started again.
 
-The rule: a program that ends with the permanent code ends the appliance; any other end is a crash. The first restart in
-the window is immediate, the next wait 1, 2, 4 … seconds; more than `max` within `window_s` end the appliance. Restarts
-go through Supervisor; what ends the appliance is a notice to the launcher, which alone ends things.
+The rule: a program that ends with the permanent code ends the appliance; any other end is a crash. Each restart within
+the window waits as long as the policy says for it; more than `max` within `window_s` end the appliance. Restarts
+go through Supervisor; what ends the appliance is a notice to the launcher, which alone ends things. Deaths that the
+gateway found a request to be the cause of do not count (pardon.py).
 
 Protocol of Supervisor's listeners: we print READY, get a header line of key:value tokens with `len` and as many bytes
 of payload, and print RESULT. Nothing else may go to standard output.
@@ -22,31 +23,33 @@ from typing import Any, Literal, cast
 import msgspec
 from supervisor.xmlrpc import Faults, SupervisorTransport
 
+from appliance.launch.pardon import read_pardons
 from engine.api.errors import EXIT_PERMANENT
-
-_LONGEST_DELAY_S = 30.0
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """How many restarts of one program are allowed within a span."""
+    """How many restarts of one program are allowed within a span, and the wait before each; the last wait repeats."""
 
     max: int
     window_s: float
+    backoff_s: tuple[float, ...] = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
     def delay(self, deaths: list[float], now: float) -> float | None:
         """Seconds until the restart after the last of `deaths` (times, in order), or None if it is one too many."""
         recent = sum(1 for death in deaths if now - death < self.window_s)
         if recent > self.max:
             return None
-        return 0.0 if recent <= 1 else min(2.0 ** (recent - 2), _LONGEST_DELAY_S)
+        return self.backoff_s[min(max(recent, 1), len(self.backoff_s)) - 1]
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """`supervisor` is the path of Supervisor's Unix socket, `notices` that of the pipe to the launcher."""
+    """`supervisor` is the path of Supervisor's Unix socket, `notices` that of the pipe to the launcher, `pardons` that
+    of the pipe from the gateway."""
 
     supervisor: str
     password: str
     notices: str
+    pardons: str
     policy: Policy
 
 
@@ -96,6 +99,12 @@ class Sentinel:
             self._notify(Notice(kind="unstartable", program=payload["processname"]))
         elif kind == "PROCESS_STATE_EXITED" and name not in self._due:
             self.died(name, now)
+
+    def pardoned(self, program: str, deaths: int) -> None:
+        """So many of the program's last deaths had their cause outside it: they no longer count."""
+        for name, known in self._deaths.items():
+            if name.rpartition(":")[2] == program and deaths > 0:
+                del known[-deaths:]
 
     def died(self, name: str, now: float) -> None:
         """Schedules the restart, or reports that a restart cannot help or that there were too many."""
@@ -201,6 +210,7 @@ class _Ends:
 def main(path: Path) -> int:
     config = msgspec.json.decode(path.read_bytes(), type=Config)
     pipe = os.open(config.notices, os.O_RDWR)  # for writing alone it would wait for a launcher that may be gone
+    pardons = os.open(config.pardons, os.O_RDWR | os.O_NONBLOCK)  # both ends: no end of file when the gateway goes
     supervisor = _Supervisor(config.supervisor, config.password)
     sentinel = Sentinel(
         config.policy,
@@ -214,20 +224,23 @@ def main(path: Path) -> int:
             sentinel.died(f"{program['group']}:{program['name']}", time.monotonic())
         elif program["pid"] and program["name"] != "sentinel":
             ends.watch(program["pid"])
-    _listen(sentinel, supervisor, ends)
+    _listen(sentinel, supervisor, ends, pardons)
     return 0
 
 
-def _listen(sentinel: Sentinel, supervisor: _Supervisor, ends: _Ends) -> None:
+def _listen(sentinel: Sentinel, supervisor: _Supervisor, ends: _Ends, pardons: int) -> None:
     """Handles events until Supervisor closes the pipe."""
     buffer = bytearray()
     _write(1, b"READY\n")
     while True:
         due = sentinel.next_due()
         timeout = None if due is None else max(0.0, due - time.monotonic())
-        readable = select.select([0, *ends.descriptors], [], [], timeout)[0]
+        readable = select.select([0, pardons, *ends.descriptors], [], [], timeout)[0]
         if ends.take(readable):
             wake_supervisor(supervisor.path)
+        if pardons in readable:
+            for pardon in read_pardons(os.read(pardons, 65536)):
+                sentinel.pardoned(pardon.program, pardon.deaths)
         sentinel.start_due(time.monotonic())
         if 0 not in readable:
             continue

@@ -31,6 +31,7 @@ from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
 
+PARDONS = "pardons"
 ENGINE_STOP_S = 2  # time an engine gets from SIGTERM to SIGKILL: it has nothing to save
 # Where cores are shared, a third of an engine thread's weight: a step goes first, and the gateway still gets a quarter
 # of a core that it competes for, so that sockets and tokens never wait long. 19 would leave it 1.5 %.
@@ -76,7 +77,10 @@ def programs(service: Service, directory: Path) -> tuple[Program, ...]:
     sockets = [directory / f"{name}.sock" for name in engine_names(service)]
     path = directory / "gateway.json"
     gateway_config.write_config(
-        msgspec.structs.replace(service.gateway, engines=tuple(str(socket) for socket in sockets)), path
+        msgspec.structs.replace(
+            service.gateway, engines=tuple(str(socket) for socket in sockets), pardons=str(directory / PARDONS)
+        ),
+        path,
     )
     found = [gateway_program(service, (sys.executable, "-P", "-m", "appliance.gateway", str(path)))]
     for name, config, socket in zip(engine_names(service), service.engines, sockets, strict=True):
@@ -109,6 +113,7 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         supervisor=str(directory / "supervisor.sock"),
         password=password,
         notices=str(directory / "notices"),
+        pardons=str(directory / PARDONS),
         policy=service.restarts,
     )
     (directory / "sentinel.json").write_bytes(msgspec.json.encode(watch))
@@ -124,6 +129,7 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         (directory / f"{program.name}.sh").write_bytes(os.fsencode(script(program, secret_files)))
         os.mkfifo(directory / f"{program.name}.log", 0o600)
     os.mkfifo(directory / "notices", 0o600)
+    os.mkfifo(directory / PARDONS, 0o600)
     (directory / "supervisord.conf").write_text(configuration(programs, password, root=os.geteuid() == 0))
 
 
