@@ -218,6 +218,12 @@ class Limits(Section):
 class Health(Section):
     startup_budget: Seconds = 1800.0
     """Time in which the engine must become ready after the start before the appliance gives up."""
+    stalled_loading: Seconds = 300.0
+    """An engine whose start makes no progress for so long is killed and started again; 0s never."""
+    stalled_busy: Seconds = 90.0
+    """The same for one that has work and finishes no step, or five times its longest step; 0s never."""
+    stalled_idle: Seconds = 60.0
+    """The same for one without work that does not compute the probes it gives itself, three in this time; 0s never."""
 
 
 class Restart(Section):
@@ -225,8 +231,10 @@ class Restart(Section):
     """Restarts of one engine within the window; one more and the appliance exits."""
     window: Seconds = 600.0
     """Span over which restarts are counted."""
-    backoff: tuple[Seconds, ...] = Field(default=(0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0), min_length=1, strict=False)
-    """Waits before the first, second, … restart within the window; the last one repeats."""
+    backoff: Seconds = 1.0
+    """Wait before the second restart within the window, doubled for each further one; the first never waits."""
+    longest_backoff: Seconds = 30.0
+    """The longest of these waits."""
     hold: Seconds = 10.0
     """New requests wait for a dead engine that is back within this time, else they get 503; open ones always wait."""
 

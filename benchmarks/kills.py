@@ -248,7 +248,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args(arguments)
     url = f"http://127.0.0.1:{given.port}"
-    settings = ["lifecycle.restart.max=100000", "lifecycle.restart.backoff=[0s]"]
+    settings = ["lifecycle.restart.max=100000", "lifecycle.restart.backoff=0s"]
     command = [sys.executable, "-m", "appliance", "serve", str(ROOT / "manifests/demo.yaml"), "--host", "127.0.0.1"]
     command += ["--port", str(given.port), *itertools.chain(*(("--set", each) for each in settings))]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as appliance:

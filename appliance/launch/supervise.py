@@ -27,6 +27,7 @@ import msgspec
 from appliance.gateway import config as gateway_config
 from appliance.gateway.config import GatewayConfig
 from appliance.launch import sentinel
+from appliance.launch.hangs import Budgets
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
@@ -42,12 +43,13 @@ NICE = 5
 class Service:
     """What is to be launched. `gateway.engines` and each engine's `socket` are filled in when the run directory exists.
     `secrets` names the environment variables that only the gateway gets. `other_cpus`: where all but the engines run
-    (empty: anywhere)."""
+    (empty: anywhere). `budgets`: when an engine counts as hung."""
 
     gateway: GatewayConfig
     engines: tuple[EngineConfig, ...]
     startup_s: float
     restarts: sentinel.Policy
+    budgets: Budgets = Budgets()
     secrets: tuple[str, ...] = ()
     other_cpus: tuple[int, ...] = ()
 
@@ -85,7 +87,10 @@ def programs(service: Service, directory: Path) -> tuple[Program, ...]:
     found = [gateway_program(service, (sys.executable, "-P", "-m", "appliance.gateway", str(path)))]
     for name, config, socket in zip(engine_names(service), service.engines, sockets, strict=True):
         path = directory / f"{name}.json"
-        engine_config.write_config(msgspec.structs.replace(config, socket=str(socket)), path)
+        told = msgspec.structs.replace(
+            config, socket=str(socket), pulse=str(directory / f"{name}.pulse"), probe_s=service.budgets.probe_s
+        )
+        engine_config.write_config(told, path)
         argv = (sys.executable, "-P", "-m", "engine", str(path))
         found.append(engine_program(service, name, argv, threads=config.threads))
     return tuple(found)
@@ -115,6 +120,8 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         notices=str(directory / "notices"),
         pardons=str(directory / PARDONS),
         policy=service.restarts,
+        budgets=service.budgets,
+        pulses={name: str(directory / f"{name}.pulse") for name in engine_names(service)},
     )
     (directory / "sentinel.json").write_bytes(msgspec.json.encode(watch))
     listener = Program(
