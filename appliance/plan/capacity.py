@@ -64,7 +64,9 @@ def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, de
     while rows > 1 and logits_bytes(checkpoint.model, rows) > budget // LOGITS_PART:
         rows //= 2
     if rows == MAX_RUNNING:
-        return Choice(rows, f"logits of so many take {spell_bytes(logits_bytes(checkpoint.model, rows))}")
+        return Choice(
+            rows, f"the most that auto takes; logits take {spell_bytes(logits_bytes(checkpoint.model, rows))}"
+        )
     taken, most = spell_bytes(logits_bytes(checkpoint.model, MAX_RUNNING)), spell_bytes(budget // LOGITS_PART)
     return Choice(rows, f"logits of {MAX_RUNNING} would take {taken}, and {most} are an eighth of what is usable")
 

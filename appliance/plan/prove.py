@@ -45,9 +45,13 @@ def prove(given: Given, machine: Machine | None = None) -> Plan:
         raise Refused([*problems, Problem(at, "model.path", str(error))], exits.CHECKPOINT) from error
     if problems:
         raise Refused(problems)
-    if machine is None:
-        machine = read_machine(gpus=settings.manifest.hardware.device != "cpu")
-    return plan(settings, checkpoint, machine)
+    if machine is not None or settings.manifest.hardware.device != "cpu":
+        return plan(settings, checkpoint, machine or read_machine())
+    try:
+        return plan(settings, checkpoint, read_machine(gpus=False))
+    except Refused:
+        # Whether a GPU would change it is worth the second that looking for one takes.
+        return plan(settings, checkpoint, read_machine())
 
 
 def _checkpoint(settings: Settings) -> Checkpoint:

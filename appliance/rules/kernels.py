@@ -99,7 +99,7 @@ RULES = (
         keys=("kernels",),
         facts=("machine.kernels",),
         holds=lambda view: not is_compiled(view.kernels) or view.kernels in view.facts.machine.kernels,
-        text="A compiled variant must be there, and this CPU must have its instructions",
+        text="a compiled variant must be there, and this CPU must have its instructions",
         because=_no_kernels,
     ),
     Rule(

@@ -41,14 +41,15 @@ def is_compiled(kernels: str) -> bool:
 class Variable:
     """`name` is the field of `View`. `values`: all that could be written, of numbers those worth a proposal. `auto`:
     what it may become where nothing is written, the best first, by the facts and earlier variables. `why` says so of
-    the first of them. `spell`: values that are written otherwise. `limit`: whatever is below a legal value is legal.
-    `sole`: the manifest takes no auto for the key, so that leaving it out is its one `auto` value."""
+    the first of them, `prefers` of all in words. `spell`: values that are written otherwise. `limit`: whatever is below
+    a legal value is legal. `sole`: the manifest takes no auto for the key, so that leaving it out is its one value."""
 
     key: str
     name: str
     values: Callable[[Facts], tuple[Any, ...]]
     auto: Callable[[View], tuple[Any, ...]]
     why: Callable[[View], str]
+    prefers: str
     spell: tuple[tuple[str, str], ...] = ()
     limit: bool = False
     sole: bool = False

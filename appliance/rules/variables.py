@@ -1,5 +1,6 @@
 """The keys that take part, in the order in which they are resolved: what each can be, and what `auto` makes of it."""
 
+from collections.abc import Callable
 from typing import Any
 
 from appliance.rules.facts import Facts
@@ -84,41 +85,93 @@ def _tensors(view: View) -> tuple[int, ...]:
     return tuple(size for size in _sizes(view.facts) if size <= max(1, len(view.facts.machine.gpus))) or (1,)
 
 
-def _always(*values: Any) -> Any:
+def _always(*values: Any) -> Callable[[object], tuple[Any, ...]]:
     return lambda _: values
 
 
 VARIABLES = (
-    Variable("hardware.device", "device", _always("cpu", "cuda"), _devices, _device_why),
-    Variable("model.dtype", "dtype", _always("float32", "bfloat16", "float16"), _dtypes, _dtype_why),
     Variable(
-        *("quantization.weights", "weights", _always("stored", "int8", "int4"), _always("stored")),
+        key="hardware.device",
+        name="device",
+        values=_always("cpu", "cuda"),
+        auto=_devices,
+        why=_device_why,
+        prefers="`cuda` if there is a usable GPU, else `cpu`",
+    ),
+    Variable(
+        key="model.dtype",
+        name="dtype",
+        values=_always("float32", "bfloat16", "float16"),
+        auto=_dtypes,
+        why=_dtype_why,
+        prefers="on a CPU `float32`; on a GPU the checkpoint's type, `float16` where the GPU has no bfloat16",
+    ),
+    Variable(
+        key="quantization.weights",
+        name="weights",
+        values=_always("stored", "int8", "int4"),
+        auto=_always("stored"),
         why=lambda view: f"the checkpoint's {view.facts.model.quantized or view.facts.model.dtype}",
+        prefers="the checkpoint's numbers",
         spell=(("stored", "auto"),),
     ),
-    Variable("hardware.kernels", "kernels", _always(TORCH, TRITON, *VARIANTS), _kernels, _kernels_why),
     Variable(
-        *("hardware.graphs", "graphs", _always(True, False), lambda view: (view.kernels == TRITON,)),
-        why=lambda view: "decode steps of Triton kernels" if view.graphs else f"{view.kernels} kernels have none",
+        key="hardware.kernels",
+        name="kernels",
+        values=_always(TORCH, TRITON, *VARIANTS),
+        auto=_kernels,
+        why=_kernels_why,
+        prefers="on a CPU the fastest compiled variant that it runs, torch beside other types than float32 and where "
+        "none is compiled; on a GPU Triton, torch where Triton is missing or does not serve the model",
     ),
     Variable(
-        *("hardware.batch_invariant", "batch_invariant", _always(False, True), _always(False)),
+        key="hardware.graphs",
+        name="graphs",
+        values=_always(True, False),
+        auto=lambda view: (view.kernels == TRITON,),
+        why=lambda view: "decode steps of Triton kernels" if view.graphs else f"{view.kernels} kernels have none",
+        prefers="`true` with Triton kernels",
+    ),
+    Variable(
+        key="hardware.batch_invariant",
+        name="batch_invariant",
+        values=_always(False, True),
+        auto=_always(False),
         why=lambda view: "not asked for",
+        prefers="`false`",
         sole=True,
     ),
     Variable(
-        *("quantization.kv_cache", "kv_cache", _always("float32", "bfloat16", "float16", "int8", "fp8")),
-        *(_pages, _pages_why),
+        key="quantization.kv_cache",
+        name="kv_cache",
+        values=_always("float32", "bfloat16", "float16", "int8", "fp8"),
+        auto=_pages,
+        why=_pages_why,
+        prefers="the type of the activations; `float16` beside weights of 8 or 4 bits that kernels multiply by",
     ),
     Variable(
-        *("engine.cache.block_tokens", "block_tokens", _always(BLOCK_TOKENS), _always(BLOCK_TOKENS)),
+        key="engine.cache.block_tokens",
+        name="block_tokens",
+        values=_always(BLOCK_TOKENS),
+        auto=_always(BLOCK_TOKENS),
         why=_blocks_why,
+        prefers=f"{BLOCK_TOKENS}, whole vectors of all compiled kernels",
     ),
     Variable(
-        *("model.max_context", "max_context", lambda facts: (facts.model.max_context, 2)),
-        auto=lambda view: (2,),  # what the cache holds of the checkpoint's is found when memory is shared out
+        key="model.max_context",
+        name="max_context",
+        values=lambda facts: (facts.model.max_context, 2),
+        auto=_always(2),  # the least; what the cache holds of the checkpoint's is found when memory is shared out
         why=lambda view: "what one request needs at least",
+        prefers="what the checkpoint supports, or what the cache can hold of it",
         limit=True,
     ),
-    Variable("parallelism.tensor", "tensor", _sizes, _tensors, lambda view: "one rank holds it"),
+    Variable(
+        key="parallelism.tensor",
+        name="tensor",
+        values=_sizes,
+        auto=_tensors,
+        why=lambda view: "one rank holds the model",
+        prefers="the fewest ranks whose memory holds the model",
+    ),
 )
