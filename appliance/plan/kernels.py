@@ -4,7 +4,7 @@ The rules and what `auto` prefers are declared in `appliance/rules`; here a mani
 solution becomes choices with reasons.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,15 @@ from appliance import exits
 from appliance.declare.keys import find
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Settings
-from appliance.plan.choice import Choice
+from appliance.plan.choice import Choice, refuse
 from appliance.plan.machine import Machine
 from appliance.plan.memory import ELEMENT_BYTES, spell_bytes
+from appliance.plan.ranks import rank_lacks
 from appliance.rules.facts import Facts, model_facts
 from appliance.rules.rule import TRITON, Variable, View, is_compiled
-from appliance.rules.solve import Situation, conflict, solve
-from appliance.rules.variables import LANES, VARIABLES
+from appliance.rules.rules import RULES
+from appliance.rules.solve import Situation, solve
+from appliance.rules.variables import LANES, TENSOR_SIZES, VARIABLES
 from appliance.rules.words import problem, reason
 from engine.api.config import graph_ladder
 from engine.models.checkpoint import Checkpoint, weight_bytes
@@ -34,16 +36,28 @@ class Resolved:
     choices: Mapping[str, Choice[Any]]
 
 
-def resolve(
-    settings: Settings, checkpoint: Checkpoint, machine: Machine, lacks: Callable[[View], str] | None = None
-) -> Resolved:
-    """Raises Refused with the least that is in conflict. `lacks`: what memory lacks for a choice, if it decides."""
-    situation = Situation(Facts(model_facts(checkpoint), machine, lacks), written(settings))
+def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Resolved:
+    """Raises Refused with the least that is in conflict."""
+    asked = written(settings)
+    lacks = None if "tensor" in asked else rank_lacks(settings, checkpoint, machine)
+    situation = Situation(Facts(model_facts(checkpoint), machine, lacks), asked)
     view = solve(situation)
     if view is None:
-        by_memory = any(rule.name == "memory" for rule in conflict(situation).rules)
-        raise Refused([problem(settings, situation)], exits.MEMORY if by_memory else exits.MANIFEST)
+        _refuse_memory(settings, situation)
+        raise Refused([problem(settings, situation)])
     return Resolved(view, {one.key: _choice(situation, view, one, checkpoint) for one in VARIABLES})
+
+
+def _refuse_memory(settings: Settings, situation: Situation) -> None:
+    """Refuses with what is missing where all but memory would allow some number of ranks."""
+    lacks, rest = situation.facts.lacks, [rule for rule in RULES if rule.name != "memory"]
+    sizes = TENSOR_SIZES if lacks is not None else ()
+    views = [solve(situation.but(tensor=size), rules=rest) for size in sizes]
+    most = max((view for view in views if view is not None), key=lambda view: view.tensor, default=None)
+    if lacks is not None and most is not None:
+        message = f"{most.tensor} ranks are the most that are possible, and each lacks {lacks(most)} for weights, "
+        message += "workspace and the cache of one request; use more or larger GPUs, or fewer bits"
+        refuse(settings, "hardware.memory_share", message, exits.MEMORY)
 
 
 def written(settings: Settings) -> dict[str, Any]:

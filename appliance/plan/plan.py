@@ -21,12 +21,11 @@ from appliance.plan.kernels import graph_sizes, resolve
 from appliance.plan.machine import Machine
 from appliance.plan.memory import ELEMENT_BYTES, Memory, graph_bytes
 from appliance.plan.placement import Places, place
+from appliance.plan.ranks import STEP_TOKENS
 from appliance.rules.rule import is_compiled
 from engine.api.config import EngineConfig, WeightBits
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint
-
-STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True)

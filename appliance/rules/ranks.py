@@ -78,6 +78,7 @@ RULES = (
         keys=("device", "dtype", "weights", "kernels", "kv_cache", "block_tokens", "max_context", "tensor"),
         facts=("lacks",),
         holds=lambda view: view.facts.lacks is None or not view.facts.lacks(view),
-        text="weights, workspace and the cache of one request fit into the memory of a rank",
+        text="weights, workspace and the cache of one request fit into the memory of each rank",
+        because=lambda facts: "weights, workspace and the cache of one request do not fit into the memory of each rank",
     ),
 )
