@@ -334,13 +334,20 @@ def test_a_cell_of_a_gpu_is_planned_or_refused(cell: Cell, saved: Callable[[Cell
         planned(cell, saved(cell), host, tmp_path)
 
 
+def in_bf16(cell: Cell) -> bool:
+    """Products in bfloat16 are not interpreted: numpy has none, and some come out infinite (tests/kernels/test_ops.py
+    leaves them to a GPU as well). Beside fp8 pages they are taken in float16."""
+    written = cell.situation.written
+    return written.get("dtype") == "bfloat16" and written.get("kv_cache") != "fp8"
+
+
 # Rules about the device itself, which the interpreter has no part in, and what it computes all the same.
 OF_THE_DEVICE = {"bfloat16", "fp8-gpu", "graphs"}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (installed() and interpreted()), reason="Triton compiles here: the test below runs on the GPU")
-@pytest.mark.parametrize("cell", [cell for cell in INTERPRETED if not cell.broken], ids=str)
+@pytest.mark.parametrize("cell", [cell for cell in INTERPRETED if not cell.broken and not in_bf16(cell)], ids=str)
 def test_a_legal_cell_of_triton_generates_in_the_interpreter(
     cell: Cell, saved: Callable[[Cell], Saved], tmp_path: Path
 ) -> None:
