@@ -15,6 +15,7 @@ from appliance.declare.settings import Given, load
 from appliance.plan.kernels import resolve
 from appliance.plan.machine import Gpu, Machine
 from appliance.plan.plan import Plan, plan
+from appliance.plan.prove import prove
 from appliance.plan.ranks import rank_lacks
 from appliance.rules import kernels as kernel_rules
 from appliance.rules.facts import Facts, ModelFacts, model_facts
@@ -259,6 +260,25 @@ def test_a_model_that_nothing_can_mend_is_refused_at_its_path(tmp_path: Path) ->
     facts = checkpoint(model=replace(checkpoint().model, blocks=((Branch(body=attention),),)))
     error = tell(tmp_path, "", facts=facts).error
     assert error is not None and "model.path: the model declares a layer norm over all heads" in str(error)
+
+
+def test_a_gpu_is_looked_for_before_a_refusal_that_it_might_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+
+    def read(*, gpus: bool = True) -> Machine:
+        looked.append(gpus)
+        return GPU if gpus else replace(CPU, no_gpu="not looked for")
+
+    monkeypatch.setattr("appliance.plan.prove.read_machine", read)
+    head = f"apiVersion: slipway/v1\nmodel: {{path: {ROOT / 'manifests' / 'demo'}}}\nhardware: {{device: cpu}}\n"
+    (tmp_path / "m.yaml").write_text(head)
+    assert prove(Given(tmp_path / "m.yaml")).engines[0].device == "cpu" and looked == [False]
+    (tmp_path / "m.yaml").write_text(head + "quantization: {kv_cache: fp8}\n")
+    with pytest.raises(Refused, match=r"fp8 cannot go with hardware.device: cpu .*or hardware.device: auto or cuda"):
+        prove(Given(tmp_path / "m.yaml"))
+    assert looked == [False, False, True]
 
 
 # -- ranks, which the manifest has no key for yet ----------------------------------------------------------------------
