@@ -23,7 +23,8 @@ class ModelFacts:
     """`heads`: of queries and of keys, each pair once. `inner`: sizes that tensor parallelism divides beside heads.
     `groups`: inputs that share a scale in matrices cut along inputs. `quantized`: in words, empty where nothing is.
     `held`: compiled kernels multiply by the checkpoint's whole numbers. `restored`: quantized matrices that they do
-    not. `unlike`: with these weights the experts of one layer lie in several forms."""
+    not. `unlike`: with these weights the experts of one layer lie in several forms. `pages`: KV heads and their size,
+    each pair once."""
 
     dtype: str = "float32"
     max_context: int = 4096
@@ -41,6 +42,7 @@ class ModelFacts:
     ordered: bool = False
     by_torch: tuple[str, ...] = ()
     normed_together: bool = False
+    pages: tuple[tuple[int, int], ...] = ((8, 64),)
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         ordered=any(scheme.ordered for scheme in held.values()),
         by_torch=torch_parts(model, ACTIVATIONS),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in parts),
+        pages=tuple(dict.fromkeys((part.kv_heads, part.head_dim) for part in parts)),
     )
 
 

@@ -123,6 +123,7 @@ FEATURES = (
         model={"quantized": "gguf", "method": "gguf", "restored": 1},
     ),
     Line("a context beyond the checkpoint's", {"max_context": PLAIN.max_context + 1}),
+    Line("layers with different KV heads", model={"pages": ((2, 8), (4, 8))}),
     Line("a layer norm over all heads of a projection", model={"normed_together": True}),
 )
 SWITCHES = (

@@ -99,10 +99,12 @@ def declared(folder: Path, change: str) -> Saved:
 
 DECLARATION = """
 from dataclasses import replace
+from itertools import cycle
 from engine.models import llama
 from engine.models.parts import Attention, LayerNorm
 
 ARCHITECTURES = ("OwnLlama",)
+COUNTS = cycle((2, 4))
 
 
 def changed(branch):
@@ -130,6 +132,10 @@ def normed(folder: Path) -> Saved:
     more = {f"model.layers.{i}.self_attn.{n}.weight": torch.ones(s) for i in range(2) for n, s in sizes.items()}
     save_file(load_file(file) | more, file, {"format": "pt"})
     return saved
+
+
+def uneven(folder: Path) -> Saved:
+    return declared(folder, "kv_heads=next(COUNTS)")
 
 
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -171,6 +177,7 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
     "experts of one layer in several types": unlike,
     "gptq, awq or compressed-tensors": gptq,
     "GGUF in other types than Q4_0 and Q8_0": gguf,
+    "layers with different KV heads": uneven,
     "a layer norm over all heads of a projection": normed,
     "": save,
 }

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from appliance import exits
 from appliance.declare.keys import find
 from appliance.declare.problems import Refused
-from appliance.declare.settings import Given, load
+from appliance.declare.settings import Given, Option, load
 from appliance.plan.kernels import resolve
 from appliance.plan.machine import Gpu, Machine
 from appliance.plan.plan import Plan, plan
@@ -279,6 +280,18 @@ def test_a_gpu_is_looked_for_before_a_refusal_that_it_might_change(
     with pytest.raises(Refused, match=r"fp8 cannot go with hardware.device: cpu .*or hardware.device: auto or cuda"):
         prove(Given(tmp_path / "m.yaml"))
     assert looked == [False, False, True]
+
+
+def test_scales_of_fp8_pages_that_cannot_be_read_are_refused_before_the_start(tmp_path: Path) -> None:
+    demo = tmp_path / "demo"
+    shutil.copytree(ROOT / "manifests" / "demo", demo)
+    (demo / "kv_cache_scales.json").write_text('{"kv_cache": {"scaling_factor": {"0": {"0": 1.0}}}}')
+    (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v1\nmodel: {{path: {demo}}}\n")
+    assert prove(Given(tmp_path / "m.yaml"), GPU).engines[0].kv_dtype == "bfloat16"  # which reads no scales
+    fp8 = Option("--set", "quantization.kv_cache", "fp8")
+    with pytest.raises(Refused, match="quantization.kv_cache: .*kv_cache_scales.json: has scales for layers") as caught:
+        prove(Given(tmp_path / "m.yaml", (fp8,)), GPU)
+    assert caught.value.cause == exits.CHECKPOINT
 
 
 # -- ranks, which the manifest has no key for yet ----------------------------------------------------------------------
