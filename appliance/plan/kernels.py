@@ -21,7 +21,7 @@ from appliance.rules.rule import TRITON, Variable, View, is_compiled
 from appliance.rules.rules import RULES
 from appliance.rules.solve import Situation, solve
 from appliance.rules.variables import LANES, TENSOR_SIZES, VARIABLES
-from appliance.rules.words import problem, reason
+from appliance.rules.words import problems, reason
 from engine.api.config import graph_ladder
 from engine.models.checkpoint import Checkpoint, weight_bytes
 
@@ -44,7 +44,7 @@ def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Res
     view = solve(situation)
     if view is None:
         _refuse_memory(settings, situation)
-        raise Refused([problem(settings, situation)])
+        raise Refused(problems(settings, situation))
     return Resolved(view, {one.key: _choice(situation, view, one, checkpoint) for one in VARIABLES})
 
 

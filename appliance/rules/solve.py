@@ -81,8 +81,27 @@ def domain(variable: Variable, situation: Situation, view: View, freed: Collecti
     return variable.auto(view) if written is None else (written,)
 
 
+def conflicts(situation: Situation) -> tuple[Conflict, ...]:
+    """All that is in conflict, one after another: the last written key of each is opened to find the next. The ways out
+    of one are those that remain when the others are resolved so."""
+    found, rest = [], situation
+    while solve(rest) is None:
+        found.append(conflict(rest))
+        if not found[-1].written:
+            break  # no key mends that
+        rest = rest.but(**{found[-1].written[-1].name: None})
+    if len(found) == 1:
+        return tuple(found)
+    told = []
+    for one in found:
+        others = {other.written[-1].name: None for other in found if other is not one and other.written}
+        alone = situation.but(**others)
+        told.append(replace(one, instead={key.name: tuple(_instead(alone, key)) for key in (*one.written, *one.open)}))
+    return tuple(told)
+
+
 def conflict(situation: Situation) -> Conflict:
-    """Of a situation without a solution: what is in conflict."""
+    """Of a situation without a solution: what is in conflict, the least of it."""
     freed, core = _core(situation)
     rules = least_rules(situation, freed)
     written = tuple(variable for variable in core if variable.name in situation.written)

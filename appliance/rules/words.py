@@ -3,7 +3,7 @@
 from appliance.declare.problems import Problem
 from appliance.declare.settings import Settings
 from appliance.rules.rule import Rule, Variable, View
-from appliance.rules.solve import Conflict, Situation, conflict, passed_over, solve
+from appliance.rules.solve import Conflict, Situation, conflicts, passed_over, solve
 
 MOST_WAYS = 6  # out, that are told of one key
 
@@ -14,10 +14,14 @@ def reason(situation: Situation, view: View, variable: Variable) -> str:
     return "; ".join(rule.words(situation.facts) for rule in rules) or variable.why(view)
 
 
-def problem(settings: Settings, situation: Situation) -> Problem:
-    """The refusal of a situation without a solution, at the place of the last written key in conflict: `fp8 cannot go
-    with hardware.device: cpu (m.yaml:4:11): why; use …`."""
-    found = conflict(situation)
+def problems(settings: Settings, situation: Situation) -> list[Problem]:
+    """The refusal of a situation without a solution: one for each conflict."""
+    return [_problem(settings, situation, found) for found in conflicts(situation)]
+
+
+def _problem(settings: Settings, situation: Situation, found: Conflict) -> Problem:
+    """At the place of the last written key in conflict: `fp8 cannot go with hardware.device: cpu (m.yaml:4:11): why;
+    use auto or …`."""
     keys = (*found.open, *found.written)
     because = "; ".join(rule.words(situation.facts) for rule in _told(found.rules, keys[-1:]))
     if not keys:

@@ -197,6 +197,20 @@ def test_a_refusal_names_the_least_conflict_with_places_reasons_and_ways_out(
     assert str(error).replace(f"{tmp_path}/", "") == words
 
 
+def test_several_conflicts_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = (
+        "hardware:\n  device: cpu\n  kernels: torch\n  graphs: true\nquantization:\n  weights: int8\n  kv_cache: fp8\n"
+    )
+    error = tell(tmp_path, text + "  keep: false\n").error
+    assert error is not None
+    assert [(one.place.line, one.key) for one in error.problems] == [
+        (5, "hardware.kernels"),
+        (6, "hardware.graphs"),
+        (9, "quantization.kv_cache"),
+    ]
+    assert all("; use " in one.message for one in error.problems)
+
+
 def test_what_is_proposed_is_legal(tmp_path: Path) -> None:
     """Each way out of some conflicts, taken one at a time."""
     base = {"quantization.kv_cache": "fp8", "hardware.device": "cpu"}

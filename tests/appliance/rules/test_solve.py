@@ -12,7 +12,7 @@ from appliance.plan.machine import Gpu, Machine
 from appliance.rules.facts import Facts, ModelFacts
 from appliance.rules.rule import Rule, Variable, View
 from appliance.rules.rules import RULES
-from appliance.rules.solve import Situation, conflict, least_rules, passed_over, solve
+from appliance.rules.solve import Situation, conflict, conflicts, least_rules, passed_over, solve
 from appliance.rules.variables import VARIABLES
 
 GIB = 2**30
@@ -100,6 +100,7 @@ def test_the_solver_gives_what_brute_force_gives(name: str) -> None:
         if not possible:
             assert found is None, situation.written
             check_conflict(situation, views)
+            check_conflicts(situation, views)
             refused += 1
             continue
         assert found == min(possible, key=lambda view: rank(view, situation)), situation.written
@@ -123,6 +124,19 @@ def check_conflict(situation: Situation, views: list[View]) -> None:
             if changed.written != situation.written:
                 assert (value in ways) == bool(choices(views, changed)), (situation.written, variable.name, value)
     check_rules(situation, found.rules, freed)
+
+
+def check_conflicts(situation: Situation, views: list[View]) -> None:
+    """Together they are all: with the last key of each opened, the rest has a solution; and so has each way out."""
+    found = conflicts(situation)
+    lasts = {one.written[-1].name: None for one in found if one.written}
+    assert [one.written for one in found[:-1] if not one.written] == []
+    assert bool(choices(views, situation.but(**lasts))) == bool(found[-1].written), situation.written
+    for one in found:
+        others = {name: None for name in lasts if not one.written or name != one.written[-1].name}
+        for variable in (*one.written, *one.open):
+            for value in one.instead[variable.name]:
+                assert choices(views, situation.but(**{**others, variable.name: value})), (situation.written, value)
 
 
 def check_rules(situation: Situation, rules: tuple[Rule, ...], freed: frozenset[str]) -> None:
