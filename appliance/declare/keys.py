@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from pydantic import ValidationError
+
+from appliance.manifest import API_VERSION
 from appliance.manifest_file import ManifestFile
 
 Json = dict[str, Any]
@@ -17,7 +20,8 @@ Json = dict[str, Any]
 class Key:
     """`kind`: "section" has keys below, "map" has names of the operator's choice, "value" is a leaf; "layer" stands in
     files only, where it says of what the manifest is composed. `types` are the JSON types of its values, `choices` its
-    fixed words, `form` what kind of quantity is written, such as "size" or "duration"."""
+    fixed words, `form` what kind of quantity is written, such as "size" or "duration". `least`, `above` and `most`
+    bound a number, where it is bounded."""
 
     path: tuple[str, ...]
     kind: str
@@ -28,6 +32,9 @@ class Key:
     default: Any
     text: str
     form: str = ""
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
 
     @property
     def name(self) -> str:
@@ -37,7 +44,8 @@ class Key:
         return "(must be given)" if self.required else spell(self.default, self.form)
 
 
-LAYER_KEYS = (("extends",), ("overlays",), ("hardware", "profiles"))
+PROFILES = ("hardware", "profiles")
+LAYER_KEYS = (("extends",), ("overlays",), PROFILES)
 _EXAMPLES = {
     "size": "a size such as 8GiB",
     "duration": "a duration such as 30s",
@@ -113,9 +121,27 @@ def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
     return tuple(p[-1] for p in keys() if p[:-1] == above and p[-1] != "*")
 
 
+def takes(path: tuple[str, ...], value: Any) -> bool:
+    """Whether a key takes a value, whatever else the manifest says."""
+    whole: Json = {"apiVersion": API_VERSION, "model": {"path": "/"}}
+    inner: Json = whole
+    at: tuple[str | int, ...] = path
+    if path[:3] == (*PROFILES, "*"):  # those are a list, and each has three keys
+        inner = {"name": "x", "match": {}, "set": {}}
+        whole["hardware"], at, path = {"profiles": [inner]}, (*PROFILES, 0, *path[3:]), path[3:]
+    for part in path[:-1]:
+        inner = inner.setdefault(part, {})
+    inner[path[-1]] = value
+    try:
+        ManifestFile.model_validate(whole)
+    except ValidationError as error:
+        return not any(detail["loc"][: len(at)] == at for detail in error.errors(include_url=False))
+    return True
+
+
 def leaves() -> tuple[Key, ...]:
-    """The keys that hold values: what a plan lists."""
-    return tuple(key for key in keys().values() if key.kind == "value")
+    """The keys that hold values: what a plan lists. What profiles are made of is none."""
+    return tuple(key for key in keys().values() if key.kind == "value" and key.path[: len(PROFILES)] != PROFILES)
 
 
 def _walk(node: Json, path: tuple[str, ...]) -> Iterator[Key]:
@@ -137,7 +163,8 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
     kind = "section" if "properties" in resolved else "map" if named else "value"
     if path in LAYER_KEYS:
         kind = "layer"
-    yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form)
+    bounds = (_bound(options, name) for name in ("minimum", "exclusiveMinimum", "maximum"))
+    yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form, *bounds)
     if kind == "section":
         yield from _walk(resolved, path)
     if path == ("overlays",):
@@ -160,6 +187,10 @@ def _named(inner: Json, path: tuple[str, ...]) -> Iterator[Key]:
     yield Key(path, "section", frozenset({"object"}), (), _allowed(inner), False, None, meaning)
     for option in options:
         yield from _walk({**option, "required": ()}, path)
+
+
+def _bound(options: list[Json], name: str) -> float | None:
+    return next((option[name] for option in options if name in option), None)
 
 
 def _is_map(node: Json) -> bool:

@@ -27,6 +27,7 @@ from yaml.events import (
     StreamStartEvent,
 )
 
+from appliance.declare.remedy import Mend, Remedy, Remove, Strip
 from appliance.declare.scalar import read_plain
 from appliance.declare.syntax import explain
 
@@ -37,47 +38,68 @@ MAX_DEPTH = 20
 @dataclass(frozen=True, order=True)
 class Place:
     """Where a value was written: a file with line and column (from 1), or an option or variable, which has neither.
-    `layer` is the part of the file that it stands in, if that is an overlay or a profile; `via` the places of the
-    `extends` that led to the file, the nearest first."""
+    `layer` is the part of the file that it stands in, if that is an overlay or a profile, and `base` where that part
+    begins; `via` are the places of the `extends` that led to the file, the nearest first."""
 
     source: str
     line: int = 0
     column: int = 0
     layer: str = ""
-    via: tuple[str, ...] = ()
+    via: tuple["Place", ...] = ()
+    base: Path = ()
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
+    def within(self, layer: str, base: Path) -> "Place":
+        """The same place as one of a layer that begins at a path of what stood there so far."""
+        return replace(self, layer=f"{layer} of {self.layer}" if self.layer else layer, base=(*self.base, *base))
+
     def through(self) -> str:
         """`in overlay dev, extended by m.yaml:2:10`; "" for what the manifest itself says."""
         parts = [f"in {self.layer}"] if self.layer else []
-        return ", ".join([*parts, *([f"extended by {', '.join(self.via)}"] if self.via else [])])
+        return ", ".join([*parts, *([f"extended by {', '.join(map(str, self.via))}"] if self.via else [])])
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that is wrong whatever the key means. `readings` are spellings to use instead, by JSON type."""
+    """Something that is wrong whatever the key means. `readings` are spellings to use instead, by JSON type. Code,
+    remedy and whether it is certain: as in a Problem."""
 
     path: Path
     place: Place
     message: str
     readings: tuple[tuple[str, str], ...] = ()
     hint: str = ""
+    code: str = "not-yaml"
+    remedy: Remedy | None = None
+    certain: bool = True
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """An interpolated value as the file has it. `giver`: where all of it was written, which is a variable of the
+    environment or of `variables`, or with `default` a text that has it; None where several gave a part. `shared`: other
+    texts name that variable too."""
+
+    text: str
+    giver: Place | None = None
+    default: str | None = None
+    shared: bool = False
 
 
 @dataclass
 class Tree:
     """Plain values of one source, the place of each key and of each value, and what is wrong with its spelling.
-    `dollars`: the place of each $ in a text of a file, which may be interpolation. `spelled`: what the file has where
-    the value is an interpolated one. `unknown`: paths without a value because of a fault elsewhere."""
+    `dollars`: the place of each $ in a text of a file, which may be interpolation. `spelled`: where the value is an
+    interpolated one. `unknown`: paths without a value because of a fault elsewhere."""
 
     value: Any = None
     keys: dict[Path, Place] = field(default_factory=dict)
     values: dict[Path, Place] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     dollars: dict[Path, tuple[Place, ...]] = field(default_factory=dict)
-    spelled: dict[Path, str] = field(default_factory=dict)
+    spelled: dict[Path, Spelled] = field(default_factory=dict)
     unknown: set[Path] = field(default_factory=set)
 
 
@@ -89,7 +111,7 @@ def dotted(path: Path) -> str:
     return text
 
 
-def read_yaml(data: bytes, source: str, via: tuple[str, ...] = ()) -> Tree:
+def read_yaml(data: bytes, source: str, via: tuple[Place, ...] = ()) -> Tree:
     """The one mapping in a YAML document, with places and faults; `value` is {} where nothing could be read. `via`:
     the places of the `extends` that led here."""
     tree = Tree(value={})
@@ -97,10 +119,9 @@ def read_yaml(data: bytes, source: str, via: tuple[str, ...] = ()) -> Tree:
     text = _decode(data, start, tree)
     if text is None:
         return tree
+    what, hint = "a tab in the indentation", "indent with spaces"
     tabs = [
-        Fault(
-            (), replace(start, line=number, column=len(match[0])), "a tab in the indentation", hint="indent with spaces"
-        )
+        Fault((), replace(start, line=number, column=len(match[0])), what, hint=hint, remedy=Mend())
         for number, line in enumerate(text.splitlines(), 1)
         if (match := re.match(r" *\t", line)) and line.strip() and not line.lstrip().startswith("#")
     ]
@@ -111,7 +132,8 @@ def read_yaml(data: bytes, source: str, via: tuple[str, ...] = ()) -> Tree:
         _Builder(start, tree, text).build()
     except yaml.MarkedYAMLError as error:
         line, column, message, hint = explain(error, text)
-        tree.faults.append(Fault((), replace(start, line=line, column=column), message, hint=hint))
+        place = replace(start, line=line, column=column)
+        tree.faults.append(Fault((), place, message, hint=hint, remedy=Mend()))
     except yaml.reader.ReaderError as error:
         at = text[: error.position]
         place = replace(start, line=at.count("\n") + 1, column=len(at) - at.rfind("\n"))
@@ -208,11 +230,14 @@ class _Builder:
             )
             return None
         if event.anchor is not None:
-            self._fault(
-                path, event, f"anchor &{event.anchor}", hint="anchors and aliases are not allowed: repeat the value"
-            )
+            hint = "anchors and aliases are not allowed: repeat the value"
+            fault = Fault(path, self._place(event), f"anchor &{event.anchor}", hint=hint, code="no-plain-yaml")
+            self._tree.faults.append(replace(fault, remedy=Strip(len(event.anchor) + 2)))
         if event.tag is not None:
-            self._fault(path, event, f"tag {event.tag}", hint="tags are not allowed: leave it out, quote what is text")
+            hint = "tags are not allowed: leave it out, quote what is text"
+            fault = Fault(path, self._place(event), f"tag {event.tag}", hint=hint, code="no-plain-yaml")
+            written = re.sub(r"^tag:yaml.org,2002:", "!!", event.tag)
+            self._tree.faults.append(replace(fault, remedy=Strip(len(written) + 1) if written[0] == "!" else None))
         if depth > MAX_DEPTH and not isinstance(event, ScalarEvent):
             problem = f"nested deeper than {MAX_DEPTH} levels"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
@@ -243,11 +268,12 @@ class _Builder:
             place = self._place(event)
             inner = (*path, key if key is not None else "?")
             if key is not None and key in mapping:
-                first = self._tree.keys[inner]
-                message = f"duplicate key; it stands already in line {first.line}"
-                self._fault(inner, event, message, hint="keep one of them")
                 # The first value stays; the second is read for its own faults under a path of its own.
-                self._value(next(events), events, (*path, f"{key} (again)"), depth + 1)
+                again = self._value(next(events), events, (*path, f"{key} (again)"), depth + 1)
+                message = f"duplicate key; it stands already in line {self._tree.keys[inner].line}"
+                hint = "keep one of them" if again != mapping[key] else "leave one out: they are equal"
+                fault = Fault(inner, place, message, hint=hint, code="duplicate-key", remedy=Remove())
+                self._tree.faults.append(replace(fault, certain=again == mapping[key]))
                 continue
             if key is not None:
                 self._tree.keys[inner] = place
@@ -300,4 +326,4 @@ class _Builder:
         )
 
     def _fault(self, path: Path, event: Event, message: str, hint: str = "") -> None:
-        self._tree.faults.append(Fault(path, self._place(event), message, hint=hint))
+        self._tree.faults.append(Fault(path, self._place(event), message, hint=hint, code="no-plain-yaml"))

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as File
 
+from appliance.declare.deprecated import current
 from appliance.declare.keys import children, find, leaves
 from appliance.declare.layers.merge import merged
 from appliance.declare.locate import Fault, Place, Tree, read_value
@@ -42,7 +43,7 @@ def read_environment(given: Given) -> Tree:
         path = _path_of(name)
         place = Place(name)
         if path is None:
-            fault = Fault((name,), place, "unknown setting", hint=_suggest_variable(name))
+            fault = Fault((name,), place, "unknown setting", hint=_suggest_variable(name), code="unknown-key")
             trees.append(Tree(value={}, faults=[fault]))
         else:
             trees.append(_only_in_files(path, place) or _single(path, given.environ[name], place))
@@ -54,9 +55,9 @@ def read_options(given: Given) -> Tree:
     for option in given.options:
         path = tuple(option.key.split("."))
         place = Place(option.flag)
-        unknown = next((n for n in range(1, len(path) + 1) if find(path[:n]) is None), 0)
+        unknown = next((n for n in range(1, len(path) + 1) if current(path) == path and find(path[:n]) is None), 0)
         if unknown:
-            trees.append(Tree(value={}, faults=[Fault(path, place, unknown_key(path[:unknown]))]))
+            trees.append(Tree(value={}, faults=[Fault(path, place, unknown_key(path[:unknown]), code="unknown-key")]))
         else:
             trees.append(_only_in_files(path, place) or _single(path, option.text, place))
     return merged(*trees)
@@ -66,7 +67,7 @@ def _only_in_files(path: tuple[str, ...], place: Place) -> Tree | None:
     if path[0] not in ("extends", "overlays"):
         return None
     hint = "lay another file over it with --overlay FILE"
-    return Tree(value={}, faults=[Fault(path, place, "can only be written in a file", hint=hint)])
+    return Tree(value={}, faults=[Fault(path, place, "can only be written in a file", (), hint, "wrong-layer")])
 
 
 # -- names of variables ----------------------------------------------------------------------------------------------
@@ -82,9 +83,7 @@ def _path_of(name: str) -> tuple[str, ...] | None:
     for part in name[len(PREFIX) :].split("__"):
         known = next((child for child in children(path) if child.upper() == part.upper()), None)
         path = (*path, known or part.lower())
-        if find(path) is None:
-            return None
-    return path
+    return path if find(current(path)) else None
 
 
 def _suggest_variable(name: str) -> str:

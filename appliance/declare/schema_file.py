@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from appliance.declare.keys import Key, keys, schema
+from appliance.declare.variables import variables_table
 
 INTERPOLATED = {"type": "string", "pattern": r"\$\{"}
 NOTES: dict[str, Any] = {"^x-": {}}
@@ -83,6 +84,7 @@ def manifest_page() -> str:
         below = [other for other in keys().values() if other.path[:-1] == key.path and other.kind == "value"]
         lines += [f"## `{key.name}`", "", key.text, ""]
         lines += [*_table(below), ""] if below else []
+    lines += [VARIABLES_HEAD, *variables_table()]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -109,8 +111,8 @@ apiVersion: slipway/v1
 model: {path: /models/Qwen3-0.6B}
 ```
 
-- `slipway check M` says what is wrong, with file, line and column; `slipway plan M` says what would run and where each
-  value comes from; `slipway schema` prints the JSON Schema for editors.
+- `slipway check M` says what is wrong, with file, line and column, and `--fix` corrects it; `slipway plan M` says what
+  would run and where each value comes from; `slipway schema` prints the JSON Schema for editors.
 - Precedence, highest first; mappings are merged key by key, everything else is replaced:
 
   | source | written as |
@@ -182,4 +184,11 @@ hardware:
   named below `secrets` and never becomes a value. So none is in a plan, a log or a generated file.
 - All files of one manifest have the same `apiVersion`, and one of them must have it. Those that are no manifest by
   themselves, such as `base.yaml` above, best leave it out: editors then miss nothing in them.
+"""
+
+VARIABLES_HEAD = """\
+## Environment variables
+
+`SLIPWAY__SECTION__KEY` sets a key: `SLIPWAY__ENDPOINTS__PORT=9000`. Beside those, and the variables that `secrets`
+names, Slipway reads:
 """

@@ -7,24 +7,29 @@ Mappings are merged key by key, everything else is replaced. Every value keeps t
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path as File
 
 from pydantic import ValidationError
 
+from appliance.declare import variables
+from appliance.declare.deprecated import rename
 from appliance.declare.keys import Key
-from appliance.declare.layers import overlays, profiles, variables
+from appliance.declare.layers import overlays, profiles
 from appliance.declare.layers.files import Reading, folder_of, read_file, unreadable
 from appliance.declare.layers.interpolate import Names, interpolate
+from appliance.declare.layers.mend import mended_where_written
 from appliance.declare.layers.merge import at, merged, without
 from appliance.declare.layers.profiles import Choose, Profile
+from appliance.declare.layers.variables import resolve
 from appliance.declare.locate import Path, Place, Tree
 from appliance.declare.outside import Given as Given
 from appliance.declare.outside import Option as Option
 from appliance.declare.outside import read_environment, read_options
 from appliance.declare.outside import variable as variable
-from appliance.declare.problems import Problem, Refused, from_fault, from_validation
+from appliance.declare.problems import Problem, Refused, from_fault, from_validation, unread
+from appliance.declare.remedy import Hint
 from appliance.manifest import Manifest
 
 
@@ -39,6 +44,7 @@ class Settings:
     cache: File | None = None  # folder for what may be lost, after the XDG base directory specification
     files: tuple[File, ...] = ()
     layers: tuple[str, ...] = ()
+    notices: tuple[Problem, ...] = ()  # of deprecated names, for the operator; one each
 
     def origin(self, key: Key | Path) -> str:
         """`m.yaml:3:9`, `m.yaml:30:12 (profile h200x1)`, `SLIPWAY__ENDPOINTS__PORT`, `--set endpoints.port`, or
@@ -47,7 +53,8 @@ class Settings:
         place = self.tree.values.get(path)
         if place is None:
             return "default"
-        through = [part for part in (place.layer, self.tree.spelled.get(path, "")) if part]
+        spelled = self.tree.spelled.get(path)
+        through = [part for part in (place.layer, spelled.text if spelled else "") if part]
         return f"{place} ({', '.join(through)})" if through else str(place)
 
     def place(self, path: Path) -> Place:
@@ -57,12 +64,15 @@ class Settings:
                 return place if length == len(path) else self.tree.keys.get(path[:length], place)
         return self.tree.values.get((), Place(str(self.path), 1, 1))
 
-    def file(self, path: Path) -> File:
-        """The file or folder that a value names. A relative one starts at the folder of the file that has it, and at
-        the manifest's where an option or variable gives it."""
+    def folder(self, path: Path) -> File:
+        """Where a relative path that is a value starts: at the folder of the file that has it, and at the manifest's
+        where an option or variable gives it."""
         place = self.tree.values.get(path)
-        start = folder_of(place.source if place and place.line else str(self.path))
-        return start.resolve() / str(at(self.tree, path))
+        return folder_of(place.source if place and place.line else str(self.path)).resolve()
+
+    def file(self, path: Path) -> File:
+        """The file or folder that a value names."""
+        return self.folder(path) / str(at(self.tree, path))
 
 
 def environment() -> dict[str, str]:
@@ -71,9 +81,9 @@ def environment() -> dict[str, str]:
 
 
 def cache_folder(environ: Mapping[str, str]) -> File | None:
-    if cache := environ.get("XDG_CACHE_HOME"):
+    if cache := variables.value(environ, "XDG_CACHE_HOME"):
         return File(cache) / "slipway"
-    home = environ.get("HOME")
+    home = variables.value(environ, "HOME")
     return File(home) / ".cache" / "slipway" if home else None
 
 
@@ -96,24 +106,35 @@ def load(given: Given, choose: Choose | None = None) -> Settings:
     taken. Raises Refused with every problem found."""
     reading = Reading(given.environ)
     file, named = overlays.split(_read_manifest(given, reading))
-    asked = overlays.wanted(given.overlays, given.environ.get(overlays.VARIABLE, ""))
+    asked = overlays.wanted(given.overlays, variables.value(given.environ, "SLIPWAY_OVERLAY"))
     chosen = [overlays.read(one, named, reading) for one in asked]
     layers = Layers(
         options=read_options(given), environment=read_environment(given), overlays=merged(*chosen), manifest=file
     )
+    notices = [*reading.notices, *rename(layers.environment), *rename(layers.options)]
     faults = [fault for layer in (file, *chosen) for fault in layer.faults]
+    wrong = variables.wrong(given.environ)
     if any(fault.path[:1] in ((), ("extends",)) and fault.place.line for fault in faults):
         # Files that could not be read as a whole: what is missing in them means nothing.
-        raise Refused({str(problem): problem for problem in _of_faults(layers.merged())}.values())
+        raise Refused(_once([*_of_faults(layers.merged()), *wrong]))
     whole = _Whole.of(layers.merged(), given.environ)
     taken, notes = _taken(whole, choose)
     tree = interpolate(merged(taken.values if taken else Tree(value={}), whole.tree), whole.names)
     manifest, problems = _validated(tree)
-    problems += [*whole.of_profiles(), *_of_overlays(layers, named, given.environ)]
+    problems += [*wrong, *whole.of_profiles(), *_of_overlays(layers, named, given.environ)]
     if problems or manifest is None:
-        raise Refused({str(problem): problem for problem in problems}.values())
-    notes = (*_notes(reading, asked, named), *notes)
-    return Settings(manifest, tree, given.manifest, cache_folder(given.environ), tuple(reading.files), notes)
+        raise Refused(_once(problems))
+    return Settings(
+        *(manifest, tree, given.manifest, cache_folder(given.environ)),
+        files=tuple(reading.files),
+        layers=(*_notes(reading, asked, named), *notes),
+        notices=_once(notices),
+    )
+
+
+def _once(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """What two layers have in common is found in both, and told once."""
+    return tuple({str(problem): problem for problem in problems}.values())
 
 
 @dataclass(frozen=True)
@@ -126,7 +147,7 @@ class _Whole:
 
     @staticmethod
     def of(tree: Tree, environ: Mapping[str, str]) -> "_Whole":
-        names, faults = variables.resolve(tree, environ)
+        names, faults = resolve(tree, environ)
         rest, alone = profiles.split(tree)
         faults += [fault for fault in tree.faults if fault.path[:1] == ("variables",)]
         rest = without(rest, ("variables",))
@@ -153,7 +174,7 @@ def _of_overlays(layers: Layers, named: Mapping[str, Tree], environ: Mapping[str
         found = [*_validated(interpolate(whole.tree, whole.names))[1], *whole.of_profiles()]
         if known is None:
             known = set(map(str, found))
-        yield from (one for one in found if str(one) not in known and not one.message.startswith("missing"))
+        yield from (one for one in found if str(one) not in known and one.code != "missing-key")
 
 
 def _validated(tree: Tree) -> tuple[Manifest | None, list[Problem]]:
@@ -161,11 +182,12 @@ def _validated(tree: Tree) -> tuple[Manifest | None, list[Problem]]:
     try:
         return Manifest.model_validate(tree.value), problems
     except ValidationError as error:
-        return None, [*problems, *from_validation(error, tree)]
+        return None, [*problems, *(mended_where_written(one, tree) for one in from_validation(error, tree))]
 
 
 def _of_faults(tree: Tree) -> list[Problem]:
-    return [problem for fault in tree.faults if (problem := from_fault(fault))]
+    found = (problem for fault in tree.faults if (problem := from_fault(fault)))
+    return [mended_where_written(problem, tree) for problem in found]
 
 
 def _taken(whole: _Whole, choose: Choose | None) -> tuple[Profile | None, tuple[str, ...]]:
@@ -190,7 +212,7 @@ def _notes(reading: Reading, asked: tuple[overlays.Wanted, ...], named: Mapping[
     if bases := [str(file) for file in reading.files[1:] if file not in own]:
         yield f"extends {', '.join(bases)}"
     for one in asked:
-        by = f" by {one.place}" if one.place.source == overlays.VARIABLE else ""
+        by = "" if one.place.source.startswith("--") else f" by {one.place}"
         yield f"overlay {one.name}{by}"
 
 
@@ -198,6 +220,6 @@ def _read_manifest(given: Given, reading: Reading) -> Tree:
     try:
         return read_file(reading, given.manifest)
     except OSError as error:
-        what, hint = unreadable(error, given.manifest)
-        message = "no such file" if isinstance(error, FileNotFoundError) else what
-        raise Refused([Problem(Place(str(given.manifest)), "", f"{message}; {hint}" if hint else message)]) from error
+        what, hint = unreadable(error, str(given.manifest), File())
+        meant = Hint(hint.text) if hint.remedy else Hint()
+        raise Refused([unread(Place(str(given.manifest)), (), what, meant)]) from error

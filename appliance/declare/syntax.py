@@ -4,6 +4,8 @@ import re
 
 import yaml
 
+from appliance.declare.document import within_secrets
+
 
 def explain(error: yaml.MarkedYAMLError, text: str) -> tuple[int, int, str, str]:
     """Line and column (from 1), what is wrong, and how to mend it ("" if nobody knows)."""
@@ -17,7 +19,7 @@ def explain(error: yaml.MarkedYAMLError, text: str) -> tuple[int, int, str, str]
     # The parser says where it gave up; the cause is often a key without a space after its colon, there or a line above.
     for number in (line, line - 1):
         if 0 <= number < len(lines) and (match := re.match(r"\s*(- )?([A-Za-z_]\w*):([^\s/].*)$", lines[number])):
-            fixed = f"{match[2]}: {match[3]}"
+            fixed = f"{match[2]}: {'…' if within_secrets(lines, number + 1) else match[3]}"
             return number + 1, match.start(2) + 1, message, f"a space must follow the colon: {fixed}"
     here = lines[line] if line < len(lines) else ""
     if here[column - 1 : column + 1] == "${" and (match := re.match(r"\$\{[^}]*\}?", here[column - 1 :])):

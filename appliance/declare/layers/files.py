@@ -7,25 +7,30 @@ Paths start at the folder of the file that names them; only the environment can 
 are known when all files are read.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as File
 
+from appliance.declare.deprecated import rename
+from appliance.declare.files import suggest_file
 from appliance.declare.layers.interpolate import Names, interpolate
 from appliance.declare.layers.merge import at, fault, merged, place_of, without, without_notes
 from appliance.declare.locate import Fault, Path, Place, Tree, read_yaml
+from appliance.declare.problems import Problem
+from appliance.declare.remedy import Hint, Write
 
 MAX_FILES = 100
 
 
 @dataclass
 class Reading:
-    """The files of one manifest as they are read; `count` bounds what files that extend one another twice can cost."""
+    """The files of one manifest as they are read, and warnings of the names in them; `count` bounds what files that
+    extend one another twice can cost."""
 
     environ: Mapping[str, str]
     count: int = 0
     files: list[File] = field(default_factory=list)
+    notices: list[Problem] = field(default_factory=list)
 
 
 def read_file(reading: Reading, path: File) -> Tree:
@@ -44,12 +49,13 @@ def folder_of(source: str) -> File:
 Chain = tuple[tuple[File, str], ...]
 
 
-def _read(reading: Reading, path: File, via: tuple[str, ...], chain: Chain) -> Tree:
+def _read(reading: Reading, path: File, via: tuple[Place, ...], chain: Chain) -> Tree:
     data = path.read_bytes()
     reading.count += 1
     if path not in reading.files:
         reading.files.append(path)
     own = without_notes(read_yaml(data, str(path), via))
+    reading.notices += rename(own)
     bases = [base for name in _names(own, reading.environ) if (base := _base(reading, own, name, chain))]
     rest = without(own, ("extends",))
     rest.faults += [one for one in own.faults if one.path[:1] == ("extends",)]
@@ -66,11 +72,12 @@ def _names(own: Tree, environ: Mapping[str, str]) -> Iterator[Path]:
     if any(path[:1] == ("extends",) for path in own.dollars):
         if names := [text for path in own.dollars if path[:1] == ("extends",) and "${var." in (text := at(own, path))]:
             what = f"{names[0]}: variables are not known yet where files are put together"
-            own.faults.append(fault(own, ("extends",), what, "use an environment variable: ${NAME}"))
+            hint = "use an environment variable: ${NAME}"
+            own.faults.append(fault(own, ("extends",), what, hint, "interpolation"))
             return
         done = interpolate(own, Names(environ, {}))
         own.faults += [one for one in done.faults[len(own.faults) :] if one.path[:1] == ("extends",)]
-        own.value["extends"] = done.value["extends"]
+        own.value["extends"], own.spelled = done.value["extends"], done.spelled
     given = own.value["extends"]
     paths: list[Path] = [("extends", i) for i in range(len(given))] if isinstance(given, list) else [("extends",)]
     faulty = {one.path for one in own.faults}
@@ -81,7 +88,7 @@ def _names(own: Tree, environ: Mapping[str, str]) -> Iterator[Path]:
         if isinstance(name, str) and name:
             yield path
         else:
-            own.faults.append(fault(own, path, "must be the path of a manifest, or a list of them"))
+            own.faults.append(fault(own, path, "must be the path of a manifest, or a list of them", code="wrong-value"))
 
 
 def _base(reading: Reading, own: Tree, path: Path, chain: Chain) -> Tree | None:
@@ -92,16 +99,19 @@ def _base(reading: Reading, own: Tree, path: Path, chain: Chain) -> Tree | None:
     known = [number for number, (file, _) in enumerate(chain) if file == real]
     if known:
         circle = " → ".join([*(text for _, text in chain[known[0] :]), str(target)])
-        own.faults.append(Fault(path, place, f"{name}: a file cannot extend itself: {circle}"))
+        own.faults.append(Fault(path, place, f"{name}: a file cannot extend itself: {circle}", code="wrong-layer"))
         return None
     if reading.count >= MAX_FILES:
-        own.faults.append(Fault(path, place, f"{name}: more than {MAX_FILES} files are read for one manifest"))
+        what = f"{name}: more than {MAX_FILES} files are read for one manifest"
+        own.faults.append(Fault(path, place, what, code="wrong-layer"))
         return None
     try:
-        return _read(reading, target, (str(place), *place.via), (*chain, (real, str(target))))
+        return _read(reading, target, (replace(place, via=()), *place.via), (*chain, (real, str(target))))
     except OSError as error:
-        what, hint = unreadable(error, target)
-        own.faults.append(Fault(path, place, f"{name}: {what}", hint=hint))
+        what, hint = unreadable(error, name, folder_of(place.source))
+        own.faults.append(
+            Fault(path, place, f"{name}: {what}", (), hint.text, "unread", hint.remedy, certain=hint.certain)
+        )
         return None
 
 
@@ -118,17 +128,14 @@ def _spelled(folder: File, name: str) -> File:
     return short if short.resolve() == joined.resolve() else joined
 
 
-def unreadable(error: OSError, path: File) -> tuple[str, str]:
-    """What to say about a file that cannot be read, and which file of its folder may have been meant."""
+def unreadable(error: OSError, name: str, folder: File) -> tuple[str, Hint]:
+    """What to say about a file that cannot be read, and which one may have been meant. `name` starts at `folder`."""
     if not isinstance(error, FileNotFoundError):
-        return (error.strerror or str(error)).lower(), ""
-    folder = path.parent
-    if not folder.is_dir():
-        return f"no such file, nor the folder {folder}", ""
-    files = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    close = difflib.get_close_matches(path.name, files, 1, 0.6)
-    where = "" if folder == File() else f" in {folder}"
-    return f"no such file{where}", f"did you mean {close[0]}?" if close else ""
+        return (error.strerror or str(error)).lower(), Hint()
+    above, hint = _spelled(folder, name).parent, suggest_file(name, folder.resolve())
+    if hint.remedy is not None:
+        return "no such file", hint
+    return ("no such file", hint) if above.is_dir() else (f"no such file, nor the folder {above}", Hint())
 
 
 def _other_version(base: Tree, own: Tree) -> Iterator[Fault]:
@@ -137,6 +144,5 @@ def _other_version(base: Tree, own: Tree) -> Iterator[Fault]:
     if isinstance(theirs, str) and isinstance(ours, str) and theirs != ours:
         path: Path = ("apiVersion",)
         at_place: Place = place_of(base, path)
-        yield Fault(
-            path, at_place, f"{theirs}, but the file that extends this one has {ours}", hint=f"write {ours} in both"
-        )
+        what, hint = f"{theirs}, but the file that extends this one has {ours}", f"write {ours} in both"
+        yield Fault(path, at_place, what, (), hint, "wrong-layer", Write(ours), certain=False)

@@ -10,12 +10,13 @@ YAML scalar (8000 is a number), or the type that the variable was given; where i
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from appliance.declare.keys import find
 from appliance.declare.layers.merge import at, merged
-from appliance.declare.locate import Fault, Path, Place, Tree
+from appliance.declare.locate import Fault, Path, Place, Spelled, Tree
+from appliance.declare.remedy import Replace
 from appliance.declare.scalar import read_plain
 
 _SECRET = re.compile(r"(keys?|token|secrets?|passwords?|passwd|passphrase|credentials?)$", re.IGNORECASE)
@@ -38,11 +39,24 @@ Part = str | Reference
 
 class Unreadable(Exception):
     """Interpolation that cannot be done, because of the `dollar`-th $ of a text. With no message the cause was told
-    elsewhere already."""
+    elsewhere already. `instead`: what stands at the $ and what to write there, `certain` if nothing else was meant."""
 
-    def __init__(self, dollar: int, message: str = "", hint: str = "") -> None:
+    def __init__(
+        self,
+        dollar: int,
+        message: str = "",
+        hint: str = "",
+        instead: tuple[str, str] | None = None,
+        *,
+        certain: bool = True,
+        code: str = "interpolation",
+    ) -> None:
         super().__init__(message)
-        self.dollar, self.message, self.hint = dollar, message, hint
+        self.dollar, self.message, self.hint, self.code = dollar, message, hint, code
+        self.remedy, self.certain = Replace(*instead) if instead else None, certain
+
+    def fault(self, path: Path, dollars: tuple[Place, ...]) -> Fault:
+        return Fault(path, dollars[self.dollar], self.message, (), self.hint, self.code, self.remedy, self.certain)
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -68,9 +82,9 @@ def _parts(text: str, start: int, *, nested: bool) -> tuple[tuple[Part, ...], in
             parts, plain = [*parts, *([plain] if plain else []), reference], ""
         elif match := _ENVIRONMENT.match(text, index + 1):
             name = match[0]
-            raise Unreadable(
-                text.count("$", 0, index), f"${name}", f"write ${{{name}}}, or $${name} for the text ${name}"
-            )
+            hint = f"write ${{{name}}}, or $${name} for the text ${name}"
+            instead = (f"${name}", f"${{{name}}}")
+            raise Unreadable(text.count("$", 0, index), f"${name}", hint, instead, certain=False)
         else:
             plain, index = plain + "$", index + 1
     return (*parts, *([plain] if plain else [])), index
@@ -99,16 +113,19 @@ def _check_name(name: str, dollar: int, written: str) -> None:
     kind, dot, rest = name.partition(".")
     if not dot and _ENVIRONMENT.fullmatch(name) or kind == "var" and _VARIABLE.fullmatch(rest):
         return
-    hint = "write ${NAME} for an environment variable, ${var.name} for one of variables"
+    meant, certain = "", True
     if kind in ("env", "ENV") and _ENVIRONMENT.fullmatch(rest):
-        hint = f"write ${{{rest}}}"
+        meant = f"${{{rest}}}"
     elif kind in ("vars", "variables", "variable") and _VARIABLE.fullmatch(rest):
-        hint = f"write ${{var.{rest}}}"
-    elif match := re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)([-?+=]+)(.*)", name):
-        hint = f"write ${{{match[1]}:-{match[3]}}}"
+        meant = f"${{var.{rest}}}"
+    elif match := re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)([-?+=])(.*)", name):
+        # The default of a shell that minds what is empty; a message in the place of a default is of no use here.
+        meant, certain = f"${{{match[1]}:-{match[3]}}}" if match[2] in "-=" else f"${{{match[1]}}}", match[2] in "-="
     elif _ENVIRONMENT.fullmatch(name.strip()):
-        hint = f"write ${{{name.strip()}}}"
-    raise Unreadable(dollar, f"{written}: {f'{name!r} is no name' if name else 'there is no name in it'}", hint)
+        meant = f"${{{name.strip()}}}"
+    hint = f"write {meant or '${NAME} for an environment variable, ${var.name} for one of variables'}"
+    message = f"{written}: {f'{name!r} is no name' if name else 'there is no name in it'}"
+    raise Unreadable(dollar, message, hint, (written, meant) if meant else None, certain=certain)
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
@@ -116,11 +133,14 @@ def _check_name(name: str, dollar: int, written: str) -> None:
 
 @dataclass(frozen=True)
 class Names:
-    """What interpolation can name: the environment, and `variables` with their values; `broken` ones have a fault."""
+    """What interpolation can name: the environment, and `variables` with their values; `broken` ones have a fault.
+    `written` says where each variable's value comes from, `shared` are those that several texts name."""
 
     environ: Mapping[str, str]
     variables: Mapping[str, Any]
     broken: frozenset[str] = frozenset()
+    written: Mapping[str, Spelled] = field(default_factory=dict)
+    shared: frozenset[str] = frozenset()
 
 
 def interpolate(tree: Tree, names: Names) -> Tree:
@@ -140,16 +160,16 @@ def _resolve_at(tree: Tree, path: Path, text: str, places: tuple[Place, ...], na
         value = value_of(parts, names, text_only=_is_text_only(path))
     except Unreadable as error:
         if error.message:
-            tree.faults.append(Fault(path, places[error.dollar], error.message, hint=error.hint))
+            tree.faults.append(error.fault(path, places))
         tree.unknown.add(path)
         return
     holder = at(tree, path[:-1])
     holder[path[-1]] = value.value
     if any(isinstance(part, Reference) for part in parts):
-        tree.spelled[path] = text
+        tree.spelled[path] = written(text, parts, names, tree.values[path])
     if value.trap:
         message = f'"{value.value}" (from {text}): {value.trap}'
-        tree.faults.append(Fault(path, tree.values[path], message, value.readings))
+        tree.faults.append(Fault(path, tree.values[path], message, value.readings, code="ambiguous"))
 
 
 def _is_text_only(path: Path) -> bool:
@@ -182,6 +202,22 @@ def join(parts: tuple[Part, ...], names: Names) -> Any:
     return "".join(_spell(_part(part, names)) for part in parts)
 
 
+def written(text: str, parts: tuple[Part, ...], names: Names, place: Place) -> Spelled:
+    """Where the value of a text, which stands at a place, comes from."""
+    spelled = Spelled(text)
+    if len(parts) != 1 or not isinstance(reference := parts[0], Reference):
+        return spelled
+    kind, dot, name = reference.name.rpartition(".")
+    value = (names.variables if dot else names.environ).get(name)
+    if value is not None and value != "" or reference.default is None:
+        if not dot:
+            return replace(spelled, giver=Place(name))
+        return replace(names.written.get(name, spelled), text=text, shared=name in names.shared)
+    if all(isinstance(part, str) for part in reference.default):
+        return replace(spelled, giver=place, default="".join(map(str, reference.default)))
+    return written(text, reference.default, names, place)
+
+
 class _Text(str):
     """Text from the environment or a default, whose type is not settled."""
 
@@ -201,7 +237,9 @@ def _part(part: Part, names: Names) -> Any:
         return _Text(_spell(join(part.default, names)))
     if value == "":
         return value if dot else _Text("")
-    raise Unreadable(part.dollar, f"{part.text} is not set", _near(part, bool(dot), name, names))
+    hint, meant = _near(part, bool(dot), name, names)
+    instead = (part.text, meant) if meant and part.text == f"${{{part.name}}}" else None
+    raise Unreadable(part.dollar, f"{part.text} is not set", hint, instead, certain=bool(dot) and meant[2:6] == "var.")
 
 
 def _refuse_secret(part: Reference) -> None:
@@ -216,20 +254,22 @@ def _refuse_secret(part: Reference) -> None:
     )
 
 
-def _near(part: Reference, is_variable: bool, name: str, names: Names) -> str:
-    """What may have been meant by a name without a value."""
+def _near(part: Reference, is_variable: bool, name: str, names: Names) -> tuple[str, str]:
+    """What to say about a name without a value, and what may have been meant."""
     other = names.environ if is_variable else names.variables
     match = next((known for known in other if known.lower() == name.lower()), None)
     if match is not None:
-        return f"did you mean ${{{match if is_variable else f'var.{match}'}}}?"
+        meant = f"${{{match if is_variable else f'var.{match}'}}}"
+        return f"did you mean {meant}?", meant
     own = names.variables if is_variable else names.environ
     same = {known.lower(): known for known in own if not _SECRET.search(known)}
     if close := difflib.get_close_matches(name.lower(), same, 1, 0.7):
-        return f"did you mean ${{{'var.' if is_variable else ''}{same[close[0]]}}}?"
+        meant = f"${{{'var.' if is_variable else ''}{same[close[0]]}}}"
+        return f"did you mean {meant}?", meant
     if is_variable:
         known = ", ".join(names.variables) or "nothing"
-        return f"variables has {known}"
-    return f"set it, or write ${{{name}:-default}}"
+        return f"variables has {known}", ""
+    return f"set it, or write ${{{name}:-default}}", ""
 
 
 def _spell(value: Any) -> str:

@@ -51,19 +51,18 @@ def _forget(tree: Tree, path: Path) -> None:
 
 def below(tree: Tree, path: Path, layer: str) -> Tree:
     """What stands below one key, as a tree of its own whose places name the layer. The value there is a mapping."""
+    size = len(path)
     cut = Tree(value=copy.deepcopy(at(tree, path)))
-    cut.keys = {
-        known[len(path) :]: replace(place, layer=layer) for known, place in tree.keys.items() if _in(known, path)
-    }
-    cut.values = {known[len(path) :]: replace(p, layer=layer) for known, p in tree.values.items() if _in(known, path)}
+    cut.keys = {known[size:]: place.within(layer, path) for known, place in tree.keys.items() if _in(known, path)}
+    cut.values = {known[size:]: place.within(layer, path) for known, place in tree.values.items() if _in(known, path)}
     cut.dollars = {
-        known[len(path) :]: tuple(replace(place, layer=layer) for place in places)
+        known[size:]: tuple(place.within(layer, path) for place in places)
         for known, places in tree.dollars.items()
         if _in(known, path)
     }
-    cut.spelled = {known[len(path) :]: text for known, text in tree.spelled.items() if _in(known, path)}
+    cut.spelled = {known[size:]: spelled for known, spelled in tree.spelled.items() if _in(known, path)}
     cut.faults = [
-        replace(fault, path=fault.path[len(path) :], place=replace(fault.place, layer=layer))
+        replace(fault, path=fault.path[size:], place=fault.place.within(layer, path))
         for fault in tree.faults
         if _in(fault.path, path)
     ]
@@ -119,5 +118,5 @@ def place_of(tree: Tree, path: Path) -> Place:
     return Place("manifest")
 
 
-def fault(tree: Tree, path: Path, message: str, hint: str = "") -> Fault:
-    return Fault(path, place_of(tree, path), message, hint=hint)
+def fault(tree: Tree, path: Path, message: str, hint: str = "", code: str = "wrong-layer") -> Fault:
+    return Fault(path, place_of(tree, path), message, hint=hint, code=code)

@@ -1,6 +1,5 @@
 """Overlays: keys of the manifest for an occasion, within the file by name or as files of their own."""
 
-import difflib
 import re
 from dataclasses import dataclass
 from pathlib import Path as File
@@ -8,8 +7,8 @@ from pathlib import Path as File
 from appliance.declare.layers.files import Reading, read_file, unreadable
 from appliance.declare.layers.merge import below, fault, without
 from appliance.declare.locate import Fault, Place, Tree
+from appliance.declare.suggest import suggest_name
 
-VARIABLE = "SLIPWAY_OVERLAY"
 PATTERN = r"[a-z0-9][a-z0-9_-]{0,62}"
 
 
@@ -30,7 +29,7 @@ def wanted(options: tuple[str, ...], variable: str) -> tuple[Wanted, ...]:
     if options:
         return tuple(Wanted(name, Place(f"--overlay {name}")) for name in options)
     names = [name.strip() for name in variable.split(",")]
-    return tuple(Wanted(name, Place(VARIABLE)) for name in names if name)
+    return tuple(Wanted(name, Place("SLIPWAY_OVERLAY")) for name in names if name)
 
 
 def split(tree: Tree) -> tuple[Tree, dict[str, Tree]]:
@@ -47,7 +46,7 @@ def split(tree: Tree) -> tuple[Tree, dict[str, Tree]]:
         path = ("overlays", name)
         if not re.fullmatch(PATTERN, name):
             what = f"not a name for an overlay; must match ^{PATTERN}$"
-            rest.faults.append(Fault(path, tree.keys[path], what))
+            rest.faults.append(Fault(path, tree.keys[path], what, code="wrong-layer"))
         elif not isinstance(value, dict):
             if path not in {one.path for one in kept}:
                 rest.faults.append(fault(tree, path, "must be a mapping with keys of the manifest"))
@@ -62,28 +61,30 @@ def read(one: Wanted, overlays: dict[str, Tree], reading: Reading) -> Tree:
     if not one.is_file:
         if one.name in overlays:
             return overlays[one.name]
-        close = difflib.get_close_matches(one.name.lower(), overlays, 1, 0.5)
+        near = suggest_name(one.name, overlays)
         known = f"the manifest has {', '.join(overlays)}" if overlays else "the manifest has no overlays"
-        hint = f"did you mean {close[0]}?" if close else "" if overlays else "a file ends with .yaml"
-        said = "" if one.place.source.endswith(one.name) else f"{one.name}: "
-        nothing.faults.append(Fault((), one.place, f"{said}no such overlay; {known}", hint=hint))
+        hint = f"did you mean {near}?" if near else "" if overlays else "a file ends with .yaml"
+        nothing.faults.append(Fault((), one.place, f"{_said(one)}no such overlay; {known}", (), hint, "wrong-layer"))
         return nothing
     try:
         tree = read_file(reading, File(one.name))
     except OSError as error:
-        what, hint = unreadable(error, File(one.name))
-        said = "" if one.place.source.endswith(one.name) else f"{one.name}: "
-        nothing.faults.append(Fault((), one.place, f"{said}{what}", hint=hint))
+        what, near_file = unreadable(error, one.name, File())
+        nothing.faults.append(Fault((), one.place, f"{_said(one)}{what}", (), near_file.text, "unread"))
         return nothing
     tree.values.pop((), None)  # what is missing in the manifest is not missing here
     return _alone(tree, "an overlay file", ("overlays",))
+
+
+def _said(one: Wanted) -> str:
+    return "" if one.place.source.endswith(one.name) else f"{one.name}: "
 
 
 def _alone(tree: Tree, what: str, keys: tuple[str, ...] = ("extends", "overlays")) -> Tree:
     """The overlay without the keys that it cannot have, each of them a fault."""
     for key in keys:
         if key in tree.value:
-            found = Fault((key,), tree.keys[(key,)], f"{what} cannot have {key} of its own")
+            found = Fault((key,), tree.keys[(key,)], f"{what} cannot have {key} of its own", code="wrong-layer")
             tree = without(tree, (key,))
             tree.faults.append(found)
     return tree

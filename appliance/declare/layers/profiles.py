@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from appliance.declare.layers.interpolate import Names, interpolate
+from appliance.declare.layers.mend import mended_where_written
 from appliance.declare.layers.merge import at, below, place_of, without
 from appliance.declare.locate import Fault, Path, Place, Tree
 from appliance.declare.problems import Problem, from_fault, from_validation
@@ -73,20 +74,22 @@ def read(alone: Tree, names: Names) -> Found:
         ),
         names,
     )
-    problems = [problem for fault in texts.faults if (problem := from_fault(fault))]
+    problems = [mended_where_written(problem, texts) for fault in texts.faults if (problem := from_fault(fault))]
     given = texts.value["hardware"]["profiles"]
     values = {index: _values(alone, index, one) for index, one in enumerate(given if isinstance(given, list) else ())}
     sets = tuple(tree for tree in values.values() if tree)
     try:
         hardware = _Hardware.model_validate(texts.value).hardware
     except ValidationError as error:
-        return Found((), sets, (*problems, *from_validation(error, texts)))
+        wrong = (mended_where_written(problem, texts) for problem in from_validation(error, texts))
+        return Found((), sets, (*problems, *wrong))
     found: list[Profile] = []
     for index, profile in enumerate(hardware.profiles):
         path: Path = (*WHERE, index)
         if profile.name in (one.name for one in found):
             what = f"a second profile is called {profile.name}"
-            problems.append(Problem(place_of(alone, (*path, "name")), f"hardware.profiles[{index}].name", what))
+            at_name = place_of(alone, (*path, "name"))
+            problems.append(Problem(at_name, f"hardware.profiles[{index}].name", what, code="wrong-layer"))
         tree = values[index]
         assert tree is not None, "a valid profile has a mapping"
         found.append(Profile(profile.name, profile.match, tree, place_of(alone, path)))
@@ -101,7 +104,7 @@ def _values(alone: Tree, index: int, profile: Any) -> Tree | None:
     values = below(alone, path, f"profile {profile.get('name', index)}")
     for fixed in FIXED:
         if fixed in values.keys:
-            fault = Fault(fixed, values.keys[fixed], "a profile cannot set it")
+            fault = Fault(fixed, values.keys[fixed], "a profile cannot set it", code="wrong-layer")
             values = without(values, fixed)
             values.faults.append(fault)
     return values

@@ -1,12 +1,13 @@
 """The values of `variables`: each may name the environment and other variables, whatever their order."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from appliance.declare.layers.interpolate import Names, Part, Reference, Unreadable, join, parse
-from appliance.declare.layers.merge import fault
-from appliance.declare.locate import Fault, Tree
+from appliance.declare.layers.interpolate import Names, Part, Reference, Unreadable, join, parse, written
+from appliance.declare.layers.merge import at, fault
+from appliance.declare.locate import Fault, Spelled, Tree
 
 PATTERN = r"[a-z][a-z0-9_]*"
 
@@ -15,13 +16,24 @@ def resolve(tree: Tree, environ: Mapping[str, str]) -> tuple[Names, list[Fault]]
     """What interpolation in this tree can name, and what is wrong with the tree's `variables`."""
     given = tree.value.get("variables", {})
     if not isinstance(given, dict):
-        return Names(environ, {}), [fault(tree, ("variables",), "must be a mapping of names to values")]
+        what = "must be a mapping of names to values"
+        return Names(environ, {}), [fault(tree, ("variables",), what, code="wrong-value")]
     work = _Resolver(tree, environ)
     for name, value in given.items():
         work.check(name, value)
     for name in given:
         work.resolve(name, ())
-    return Names(environ, work.values, frozenset(work.broken)), work.faults
+    return Names(environ, work.values, frozenset(work.broken), work.written, _shared(tree)), work.faults
+
+
+_NAMED = re.compile(r"\$\{var\.([a-z][a-z0-9_]*)")
+
+
+def _shared(tree: Tree) -> frozenset[str]:
+    """The variables that more than one text names."""
+    texts = (text for path in tree.dollars if isinstance(text := at(tree, path), str))
+    count = Counter(name for text in texts for name in _NAMED.findall(text))
+    return frozenset(name for name, times in count.items() if times > 1)
 
 
 class _Resolver:
@@ -31,6 +43,7 @@ class _Resolver:
         self._tree = tree
         self._environ = environ
         self.values: dict[str, Any] = {}
+        self.written: dict[str, Spelled] = {}
         self.broken: set[str] = {str(f.path[1]) for f in tree.faults if f.path[:1] == ("variables",) and f.path[1:]}
         self.faults: list[Fault] = []
 
@@ -38,10 +51,11 @@ class _Resolver:
         path = ("variables", name)
         if not re.fullmatch(PATTERN, name):
             what = f"not a name for a variable; must match ^{PATTERN}$"
-            self._break(name, Fault(path, self._tree.keys[path], what))
+            self._break(name, Fault(path, self._tree.keys[path], what, code="wrong-layer"))
         elif value is None or isinstance(value, dict | list):
             kind = "empty" if value is None else "a list" if isinstance(value, list) else "a mapping"
-            self._break(name, fault(self._tree, path, f"{kind}; must be text, a number, true or false"))
+            what = f"{kind}; must be text, a number, true or false"
+            self._break(name, fault(self._tree, path, what, code="wrong-value"))
 
     def _break(self, name: str, why: Fault) -> None:
         self.faults.append(why)
@@ -53,24 +67,25 @@ class _Resolver:
             return
         path, value = ("variables", name), self._tree.value["variables"][name]
         if path not in self._tree.dollars:
-            self.values[name] = value
+            self.values[name], self.written[name] = value, Spelled(str(value), self._tree.values[path])
             return
         try:
             parts = parse(value)
             for reference in _variables_in(parts):
                 self._first(reference, (*chain, name))
-            self.values[name] = join(parts, Names(self._environ, self.values, frozenset(self.broken)))
+            names = Names(self._environ, self.values, frozenset(self.broken), self.written)
+            self.values[name] = join(parts, names)
+            self.written[name] = written(value, parts, names, self._tree.values[path])
         except Unreadable as error:
             self.broken.add(name)
             if error.message:
-                place = self._tree.dollars[path][error.dollar]
-                self.faults.append(Fault(path, place, error.message, hint=error.hint))
+                self.faults.append(error.fault(path, self._tree.dollars[path]))
 
     def _first(self, reference: Reference, chain: tuple[str, ...]) -> None:
         name = reference.name.removeprefix("var.")
         if name in chain:
             circle = " → ".join((*chain[chain.index(name) :], name))
-            raise Unreadable(reference.dollar, f"{reference.text} needs its own value: {circle}")
+            raise Unreadable(reference.dollar, f"{reference.text} needs its own value: {circle}", code="wrong-layer")
         if name in self._tree.value["variables"]:
             self.resolve(name, chain)
 

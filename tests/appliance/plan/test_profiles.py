@@ -150,7 +150,7 @@ def test_the_machine_is_read_once_and_gpus_only_if_they_could_matter(
 ) -> None:
     asked: list[bool] = []
 
-    def read(*, gpus: bool) -> Machine:
+    def read(*, gpus: bool = True) -> Machine:
         asked.append(gpus)
         return CPU
 

@@ -227,12 +227,13 @@ def test_a_wrong_variable_is_refused_at_its_place(refused: Refuse, variables: st
             "endpoints:\n  docs: ${DOCS}\n",
             {"DOCS": "no"},
             'm.yaml:4:9: endpoints.docs: "no" (from ${DOCS}): YAML 1.1 reads an unquoted no as false, '
-            "YAML 1.2 as text; write false",
+            "YAML 1.2 as text; set DOCS=false",
         ),
         (
             "endpoints: {api_keys: '${WHICH}'}\nsecrets: {k: {env: K}}\n",
             {"WHICH": "q"},
-            'm.yaml:3:23: endpoints.api_keys: "q" (from ${WHICH}) is no name in secrets; secrets has k',
+            "m.yaml:3:23: endpoints.api_keys: the value given (not shown) (from ${WHICH}) is no name in secrets; "
+            "secrets has k",
         ),
     ],
 )

@@ -132,9 +132,9 @@ def test_a_part_of_a_tree_keeps_its_places_and_names_its_layer() -> None:
     tree = read_yaml(b"a: {b: 1}\no:\n  dev: {a: {b: no}, c: $$}\n", "m")
     part = below(tree, ("o", "dev"), "overlay dev")
     assert part.value == {"a": {"b": "no"}, "c": "$$"}
-    assert part.values[("a", "b")] == Place("m", 3, 16, "overlay dev")
+    assert part.values[("a", "b")] == Place("m", 3, 16, "overlay dev", base=("o", "dev"))
     assert [(fault.path, fault.place.layer) for fault in part.faults] == [(("a", "b"), "overlay dev")]
-    assert part.dollars[("c",)] == (Place("m", 3, 24, "overlay dev"), Place("m", 3, 25, "overlay dev"))
+    assert [(place.column, place.base) for place in part.dollars[("c",)]] == [(24, ("o", "dev")), (25, ("o", "dev"))]
     rest = without(tree, ("o",))
     assert (rest.value, rest.faults, set(rest.values)) == ({"a": {"b": 1}}, [], {(), ("a",), ("a", "b")})
 

@@ -1,0 +1,89 @@
+"""Problems beside the text of their files: the columns they cover, the line to show, the edits that would do."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path as File
+
+from appliance.declare.document import Document, document, read_document
+from appliance.declare.edits import Edit, apply, edits_for, end_of
+from appliance.declare.locate import Place
+from appliance.declare.outside import variable
+from appliance.declare.problems import Problem
+from appliance.declare.remedy import Move, Write
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`end` is the column behind what is wrong, 0 where unknown. `line` is the source line, `removed` and `added` what
+    the edits make of their file, as lines with their numbers; all three without anything that may be a secret.
+    `outside` is what to do instead of an edit where the value stands in no file."""
+
+    problem: Problem
+    end: int = 0
+    line: str = ""
+    edits: tuple[Edit, ...] = ()
+    removed: tuple[tuple[int, str], ...] = ()
+    added: tuple[tuple[int, str], ...] = ()
+    outside: str = ""
+
+    @property
+    def fixable(self) -> bool:
+        """Whether the edits can be made without asking."""
+        return bool(self.edits) and self.problem.certain
+
+
+def findings(problems: Iterable[Problem]) -> list[Finding]:
+    """In the order of the problems; each file is read once."""
+    texts: dict[str, Document | None] = {}
+
+    def text(place: Place) -> Document | None:
+        if place.line and place.source not in texts:
+            texts[place.source] = read_document(File(place.source))
+        return texts.get(place.source) if place.line else None
+
+    return [_finding(problem, text(problem.place), text(problem.mend_at or problem.place)) for problem in problems]
+
+
+def _finding(problem: Problem, text: Document | None, mended: Document | None) -> Finding:
+    """`text` is the file of the problem's place, `mended` that of its remedy's."""
+    place, mend_at = problem.place, problem.mend_at or problem.place
+    end, line = (end_of(text, place), text.shown(place.line)) if text is not None else (0, "")
+    if not mend_at.line:
+        return Finding(problem, end, line, outside=_outside(problem, mend_at))
+    edits = edits_for(problem.remedy, mend_at, mended) if mended is not None else ()
+    if mended is None or not edits:
+        return Finding(problem, end, line)
+    removed, added = changed_lines(mended, document(apply(mended, edits)))
+    return Finding(problem, end, line, edits, removed, added)
+
+
+def _outside(problem: Problem, place: Place) -> str:
+    """What to change on the command line or in the environment."""
+    option = place.source.startswith("--")
+    match problem.remedy:
+        case Write(text) if option:
+            return f"give {place.source}{'=' if place.source.startswith('--set ') else ' '}{text}"
+        case Write(text):
+            return f"set {place.source}={text}"
+        case Move(path):
+            names = tuple(map(str, path))
+            return f"give --{'.'.join(names).replace('_', '-')}" if option else f"set {variable(names)} instead"
+        case _:
+            return ""
+
+
+Lines = tuple[tuple[int, str], ...]
+
+
+def changed_lines(before: Document, after: Document) -> tuple[Lines, Lines]:
+    """The lines that differ: between what both texts begin and end with, less what stands in both at a distance."""
+    import difflib
+
+    removed: list[tuple[int, str]] = []
+    added: list[tuple[int, str]] = []
+    matcher = difflib.SequenceMatcher(None, before.lines, after.lines, autojunk=False)
+    for kind, first, last, start, stop in matcher.get_opcodes():
+        if kind != "equal":
+            removed += [(n + 1, before.shown(n + 1)) for n in range(first, last)]
+            added += [(n + 1, after.shown(n + 1)) for n in range(start, stop)]
+    return tuple(removed), tuple(added)
