@@ -12,7 +12,6 @@ import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -83,7 +82,7 @@ class Rank:
         def progress(phase: str, fraction: float) -> None:
             self._send(Loading(phase, fraction))
 
-        worker = build_rank(begin.config, begin.rank, Path(begin.meeting), progress)
+        worker = build_rank(begin.config, begin.rank, begin.meeting, progress)
         gc.collect()
         gc.freeze()
         self._send(Built(worker.weight_bytes, worker.blocks))

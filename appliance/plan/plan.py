@@ -5,6 +5,7 @@ Every `auto` is resolved here, with the reason.
 
 import hashlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from appliance.plan.kernels import (
     weight_bits,
 )
 from appliance.plan.machine import Machine
-from appliance.plan.memory import ELEMENT_BYTES, Memory, graph_bytes
+from appliance.plan.memory import ELEMENT_BYTES, Memory, graph_bytes, pool_bytes
 from appliance.plan.placement import Places, place
+from appliance.plan.ranks import tensor
+from engine.api import config as engine_config
 from engine.api.config import EngineConfig, WeightBits
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint
@@ -73,15 +76,16 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
     weights = weight_bits(settings, checkpoint, chosen.value, dtype.value)
     kv_dtype = kv_type(settings, checkpoint, machine, dtype.value, chosen.value, weights.value)
     sizes = graph_sizes(settings, chosen.value)
-    places = place(settings, machine, device.value)
     step_tokens = _step_tokens(manifest, device.value)
-    pages = layout(
+    pages_of = partial(
+        layout,
         checkpoint.model,
         block_tokens=manifest.engine.cache.block_tokens,
         element_bytes=ELEMENT_BYTES[kv_dtype.value],
         scale_bytes=SCALE_BYTES.get(kv_dtype.value, 0),
     )
-    room = measure(
+    room_of = partial(
+        measure,
         settings,
         checkpoint,
         machine,
@@ -92,6 +96,17 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         bits=weights.value,
         graph_sizes=sizes,
     )
+    least = manifest.model.max_context if manifest.model.max_context != "auto" else 2
+    ranks = tensor(
+        settings,
+        checkpoint,
+        machine,
+        device.value,
+        compiled=is_compiled(chosen.value),
+        fits=lambda size: room_of(ranks=size).left >= pool_bytes(pages_of(ranks=size), least),
+    )
+    places = place(settings, machine, device.value, ranks.value)
+    pages, room = pages_of(ranks=ranks.value), room_of(ranks=ranks.value)
     max_context, cache, memory = share_out(settings, checkpoint, room, pages, device.value)
     folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
     config = EngineConfig(
@@ -111,6 +126,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         prefix_cache=manifest.engine.cache.prefix,
         overlap=manifest.engine.scheduling.overlap,
         threads=places.threads.value,
+        tensor=ranks.value,
         kernels=chosen.value,
         invariant=batch_invariant(settings, chosen.value),
         graph_sizes=sizes,
@@ -129,6 +145,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         "model.max_context": max_context,
         "quantization.weights": weights,
         "quantization.kv_cache": kv_dtype,
+        "parallelism.tensor": ranks,
         "hardware.device": device,
         "hardware.threads": places.threads,
         "hardware.cpus": places.pinned,
@@ -190,11 +207,21 @@ def _engines(config: EngineConfig, manifest: Manifest, folder: Path, places: Pla
         file = folder / record
         files = [file] if count == 1 else [file.with_name(f"{file.stem}-{i}{file.suffix}") for i in range(count)]
         names = [str(file) for file in files]
+    homes = [
+        engine_config.Place(cpus if compiled else (), home if compiled else cpus)
+        for cpus, home in zip(places.cpus, places.homes, strict=True)
+    ]
+    each = config.tensor
     return tuple(
         msgspec.structs.replace(
-            config, record=name, cpus=cpus if compiled else (), process_cpus=home if compiled else cpus
+            config,
+            record=name,
+            cpus=homes[number * each].cpus,
+            process_cpus=homes[number * each].process_cpus,
+            rank_cpus=tuple(homes[number * each + 1 : (number + 1) * each]),
+            gpu=number * each if each > 1 and config.device == "cuda" else 0,
         )
-        for name, cpus, home in zip(names, places.cpus, places.homes, strict=True)
+        for number, name in enumerate(names)
     )
 
 

@@ -14,10 +14,12 @@ from engine.api.config import EngineConfig
 from engine.api.errors import ConfigError, OutOfMemory
 from engine.api.messages import Taken
 from engine.distributed.group import open_group
+from engine.distributed.shared import open_shared
 from engine.distributed.world import SINGLE, World, least
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.parts import Model
 from engine.models.sources import sources
 from engine.weights.packed import PackedFile
 from engine.weights.random import RandomWeights
@@ -25,6 +27,7 @@ from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
 from engine.worker.memory import Meter, in_use
+from engine.worker.rank_messages import Meeting
 from engine.worker.ranked import RankedWorker
 from engine.worker.ranks import Ranks
 from engine.worker.table import RequestTable
@@ -46,6 +49,7 @@ DTYPES = {
 # Ranks wait for one another while they load, and one may read from a slower disk. Whether a rank hangs is seen by
 # engine.worker.watch, which ends it, and with it the waiting of the others.
 MEETING_S = 3600.0
+LOGIT_ROWS = 64  # that ranks join at once; the room for more is asked for and, unless there are more, never touched
 
 Progress = Callable[[str, float], None]
 Took = Callable[[str, Taken], None]
@@ -62,12 +66,12 @@ def build_worker(
     the others of a model that several processes share; they are ended where this one fails. Raises ConfigError,
     CheckpointError or OutOfMemory, and what ended another rank."""
     if ranks is None:
-        return _build(config, SINGLE, progress, took)
+        return _build(config, 0, lambda checkpoint, device, team: SINGLE, progress, took)
     try:
         progress = ranks.following(progress)
         progress("reading", 0.0)
         ranks.wait_imported()
-        own = _build(config, _join(config, 0, ranks.meeting), progress, took)
+        own = _build(config, 0, partial(_join, config, 0, ranks.meeting, ranks.abandoned_by), progress, took)
         progress("", 1.0)
         ranks.wait_built(own.blocks)
         return RankedWorker(own, ranks)
@@ -78,20 +82,43 @@ def build_worker(
         raise found from None if found is error else error
 
 
-def build_rank(config: EngineConfig, rank: int, meeting: Path, progress: Progress) -> Worker:
+def build_rank(config: EngineConfig, rank: int, meeting: Meeting, progress: Progress) -> Worker:
     """The worker of a rank other than the first. Raises as `build_worker` does."""
     progress("reading", 0.0)
-    return _build(config, _join(config, rank, meeting), progress, nothing)
+    return _build(config, rank, partial(_join, config, rank, meeting, lambda abandon: None), progress, nothing)
 
 
-def _join(config: EngineConfig, rank: int, meeting: Path) -> World:
-    device = _device(config, rank)
-    return open_group(device, meeting, rank, config.tensor, ordered=config.invariant, timeout_s=MEETING_S)
+def _join(
+    config: EngineConfig,
+    rank: int,
+    meeting: Meeting,
+    abandoned_by: Callable[[Callable[[], None]], None],
+    checkpoint: Checkpoint,
+    device: torch.device,
+    team: Team | None,
+) -> World:
+    """The world of all ranks; `abandoned_by` is told how those that wait in it can be let go."""
+    if team is None:
+        return open_group(
+            device, Path(meeting.file), rank, config.tensor, ordered=config.invariant, timeout_s=MEETING_S
+        )
+    world = open_shared(team.variant, meeting.memory, rank, config.tensor, _floats(config, checkpoint.model))
+    abandoned_by(world.meeting.abandon)
+    return world
 
 
-def _build(config: EngineConfig, world: World, progress: Progress, took: Took) -> Worker:
+def _floats(config: EngineConfig, model: Model) -> int:
+    """What a rank brings to a meeting at once: hidden states of the largest step, logits of many rows."""
+    share = -(-model.embed.vocab // config.tensor)
+    return max(config.max_step_tokens * model.embed.hidden, min(config.max_running, LOGIT_ROWS) * share)
+
+
+Join = Callable[[Checkpoint, torch.device, Team | None], World]
+
+
+def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took: Took) -> Worker:
     _check_pages(config)
-    device, team = _device(config, world.rank), _team(config)
+    device, team = _device(config, rank), _team(config)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(config.threads)
@@ -101,6 +128,7 @@ def _build(config: EngineConfig, world: World, progress: Progress, took: Took) -
     with measured("reading"):
         progress("reading", 0.0)
         checkpoint = read_checkpoint(config.model, config.trust_remote_code, weights=config.load == "checkpoint")
+    world = join(checkpoint, device, team)
     form = layout(
         checkpoint.model,
         block_tokens=config.block_tokens,

@@ -15,12 +15,20 @@ from engine.api.config import EngineConfig
 from engine.core.plan import StepPlan, StepResult
 
 
+class Meeting(msgspec.Struct, frozen=True):
+    """Where ranks find each other: `file`, not there at first, for a process group; `memory`, the descriptor of an
+    empty file in memory, for compiled kernels. Which of them is used, their kernels decide."""
+
+    file: str
+    memory: int
+
+
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """The first message to a rank. `meeting`: the file in which the ranks of a process group find each other."""
+    """The first message to a rank."""
 
     config: EngineConfig
     rank: int
-    meeting: str
+    meeting: Meeting
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):

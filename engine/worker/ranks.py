@@ -34,6 +34,7 @@ from engine.worker.rank_messages import (
     Done,
     FromRank,
     Loading,
+    Meeting,
     checksum,
     encode,
     from_rank,
@@ -61,7 +62,7 @@ class Ranks:
         self.size = config.tensor
         beside = Path(config.socket).parent if config.socket else None
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=beside))
-        self.meeting = self._folder / "meeting"
+        self.meeting = Meeting(str(self._folder / "meeting"), os.memfd_create("ranks"))
         self._watch, self._lost = Watch(self.size), lost
         self._changed = threading.Condition()  # guards all below, and the watch
         self._progress: Callable[[str, float], None] = lambda phase, fraction: None
@@ -69,6 +70,7 @@ class Ranks:
         self._built: dict[int, Built] = {}
         self._failure: Exception | None = None
         self._closing = False
+        self._abandon: Callable[[], None] = lambda: None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._sockets: dict[int, Connection] = {}
         self._thread: threading.Thread | None = None
@@ -95,6 +97,10 @@ class Ranks:
         """What rank 0 is to report its own progress to; `progress` gets that of all ranks together."""
         self._progress = progress
         return lambda phase, fraction: self._moved(0, phase, fraction)
+
+    def abandoned_by(self, abandon: Callable[[], None]) -> None:
+        """What lets rank 0 go where it waits for a rank that is gone, if nothing else does."""
+        self._abandon = abandon
 
     def wait_imported(self) -> None:
         """Until all ranks have imported what they need. Raises what went wrong with one."""
@@ -143,6 +149,7 @@ class Ranks:
             self._thread.join()
         for connection in self._sockets.values():
             connection.close()
+        os.close(self.meeting.memory)
         self._end(END_S)
 
     # The thread that listens
@@ -234,6 +241,7 @@ class Ranks:
             self._changed.notify_all()
         for process in self._processes.values():
             process.kill()
+        self._abandon()
         return self._failure
 
     def _moved(self, rank: int, phase: str, fraction: float) -> None:
@@ -264,9 +272,11 @@ class Ranks:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", "engine.rank", str(theirs.fileno())]
-            self._processes[rank] = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._processes[rank] = subprocess.Popen(
+                command, pass_fds=[theirs.fileno(), self.meeting.memory], stdin=subprocess.DEVNULL
+            )
         self._sockets[rank] = Connection(ours.detach())
-        self._sockets[rank].send_bytes(encode(Begin(_config_of(config, rank), rank, str(self.meeting))))
+        self._sockets[rank].send_bytes(encode(Begin(_config_of(config, rank), rank, self.meeting)))
 
     def _end(self, seconds: float) -> None:
         limit = time.monotonic() + seconds

@@ -19,6 +19,7 @@ from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, ConfigError, EngineGon
 from engine.api.messages import Grammar, Sampling, Submit
 from engine.core.replay import main as replay
 from engine.llm import LLM, Params
+from kernels.cpu.library import best
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -94,13 +95,15 @@ def assert_transformers(model, made):
 SHARED = ("qwen2", "phi3", "olmo2", "cohere-qk-norm", "gemma2", "starcoder2", "mixtral", "qwen2-moe")
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_two_processes_say_what_transformers_says(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "kernels"), [*((name, best()) for name in SHARED), ("qwen2", "torch"), ("olmo2", "torch")]
+)
+def test_two_processes_say_what_transformers_says(name, kernels, tmp_path):
     """Cut into chunks, together, with prefixes found again, and preempted where the cache is small."""
     model = tiny.random_model(name)
     model.save_pretrained(tmp_path / name)
     greedy = Params(temperature=0.0, max_tokens=9, ignore_eos=True, logprobs=3)
-    with small(tmp_path / name) as llm:
+    with small(tmp_path / name, kernels=kernels) as llm:
         made = llm.generate(prompts_of(1), greedy)
         again = llm.generate(prompts_of(1)[::-1], greedy)[::-1]
     assert max(one.timing.cached_tokens for one in again) >= 8
@@ -112,15 +115,15 @@ def test_two_processes_say_what_transformers_says(name, tmp_path):
 def test_ranks_that_outnumber_the_kv_heads_hold_them_together(tmp_path):
     model = tiny.random_model("llama")
     model.save_pretrained(tmp_path / "llama")
-    with small(tmp_path / "llama", tensor=6) as llm:
+    with small(tmp_path / "llama", tensor=6, kernels=best()) as llm:
         for made in llm.generate(prompts_of(2), Params(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=3)):
             assert_transformers(model, made)
 
 
-@pytest.fixture(scope="module")
-def demo_pair():
+@pytest.fixture(scope="module", params=["torch", best()])
+def demo_pair(request):
     """The demo model on one process and on two."""
-    sizes = {"kv_bytes": 1 << 21, "max_context": 192, "block_tokens": 4, "threads": 1, "kernels": "torch"}
+    sizes = {"kv_bytes": 1 << 21, "max_context": 192, "block_tokens": 4, "threads": 1, "kernels": request.param}
     with LLM(DEMO, **sizes) as one, LLM(DEMO, **sizes, tensor=2) as two:
         yield one, two
 
@@ -148,7 +151,7 @@ def test_memory_is_shared_out(demo_pair):
     one, two = demo_pair
     assert two._worker.kv_bytes == 2 * two._worker.blocks * two._worker.layout.block_bytes
     assert two._worker.layout.block_bytes * 2 == one._worker.layout.block_bytes
-    # norms alone are held by both
+    # norms alone are held by both, and of compiled kernels the padding of shares
     assert one._worker.weight_bytes < two._worker.weight_bytes < 1.02 * one._worker.weight_bytes
 
 
@@ -161,13 +164,14 @@ def test_closing_leaves_no_process():
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@pytest.mark.parametrize("kernels", ["torch", best()])
 @pytest.mark.parametrize(
     ("number", "words", "seconds"),
     [(signal.SIGKILL, "was killed by SIGKILL", 5), (signal.SIGSTOP, "rank 1 has given no sign of life for 5 s", 20)],
 )
-def test_a_rank_that_dies_or_stops_ends_the_engine_by_name_and_soon(number, words, seconds):
+def test_a_rank_that_dies_or_stops_ends_the_engine_by_name_and_soon(number, words, seconds, kernels):
     before = set(ranks_of(os.getpid()))
-    llm = small(DEMO, kv_bytes=1 << 22, max_context=400)
+    llm = small(DEMO, kv_bytes=1 << 22, max_context=400, kernels=kernels)
     (pid,) = set(ranks_of(os.getpid())) - before
     try:
         assert llm.generate("Hello", Params(max_tokens=3))[0].finish == "length"
@@ -180,6 +184,20 @@ def test_a_rank_that_dies_or_stops_ends_the_engine_by_name_and_soon(number, word
     finally:
         llm.close()
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_rounded_weights_are_kept_for_each_rank_and_found_again(tmp_path):
+    asked = Params(temperature=0.0, max_tokens=12)
+    given = {"kv_bytes": 1 << 22, "kernels": best(), "weights": "int8", "weight_cache": str(tmp_path)}
+    with small(DEMO, **given) as llm:
+        first = llm.generate("What is 17 + 25?", asked)[0].ids
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(files) == 2, "each rank has a share of its own"
+    with small(DEMO, **given) as llm:
+        assert llm.generate("What is 17 + 25?", asked)[0].ids == first
+    with small(DEMO, tensor=1, **given) as llm:
+        llm.generate("What is 17 + 25?", asked)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}.items() > files.items()
 
 
 def test_what_a_rank_cannot_load_is_told_with_its_number_and_leaves_no_process(tmp_path):
