@@ -39,7 +39,7 @@ struct Meeting {
         words[1 + rank].value.store(turn, std::memory_order_release);
         for (int other = 0; other < size; other++)
             for (int64_t tries = 0; words[1 + other].value.load(std::memory_order_acquire) < turn; tries++) {
-                if (words[0].value.load(std::memory_order_relaxed)) return false;
+                if (abandoned()) return false;
                 if (tries < 2000) pause_cpu();
                 else if (tries < 2100) sched_yield();
                 else {
@@ -47,8 +47,10 @@ struct Meeting {
                     nanosleep(&rest, nullptr);
                 }
             }
-        return true;
+        return !abandoned();  // who arrived before may be gone by now
     }
+
+    bool abandoned() const { return words[0].value.load(std::memory_order_relaxed); }
 
     const int rank, size;
     const int64_t floats;
