@@ -203,7 +203,7 @@ class Ranks:
             gone = None if message.code else self._gone(rank)
             return RankLost(gone) if gone is not None else _error(rank, message.code, message.message)
         if isinstance(message, Loading | Built):
-            self._progress(*self._together())
+            self._tell()
         return None
 
     def _gone(self, but: int) -> str | None:
@@ -247,9 +247,9 @@ class Ranks:
     def _moved(self, rank: int, phase: str, fraction: float) -> None:
         with self._changed:
             self._phases[rank] = (phase, fraction)
-        self._progress(*self._together())
+        self._tell()
 
-    def _together(self) -> tuple[str, float]:
+    def _tell(self) -> None:
         """The phase of those that are behind, how many have left it, and how far all of them are in it."""
         with self._changed:
             places = [
@@ -257,10 +257,10 @@ class Ranks:
             ]
         least = min(place for place, _ in places)
         if least == len(PHASES):
-            return "starting", 1.0
+            return
         fractions = [fraction if place == least else 1.0 for place, fraction in places]
         ahead = sum(place > least for place, _ in places)
-        return f"{PHASES[least]} ({ahead} of {self.size} ranks are through)", sum(fractions) / self.size
+        self._progress(f"{PHASES[least]} ({ahead} of {self.size} ranks are through)", sum(fractions) / self.size)
 
     def _wait(self, there: Callable[[], bool]) -> None:
         with self._changed:

@@ -32,12 +32,12 @@ def test_two_ranks_answer_as_one_does_and_leave_no_process(demo, launch):
     assert not appliance.processes()
 
 
-def test_a_stream_outlives_a_rank_that_is_killed(launch, eventually):
+def test_an_engine_that_lost_a_rank_is_restarted_whole_and_its_stream_ends_with_the_reason(launch, eventually):
     appliance = launch(DEMO, "-tp", "2")
     appliance.wait_ready()
     whole = appliance.client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
     before, engine = rank_of(appliance), appliance.pids()["engine-0"]
-    pieces, far = [], threading.Event()
+    pieces, errors, far = [], [], threading.Event()
 
     def read():
         with (
@@ -46,7 +46,9 @@ def test_a_stream_outlives_a_rank_that_is_killed(launch, eventually):
         ):
             for line in reply.iter_lines():
                 if line.startswith("data: {"):
-                    pieces.extend(choice["text"] for choice in json.loads(line[6:])["choices"])
+                    record = json.loads(line[6:])
+                    errors.extend([record["error"]["message"]] if "error" in record else [])
+                    pieces.extend(choice["text"] for choice in record.get("choices", ()))
                 if len(pieces) == 5:
                     far.set()
 
@@ -58,8 +60,9 @@ def test_a_stream_outlives_a_rank_that_is_killed(launch, eventually):
     assert not reader.is_alive()
     eventually("another engine", lambda: appliance.pids().get("engine-0") not in (None, engine))
     eventually("another rank", lambda: rank_of(appliance) not in (None, before))
-    assert "".join(pieces) == whole
+    assert len(errors) == 1 and whole.startswith("".join(pieces))
     assert f"rank 1 (process {before}) was killed by SIGKILL" in appliance.output()
     appliance.wait_ready()
+    assert appliance.client.post("/v1/completions", json=LONG).json()["choices"][0]["text"] == whole
     assert appliance.stop() == 0
     assert not appliance.processes()

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engine.api.client import EngineClient, Interrupted
-from engine.api.config import EngineConfig, write_config
+from engine.api.config import EngineConfig, Place, write_config
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, ConfigError, EngineGone
 from engine.api.messages import Grammar, Sampling, Submit
 from engine.core.replay import main as replay
@@ -312,6 +312,14 @@ def test_an_engine_whose_model_cannot_be_shared_exits_for_good(engine, tmp_path)
     tiny.random_model("llama-odd-heads-biases").save_pretrained(tmp_path / "odd")
     code, said = engine(path=tmp_path / "odd", max_context=48).end()
     assert code == EXIT_PERMANENT and "cannot share 5 heads" in said and len(said.splitlines()) == 1
+
+
+def test_what_only_one_rank_meets_ends_the_engine_with_its_number(engine):
+    """Rank 1 is to run on CPUs that are not there; rank 0 has no trouble of its own."""
+    process = engine(rank_cpus=(Place(process_cpus=(9000,)),))
+    code, said = process.end()
+    assert code == EXIT_PERMANENT
+    assert "rank 1: process_cpus=[9000]" in said and len(said.splitlines()) == 1
 
 
 def test_ranks_end_with_an_engine_that_was_killed(engine):
