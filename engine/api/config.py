@@ -12,6 +12,13 @@ KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4"]
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where a rank runs: see `cpus` and `process_cpus` of EngineConfig."""
+
+    cpus: tuple[int, ...] = ()
+    process_cpus: tuple[int, ...] = ()
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
     reply. `weight_bytes` and `workspace_bytes` are what was planned for weights and for process and steps (0: nothing
@@ -22,7 +29,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the memory that is really left, at most `kv_bytes`. `invariant`: a request's numbers do not depend on the requests
     beside it. Decode steps of `graph_sizes` rows are captured in at most `graph_bytes`. `load`: random weights need no
     more of the checkpoint than its config.json. `cpus`: one for each thread of compiled kernels; `process_cpus`: those
-    that the process as a whole may use. Empty: nothing is bound."""
+    that the process as a whole may use. Empty: nothing is bound. `tensor`: processes that share the model, each with
+    `threads` threads, of which this is rank 0; bytes are those of one of them. `rank_cpus`: places of the ranks 1 …;
+    on GPUs rank r computes on device `gpu` + r."""
 
     model: str
     socket: str = ""
@@ -43,6 +52,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     threads: int = 1
     cpus: tuple[int, ...] = ()
     process_cpus: tuple[int, ...] = ()
+    tensor: int = 1
+    rank_cpus: tuple[Place, ...] = ()
+    gpu: int = 0
     kernels: str = "torch"
     invariant: bool = False
     graph_sizes: tuple[int, ...] = ()
@@ -55,11 +67,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     record_bytes: int = 256 * 2**20
 
     def __post_init__(self) -> None:
-        for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads"):
+        for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads", "tensor"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.cpus and len(self.cpus) != self.threads:
             raise ConfigError(f"cpus={list(self.cpus)}: must be one for each of {self.threads} threads, or none")
+        if self.rank_cpus and len(self.rank_cpus) != self.tensor - 1:
+            raise ConfigError(f"rank_cpus: {len(self.rank_cpus)} places for {self.tensor - 1} ranks beside the first")
 
 
 def graph_ladder(most: int) -> tuple[int, ...]:

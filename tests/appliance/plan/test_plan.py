@@ -256,7 +256,7 @@ def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
     assert found["limits.max_stop"].origin == "--set limits.max_stop"
     assert found["model.path"].origin == f"{tmp_path / 'm.yaml'}:2:15"
     assert found["limits.max_body"].origin == "default"
-    assert len(found) == 59
+    assert len(found) == 60
     assert all(one.reason for one in found.values() if one.value == "auto" and one.key != "model.generation_config")
 
 
