@@ -34,14 +34,15 @@ def _problem(settings: Settings, situation: Situation, found: Conflict) -> Probl
     ways = [_ways(found, first), *(_ways(found, other, f"{other.key}: ") for other in others)]
     use = ", or ".join(filter(None, ways))
     message = "; use ".join(filter(None, (f"{clash}: {because}", use)))
-    written = [one.key for one in others if one.name in situation.written]
-    related = tuple((key, settings.place(tuple(key.split(".")))) for key in written)
-    path = tuple(first.key.split("."))
-    remedy = Write(nearest) if (nearest := _nearest(found, first)) and path in settings.tree.values else None
-    hint = f"use {use}" if use else ""
+    path, nearest = tuple(first.key.split(".")), _nearest(found, first)
+    remedy = Write(nearest) if nearest and path in settings.tree.values else None
+    related = tuple(
+        (one.key, settings.place(tuple(one.key.split(".")))) for one in others if one.name in situation.written
+    )
     return Problem(
-        *(settings.place(path), first.key, message, given),
-        hint=hint,
+        *(settings.place(path), first.key, message),
+        given=given,
+        hint=use,
         remedy=remedy,
         certain=False,
         related=related,
@@ -83,10 +84,11 @@ def _ways(found: Conflict, variable: Variable, before: str = "") -> str:
 
 
 def _nearest(found: Conflict, variable: Variable) -> str:
-    """The first of these values that is told."""
+    """The value to write instead: the largest below a limit, else the first that goes with all the rest."""
     values = [value for value in found.instead[variable.name] if value is not None or not variable.sole]
-    if variable.limit and len(values) > 1:
-        return str(max(value for value in values if value is not None))
+    numbers = [value for value in values if value is not None]
+    if variable.limit and numbers:
+        return str(max(numbers))
     return next(("auto" if value is None else variable.spelled(value) for value in values), "")
 
 

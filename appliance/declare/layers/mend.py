@@ -36,7 +36,9 @@ def _at_giver(problem: Problem, spelled: Spelled, text: str) -> Problem:
     problem = replace(problem, mend_at=giver, certain=certain)
     if giver.line:
         return problem
-    meant = problem.hint if problem.hint.endswith("?") else ""  # it would say how to write the value in the file
-    hint = " ".join(filter(None, (meant, f"set {giver}={text}")))
-    message = problem.message.removesuffix(problem.hint).removesuffix("; ") if problem.hint else problem.message
-    return replace(problem, hint=hint, message=f"{message}; {hint}")
+    message, hint = problem.message, f"set {giver}={text}"
+    if problem.hint.startswith("write "):  # it says how to write the value in the file
+        message = message.removesuffix(f"; {problem.hint}")
+        return replace(problem, hint=hint, message=f"{message}; {hint}")
+    before = " " if message.endswith("?") else "; "
+    return replace(problem, hint=f"{problem.hint}{before}{hint}".strip("; "), message=f"{message}{before}{hint}")
