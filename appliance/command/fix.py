@@ -23,8 +23,8 @@ def fix(found: list[Finding]) -> list[str]:
         if text is not None:
             _write(Path(file), text, [edit for finding in taken for edit in finding.edits if edit.file == file])
     for finding in taken:
-        edit, place = finding.edits[0], finding.problem.mend_at
-        elsewhere = f"{place.source}:{edit.line}: " if place else ""
+        edit, place = finding.edits[0], finding.problem.place
+        elsewhere = f"{edit.file}:{edit.line}: " if (edit.file, edit.line) != (place.source, place.line) else ""
         said.append(f"{_where(finding)}: mended: {elsewhere}{_change(finding)}")
     return said
 
@@ -34,7 +34,7 @@ def left(found: list[Finding]) -> list[str]:
     return [
         f"{_where(finding)}: not mended, as the value stands in no file: {finding.outside}"
         for finding in found
-        if finding.outside
+        if finding.outside and finding.problem.certain
     ]
 
 

@@ -127,7 +127,15 @@ def _written(text: Document, place: Place, value: str) -> list[Edit]:
 def _replaced(text: Document, place: Place, old: str, new: str) -> list[Edit]:
     line = text.lines[place.line - 1] if place.line <= len(text.lines) else ""
     column = line.find(old, place.column - 1) + 1
-    return [_edit(place, (place.line, column), (place.line, column + len(old)), new)] if column else []
+    if not column:
+        return []
+    at = (place.line, column)
+    made = [_edit(place, at, (place.line, column + len(old)), new)]
+    around = [node for node in text.values.values() if node.kind == "scalar" and node.start <= at < node.end]
+    if _is_yaml(apply(text, made)) or not around or not (raw := _verbatim(text, around[0])):
+        return made
+    start, end = column - around[0].start[1], column - around[0].start[1] + len(old)
+    return [_edit(place, around[0].start, around[0].end, quoted(raw[:start] + new + raw[end:]))]  # within braces
 
 
 def _entry(text: Document, place: Place) -> tuple[Node, int] | None:
@@ -188,7 +196,8 @@ def _moved(text: Document, place: Place, path: Path, value: str) -> list[Edit]:
     above = text.found.get(path[:depth])
     if above is None or above.kind != "mapping":
         return []
-    nested = value
+    braces = len(path) > depth + 1 or above.flow
+    nested = quoted(value) if braces and "${" in value and value[0] not in "\"'[{" else value
     for part in reversed(path[depth + 1 :]):
         nested = f"{{{part}: {nested}}}"
     line = f"{path[depth]}: {nested}"

@@ -6,8 +6,8 @@ from pathlib import Path as File
 
 from appliance.declare.document import Document, document, read_document
 from appliance.declare.edits import Edit, apply, edits_for, end_of
-from appliance.declare.locate import Place
-from appliance.declare.outside import variable
+from appliance.declare.locate import Place, dotted
+from appliance.declare.outside import assignment, variable
 from appliance.declare.problems import Problem
 from appliance.declare.remedy import Move, Write
 
@@ -59,15 +59,13 @@ def _finding(problem: Problem, text: Document | None, mended: Document | None) -
 
 def _outside(problem: Problem, place: Place) -> str:
     """What to change on the command line or in the environment."""
-    option = place.source.startswith("--")
     match problem.remedy:
-        case Write(text) if option:
-            return f"give {place.source}{'=' if place.source.startswith('--set ') else ' '}{text}"
         case Write(text):
-            return f"set {place.source}={text}"
+            return assignment(place, text)
+        case Move(path) if place.source.startswith("--"):
+            return f"give --set {dotted(path)} instead"
         case Move(path):
-            names = tuple(map(str, path))
-            return f"give --{'.'.join(names).replace('_', '-')}" if option else f"set {variable(names)} instead"
+            return f"set {variable(tuple(map(str, path)))} instead"
         case _:
             return ""
 

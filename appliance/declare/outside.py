@@ -63,6 +63,13 @@ def read_options(given: Given) -> Tree:
     return merged(*trees)
 
 
+def assignment(place: Place, text: str) -> str:
+    """What to do so that an option or variable has another value."""
+    if not place.source.startswith("--"):
+        return f"set {place.source}={text}"
+    return f"give {place.source}{'=' if place.source.startswith('--set ') else ' '}{text}"
+
+
 def _only_in_files(path: tuple[str, ...], place: Place) -> Tree | None:
     if path[0] not in ("extends", "overlays"):
         return None

@@ -6,7 +6,7 @@ what looks like a secret elsewhere, are never repeated: what stands there by mis
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
@@ -156,8 +156,6 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
     allowed = "text" if item else key.allowed
     spelled = tree.spelled.get(path)
     hint = Hint() if is_hidden(path, value) else suggest_value(key, value, item=item)
-    if spelled and not hint.text.startswith("did you mean"):
-        hint = replace(hint, text="")  # it would say how to write the value in the file
     said = given(path, value, spelled.text if spelled else "")
     message = _join(said, f"must be {allowed}", hint.text)
     return _said(place, path, message, hint, said, allowed, code="wrong-value")

@@ -74,6 +74,17 @@ class Settings:
         """The file or folder that a value names."""
         return self.folder(path) / str(at(self.tree, path))
 
+    def from_manifest(self, path: Path) -> str:
+        """A path as it would be written in the manifest's own folder, whichever file has it."""
+        written = str(at(self.tree, path))
+        return written if File(written).is_absolute() else os.path.relpath(self.file(path), self.path.resolve().parent)
+
+    def paths(self) -> dict[tuple[str, ...], str]:
+        """Every value that names a file or folder, as from_manifest writes it."""
+        fixed = (("model", "path"), ("model", "chat_template"), ("engine", "record"))
+        named = (("secrets", name, "file") for name in self.manifest.secrets)
+        return {path: self.from_manifest(path) for path in (*fixed, *named) if at(self.tree, path) is not None}
+
 
 def environment() -> dict[str, str]:
     """A copy of the process's environment."""

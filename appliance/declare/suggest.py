@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from appliance.declare.document import is_hidden
-from appliance.declare.foreign import OTHER_SERVERS
+from appliance.declare.foreign import LAYERS, OTHER_SERVERS
 from appliance.declare.keys import PROFILES, Key, children, find, keys, takes
 from appliance.declare.locate import Path, Place, Tree, read_value
 from appliance.declare.remedy import Hint, Mend, Move, Remove, Write
@@ -60,7 +60,7 @@ FOREIGN_KEYS = {
     "startuptimeout": "health.startup_budget",
     "utilization": "hardware.memory_share",
     "workers": "parallelism.data",
-} | OTHER_SERVERS
+} | {**OTHER_SERVERS, **LAYERS}
 FOREIGN_WORDS = {
     "gpu": "cuda",
     "nvidia": "cuda",

@@ -4,6 +4,7 @@ Every `auto` is resolved here, with the reason.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +36,13 @@ from engine.models.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class Effective:
-    """One key as it will be: its value in the manifest, where that was written, and what `auto` became and why."""
+    """One key as it will be: its value in the manifest, where that was written, and what it became, `auto` with the
+    reason and a path as seen from the manifest's folder."""
 
     key: str
     value: Any
     origin: str
-    resolved: Any = None
+    resolved: Any
     reason: str = ""
 
 
@@ -97,7 +99,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         ranks=view.tensor,
     )
     max_context, cache, memory = share_out(settings, checkpoint, room, pages, view.device, running.value)
-    sha256 = fingerprint(manifest)
+    sha256 = fingerprint(settings)
     config = EngineConfig(
         model=str(checkpoint.path),
         device=view.device,
@@ -168,12 +170,18 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
 
 def settled(effective: Iterable[Effective]) -> dict[str, Any]:
     """Every key with the value that it has come to."""
-    return {one.key: one.resolved if one.reason else one.value for one in effective}
+    return {one.key: one.resolved for one in effective}
 
 
-def fingerprint(manifest: Manifest) -> str:
-    """SHA-256 of the effective manifest, whatever its spelling was."""
-    return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+def fingerprint(settings: Settings) -> str:
+    """SHA-256 of the effective manifest, whatever its spelling was and into which files it is split."""
+    value = settings.manifest.model_dump(mode="json")
+    for (*above, name), path in settings.paths().items():
+        section = value
+        for part in above:
+            section = section[part]
+        section[name] = path
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:
@@ -217,7 +225,7 @@ def _engines(config: EngineConfig, settings: Settings, places: Places) -> tuple[
 def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Effective, ...]:
     """Every key with its value; secrets by their names only."""
     found = []
-    values = settings.manifest.model_dump()
+    values, paths = settings.manifest.model_dump(), settings.paths()
     for key in leaves():
         if "*" in key.path:
             continue
@@ -228,7 +236,7 @@ def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Eff
         if choice and choice.reason:
             found.append(Effective(key.name, value, settings.origin(key), choice.value, choice.reason))
         else:
-            found.append(Effective(key.name, value, settings.origin(key), value))
+            found.append(Effective(key.name, value, settings.origin(key), paths.get(key.path, value)))
     for name in settings.manifest.secrets:
         found.append(Effective(f"secrets.{name}", "(a reference)", settings.origin(("secrets", name)), "(a reference)"))
     return tuple(found)

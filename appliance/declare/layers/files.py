@@ -109,9 +109,8 @@ def _base(reading: Reading, own: Tree, path: Path, chain: Chain) -> Tree | None:
         return _read(reading, target, (replace(place, via=()), *place.via), (*chain, (real, str(target))))
     except OSError as error:
         what, hint = unreadable(error, name, folder_of(place.source))
-        own.faults.append(
-            Fault(path, place, f"{name}: {what}", (), hint.text, "unread", hint.remedy, certain=hint.certain)
-        )
+        remedy = None if path in own.spelled else hint.remedy
+        own.faults.append(Fault(path, place, f"{name}: {what}", (), hint.text, "unread", remedy, hint.certain))
         return None
 
 

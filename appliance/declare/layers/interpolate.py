@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from appliance.declare.document import is_secret_variable
 from appliance.declare.keys import find
 from appliance.declare.layers.merge import at, merged
 from appliance.declare.locate import Fault, Path, Place, Spelled, Tree
 from appliance.declare.remedy import Replace
 from appliance.declare.scalar import read_plain
 
-_SECRET = re.compile(r"(keys?|token|secrets?|passwords?|passwd|passphrase|credentials?)$", re.IGNORECASE)
 _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -100,7 +100,8 @@ def _reference(text: str, start: int) -> tuple[Reference, int]:
     if text[index : index + 1] in ("", "\n"):
         shown = text[start:].partition("\n")[0]
         hint = f"write ${{{name or 'NAME'}}}, or $${{ for the text ${{"
-        raise Unreadable(dollar, f"{shown} has no closing }}", hint)
+        instead = (shown, f"{shown}}}") if shown == f"${{{name}" and name else None
+        raise Unreadable(dollar, f"{shown} has no closing }}", hint, instead, certain=False)
     if text[index] != "}":
         hint = f"write ${{{name or 'NAME'}:-default}}"
         raise Unreadable(dollar, f"{text[start : index + 1]}… is no interpolation", hint)
@@ -244,7 +245,7 @@ def _part(part: Part, names: Names) -> Any:
 
 def _refuse_secret(part: Reference) -> None:
     name = part.name.removeprefix("var.")
-    if not _SECRET.search(name):
+    if not is_secret_variable(name):
         return
     example = name if part.name == name else "NAME"
     raise Unreadable(
@@ -262,7 +263,7 @@ def _near(part: Reference, is_variable: bool, name: str, names: Names) -> tuple[
         meant = f"${{{match if is_variable else f'var.{match}'}}}"
         return f"did you mean {meant}?", meant
     own = names.variables if is_variable else names.environ
-    same = {known.lower(): known for known in own if not _SECRET.search(known)}
+    same = {known.lower(): known for known in own if not is_secret_variable(known)}
     if close := difflib.get_close_matches(name.lower(), same, 1, 0.7):
         meant = f"${{{'var.' if is_variable else ''}{same[close[0]]}}}"
         return f"did you mean {meant}?", meant

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from appliance.declare.document import is_secret_variable
 from appliance.declare.layers.interpolate import Names, Part, Reference, Unreadable, join, parse, written
 from appliance.declare.layers.merge import at, fault
 from appliance.declare.locate import Fault, Spelled, Tree
@@ -52,6 +53,10 @@ class _Resolver:
         if not re.fullmatch(PATTERN, name):
             what = f"not a name for a variable; must match ^{PATTERN}$"
             self._break(name, Fault(path, self._tree.keys[path], what, code="wrong-layer"))
+        elif is_secret_variable(name):
+            what = "called like a secret, and secrets never become values"
+            hint = "name it below secrets, as in secrets: {name: {file: path}}"
+            self._break(name, Fault(path, self._tree.keys[path], what, (), hint, "literal-secret"))
         elif value is None or isinstance(value, dict | list):
             kind = "empty" if value is None else "a list" if isinstance(value, list) else "a mapping"
             what = f"{kind}; must be text, a number, true or false"
