@@ -17,7 +17,7 @@ from appliance.declare import variables
 from appliance.declare.deprecated import rename
 from appliance.declare.keys import Key
 from appliance.declare.layers import overlays, profiles
-from appliance.declare.layers.files import Reading, folder_of, read_file, unreadable
+from appliance.declare.layers.files import Reading, folder_of, joined, read_file, unreadable
 from appliance.declare.layers.interpolate import Names, interpolate
 from appliance.declare.layers.mend import mended_where_written
 from appliance.declare.layers.merge import at, merged, without
@@ -72,7 +72,7 @@ class Settings:
 
     def file(self, path: Path) -> File:
         """The file or folder that a value names."""
-        return self.folder(path) / str(at(self.tree, path))
+        return joined(self.folder(path), str(at(self.tree, path)))
 
     def from_manifest(self, path: Path) -> str:
         """A path as it would be written in the manifest's own folder, whichever file has it."""
@@ -144,8 +144,12 @@ def load(given: Given, choose: Choose | None = None) -> Settings:
 
 
 def _once(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """What two layers have in common is found in both, and told once."""
-    return tuple({str(problem): problem for problem in problems}.values())
+    """What two layers have in common is found in both, and a file that two others extend is read twice: told once."""
+    found: dict[tuple[object, ...], Problem] = {}
+    for problem in problems:
+        place = problem.place
+        found.setdefault((place.source, place.line, place.column, place.layer, problem.key, problem.message), problem)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True)

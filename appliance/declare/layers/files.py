@@ -94,7 +94,7 @@ def _names(own: Tree, environ: Mapping[str, str]) -> Iterator[Path]:
 def _base(reading: Reading, own: Tree, path: Path, chain: Chain) -> Tree | None:
     """The tree of one file that is extended, or None after a fault."""
     name, place = str(at(own, path)), place_of(own, path)
-    target = _spelled(folder_of(place.source), name)
+    target = joined(folder_of(place.source), name)
     real = target.resolve()
     known = [number for number, (file, _) in enumerate(chain) if file == real]
     if known:
@@ -114,24 +114,24 @@ def _base(reading: Reading, own: Tree, path: Path, chain: Chain) -> Tree | None:
         return None
 
 
-def _spelled(folder: File, name: str) -> File:
+def joined(folder: File, name: str) -> File:
     """`folder/name` without the `..` in it, where that is the same file."""
-    joined = folder / name
+    path = folder / name
     parts: list[str] = []
-    for part in joined.parts:
+    for part in path.parts:
         if part == ".." and parts and parts[-1] not in ("..", "/"):
             parts.pop()
         else:
             parts.append(part)
     short = File(*parts)
-    return short if short.resolve() == joined.resolve() else joined
+    return short if short.resolve() == path.resolve() else path
 
 
 def unreadable(error: OSError, name: str, folder: File) -> tuple[str, Hint]:
     """What to say about a file that cannot be read, and which one may have been meant. `name` starts at `folder`."""
     if not isinstance(error, FileNotFoundError):
         return (error.strerror or str(error)).lower(), Hint()
-    above, hint = _spelled(folder, name).parent, suggest_file(name, folder.resolve())
+    above, hint = joined(folder, name).parent, suggest_file(name, folder.resolve())
     if hint.remedy is not None:
         return "no such file", hint
     return ("no such file", hint) if above.is_dir() else (f"no such file, nor the folder {above}", Hint())

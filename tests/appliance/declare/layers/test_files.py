@@ -162,3 +162,10 @@ def test_the_whole_plan_takes_the_files_of_a_base_from_the_folder_of_the_base(lo
     assert found.engines[0].model == str(demo) and found.engines[0].record == str(tmp_path / "shared/r.log")
     assert found.gateway.chat_template == str(tmp_path / "shared/t.jinja")
     assert found.gateway.api_keys is not None and found.gateway.api_keys.file == str(tmp_path / "shared/keys")
+
+
+def test_a_mistake_of_a_base_that_two_files_extend_is_told_once(refused: Refuse) -> None:
+    files = {"a.yaml": "extends: base.yaml\n", "b.yaml": "extends: base.yaml\n"}
+    for base, place in (("endpoints: {docs: no}\n", "1:19"), ("endpoints: {port:80}\nlimits:\n\tx: 1\n", "3:1")):
+        problems = refused(HEAD + MODEL + "extends: [a.yaml, b.yaml]\n", files={**files, "base.yaml": base})
+        assert [one.partition(": ")[0] for one in problems] == [f"base.yaml:{place}"]
