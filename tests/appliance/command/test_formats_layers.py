@@ -95,7 +95,8 @@ def test_github_and_sarif_name_the_file_where_the_mistake_stands(capsys: Output)
     assert main(["check", "--format", "sarif", "m.yaml"]) == 2
     written = json.loads(capsys.readouterr().out)
     Sarif.model_validate(written)
-    _, level, typo, _ = written["runs"][0]["results"]
+    overlay, level, typo, _ = written["runs"][0]["results"]
+    assert overlay["message"]["text"].endswith("in overlay dev")
     where: dict[str, Any] = typo["locations"][0]["physicalLocation"]
     assert where["artifactLocation"]["uri"] == "conf/base.yaml" and where["region"]["startLine"] == 5
     (change,) = level["fixes"][0]["artifactChanges"]
@@ -117,6 +118,23 @@ def test_fix_writes_into_each_file_and_says_what_it_cannot(capsys: Output) -> No
     assert err[3] == ("conf/base.yaml:6:13: limits.max_body: not mended, as the value stands in no file: set BODY=8MiB")
 
 
+def test_fix_takes_two_rounds_where_a_key_and_its_default_are_wrong() -> None:
+    Path("conf/base.yaml").write_text(BASE.replace("stopp", "stop") + "kv_cache_dtype: ${KV:-half}\n")
+    assert main(["check", "--fix", "m.yaml"]) == 2
+    assert 'quantization: {kv_cache: "${KV:-float16}"}\n' in Path("conf/base.yaml").read_text()
+
+
+def test_advice_that_leaves_doubt_is_not_given_again(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTEXT", "1000000")
+    Path("m.yaml").write_text(
+        f"apiVersion: slipway/v1\nmodel:\n  path: {ROOT}/manifests/demo\n  max_context: ${{CONTEXT}}\n"
+    )
+    assert main(["check", "--fix", "m.yaml", "--hardware.device", "cpu"]) == 2
+    err = capsys.readouterr().err
+    assert "use at most 2048" in err and "the value is that of ${CONTEXT}; set CONTEXT=2048" in err
+    assert "not mended" not in err
+
+
 def test_fix_says_how_to_give_an_option(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BODY", "8MiB")
     assert main(["check", "--fix", "m.yaml", "--limits.max-choices", "1k", "-s", "endpoints.docs=no"]) == 2
@@ -134,15 +152,14 @@ def conflict(text: str, base: str) -> Refused:
 
 
 def test_a_conflict_of_keys_in_two_files_names_both_places() -> None:
-    refused = conflict("quantization: {weights: int8}\n", "hardware: {kernels: torch}\n")
+    refused = conflict("hardware: {kernels: torch}\n", "quantization: {weights: int8}\n")
     (problem,) = refused.problems
-    both = {problem.key: problem.place, **dict(problem.related)}
-    assert {key: (place.source, place.line, place.column) for key, place in both.items()} == {
-        "quantization.weights": ("m.yaml", 3, 25),
-        "hardware.kernels": ("conf/base.yaml", 2, 21),
-    }
-    text = str(problem)
-    assert "conf/base.yaml:2:21, extended by m.yaml:2:10" in text or "m.yaml:3:25" in text.partition(": ")[2], text
+    assert str(problem).startswith(
+        "m.yaml:3:21: hardware.kernels: torch cannot go with quantization.weights: int8 "
+        "(conf/base.yaml:2:25, extended by m.yaml:2:10): "
+    )
+    ((key, place),) = problem.related
+    assert (key, str(place)) == ("quantization.weights", "conf/base.yaml:2:25")
     written = json.loads(FORMATS["sarif"](findings(refused.problems)))
     Sarif.model_validate(written)
     (result,) = written["runs"][0]["results"]

@@ -60,6 +60,9 @@ SEEDED: tuple[Seeded, ...] = (
            "did you mean conf/base.yaml?", "extends: [conf/base.yaml]\n", files={"conf/base.yaml": BASE}),
     Seeded("a base in a folder that is not there", "apiVersion: slipway/v1\nextends: ⟪cnof/base.yaml\n", "extends",
            "did you mean conf/base.yaml?", "extends: conf/base.yaml\n", files={"conf/base.yaml": BASE}),
+    Seeded("a base that the environment names", "apiVersion: slipway/v1\nextends: ⟪${DIR}/bse.yaml\n", "extends",
+           "conf/bse.yaml: no such file; did you mean conf/base.yaml?", files={"conf/base.yaml": BASE},
+           variables={"DIR": "conf"}),
     Seeded("typo in extends", "apiVersion: slipway/v1\n⟪extend: conf/base.yaml\n", "extend", "did you mean extends?",
            "extends: conf/base.yaml\n", files={"conf/base.yaml": BASE}),
     Seeded("include for extends", "apiVersion: slipway/v1\n⟪include: conf/base.yaml\n", "include",
@@ -69,6 +72,8 @@ SEEDED: tuple[Seeded, ...] = (
     # overlays
     Seeded("typo in an overlay", OVERLAY + "    endpoints: {⟪prot: 1}\n", "endpoints.prot", "did you mean port?",
            "    endpoints: {port: 1}\n"),
+    Seeded("a typo in an overlay beside the right key of the file", OVERLAY + "    endpoints: {⟪prot: 1}\n"
+           "endpoints: {port: 2}\n", "endpoints.prot", "did you mean port?", "    endpoints: {port: 1}\n"),
     Seeded("a section of an overlay", OVERLAY + "    ⟪endpoint: {port: 1}\n", "endpoint", "endpoints?",
            "    endpoints: {port: 1}\n"),
     Seeded("a key at the top of an overlay", OVERLAY + "    ⟪max_running: 4\n", "max_running",
@@ -127,6 +132,9 @@ SEEDED: tuple[Seeded, ...] = (
            "did you mean warning?", "  log_level: ${LEVEL:-warning}\n"),
     Seeded("a default in quotes", TOP + "limits: {max_body: ⟪'${BODY:-8Mi}'}\n", "limits.max_body", "8MiB?",
            "limits: {max_body: '${BODY:-8MiB}'}\n"),
+    Seeded("a default that stands twice in a line",
+           TOP + 'observability: {x-old: "${L:-warn}", log_level: ⟪"${L:-warn}"}\n', "observability.log_level",
+           "did you mean warning?", 'observability: {x-old: "${L:-warn}", log_level: "${L:-warning}"}\n'),
     Seeded("a default of a default", LEVEL + "⟪${A:-${B:-warn}}\n", "observability.log_level",
            "did you mean warning?", "  log_level: ${A:-${B:-warning}}\n"),
     Seeded("a variable's value", LEVEL + "⟪${var.level}\nvariables: {level: warn}\n", "observability.log_level",

@@ -19,7 +19,7 @@ model: {path: demo, chat_template: chat.jinja}
 hardware: {device: cpu, threads: 2}
 engine: {scheduling: {max_running: 8}, record: steps.bin}
 endpoints: {port: 81, api_keys: a}
-secrets: {a: {file: keys.txt}, b: {env: B}}
+secrets: {b: {env: B}, a: {file: keys.txt}}
 """
 SPLIT = {
     "m.yaml": """apiVersion: slipway/v1
