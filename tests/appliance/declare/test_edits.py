@@ -180,3 +180,5 @@ def test_keys_of_known_services_are_hidden_and_names_of_models_are_not(text: str
 def test_a_name_of_a_secret_that_was_nearly_right_is_shown() -> None:
     text = "endpoints: {api_keys: client}\nsecrets: {clients: {file: a}}\n"
     assert document(text).shown(1) == "endpoints: {api_keys: client}"
+    text = "overlays: {a: {endpoints: {api_keys: client}, secrets: {clients: {file: b}}}}"
+    assert document(text).shown(1) == text.replace("{file: b}", "{file: •••}")

@@ -245,6 +245,11 @@ def test_a_wrong_value_says_what_it_comes_from(
     assert refused(HEAD + text, **environ) == [problem]
 
 
+def test_what_looks_like_a_token_is_not_repeated_with_its_text(refused: Refuse) -> None:
+    (problem,) = refused(HEAD + "endpoints:\n  docs: ${DOCS:-ghp_16C7e42F292c6912E7710c838347Ae178B4a}\n")
+    assert problem.startswith("m.yaml:4:9: endpoints.docs: ") and "ghp_" not in problem
+
+
 def test_within_braces_interpolation_needs_quotes_and_the_message_says_so(refused: Refuse) -> None:
     (problem,) = refused(HEAD + "endpoints: {port: ${PORT:-1}}\n")
     assert problem.startswith("m.yaml:3:19: not valid YAML: ")

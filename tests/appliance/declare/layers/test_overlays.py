@@ -102,6 +102,14 @@ def test_mistakes_of_overlays_are_told_once_whether_chosen_or_not(refused: Refus
     ]
 
 
+def test_a_mistake_in_a_profile_of_an_overlay_names_both(refused: Refuse) -> None:
+    text = HEAD + "overlays:\n  dev:\n    hardware:\n      profiles:\n"
+    text += "        - {name: p, match: {}, set: {limits: {max_stop: 0}}}\n"
+    assert refused(text) == [
+        "m.yaml:7:57: limits.max_stop: 0; must be a whole number of at least 1; in profile p of overlay dev"
+    ]
+
+
 def test_an_overlay_that_fits_badly_to_the_file_is_refused_though_not_chosen(loaded: Load, refused: Refuse) -> None:
     text = HEAD + "overlays:\n  closed:\n    endpoints: {api_keys: k}\n"
     assert refused(text) == [
