@@ -32,6 +32,9 @@ from appliance.declare.problems import Problem, Refused, from_fault, from_valida
 from appliance.declare.remedy import Hint
 from appliance.manifest import Manifest
 
+# Keys with the name of a file or folder; so has the file of a secret.
+PATHS = (("model", "path"), ("model", "chat_template"), ("engine", "record"), ("lifecycle", "journal", "folder"))
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -81,9 +84,8 @@ class Settings:
 
     def paths(self) -> dict[tuple[str, ...], str]:
         """Every value that names a file or folder, as from_manifest writes it."""
-        fixed = (("model", "path"), ("model", "chat_template"), ("engine", "record"))
         named = (("secrets", name, "file") for name in self.manifest.secrets)
-        return {path: self.from_manifest(path) for path in (*fixed, *named) if at(self.tree, path) is not None}
+        return {path: self.from_manifest(path) for path in (*PATHS, *named) if at(self.tree, path) is not None}
 
 
 def environment() -> dict[str, str]:

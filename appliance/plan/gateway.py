@@ -77,7 +77,7 @@ def gateway_config(
         sampling=sampling,
         drain_s=manifest.lifecycle.drain,
         hold_s=manifest.lifecycle.restart.hold,
-        journal=_journal(manifest.lifecycle.journal.folder, folder),
+        journal=_journal(settings),
         journal_keep_s=manifest.lifecycle.journal.keep,
         journal_bytes=manifest.lifecycle.journal.size,
         linger_s=manifest.lifecycle.journal.linger,
@@ -92,11 +92,12 @@ def gateway_config(
     )
 
 
-def _journal(wanted: str, folder: Path) -> str:
+def _journal(settings: Settings) -> str:
     """The file of durable replies; of `auto` the name alone, which the launcher puts into the run directory."""
+    wanted = settings.manifest.lifecycle.journal.folder
     if wanted == "off":
         return ""
-    return JOURNAL if wanted == "auto" else str(folder / wanted / JOURNAL)
+    return JOURNAL if wanted == "auto" else str(settings.file(("lifecycle", "journal", "folder")) / JOURNAL)
 
 
 def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ hardware: {device: cpu, threads: 2}
 engine: {scheduling: {max_running: 8}, record: steps.bin}
 endpoints: {port: 81, api_keys: a}
 secrets: {b: {env: B}, a: {file: keys.txt}}
+lifecycle: {journal: {folder: kept}}
 """
 SPLIT = {
     "m.yaml": """apiVersion: slipway/v1
@@ -32,7 +33,8 @@ hardware:
   profiles: [{name: p, match: {}, set: {engine: {scheduling: {max_running: 8}}}}]
 """,
     "conf/model.yaml": "model: {path: ../demo, chat_template: ./../chat.jinja}\nengine: {record: ../steps.bin}\n",
-    "conf/more.yaml": "secrets: {a: {file: ../keys.txt}}\nhardware: {threads: 3}\n",
+    "conf/more.yaml": "secrets: {a: {file: ../keys.txt}}\nhardware: {threads: 3}\n"
+    "lifecycle: {journal: {folder: ../kept}}\n",
 }
 GIVEN = {"DEVICE": "cpu", "B": "x", "SLIPWAY__HARDWARE__THREADS": "2", "SLIPWAY__VARIABLES__PORT": "81"}
 
@@ -73,6 +75,8 @@ def test_every_value_of_a_part_counts(folder: Path) -> None:
         ("conf/model.yaml", "./../chat.jinja", "../other.jinja"),
         ("conf/model.yaml", "../steps.bin", "steps.bin"),
         ("conf/more.yaml", "../keys.txt", "keys.txt"),
+        ("conf/more.yaml", "../kept", "kept"),
+        ("conf/more.yaml", "folder: ../kept", "keep: 0s"),
         ("m.yaml", "{env: B}", "{env: DEVICE}"),
     ]
     found = [hashes(planned(folder, SPLIT, GIVEN, "site"))[0]]
