@@ -275,6 +275,8 @@ class Observability(Section):
     """Log generated text: once per reply, or also each streamed piece."""
     vllm_metrics: bool = True
     """Publish the metrics under vLLM's names too, for dashboards and autoscalers made for it."""
+    stories: Annotated[int, Field(ge=0)] = 1000
+    """Replies of which is remembered what happened to them and why, for `slipway why ID`; 0 remembers none."""
 
 
 class SecretFile(Section):

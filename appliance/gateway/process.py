@@ -109,6 +109,7 @@ def build_service(config: GatewayConfig) -> Service:
         max_waiting_tokens=config.max_waiting_tokens,
         hold_s=config.hold_s,
         pardon=partial(send_pardon, config.pardons),
+        stories=config.stories,
     )
     return Service(config, router, metrics, RequestLog(config), open_ledger(config, metrics))
 

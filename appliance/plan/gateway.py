@@ -86,6 +86,7 @@ def gateway_config(
         log_requests=observability.log_requests,
         log_outputs=observability.log_outputs,
         vllm_metrics=observability.vllm_metrics,
+        stories=observability.stories,
         version=__version__,
         manifest_sha256=sha256,
         outputs_sha256=outputs_sha256,
