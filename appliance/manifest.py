@@ -244,11 +244,12 @@ class Restart(Section):
 
 
 class Journal(Section):
-    folder: Literal["auto", "off"] | str = "auto"
-    """Where replies to requests with an Idempotency-Key are kept; auto is the run directory, which a restart of the
-    gateway survives; a folder on a volume survives the container. off takes no notice of such keys."""
+    folder: str | None = None
+    """Where replies to requests with an Idempotency-Key are kept. By default in the run directory, so that a restart
+    of the gateway loses none; with a folder on a volume neither does one of the container."""
     keep: Seconds = 900.0
-    """How long such a reply is kept after its end, or without anybody who asks for it."""
+    """How long such a reply is kept after its end, or without anybody who asks for it; 0s takes no notice of such
+    keys."""
     size: Bytes = 64 * 2**20
     """Most bytes of all such replies; the oldest go first. The file has at most about twice as many."""
     linger: Seconds = 60.0

@@ -96,7 +96,7 @@ def open_ledger(config: GatewayConfig, metrics: Metrics) -> Ledger | None:
         reason = f"{path}: {os.strerror(error.errno or 0)}"
     except JournalTaken as error:
         reason = str(error)
-    raise JournalUnusable(f"{reason}; choose another lifecycle.journal.folder, or off")
+    raise JournalUnusable(f"{reason}; choose another lifecycle.journal.folder, or keep: 0s there")
 
 
 def build_service(config: GatewayConfig) -> Service:
