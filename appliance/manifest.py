@@ -245,11 +245,9 @@ class Restart(Section):
 
 class Journal(Section):
     folder: str | None = None
-    """Where replies to requests with an Idempotency-Key are kept. By default in the run directory, so that a restart
-    of the gateway loses none; with a folder on a volume neither does one of the container."""
+    """Where such replies are kept; by default the run directory, which a restart of the container does not survive."""
     keep: Seconds = 900.0
-    """How long such a reply is kept after its end, or without anybody who asks for it; 0s takes no notice of such
-    keys."""
+    """How long such a reply is kept after its end, or without anybody who asks for it; 0s keeps none."""
     size: Bytes = 64 * 2**20
     """Most bytes of all such replies; the oldest go first. The file has at most about twice as many."""
     linger: Seconds = 60.0
