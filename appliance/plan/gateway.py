@@ -86,6 +86,7 @@ def gateway_config(
         log_requests=observability.log_requests,
         log_outputs=observability.log_outputs,
         vllm_metrics=observability.vllm_metrics,
+        stories=observability.stories,
         version=__version__,
         manifest_sha256=sha256,
         outputs_sha256=outputs_sha256,
@@ -93,11 +94,11 @@ def gateway_config(
 
 
 def _journal(settings: Settings) -> str:
-    """The file of durable replies; of `auto` the name alone, which the launcher puts into the run directory."""
-    wanted = settings.manifest.lifecycle.journal.folder
-    if wanted == "off":
+    """The file of durable replies; without a folder the name alone, which the launcher puts into the run directory."""
+    wanted = settings.manifest.lifecycle.journal
+    if not wanted.keep:
         return ""
-    return JOURNAL if wanted == "auto" else str(settings.file(("lifecycle", "journal", "folder")) / JOURNAL)
+    return JOURNAL if wanted.folder is None else str(settings.file(("lifecycle", "journal", "folder")) / JOURNAL)
 
 
 def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:
