@@ -168,7 +168,9 @@ hardware:
 - `slipway plan` prints the files, overlays and profile that had a part, why the profiles before it do not match, and
   with each value where it is written: `base.yaml:4:12`, `m.yaml:8:42 (overlay dev)`, `m.yaml:13:50 (profile h200)`.
 - A mistake is told at the place where it is written, with the way to that file: `base.yaml:3:9: …; extended by
-  m.yaml:2:10`. Overlays and profiles are checked as well when they are not taken.
+  m.yaml:2:10`. Overlays and profiles are checked as well when they are not taken. `--fix` changes the file where the
+  value was written, be it the value of a variable or a default; what the environment gives it leaves alone, and says
+  what to set.
 - An overlay may have any key but `extends` and `overlays`, a file of it any but `overlays`. `--overlay` replaces what
   `SLIPWAY_OVERLAY` asks for. A name with a slash or the ending `.yaml` or `.yml` is a file.
 - A profile matches when every key of its `match` does. Ranges are comparisons, such as `">=2"` or `">=8 <64"`, and
@@ -180,8 +182,10 @@ hardware:
   that take only text get text. Within a longer text it is text.
 - Values of files are interpolated, keys are not, nor what flags and `SLIPWAY__…` give. In `extends` only the
   environment is known.
-- A name that ends with `KEY`, `TOKEN`, `SECRET` or `PASSWORD` (capital or small) is refused in `${…}`: a secret is
-  named below `secrets` and never becomes a value. So none is in a plan, a log or a generated file.
+- A name that ends with `KEY`, `TOKEN`, `SECRET` or `PASSWORD` (capital or small) is refused in `${…}` and in
+  `variables`: a secret is named below `secrets` and never becomes a value. So none is in a plan, a log or a generated
+  file.
+- Into which files a manifest is split, and what is variable in it, does not count in the hashes of its configuration.
 - All files of one manifest have the same `apiVersion`, and one of them must have it. Those that are no manifest by
   themselves, such as `base.yaml` above, best leave it out: editors then miss nothing in them.
 """
