@@ -29,6 +29,7 @@ BuildWorker = Callable[[EngineConfig, Callable[[str, float], None], Callable[[st
 
 PROGRESS_S = 0.1  # Loading is sent no more often within a phase
 STOP_S = 0.5  # a step that runs when SIGTERM comes has this long to end
+TOLERANCE = 0.02  # of a part of the memory, beyond which the log says that it is not what was planned
 LAST_WORDS_S = 1.0  # a gateway has this long to connect and hear why the start failed
 PR_SET_PDEATHSIG = 1
 
@@ -75,6 +76,8 @@ class Engine:
             ready = _facts(self._config, worker, memory)
             if memory:
                 print(f"slipway engine: {memory_line(self._config, memory)}", file=sys.stderr, flush=True)
+            for warning in differences(self._config, ready):
+                print(f"slipway engine: warning: {warning}", file=sys.stderr, flush=True)
             with self._lock:
                 self._loop = loop
                 if self._connection is not None:
@@ -185,6 +188,9 @@ def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken]) -> Re
         seconds=worker.seconds,
         pid=os.getpid(),
         memory=memory,
+        held=worker.held,
+        planned=config.planned,
+        mapped=worker.mapped,
     )
 
 
@@ -200,6 +206,19 @@ def memory_line(config: EngineConfig, memory: dict[str, Taken]) -> str:
         f"KV cache {_mib(cache, config.kv_bytes)}{once_written}; "
         f"process and first steps {_mib(process, config.workspace_bytes)}"
     )
+
+
+def differences(config: EngineConfig, ready: Ready) -> list[str]:
+    """What takes more or less memory than was planned, beyond what is tolerated; a pool that was measured may."""
+    found = []
+    for part, planned in ready.planned.items():
+        if part == "kv" and config.kv_measured:
+            continue
+        real = ready.held.get(part, 0)
+        if abs(real - planned) > TOLERANCE * planned:
+            more = f"{(real / planned - 1) * 100:+.1f} %" if planned else "none was planned"
+            found.append(f"memory of {part}: {real:,} B, and {planned:,} B were planned ({more}); please report it")
+    return found
 
 
 def _mib(count: int, planned: int = 0) -> str:

@@ -1,167 +1,183 @@
 """How the memory of one engine is divided: what is usable, what weights and workspace take, and what the cache gets.
 
-Refused is what cannot hold one request of the wanted length, with the size it needs and the key to change.
+Refused is what cannot hold the wanted requests of the wanted length (hardware.capacity; without it one request), with
+the size it needs, the nearest values that fit and the key to change.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 from appliance import exits
 from appliance.declare.settings import Settings
 from appliance.manifest import Manifest
+from appliance.plan.balance import balance
 from appliance.plan.choice import Choice, refuse
-from appliance.plan.machine import Machine
-from appliance.plan.memory import (
-    CPU_CACHE_BYTES,
-    Memory,
-    graph_bytes,
-    longest_sequence,
-    pool_bytes,
-    spell_bytes,
-    workspace_bytes,
-)
-from engine.api.config import WeightBits
+from appliance.plan.memory import CPU_CACHE_BYTES, Memory, largest, pool_bytes, spell_bytes
+from appliance.plan.room import Device, Room, measure
 from engine.kv.layout import Layout
-from engine.models.checkpoint import Checkpoint, weight_bytes
-
-Device = Literal["cpu", "cuda"]
-
-
-@dataclass(frozen=True)
-class Room:
-    """Bytes that one engine has: free, allowed to use, and taken by what is not cache."""
-
-    free: int
-    budget: int
-    weights: int
-    workspace: int
-    limited_by: str
-
-    @property
-    def left(self) -> int:
-        return self.budget - self.weights - self.workspace
-
-    def __str__(self) -> str:
-        return (
-            f"{spell_bytes(self.budget)} are usable ({self.limited_by}), weights take {spell_bytes(self.weights)} "
-            f"and workspace {spell_bytes(self.workspace)}"
-        )
-
-
-def measure(
-    settings: Settings,
-    checkpoint: Checkpoint,
-    machine: Machine,
-    *,
-    device: Device,
-    element_bytes: int,
-    step_tokens: int,
-    compiled: bool,
-    bits: WeightBits,
-    graph_sizes: Sequence[int],
-) -> Room:
-    """`compiled`: kernels of a CPU, which keep bf16 weights as they are. `bits`: what weights are rounded to.
-    `graph_sizes`: of the steps captured on a GPU, whose memory counts as workspace."""
-    manifest = settings.manifest
-    engines, share = manifest.parallelism.data, manifest.hardware.memory_share
-    free, source = machine.memory_free, machine.memory_from
-    if device == "cuda":
-        free, source = machine.gpus[0].free, machine.gpus[0].name
-    among = f" among {engines} engines" if engines > 1 else ""
-    return Room(
-        free=free // engines,
-        budget=int(free * share) // engines,
-        weights=weight_bytes(checkpoint, element_bytes, compiled=compiled, bits=bits),
-        workspace=workspace_bytes(
-            checkpoint.model,
-            device=device,
-            step_tokens=step_tokens,
-            rows=manifest.engine.scheduling.max_running,
-            element_bytes=element_bytes,
-        )
-        + graph_bytes(checkpoint.model, sizes=graph_sizes, element_bytes=element_bytes),
-        limited_by=f"memory_share {share:g} of {spell_bytes(free)} free by {source}{among}",
-    )
+from engine.models.checkpoint import Checkpoint
 
 
 def share_out(
-    settings: Settings, checkpoint: Checkpoint, room: Room, pages: Layout, device: Device
+    settings: Settings, checkpoint: Checkpoint, room: Room, pages: Layout
 ) -> tuple[Choice[int], Choice[int], Memory]:
-    """The context, the KV memory and the whole balance. Refuses what cannot hold one request."""
+    """The context, the KV memory and the whole balance. Refuses what cannot hold the wanted requests."""
     manifest = settings.manifest
     wanted, supported = manifest.model.max_context, checkpoint.model.max_context
     if wanted != "auto" and wanted > supported:
         message = f"{wanted}: the checkpoint supports {supported} tokens; use at most {supported}, or auto"
         refuse(settings, "model.max_context", message)
-    least = 2 if wanted == "auto" else wanted
-    available = _available(settings, room, pages, least)
-    blocks = pages.blocks(available)
-    if pages.blocks_for(least) >= blocks:
-        needed = spell_bytes(pool_bytes(pages, least))
-        key = "hardware.kv_cache_memory" if manifest.hardware.kv_cache_memory != "auto" else "model.max_context"
+    asked = _asked(settings, supported)
+    _check_least(settings, room, pages)
+    context = asked.tokens if wanted == "auto" else wanted
+    most = supported if wanted == "auto" else wanted
+
+    def fits(tokens: int) -> bool:
+        return _needed(pages, room, asked, tokens) <= _cache_room(manifest, room, pages, tokens)
+
+    longest = largest(most, fits)
+    if longest < context:
+        _refuse_capacity(settings, room, pages, asked, context)
+    max_context = _context(wanted, supported, longest, asked)
+    if room.loading > room.budget:
+        _refuse_loading(settings, room)
+    cache = _cache_bytes(manifest, room, pages, asked, max_context.value)
+    return max_context, cache, balance(room, pages, cache, max_context.value)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the cache of one engine must hold at once: `requests` of `tokens` each (`each_whole`: of whatever the
+    context becomes)."""
+
+    requests: int
+    tokens: int
+    each_whole: bool
+
+    def length(self, context: int) -> int:
+        return context if self.each_whole else self.tokens
+
+
+def _asked(settings: Settings, supported: int) -> Asked:
+    manifest = settings.manifest
+    capacity, engines = manifest.hardware.capacity, manifest.parallelism.data
+    most = manifest.engine.scheduling.max_running
+    each = -(-capacity.requests // engines)
+    among = f" in each of {engines} engines" if engines > 1 else ""
+    if each > most:
         message = (
-            f"a request of {least} tokens needs {needed} of cache, and {spell_bytes(available)} are there "
-            f"({room}); lower model.max_context, or raise hardware.{_more(manifest)}"
+            f"{capacity.requests}: engine.scheduling.max_running lets {most} run at once{among}; "
+            f"use at most {most * engines}, or raise that to {each}"
         )
-        refuse(settings, key, message, exits.MEMORY)
-    max_context = _context(wanted, supported, longest_sequence(pages, blocks, supported))
-    cache = _cache_bytes(manifest, available, pages, max_context.value, device)
-    blocks = pages.blocks(cache.value)
-    memory = Memory(
-        free=room.free,
-        budget=room.budget,
-        weights=room.weights,
-        workspace=room.workspace,
-        cache=cache.value,
-        block_bytes=pages.block_bytes,
-        blocks=blocks,
-        tokens=longest_sequence(pages, blocks, (blocks + 1) * pages.block_tokens),
-        whole_contexts=(blocks - 1) // pages.blocks_for(max_context.value),
-    )
-    return max_context, cache, memory
+        refuse(settings, "hardware.capacity.requests", message)
+    wanted = manifest.model.max_context
+    if capacity.tokens == "auto":
+        return Asked(each, 2, True)
+    limit = supported if wanted == "auto" else wanted
+    if capacity.tokens > limit:
+        whose = "the checkpoint supports" if wanted == "auto" else "model.max_context allows"
+        message = f"{capacity.tokens}: {whose} {limit} tokens; use at most {limit}, or auto"
+        refuse(settings, "hardware.capacity.tokens", message)
+    return Asked(each, capacity.tokens, False)
 
 
-def _more(manifest: Manifest) -> str:
-    return "memory_share" if manifest.hardware.kv_cache_memory == "auto" else "kv_cache_memory"
+def _needed(pages: Layout, room: Room, asked: Asked, context: int) -> int:
+    """Bytes of a cache with which an engine of this context holds what is asked, and one request of the context."""
+    step = room.size.tokens
+    several = pool_bytes(pages, asked.length(context), asked.requests, step)
+    return max(several, pool_bytes(pages, context, 1, step))
 
 
-def _available(settings: Settings, room: Room, pages: Layout, least: int) -> int:
-    """Bytes that the cache may take. Refuses where weights, workspace and the least of cache do not fit."""
-    asked = settings.manifest.hardware.kv_cache_memory
-    if asked != "auto":
-        if asked > room.left:
-            total = spell_bytes(room.weights + room.workspace + asked)
-            message = (
-                f"{spell_bytes(asked)} make {total} in all, and {room}; use at most {spell_bytes(max(0, room.left))}"
-            )
-            refuse(settings, "hardware.kv_cache_memory", message, exits.MEMORY)
-        return asked
-    if room.left < 2 * pages.block_bytes:
-        needed = spell_bytes(room.weights + room.workspace + pool_bytes(pages, least))
+def _cache_room(manifest: Manifest, room: Room, pages: Layout, context: int) -> int:
+    """Bytes that the cache may have: what kv_cache_memory says, or what is left."""
+    given, left = manifest.hardware.kv_cache_memory, room.left(pages, context)
+    return left if given == "auto" else min(given, left)
+
+
+def _check_least(settings: Settings, room: Room, pages: Layout) -> None:
+    """Raises Refused where weights, workspace and one block do not fit, or not beside the cache that was given."""
+    given, left = settings.manifest.hardware.kv_cache_memory, room.left(pages, 2)
+    if given != "auto" and given > left:
+        total = spell_bytes(room.budget - left + given)
         message = (
-            f"no memory for one block of cache: {room}; {needed} are needed; raise it, free memory, "
+            f"{spell_bytes(given)} make {total} in all, and {room.taken(pages, 2)}; "
+            f"use at most {spell_bytes(max(0, left))}"
+        )
+        refuse(settings, "hardware.kv_cache_memory", message, exits.MEMORY)
+    least = pool_bytes(pages, 2, 1, room.size.tokens)
+    if given == "auto" and left < least:
+        needed = spell_bytes(room.budget - left + least)
+        message = (
+            f"no memory for one block of cache: {room.taken(pages, 2)}; {needed} are needed; raise it, free memory, "
             "lower engine.scheduling.max_step_tokens, or choose a smaller model.dtype or model"
         )
         refuse(settings, "hardware.memory_share", message, exits.MEMORY)
-    return room.left
 
 
-def _context(wanted: int | Literal["auto"], supported: int, longest: int) -> Choice[int]:
+def _refuse_capacity(settings: Settings, room: Room, pages: Layout, asked: Asked, context: int) -> NoReturn:
+    """What does not fit, and the nearest requests and lengths that do."""
+    manifest, step = settings.manifest, room.size.tokens
+    there, needed = _cache_room(manifest, room, pages, context), _needed(pages, room, asked, context)
+    more = "memory_share" if manifest.hardware.kv_cache_memory == "auto" else "kv_cache_memory"
+    length = asked.length(context)
+    what = f"{asked.requests} requests" if asked.requests > 1 else "a request"
+    message = (
+        f"{what} of {length} tokens {'need' if asked.requests > 1 else 'needs'} {spell_bytes(needed)} of cache, "
+        f"and {spell_bytes(max(0, there))} are there ({room.taken(pages, context)})"
+    )
+
+    def fits(tokens: int) -> bool:
+        return pool_bytes(pages, tokens, asked.requests, step) <= _cache_room(manifest, room, pages, tokens)
+
+    shorter = largest(length, fits)
+    fewer = largest(asked.requests, lambda count: pool_bytes(pages, length, count, step) <= there)
+    options = [f"{asked.requests} of {shorter} tokens"] if shorter else []
+    options += [f"{fewer} of {length}"] if 0 < fewer < asked.requests else []
+    if options:
+        message += f"; it holds {' or '.join(options)}"
+    if asked.requests > 1:
+        key = "hardware.capacity.requests"
+        lower = "hardware.capacity.requests or " + (
+            "model.max_context" if asked.each_whole else "hardware.capacity.tokens"
+        )
+    else:
+        lower = "model.max_context" if asked.each_whole or context > asked.tokens else "hardware.capacity.tokens"
+        key = lower if manifest.hardware.kv_cache_memory == "auto" else "hardware.kv_cache_memory"
+    refuse(settings, key, f"{message}; lower {lower}, or raise hardware.{more}", exits.MEMORY)
+
+
+def _refuse_loading(settings: Settings, room: Room) -> NoReturn:
+    message = (
+        f"loading takes {spell_bytes(room.loading)} at once, while the largest matrix is made, and "
+        f"{spell_bytes(room.budget)} are usable ({room.limited_by}); raise it, free memory, or choose a smaller model"
+    )
+    refuse(settings, "hardware.memory_share", message, exits.MEMORY)
+
+
+def _context(wanted: int | Literal["auto"], supported: int, longest: int, asked: Asked) -> Choice[int]:
     if wanted != "auto":
         return Choice(wanted)
-    if longest < supported:
-        return Choice(longest, f"what the cache can hold; the checkpoint supports {supported}")
-    return Choice(supported, "what the checkpoint supports")
+    if longest == supported:
+        return Choice(supported, "what the checkpoint supports")
+    beside = "what the cache can hold"
+    if asked.requests > 1:
+        length = "of it" if asked.each_whole else f"of {asked.tokens} tokens"
+        beside = f"the longest with which {asked.requests} requests {length} fit at once"
+    return Choice(longest, f"{beside}; the checkpoint supports {supported}")
 
 
-def _cache_bytes(manifest: Manifest, available: int, pages: Layout, max_context: int, device: Device) -> Choice[int]:
+def _cache_bytes(manifest: Manifest, room: Room, pages: Layout, asked: Asked, context: int) -> Choice[int]:
+    available = _cache_room(manifest, room, pages, context)
     if manifest.hardware.kv_cache_memory != "auto":
         return Choice(available)
-    most = pool_bytes(pages, max_context, manifest.engine.scheduling.max_running)
-    if most <= available and (device == "cuda" or most <= CPU_CACHE_BYTES):
+    most = pool_bytes(pages, context, manifest.engine.scheduling.max_running, room.size.tokens)
+    if most <= available and (room.device == "cuda" or most <= CPU_CACHE_BYTES):
         return Choice(most, f"{spell_bytes(most)}, all that max_running requests of max_context need")
-    one = max(CPU_CACHE_BYTES, pool_bytes(pages, max_context))
-    if device == "cpu" and one < available:
-        return Choice(one, f"{spell_bytes(one)}, the most that auto takes on a CPU")
+    enough = max(CPU_CACHE_BYTES, _needed(pages, room, asked, context))
+    if room.device == "cpu" and enough < available:
+        why = "the most that auto takes on a CPU" if enough == CPU_CACHE_BYTES else "what was asked to be held at once"
+        return Choice(enough, f"{spell_bytes(enough)}, {why}")
     return Choice(available, f"{spell_bytes(available)}, what memory_share leaves after weights and workspace")
+
+
+__all__ = ["Device", "Room", "measure", "share_out"]

@@ -4,15 +4,16 @@ from appliance.declare.settings import Settings
 from appliance.plan.capacity import Device
 from appliance.plan.choice import Choice, refuse
 from appliance.plan.machine import Machine
-from appliance.plan.memory import ELEMENT_BYTES, spell_bytes
+from appliance.plan.memory import spell_bytes
 from engine.api.config import Dtype, KVDtype, WeightBits, graph_ladder
-from engine.models.checkpoint import Checkpoint, weight_bytes
+from engine.models.checkpoint import Checkpoint
+from engine.models.footprint import Holder, weight_bytes
 from engine.models.native import torch_parts
 from engine.models.parts import attentions, has_experts
 from engine.models.schemes import Quantization
 from engine.models.sources import fused_paths
 from engine.models.stored import held_weights
-from kernels.cpu.library import ACTIVATIONS
+from kernels.cpu.library import ACTIVATIONS, VARIANTS
 
 TORCH, TRITON = "torch", "triton"
 HEAD_MULTIPLE, HEAD_MOST = 8, 256  # sizes of heads that attention kernels of a GPU serve
@@ -144,9 +145,8 @@ def weight_bits(settings: Settings, checkpoint: Checkpoint, chosen: str, dtype: 
 
 def _as_quantized(checkpoint: Checkpoint, own: Quantization, chosen: str, dtype: Dtype) -> str:
     """What becomes of a quantized checkpoint's weights, and what it costs."""
-    size = ELEMENT_BYTES[dtype]
     if not is_compiled(chosen):
-        there, held = weight_bytes(checkpoint, size), weight_bytes(checkpoint, size, compiled=True)
+        there, held = _held(checkpoint, dtype, None), _held(checkpoint, dtype, VARIANTS[0].tiling)
         return (
             f"the checkpoint's {own}, restored to {dtype} for {chosen}: {spell_bytes(there)} instead of the "
             f"{spell_bytes(held)} that they take with compiled kernels of a CPU"
@@ -154,6 +154,12 @@ def _as_quantized(checkpoint: Checkpoint, own: Quantization, chosen: str, dtype:
     restored = _restored(checkpoint)
     rest = f", {restored} of {len(own.schemes)} matrices restored to {dtype}" if restored else ""
     return f"the checkpoint's {own}{rest}"
+
+
+def _held(checkpoint: Checkpoint, dtype: Dtype, tiling: tuple[int, int, int] | None) -> int:
+    return weight_bytes(
+        checkpoint.model, checkpoint.tensors, checkpoint.quantization, Holder(dtype=dtype, tiling=tiling)
+    )
 
 
 def _restored(checkpoint: Checkpoint) -> int:

@@ -27,7 +27,7 @@ from appliance.plan.kernels import (
     weight_bits,
 )
 from appliance.plan.machine import Machine
-from appliance.plan.memory import ELEMENT_BYTES, Memory, graph_bytes
+from appliance.plan.memory import ELEMENT_BYTES, Memory, planned_parts
 from appliance.plan.placement import Places, place
 from engine.api.config import EngineConfig, WeightBits
 from engine.kv.layout import SCALE_BYTES, layout
@@ -86,13 +86,15 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         checkpoint,
         machine,
         device=device.value,
-        element_bytes=ELEMENT_BYTES[dtype.value],
-        step_tokens=step_tokens.value,
-        compiled=is_compiled(chosen.value),
+        dtype=dtype.value,
+        kernels=chosen.value,
         bits=weights.value,
+        step_tokens=step_tokens.value,
         graph_sizes=sizes,
+        pages=pages,
+        threads=places.threads.value,
     )
-    max_context, cache, memory = share_out(settings, checkpoint, room, pages, device.value)
+    max_context, cache, memory = share_out(settings, checkpoint, room, pages)
     folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
     config = EngineConfig(
         model=str(checkpoint.path),
@@ -114,7 +116,8 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         kernels=chosen.value,
         invariant=batch_invariant(settings, chosen.value),
         graph_sizes=sizes,
-        graph_bytes=graph_bytes(checkpoint.model, sizes=sizes, element_bytes=ELEMENT_BYTES[dtype.value]),
+        graph_bytes=memory.graphs,
+        planned=planned_parts(memory),
         weights=weights.value,
         weight_cache=_weight_cache(settings, weights.value),
         record_bytes=manifest.engine.record_size,
@@ -135,6 +138,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         "hardware.reserved_cores": places.reserved,
         "hardware.kernels": chosen,
         "hardware.kv_cache_memory": cache,
+        "hardware.capacity.tokens": _length(manifest, max_context.value),
         "engine.scheduling.max_step_tokens": step_tokens,
         **sampling_choices,
     }
@@ -179,6 +183,11 @@ def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:
 def _step_tokens(manifest: Manifest, device: Device) -> Choice[int]:
     wanted = manifest.engine.scheduling.max_step_tokens
     return Choice(wanted) if wanted != "auto" else Choice(STEP_TOKENS[device], f"for {device}")
+
+
+def _length(manifest: Manifest, max_context: int) -> Choice[int]:
+    wanted = manifest.hardware.capacity.tokens
+    return Choice(wanted) if wanted != "auto" else Choice(max_context, "the whole of model.max_context")
 
 
 def _engines(config: EngineConfig, manifest: Manifest, folder: Path, places: Places) -> tuple[EngineConfig, ...]:

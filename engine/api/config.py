@@ -15,7 +15,8 @@ WeightBits = Literal["stored", "int8", "int4"]
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
     reply. `weight_bytes` and `workspace_bytes` are what was planned for weights and for process and steps (0: nothing
-    was), which the log shows beside what they took. `record` is the file of the flight recorder, or None,
+    was), which the log shows beside what they took. `planned` has the same by part, by the
+    names of Ready.held. `record` is the file of the flight recorder, or None,
     and `record_bytes` the most that it keeps. `socket` is the Unix socket to listen on. `kernels` names a compiled
     variant (kernels/cpu/library.py), triton on a GPU, or torch. `weights` other than stored are rounded as they are
     loaded and kept for the next start in the folder `weight_cache`, if there is one. `kv_measured`: a GPU's pool takes
@@ -32,6 +33,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_bytes: int
     kv_measured: bool = False
     weight_bytes: int = 0
+    planned: dict[str, int] = {}
     workspace_bytes: int = 0
     max_context: int
     block_tokens: int = 16

@@ -135,7 +135,9 @@ class Taken(msgspec.Struct, frozen=True):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine serves. Sizes as really allocated; `seconds` and `memory` by phase of the start, the memory as it was
-    measured (on a CPU pages count once they are written). Its phase "starting" is the process before the model."""
+    measured (on a CPU pages count once they are written). Its phase "starting" is the process before the model.
+    `held`: bytes by part, counted on the tensors themselves: those of the weights (embedding, attention, mlp, experts,
+    norms, head), kv, tables, buffers; `planned`: what the plan counted on. `mapped`: weights read in their file."""
 
     max_context: int
     kv_blocks: int
@@ -146,6 +148,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     seconds: dict[str, float]
     pid: int
     memory: dict[str, Taken] = {}
+    held: dict[str, int] = {}
+    planned: dict[str, int] = {}
+    mapped: int = 0
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):

@@ -40,6 +40,8 @@ class Worker(Protocol):
     blocks: int
     weight_bytes: int
     kv_bytes: int
+    held: dict[str, int]
+    mapped: int
     seconds: dict[str, float]
 
     def start(self, plan: StepPlan, masks: dict[int, Mask]) -> Handle:

@@ -6,6 +6,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.api.errors import ConfigError
+from engine.models.shares import share_of
 
 
 class World(Protocol):
@@ -46,14 +47,12 @@ SINGLE = Single()
 def share(units: int, world: World, what: str) -> tuple[int, int]:
     """First unit and number of units of this rank. Fewer units than ranks are replicated. Raises ConfigError where the
     ranks cannot share evenly."""
-    size = world.size
-    if units >= size and units % size == 0:
-        return world.rank * (units // size), units // size
-    if units < size and size % units == 0:
-        return world.rank * units // size, 1
-    raise ConfigError(
-        f"{size} ranks cannot share {units} {what}; use one of {', '.join(map(str, divisors(units)))} ranks"
-    )
+    found = share_of(units, world.rank, world.size)
+    if found is None:
+        raise ConfigError(
+            f"{world.size} ranks cannot share {units} {what}; use one of {', '.join(map(str, divisors(units)))} ranks"
+        )
+    return found
 
 
 def divisors(units: int) -> list[int]:

@@ -114,9 +114,20 @@ class CompiledModel:
         self.team.run(Program(ops, (hidden, y)), StepData(len(hidden)))
         return y
 
+    def reserve(self, tokens: int, rows: int) -> None:
+        """Working memory for the largest step at once: it is not touched before it is used, and never made again."""
+        self._fit(max(tokens, self.tokens))
+        self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of the buffers of a step, without logits."""
+        return sum(room.nbytes for room in self.buffers.rooms.values())
+
     def _fit(self, tokens: int) -> None:
-        """Working memory for this many tokens, and the operations that point into it."""
-        self.tokens = tokens
+        """Working memory for this many tokens, and the operations that point into it. What there was goes first."""
+        self.tokens, self.buffers.rooms = tokens, {}
+        self.regions: list[Program | TorchOp] = []
         self.buffers.make(tokens)
         self.regions = _regions(self._write_ops(), tuple(self.buffers.rooms.values()))
 

@@ -76,6 +76,7 @@ def build_worker(
             invariant=config.invariant and config.kernels == "triton",
         )
         _load(config, checkpoint, text_model, lambda fraction: progress("loading", fraction))
+        text_model.reserve(config.max_step_tokens, min(config.max_running, config.max_step_tokens))
     runner: HostRunner | DeviceRunner
     table = RequestTable(
         slots=min(config.max_running, config.max_step_tokens),
@@ -92,17 +93,25 @@ def build_worker(
                 blocks = pool_blocks(config, form)
         with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
             progress("allocating", 0.0)
-            runner = parts.runner(make_pages(form, blocks, DTYPES[config.kv_dtype], device), config.graph_sizes)
+            pages = make_pages(form, blocks, DTYPES[config.kv_dtype], device)
+            runner = parts.runner(pages, config.graph_sizes)
+        table_bytes = parts.device_table.nbytes
     else:
         with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
             progress("allocating", 0.0)
-            runner = HostRunner(text_model, form, make_pages(form, blocks, DTYPES[config.kv_dtype], device), table)
+            pages = make_pages(form, blocks, DTYPES[config.kv_dtype], device)
+            runner = HostRunner(text_model, form, pages, table)
+        table_bytes = table.nbytes
+    held = {**text_model.held.parts, "kv": pages.nbytes, "tables": table_bytes}
+    if text_model.buffer_bytes:
+        held["buffers"] = text_model.buffer_bytes
     worker = Worker(
         runner,
         model=checkpoint.model,
         layout=form,
         blocks=blocks,
-        weight_bytes=text_model.weight_bytes,
+        held=held,
+        mapped=text_model.held.mapped,
         # Beside a team of its own size torch would only take its cores away: what is left to torch is small.
         threads=1 if team else config.threads,
         seconds=seconds,

@@ -26,6 +26,8 @@ def next_token(ids):
 
 class Worker:
     weight_bytes = 1
+    held = {"head": 1}
+    mapped = 0
     seconds = {"loading": 0.25}
 
     def __init__(self, config, step_s=0.0, dies_at=0):

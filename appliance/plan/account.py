@@ -1,0 +1,52 @@
+"""Numbers that can be explained: each is made of steps, and each step is a formula with the numbers put in.
+
+A formula uses + − × / ⌊ ⌋ ⌈ ⌉ min( , ) max( , ) and numbers with commas, so that whoever doubts a step can do it again.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Step:
+    """`name = formula = value unit`. `added`: the value is part of the account's sum; others only lead to it."""
+
+    name: str
+    formula: str
+    value: float
+    unit: str = "B"
+    added: bool = True
+
+
+@dataclass(frozen=True)
+class Account:
+    """How a number of the plan comes about. `meaning`: what it is, in one line. Without steps that are added, the last
+    step is the number itself."""
+
+    key: str
+    meaning: str
+    steps: tuple[Step, ...]
+    unit: str = "B"
+
+    @property
+    def total(self) -> float:
+        added = [step.value for step in self.steps if step.added]
+        return sum(added) if added else self.steps[-1].value
+
+
+def product(name: str, *factors: float, times: int = 1, unit: str = "B") -> Step:
+    """`times` equal things of so many factors."""
+    every = (times, *factors) if times > 1 else factors
+    return Step(name, " × ".join(map(number, every)), math.prod(every), unit)
+
+
+def number(value: float) -> str:
+    """1,234,567, or as many digits of a fraction as it needs."""
+    if isinstance(value, int) or float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.12g}" if abs(value) < 1e9 else f"{value:,.3f}"
+
+
+def summed(steps: Iterable[Step]) -> int:
+    return int(sum(step.value for step in steps))
