@@ -107,6 +107,24 @@ def _manifest(command: argparse.ArgumentParser) -> None:
     command.add_argument("manifest", metavar="MANIFEST", type=Path, help="the manifest, a YAML file")
 
 
+def _hardware(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--hardware",
+        metavar="NAME",
+        default=None,
+        help="for this machine of the table of devices instead of the one at hand: h200x1, l4x2, cpu:16:64GiB",
+    )
+
+
+def _why(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--why",
+        metavar="NUMBER",
+        default=None,
+        help="explain a number step by step: weights, kv, context, decode, any key of the manifest …",
+    )
+
+
 def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("-j", "--json", action="store_true", help="print JSON")
 
@@ -129,7 +147,12 @@ def _prove(options: argparse.Namespace) -> Any:
     from appliance.declare.settings import Given, environment
     from appliance.plan.prove import prove
 
-    return prove(Given(options.manifest, options.options, environment()))
+    machine = None
+    if getattr(options, "hardware", None):
+        from appliance.plan.hardware import hardware
+
+        machine = hardware(options.hardware)
+    return prove(Given(options.manifest, options.options, environment()), machine)
 
 
 def _refusing(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
@@ -137,9 +160,13 @@ def _refusing(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 
     def refusing(options: argparse.Namespace) -> int:
         from appliance.declare.problems import Refused
+        from appliance.plan.hardware import UnknownHardware
 
         try:
             return run(options)
+        except UnknownHardware as error:
+            print(f"--hardware {error}", file=sys.stderr)
+            return exits.MANIFEST.number
         except Refused as refused:
             count = len(refused.problems)
             print(f"{refused}\n{options.manifest}: {count} problem{'s' * (count > 1)}", file=sys.stderr)
@@ -161,6 +188,12 @@ def show_plan(options: argparse.Namespace) -> int:
     from appliance.plan.report import as_json, as_text
 
     plan = _prove(options)
+    if options.why:
+        from appliance.plan.why import explain
+
+        text, found = explain(plan, options.why)
+        print(text, file=sys.stdout if found else sys.stderr)
+        return (exits.OK if found else exits.MANIFEST).number
     print(as_json(plan) if options.json else as_text(plan))
     return exits.OK.number
 
@@ -212,11 +245,11 @@ Run = Callable[[argparse.Namespace], int]
 Command = tuple[Run, str, tuple[Callable[[argparse.ArgumentParser], None], ...]]
 COMMANDS: dict[str, Command] = {
     "serve": (serve, "Check a manifest, then run its service in the foreground until SIGTERM.", (_manifest,)),
-    "check": (check, "Check a manifest, its checkpoint and this machine; start nothing.", (_manifest,)),
+    "check": (check, "Check a manifest, its checkpoint and this machine; start nothing.", (_manifest, _hardware)),
     "plan": (
         show_plan,
         "Print what would run: every value with its source, memory by part.",
-        (_manifest, _json),
+        (_manifest, _json, _hardware, _why),
     ),
     "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options)),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),

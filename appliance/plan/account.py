@@ -35,6 +35,11 @@ class Account:
         return sum(added) if added else self.steps[-1].value
 
 
+def leading(name: str, formula: str, value: float, unit: str = "B") -> Step:
+    """A step on the way to the number."""
+    return Step(name, formula, value, unit, added=False)
+
+
 def product(name: str, *factors: float, times: int = 1, unit: str = "B") -> Step:
     """`times` equal things of so many factors."""
     every = (times, *factors) if times > 1 else factors

@@ -17,7 +17,8 @@ from engine.kv.layout import Layout
 from engine.models.footprint import mapped_bytes, part_bytes
 
 
-def balance(room: Room, pages: Layout, cache: Choice[int], context: int) -> Memory:
+def balance(room: Room, pages: Layout, cache: Choice[int], context: int, context_account: Account) -> Memory:
+    """context_account: how the context was chosen."""
     step, model_tables = room.size.tokens, tables(pages, device=room.device, size=room.size, max_context=context)
     blocks = pages.blocks(cache.value)
     used = (*room.fixed, *model_tables, *room.graphs)
@@ -28,6 +29,7 @@ def balance(room: Room, pages: Layout, cache: Choice[int], context: int) -> Memo
         Account("workspace", "the process, the largest step, the request table and graphs", used),
         Account("loading", "the most that loading takes at once", _loading_steps(room)),
         *_cache_accounts(room, pages, cache, blocks, context),
+        context_account,
         room.host_account,
     )
     return Memory(

@@ -10,6 +10,7 @@ from typing import Literal, NoReturn
 from appliance import exits
 from appliance.declare.settings import Settings
 from appliance.manifest import Manifest
+from appliance.plan.account import Account, leading, number
 from appliance.plan.balance import balance
 from appliance.plan.choice import Choice, refuse
 from appliance.plan.memory import CPU_CACHE_BYTES, Memory, largest, pool_bytes, spell_bytes
@@ -42,7 +43,8 @@ def share_out(
     if room.loading > room.budget:
         _refuse_loading(settings, room)
     cache = _cache_bytes(manifest, room, pages, asked, max_context.value)
-    return max_context, cache, balance(room, pages, cache, max_context.value)
+    account = _context_account(manifest, room, pages, asked, max_context.value, most)
+    return max_context, cache, balance(room, pages, cache, max_context.value, account)
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,9 @@ def _refuse_capacity(settings: Settings, room: Room, pages: Layout, asked: Asked
     """What does not fit, and the nearest requests and lengths that do."""
     manifest, step = settings.manifest, room.size.tokens
     there, needed = _cache_room(manifest, room, pages, context), _needed(pages, room, asked, context)
-    more = "memory_share" if manifest.hardware.kv_cache_memory == "auto" else "kv_cache_memory"
+    more = "raise hardware.kv_cache_memory"
+    if manifest.hardware.kv_cache_memory == "auto":
+        more = "raise hardware.memory_share" if room.is_shared else "give the service more memory"
     length = asked.length(context)
     what = f"{asked.requests} requests" if asked.requests > 1 else "a request"
     message = (
@@ -143,7 +147,7 @@ def _refuse_capacity(settings: Settings, room: Room, pages: Layout, asked: Asked
     else:
         lower = "model.max_context" if asked.each_whole or context > asked.tokens else "hardware.capacity.tokens"
         key = lower if manifest.hardware.kv_cache_memory == "auto" else "hardware.kv_cache_memory"
-    refuse(settings, key, f"{message}; lower {lower}, or raise hardware.{more}", exits.MEMORY)
+    refuse(settings, key, f"{message}; lower {lower}, or {more}", exits.MEMORY)
 
 
 def _refuse_loading(settings: Settings, room: Room) -> NoReturn:
@@ -164,6 +168,22 @@ def _context(wanted: int | Literal["auto"], supported: int, longest: int, asked:
         length = "of it" if asked.each_whole else f"of {asked.tokens} tokens"
         beside = f"the longest with which {asked.requests} requests {length} fit at once"
     return Choice(longest, f"{beside}; the checkpoint supports {supported}")
+
+
+def _context_account(manifest: Manifest, room: Room, pages: Layout, asked: Asked, context: int, most: int) -> Account:
+    """What is needed and what is there, with this context and with a token more."""
+    steps = []
+    for tokens in sorted({context, min(context + 1, most)}):
+        length = asked.length(tokens)
+        there, step = _cache_room(manifest, room, pages, tokens), room.size.tokens
+        several = f"{number(asked.requests)} × {number(pages.blocks_for(length, step))}"
+        needed = f"(max({several}, {number(pages.blocks_for(tokens, step))}) + 1) × {number(pages.block_bytes)}"
+        steps.append(leading(f"needed with {tokens} tokens", needed, _needed(pages, room, asked, tokens)))
+        steps.append(leading(f"there with {tokens} tokens", number(there), there))
+    what = f"{asked.requests} requests at once" if asked.requests > 1 else "one request"
+    meaning = f"the longest context, {context} tokens, whose cache for {what} is not more than what is there"
+    last = leading("context", f"min({number(context)}, {number(most)})", context, "tokens")
+    return Account("context", meaning, (*steps, last), "tokens")
 
 
 def _cache_bytes(manifest: Manifest, room: Room, pages: Layout, asked: Asked, context: int) -> Choice[int]:

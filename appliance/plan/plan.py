@@ -28,6 +28,7 @@ from appliance.plan.kernels import (
 )
 from appliance.plan.machine import Machine
 from appliance.plan.memory import ELEMENT_BYTES, Memory, planned_parts
+from appliance.plan.outlook import Outlook, outlook
 from appliance.plan.placement import Places, place
 from engine.api.config import EngineConfig, WeightBits
 from engine.kv.layout import SCALE_BYTES, layout
@@ -49,8 +50,9 @@ class Effective:
 
 @dataclass(frozen=True)
 class Plan:
-    """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` is that of one
-    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere."""
+    """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` and `outlook` are
+    those of one engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run;
+    empty: anywhere."""
 
     manifest: Manifest
     path: Path
@@ -59,6 +61,7 @@ class Plan:
     engines: tuple[EngineConfig, ...]
     gateway: GatewayConfig
     memory: Memory
+    outlook: Outlook
     machine: Machine
     effective: tuple[Effective, ...]
     other_cpus: tuple[int, ...] = ()
@@ -152,6 +155,17 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
             manifest, checkpoint, folder, names=names, max_context=max_context.value, sampling=sampling, sha256=sha256
         ),
         memory=memory,
+        outlook=outlook(
+            checkpoint,
+            machine,
+            room,
+            pages,
+            dtype=dtype.value,
+            threads=places.threads.value,
+            engines=manifest.parallelism.data,
+            max_context=max_context.value,
+            most_rows=min(manifest.engine.scheduling.max_running, max(1, memory.concurrency[0].requests)),
+        ),
         machine=machine,
         other_cpus=places.others,
         effective=_effective(settings, choices),

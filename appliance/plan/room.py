@@ -25,12 +25,13 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Room:
-    """What one engine has: bytes free and allowed to use, and what is taken by what is neither cache nor tables, which
+    """What one engine has: bytes free and allowed to use (`is_shared`: by memory_share, not by what the rest needs), and what is taken by what is neither cache nor tables, which
     grow with the context."""
 
     free: int
     budget: int
     limited_by: str
+    is_shared: bool
     budget_account: Account
     holdings: tuple[Holding, ...]
     fixed: tuple[Step, ...]
@@ -114,6 +115,7 @@ def measure(
         free=free // engines,
         budget=budget,
         limited_by=limit,
+        is_shared=free - beside >= math.floor(free * share),
         budget_account=_budget(free, share, beside, engines, budget, source),
         holdings=holdings,
         fixed=(*fixed, *parts),
