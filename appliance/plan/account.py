@@ -21,18 +21,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Account:
-    """How a number of the plan comes about. `meaning`: what it is, in one line. Without steps that are added, the last
-    step is the number itself."""
+    """How a number of the plan comes about. `meaning`: what it is, in one line. `is_sum`: it is the sum of the steps that
+    are added; else the last step is the number itself."""
 
     key: str
     meaning: str
     steps: tuple[Step, ...]
     unit: str = "B"
+    is_sum: bool = True
 
     @property
     def total(self) -> float:
-        added = [step.value for step in self.steps if step.added]
-        return sum(added) if added else self.steps[-1].value
+        return sum(step.value for step in self.steps if step.added) if self.is_sum else self.steps[-1].value
 
 
 def leading(name: str, formula: str, value: float, unit: str = "B") -> Step:

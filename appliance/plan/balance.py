@@ -87,7 +87,7 @@ def _cache_accounts(room: Room, pages: Layout, cache: Choice[int], blocks: int, 
         Account("block", "one block of the KV cache", (page, block)),
         Account("state", "what a token keeps in all layers that reach it", tuple(each)),
         Account("kv", f"the KV cache: {cache.reason or 'as asked'}", (held, together, *_rest(cache.value - used))),
-        Account("concurrency", whole, (one, at_once), "requests"),
+        Account("concurrency", whole, (one, at_once), "requests", is_sum=False),
     )
 
 

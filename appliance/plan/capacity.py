@@ -183,7 +183,7 @@ def _context_account(manifest: Manifest, room: Room, pages: Layout, asked: Asked
     what = f"{asked.requests} requests at once" if asked.requests > 1 else "one request"
     meaning = f"the longest context, {context} tokens, whose cache for {what} is not more than what is there"
     last = leading("context", f"min({number(context)}, {number(most)})", context, "tokens")
-    return Account("context", meaning, (*steps, last), "tokens")
+    return Account("context", meaning, (*steps, last), "tokens", is_sum=False)
 
 
 def _cache_bytes(manifest: Manifest, room: Room, pages: Layout, asked: Asked, context: int) -> Choice[int]:

@@ -68,7 +68,7 @@ def outlook(
 
 def _takes(key: str, meaning: str, size: int, rate: int) -> Account:
     step = Step(f"at {number(rate / 1e9)} GB/s, assumed", f"{number(size)} / {number(rate)}", size / rate, "s", False)
-    return Account(key, meaning, (step,), "s")
+    return Account(key, meaning, (step,), "s", is_sum=False)
 
 
 def _multiplied(checkpoint: Checkpoint, room: Room) -> str:

@@ -19,6 +19,7 @@ def summary(plan: Plan) -> str:
     return (
         f"{gateway.names[0]} ({plan.architecture}, {_numbers(engine)}, {engine.device}, {engines}), "
         f"context {engine.max_context}, {spell_bytes(memory.total)} an engine"
+        f"{f', planned for {plan.machine.described}' if plan.machine.described else ''}"
     )
 
 
@@ -27,8 +28,7 @@ def _numbers(engine: EngineConfig) -> str:
 
 
 def as_text(plan: Plan) -> str:
-    where = f", planned for {plan.machine.described}" if plan.machine.described else ""
-    lines = [f"{plan.path}", f"{summary(plan)}{where}", ""]
+    lines = [f"{plan.path}", summary(plan), ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
     lines += ["", *_memory(plan), "", *_outlook(plan)]
     return "\n".join(lines)

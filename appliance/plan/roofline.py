@@ -107,7 +107,7 @@ def _decode(
     more, ceiling = _ceiling(limit, read, rows, multiplied, rows)
     what = "row" if rows == 1 else "rows"
     title = f"the ceiling of decoding {rows} {what} of {length} tokens, by {ceiling.limited_by} of {limit.source}"
-    return Account(f"decode:{rows}", title, (*steps, *more), "tokens/s"), ceiling
+    return Account(f"decode:{rows}", title, (*steps, *more), "tokens/s", is_sum=False), ceiling
 
 
 def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_tokens: int) -> tuple[Account, Ceiling]:
@@ -117,7 +117,7 @@ def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_toke
     more, ceiling = _ceiling(limit, read, step_tokens, multiplied, 0)
     first = leading("operations of a token", number(multiplied), multiplied, "FLOP")
     title = f"the ceiling of prompts in steps of {step_tokens} tokens, by {ceiling.limited_by} of {limit.source}"
-    return Account("prefill", title, (first, *more), "tokens/s"), ceiling
+    return Account("prefill", title, (first, *more), "tokens/s", is_sum=False), ceiling
 
 
 def _ceiling(

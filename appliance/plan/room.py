@@ -25,8 +25,8 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True)
 class Room:
-    """What one engine has: bytes free and allowed to use (`is_shared`: by memory_share, not by what the rest needs), and what is taken by what is neither cache nor tables, which
-    grow with the context."""
+    """What one engine has: bytes free and allowed to use, and what is taken by what is neither cache nor tables, which
+    grow with the context. `is_shared`: memory_share limits it, and not what the appliance needs beside."""
 
     free: int
     budget: int

@@ -29,7 +29,7 @@ def explain(plan: Plan, key: str) -> tuple[str, bool]:
     accounts = {account.key: account for account in (*plan.memory.accounts, *plan.outlook.accounts)}
     name = key.strip().lower().replace("-", "_").replace(" ", "_")
     effective = next((one for one in plan.effective if one.key == key or one.key.endswith(f".{name}")), None)
-    wanted = NAMES.get(effective.key if effective else name, name)
+    wanted = NAMES.get(effective.key if effective else "") or NAMES.get(name, name)
     texts = [_account(accounts[one]) for one in _chosen(wanted, accounts)]
     if name == "context":
         texts = []
