@@ -21,8 +21,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Account:
-    """How a number of the plan comes about. `meaning`: what it is, in one line. `is_sum`: it is the sum of the steps that
-    are added; else the last step is the number itself."""
+    """How a number of the plan comes about. `meaning`: what it is, in one line. `is_sum`: it is the sum of the steps
+    that are added; else the last step is the number itself."""
 
     key: str
     meaning: str

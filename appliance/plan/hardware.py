@@ -28,8 +28,9 @@ def hardware(text: str) -> Machine:
     if match is None:
         raise UnknownHardware(f"{text}: {FORM}")
     name, count = match["name"], match["count"]
-    if gpu_named(name_part.lower()) is not None:  # rtx4090 is a name, not 4090 of something
-        name, count = name_part.lower(), None
+    whole = name_part.lower()
+    if gpu_named(whole) is not None or cpu_named(whole) is not None:  # rtx4090 is a name, not 4090 of something
+        name, count = whole, None
     memory = None if match["size"] is None else int(float(match["size"]) * UNITS[match["unit"]])
     cores = None if match["cores"] is None else int(match["cores"])
     if (gpu := gpu_named(name)) is not None:

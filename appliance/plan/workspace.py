@@ -20,6 +20,7 @@ GRAPH_BYTES = 8 * MIB  # of one captured step, whatever its size
 COPIES = {"torch": 5, "triton": 5}  # of the logits that sampling holds: probabilities, their sorted copy and indices
 COMPILED_COPIES = 3  # in place, but for logprobs of logits that something else then changes
 BUFFER = "buffer"  # the first word of what compiled kernels keep for a step
+LEAST_TOKENS = 64  # that the buffers hold at least (engine/layers/compiled.py)
 SPLIT = 512  # positions of a piece of attention (kernels/cpu/attention.h)
 VECTOR = 16  # floats of the widest vector
 ALIGNED = 32  # words to which a device's tables are aligned (engine/worker/device_table.py)
@@ -51,7 +52,7 @@ def workspace(
         return fixed, activations, product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, copies)
     found = [fixed]
     for name, width in step_widths(model).items():
-        found.append(product(f"{BUFFER} {name} (tokens × width)", size.tokens, width, 4))
+        found.append(product(f"{BUFFER} {name} (tokens × width)", max(size.tokens, LEAST_TOKENS), width, 4))
     found.append(product("packed rows (tokens × inputs)", size.tokens + VECTOR, *_packed(model), 4))
     found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COMPILED_COPIES))
     found.append(product("draw (threads × vocab)", threads, model.embed.vocab, 8))
