@@ -130,8 +130,11 @@ def _refuse_capacity(settings: Settings, room: Room, pages: Layout, asked: Asked
         f"and {spell_bytes(max(0, there))} are there ({room.taken(pages, context)})"
     )
 
+    shrinks = asked.each_whole or manifest.model.max_context == "auto"
+
     def fits(tokens: int) -> bool:
-        return pool_bytes(pages, tokens, asked.requests, step) <= _cache_room(manifest, room, pages, tokens)
+        most = _cache_room(manifest, room, pages, tokens if shrinks else context)
+        return pool_bytes(pages, tokens, asked.requests, step) <= most
 
     shorter = largest(length, fits)
     fewer = largest(asked.requests, lambda count: pool_bytes(pages, length, count, step) <= there)
