@@ -24,6 +24,7 @@ from engine.api.messages import Taken
 from engine.models.checkpoint import read_checkpoint
 from engine.models.footprint import PARTS
 from engine.worker.build import build_worker
+from engine.worker.memory import give_back
 from kernels.cpu.library import best, usable
 from tests.engine.layers import test_gguf
 from tests.engine.layers.conftest import CASES, random_model
@@ -69,6 +70,7 @@ def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) 
         options = tuple(Option("--set", *one.split("=", 1)) for one in given)
         made = plan(load(Given(file, options, {})), checkpoint, HOST)
     config, taken = made.engines[0], dict[str, Taken]()
+    give_back()  # what engines before it left does not count
     worker = build_worker(config, lambda phase, fraction: None, taken.__setitem__)
     worker.close()
     return Row(
@@ -150,8 +152,9 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = list(rows(Path(folder)))
-    told = {"machine": asdict(facts()), "contexts": CONTEXTS, "rows": [asdict(row) for row in found]}
-    options.result.write_text(json.dumps(told, indent=1) + "\n")
+    rest = json.dumps({"machine": asdict(facts()), "contexts": CONTEXTS})
+    lines = ",\n".join(json.dumps(asdict(row), separators=(",", ":")) for row in found)
+    options.result.write_text(f'{rest[:-1]}, "rows": [\n{lines}\n]}}\n')
     print(table(found))
     for row in found:
         if row.measured is not None:

@@ -23,7 +23,7 @@ from engine.weights.random import RandomWeights
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
-from engine.worker.memory import Meter, in_use
+from engine.worker.memory import Meter, give_back, in_use
 from engine.worker.table import RequestTable
 from engine.worker.warm import warm_steps
 from engine.worker.worker import Worker
@@ -76,6 +76,7 @@ def build_worker(
             invariant=config.invariant and config.kernels == "triton",
         )
         _load(config, checkpoint, text_model, lambda fraction: progress("loading", fraction))
+        give_back()
         text_model.reserve(config.max_step_tokens, min(config.max_running, config.max_step_tokens))
     runner: HostRunner | DeviceRunner
     table = RequestTable(
