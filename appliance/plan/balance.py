@@ -1,4 +1,4 @@
-"""The whole balance of an engine's memory, and how each number of it comes about."""
+"""The whole balance of one rank's memory, and how each number of it comes about."""
 
 from appliance.plan.account import Account, Step, number, product, summed
 from appliance.plan.choice import Choice
@@ -12,29 +12,29 @@ from appliance.plan.memory import (
     weight_accounts,
 )
 from appliance.plan.room import Room
-from appliance.plan.workspace import BUFFER, tables
+from appliance.plan.workspace import BUFFER
 from engine.kv.layout import Layout
 from engine.models.footprint import mapped_bytes, part_bytes
 
 
-def balance(room: Room, pages: Layout, cache: Choice[int], context: int, context_account: Account) -> Memory:
+def balance(room: Room, cache: Choice[int], context: int, context_account: Account) -> Memory:
     """context_account: how the context was chosen."""
-    step, model_tables = room.size.tokens, tables(pages, device=room.device, size=room.size, max_context=context)
+    pages, step, model_tables = room.pages, room.size.tokens, room.tables(context)
     blocks = pages.blocks(cache.value)
     used = (*room.fixed, *model_tables, *room.graphs)
     accounts = (
-        room.budget_account,
+        room.budget.account,
         *weight_accounts(room.holdings),
         Account("weights", "all parts of the weights that are held in memory", _sums(room)),
         Account("workspace", "the process, the largest step, the request table and graphs", used),
         Account("loading", "the most that loading takes at once", _loading_steps(room)),
-        *_cache_accounts(room, pages, cache, blocks, context),
+        *_cache_accounts(room, cache, blocks, context),
         context_account,
         room.host_account,
     )
     return Memory(
-        free=room.free,
-        budget=room.budget,
+        free=room.budget.free,
+        budget=room.budget.bytes,
         weights=room.weights,
         workspace=summed(used),
         cache=cache.value,
@@ -65,8 +65,8 @@ def _loading_steps(room: Room) -> tuple[Step, ...]:
     return process, Step("weights made so far, and the matrix that takes most to make", number(rest), rest)
 
 
-def _cache_accounts(room: Room, pages: Layout, cache: Choice[int], blocks: int, context: int) -> tuple[Account, ...]:
-    step = room.size.tokens
+def _cache_accounts(room: Room, cache: Choice[int], blocks: int, context: int) -> tuple[Account, ...]:
+    pages, step = room.pages, room.size.tokens
     page = product("keys and values of a block in a layer", 2, pages.block_tokens, pages.kv_heads, _vector(pages))
     page = Step(page.name, page.formula, page.value, added=False)
     block = Step("block", f"{number(pages.layers_per_block)} × {number(page.value)}", pages.block_bytes)

@@ -1,4 +1,5 @@
-"""Bytes of one engine by part: weights, workspace, KV cache, and what a request takes of the cache. Pure arithmetic.
+"""Bytes of one engine, or of each of its ranks, by part: weights, workspace, KV cache, and what a request takes of the
+cache. Pure arithmetic.
 
 budget = min(memory_share · free, free less what the appliance takes) / engines  ≥  weights + workspace + cache
 """

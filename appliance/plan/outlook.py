@@ -6,7 +6,6 @@ from appliance.plan.account import Account, Step, number
 from appliance.plan.machine import Machine
 from appliance.plan.roofline import Roofline, limits, roofline
 from appliance.plan.room import Room
-from engine.kv.layout import Layout
 from engine.models.checkpoint import Checkpoint
 from engine.models.stored import held_weights
 
@@ -30,9 +29,7 @@ def outlook(
     checkpoint: Checkpoint,
     machine: Machine,
     room: Room,
-    pages: Layout,
     *,
-    dtype: str,
     threads: int,
     engines: int,
     max_context: int,
@@ -41,13 +38,15 @@ def outlook(
     """most_rows: of a decode step, so many as run at once and fit."""
     size = sum(info.bytes for info in checkpoint.tensors.values())
     kind = _multiplied(checkpoint, room)
-    limit = limits(machine, device=room.device, dtype=dtype, weights=kind, threads=threads, engines=engines)
+    limit = limits(
+        machine, device=room.view.device, dtype=room.view.dtype, weights=kind, threads=threads, engines=engines
+    )
     made = None
     if limit is not None:
         made = roofline(
             checkpoint.model,
             room.holdings,
-            pages,
+            room.pages,
             limit,
             step_tokens=room.size.tokens,
             length=max_context,

@@ -4,37 +4,31 @@ Every `auto` is resolved here, with the reason.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from appliance.declare.fingerprint import outputs_hash
 from appliance.declare.keys import leaves
+from appliance.declare.problems import Problem
 from appliance.declare.settings import Settings
 from appliance.gateway.config import GatewayConfig
 from appliance.manifest import Manifest
-from appliance.plan.capacity import Device, measure, share_out
-from appliance.plan.choice import Choice, refuse
+from appliance.plan.capacity import share_out
+from appliance.plan.choice import Choice
 from appliance.plan.gateway import gateway_config, sampling_defaults
-from appliance.plan.kernels import (
-    batch_invariant,
-    dtype_of,
-    graph_sizes,
-    is_compiled,
-    kernels,
-    kv_type,
-    weight_bits,
-)
+from appliance.plan.kernels import resolve
 from appliance.plan.machine import Machine
-from appliance.plan.memory import ELEMENT_BYTES, Memory, planned_parts
+from appliance.plan.memory import Memory, planned_parts
 from appliance.plan.outlook import Outlook, outlook
 from appliance.plan.placement import Places, place
+from appliance.plan.precision import matmul_precision
+from appliance.rules.rule import is_compiled
 from engine.api.config import EngineConfig, WeightBits
-from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint
-
-STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ class Effective:
 class Plan:
     """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` and `outlook` are
     those of one engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run;
-    empty: anywhere."""
+    empty: anywhere. `notices` are warnings for the operator."""
 
     manifest: Manifest
     path: Path
@@ -65,64 +59,44 @@ class Plan:
     machine: Machine
     effective: tuple[Effective, ...]
     other_cpus: tuple[int, ...] = ()
+    notices: tuple[Problem, ...] = ()
 
 
 def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
     """What will run. Raises Refused for what this machine or this checkpoint cannot do."""
     manifest = settings.manifest
-    device = _device(settings, machine)
-    dtype = dtype_of(settings, checkpoint, machine, device.value)
-    chosen = kernels(settings, checkpoint, machine, device.value, dtype.value)
-    weights = weight_bits(settings, checkpoint, chosen.value, dtype.value)
-    kv_dtype = kv_type(settings, checkpoint, machine, dtype.value, chosen.value, weights.value)
-    sizes = graph_sizes(settings, chosen.value)
-    places = place(settings, machine, device.value)
-    step_tokens = _step_tokens(manifest, device.value)
-    pages = layout(
-        checkpoint.model,
-        block_tokens=manifest.engine.cache.block_tokens,
-        element_bytes=ELEMENT_BYTES[kv_dtype.value],
-        scale_bytes=SCALE_BYTES.get(kv_dtype.value, 0),
-    )
-    room = measure(
-        settings,
-        checkpoint,
-        machine,
-        device=device.value,
-        dtype=dtype.value,
-        kernels=chosen.value,
-        bits=weights.value,
-        step_tokens=step_tokens.value,
-        graph_sizes=sizes,
-        pages=pages,
-        threads=places.threads.value,
-    )
-    max_context, cache, memory = share_out(settings, checkpoint, room, pages)
+    resolved = resolve(settings, checkpoint, machine)
+    view = resolved.view
+    room = resolved.room
+    places = place(settings, machine, view.device)
+    invariant = view.batch_invariant or is_compiled(view.kernels)
+    max_context, cache, memory = share_out(settings, checkpoint, machine, room, resolved.ways)
     folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
     config = EngineConfig(
         model=str(checkpoint.path),
-        device=device.value,
-        dtype=dtype.value,
-        kv_dtype=kv_dtype.value,
+        device=view.device,
+        dtype=view.dtype,
+        kv_dtype=view.kv_cache,
         kv_bytes=memory.cache,
-        kv_measured=device.value == "cuda" and manifest.hardware.kv_cache_memory == "auto",
+        kv_measured=view.device == "cuda" and manifest.hardware.kv_cache_memory == "auto",
         weight_bytes=memory.weights,
         workspace_bytes=memory.workspace,
         max_context=max_context.value,
-        block_tokens=manifest.engine.cache.block_tokens,
-        max_running=manifest.engine.scheduling.max_running,
-        max_step_tokens=step_tokens.value,
+        block_tokens=view.block_tokens,
+        max_running=room.running.value,
+        max_step_tokens=room.step.value,
         policy=manifest.engine.scheduling.policy,
         prefix_cache=manifest.engine.cache.prefix,
         overlap=manifest.engine.scheduling.overlap,
         threads=places.threads.value,
-        kernels=chosen.value,
-        invariant=batch_invariant(settings, chosen.value),
-        graph_sizes=sizes,
+        kernels=view.kernels,
+        invariant=invariant,
+        matmul_precision=matmul_precision(settings, view.kernels, view.dtype, invariant),
+        graph_sizes=room.graph_sizes,
         graph_bytes=memory.graphs,
         planned=planned_parts(memory),
-        weights=weights.value,
-        weight_cache=_weight_cache(settings, weights.value),
+        weights=view.weights,
+        weight_cache=_weight_cache(settings, view.weights),
         record_bytes=manifest.engine.record_size,
         trust_remote_code=manifest.model.trust_remote_code,
     )
@@ -131,20 +105,18 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
     choices: dict[str, Choice[Any]] = {
         "model.path": Choice(str(checkpoint.path)),
         "model.names": Choice(list(names), "the name of the checkpoint's folder"),
-        "model.dtype": dtype,
+        **resolved.choices,
         "model.max_context": max_context,
-        "quantization.weights": weights,
-        "quantization.kv_cache": kv_dtype,
-        "hardware.device": device,
         "hardware.threads": places.threads,
         "hardware.cpus": places.pinned,
         "hardware.reserved_cores": places.reserved,
-        "hardware.kernels": chosen,
         "hardware.kv_cache_memory": cache,
         "hardware.capacity.tokens": _length(manifest, max_context.value),
-        "engine.scheduling.max_step_tokens": step_tokens,
+        "engine.scheduling.max_running": room.running,
+        "engine.scheduling.max_step_tokens": room.step,
         **sampling_choices,
     }
+    effective = _effective(settings, choices)
     return Plan(
         manifest=manifest,
         path=settings.path.resolve(),
@@ -152,24 +124,33 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         architecture=checkpoint.architecture,
         engines=_engines(config, manifest, folder, places),
         gateway=gateway_config(
-            manifest, checkpoint, folder, names=names, max_context=max_context.value, sampling=sampling, sha256=sha256
+            *(manifest, checkpoint, folder),
+            names=names,
+            max_context=max_context.value,
+            sampling=sampling,
+            sha256=sha256,
+            outputs_sha256=outputs_hash(settled(effective)),
         ),
         memory=memory,
         outlook=outlook(
             checkpoint,
             machine,
             room,
-            pages,
-            dtype=dtype.value,
             threads=places.threads.value,
             engines=manifest.parallelism.data,
             max_context=max_context.value,
-            most_rows=min(manifest.engine.scheduling.max_running, max(1, memory.concurrency[0].requests)),
+            most_rows=min(room.running.value, max(1, memory.concurrency[0].requests)),
         ),
         machine=machine,
         other_cpus=places.others,
-        effective=_effective(settings, choices),
+        effective=effective,
+        notices=settings.notices,
     )
+
+
+def settled(effective: Iterable[Effective]) -> dict[str, Any]:
+    """Every key with the value that it has come to."""
+    return {one.key: one.resolved if one.reason else one.value for one in effective}
 
 
 def fingerprint(manifest: Manifest) -> str:
@@ -177,26 +158,10 @@ def fingerprint(manifest: Manifest) -> str:
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
 
 
-def _device(settings: Settings, machine: Machine) -> Choice[Device]:
-    wanted = settings.manifest.hardware.device
-    if wanted == "cuda" and not machine.gpus:
-        refuse(settings, "hardware.device", f"cuda: there is no usable GPU here ({machine.no_gpu}); use cpu or auto")
-    if wanted != "auto":
-        return Choice(wanted)
-    if machine.gpus:
-        return Choice("cuda", f"there is a {machine.gpus[0].name}")
-    return Choice("cpu", machine.no_gpu)
-
-
 def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:
     if weights == "stored" or not settings.manifest.quantization.keep or settings.cache is None:
         return None
     return str(settings.cache / "weights")
-
-
-def _step_tokens(manifest: Manifest, device: Device) -> Choice[int]:
-    wanted = manifest.engine.scheduling.max_step_tokens
-    return Choice(wanted) if wanted != "auto" else Choice(STEP_TOKENS[device], f"for {device}")
 
 
 def _length(manifest: Manifest, max_context: int) -> Choice[int]:

@@ -1,46 +1,76 @@
-"""What one engine has of a device's memory, and what of it is taken before the cache gets anything."""
+"""What one engine, or each rank of it, has of a device's memory, and what of it is taken before the cache gets any.
+
+The plan and the solver's rule about memory (appliance/plan/ranks.py) ask the same function, so that they count the same
+bytes.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
-from appliance import exits
-from appliance.declare.settings import Settings
 from appliance.manifest import Manifest
 from appliance.plan.account import Account, Step, number, summed
-from appliance.plan.choice import refuse
-from appliance.plan.host import host_memory
+from appliance.plan.choice import Choice
+from appliance.plan.host import appliance_bytes, host_memory
 from appliance.plan.machine import Machine
-from appliance.plan.memory import Host, spell_bytes
-from appliance.plan.workspace import StepSize, attention_partials, graphs, pinned_bytes, tables, workspace
-from engine.api.config import Dtype, WeightBits
-from engine.kv.layout import Layout
+from appliance.plan.memory import ELEMENT_BYTES, Host, spell_bytes
+from appliance.plan.workspace import (
+    StepSize,
+    attention_partials,
+    graphs,
+    logits_bytes,
+    pinned_bytes,
+    tables,
+    workspace,
+)
+from appliance.rules.rule import TRITON, View
+from engine.api.config import Device, graph_ladder
+from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import Holder, Holding, footprint, loading_bytes, part_bytes, temporary_bytes
 from kernels.cpu.library import tiling
 
-Device = Literal["cpu", "cuda"]
+STEP_TOKENS = {"cpu": 512, "cuda": 8192}
+MAX_RUNNING = 256
+LOGITS_PART = 8  # of the usable memory, the most that logits of running requests may take before auto takes fewer
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes of one rank: `free`, and `bytes` of them that it may use. `limited_by` says how that came about.
+    `is_shared`: memory_share limits it, and not what the appliance needs beside."""
+
+    free: int
+    bytes: int
+    limited_by: str
+    is_shared: bool
+    account: Account
 
 
 @dataclass(frozen=True)
 class Room:
-    """What one engine has: bytes free and allowed to use, and what is taken by what is neither cache nor tables, which
-    grow with the context. `is_shared`: memory_share limits it, and not what the appliance needs beside."""
+    """What one rank of an engine has, and what of it is taken by what is neither cache nor tables, which grow with the
+    context. `running` and `step` are the most requests and tokens of a step, `graph_sizes` the steps captured."""
 
-    free: int
-    budget: int
-    limited_by: str
-    is_shared: bool
-    budget_account: Account
+    budget: Budget
     holdings: tuple[Holding, ...]
     fixed: tuple[Step, ...]
     graphs: tuple[Step, ...]
-    size: StepSize
-    device: Device
-    compiled: bool
+    pages: Layout
+    running: Choice[int]
+    step: Choice[int]
+    graph_sizes: tuple[int, ...]
+    view: View
     host: Host
     host_account: Account
+
+    @property
+    def size(self) -> StepSize:
+        return StepSize(self.step.value, self.running.value)
+
+    @property
+    def compiled(self) -> bool:
+        return tiling(self.view.kernels) is not None
 
     @property
     def weights(self) -> int:
@@ -48,125 +78,158 @@ class Room:
 
     @property
     def loading(self) -> int:
-        """The most that the engine takes while it is loaded."""
-        on_device = loading_bytes(self.holdings) if self.device == "cpu" else self.weights
+        """The most that the rank takes while it is loaded."""
+        on_device = loading_bytes(self.holdings) if self.view.device == "cpu" else self.weights
         return int(self.fixed[0].value) + on_device
 
-    def tables(self, pages: Layout, context: int) -> int:
-        return summed(tables(pages, device=self.device, size=self.size, max_context=context))
+    def tables(self, context: int) -> tuple[Step, ...]:
+        return tables(self.pages, device=self.view.device, size=self.size, max_context=context)
 
-    def left(self, pages: Layout, context: int) -> int:
-        """Bytes for the cache of an engine with this context."""
-        return self.budget - self.weights - summed(self.fixed) - summed(self.graphs) - self.tables(pages, context)
+    def workspace(self, context: int) -> int:
+        return summed((*self.fixed, *self.graphs, *self.tables(context)))
 
-    def taken(self, pages: Layout, context: int) -> str:
-        rest = summed(self.fixed) + summed(self.graphs) + self.tables(pages, context)
+    def left(self, context: int) -> int:
+        """Bytes for the cache with this context."""
+        return self.budget.bytes - self.weights - self.workspace(context)
+
+    def taken(self, context: int) -> str:
         return (
-            f"{spell_bytes(self.budget)} are usable ({self.limited_by}), weights take {spell_bytes(self.weights)} "
-            f"and workspace {spell_bytes(rest)}"
+            f"{spell_bytes(self.budget.bytes)} are usable ({self.budget.limited_by}), weights take "
+            f"{spell_bytes(self.weights)} and workspace {spell_bytes(self.workspace(context))}"
         )
 
 
 def measure(
-    settings: Settings,
+    manifest: Manifest,
     checkpoint: Checkpoint,
     machine: Machine,
+    view: View,
+    holdings: tuple[Holding, ...],
     *,
-    device: Device,
-    dtype: Dtype,
-    kernels: str,
-    bits: WeightBits,
-    step_tokens: int,
-    graph_sizes: Sequence[int],
-    pages: Layout,
-    threads: int = 1,
-    tensor: int = 1,
+    threads: int,
 ) -> Room:
-    """kernels: torch, triton or a compiled variant. bits: what weights are rounded to. graph_sizes: of the steps
-    captured on a GPU. tensor: ranks that share each engine; counted is the rank that holds most."""
-    manifest, model = settings.manifest, checkpoint.model
-    engines, share = manifest.parallelism.data, manifest.hardware.memory_share
-    size = StepSize(step_tokens, manifest.engine.scheduling.max_running)
-    holdings = rank_holdings(checkpoint, device=device, dtype=dtype, kernels=kernels, bits=bits, ranks=tensor)
-    holder = Holder(dtype=dtype)
+    """Of one rank, with these choices. holdings: of the rank that holds most. threads: of each rank."""
+    model, pages = checkpoint.model, _pages(checkpoint, view)
+    engines, compiled = manifest.parallelism.data, tiling(view.kernels) is not None
+    running, step = batch_limit(manifest, checkpoint, machine, view), _step_tokens(manifest, view.device)
+    size = StepSize(step.value, running.value)
+    sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON else ()
     host, host_account = host_memory(
-        device=device,
-        engines=engines * tensor,
+        device=view.device,
+        engines=engines * view.tensor,
         vocab=model.embed.vocab,
         pinned=pinned_bytes(size=size, max_context=_table_context(manifest, checkpoint)),
         loading=temporary_bytes(holdings),
     )
-    free, source = machine.memory_free, machine.memory_from
-    beside = host.appliance
-    if device == "cuda":
-        free, source, beside = machine.gpus[0].free, machine.gpus[0].name, 0
-        _check_host(settings, machine, host)
-    usable = max(0, min(math.floor(free * share), free - beside))
-    among = f" among {engines} engines" if engines > 1 else ""
-    limit = f"memory_share {share:g} of {spell_bytes(free)} free by {source}{among}"
-    if free - beside < math.floor(free * share):
-        limit = f"{spell_bytes(free)} free by {source}, less {spell_bytes(beside)} for the appliance itself{among}"
+    budget, element_bytes = budget_of(manifest, checkpoint, machine, view), ELEMENT_BYTES[view.dtype]
     fixed = workspace(
-        model, device=device, kernels=kernels, size=size, element_bytes=holder.element_bytes, threads=threads
+        model, device=view.device, kernels=view.kernels, size=size, element_bytes=element_bytes, threads=threads
     )
-    compiled, budget = tiling(kernels) is not None, usable // engines
-    parts = (attention_partials(model, size, pages.block_tokens * pages.blocks(budget)),) if compiled else ()
+    if compiled:
+        fixed = (*fixed, attention_partials(model, size, pages.block_tokens * pages.blocks(budget.bytes)))
     return Room(
-        free=free // engines,
         budget=budget,
-        limited_by=limit,
-        is_shared=free - beside >= math.floor(free * share),
-        budget_account=_budget(free, share, beside, engines, budget, source),
         holdings=holdings,
-        fixed=(*fixed, *parts),
-        graphs=graphs(model, sizes=graph_sizes, element_bytes=holder.element_bytes),
-        size=size,
-        device=device,
-        compiled=compiled,
+        fixed=fixed,
+        graphs=graphs(model, sizes=sizes, element_bytes=element_bytes),
+        pages=pages,
+        running=running,
+        step=step,
+        graph_sizes=sizes,
+        view=view,
         host=host,
         host_account=host_account,
     )
 
 
-def rank_holdings(
-    checkpoint: Checkpoint, *, device: Device, dtype: Dtype, kernels: str, bits: WeightBits, ranks: int = 1
-) -> tuple[Holding, ...]:
+def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view: View) -> Choice[int]:
+    """The most requests in a step: auto takes MAX_RUNNING, or fewer where the logits of so many would take more than a
+    part of the memory that the cache needs."""
+    wanted = manifest.engine.scheduling.max_running
+    if wanted != "auto":
+        return Choice(wanted)
+    usable, rows = budget_of(manifest, checkpoint, machine, view).bytes, MAX_RUNNING
+    asked = -(-manifest.hardware.capacity.requests // manifest.parallelism.data)
+    if asked > rows:
+        return Choice(asked, "so many hardware.capacity.requests asks for")
+
+    def taken(count: int) -> int:
+        return logits_bytes(checkpoint.model, count, view.kernels)
+
+    while rows > asked and taken(rows) > usable // LOGITS_PART:
+        rows = max(asked, rows // 2)
+    if rows == MAX_RUNNING:
+        return Choice(rows, f"the most that auto takes; logits take {spell_bytes(taken(rows))}")
+    most = spell_bytes(usable // LOGITS_PART)
+    return Choice(
+        rows,
+        f"logits of {MAX_RUNNING} would take {spell_bytes(taken(MAX_RUNNING))}, and {most} are an eighth of what is "
+        "usable",
+    )
+
+
+def budget_of(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view: View) -> Budget:
+    """What each rank may use: its part of memory_share of what is free, and the appliance beside it on a CPU."""
+    engines, share = manifest.parallelism.data, manifest.hardware.memory_share
+    free, source, beside = machine.memory_free, machine.memory_from, appliance_bytes(checkpoint.model.embed.vocab)
+    among, sharing = f" among {engines} engines" if engines > 1 else "", engines
+    if view.device == "cuda":
+        free, source, beside = machine.gpus[0].free, machine.gpus[0].name, 0
+    if view.device == "cuda" and view.tensor > 1:  # a GPU each
+        used = machine.gpus[: engines * view.tensor]
+        free, sharing, among = min(gpu.free for gpu in used), 1, f" on each of {len(used)} GPUs"
+    elif view.tensor > 1:
+        sharing = engines * view.tensor
+        among = f" among {sharing} ranks"
+    shared = math.floor(free * share)
+    budget, limit = max(0, min(shared, free - beside)) // sharing, f"memory_share {share:g} of {spell_bytes(free)}"
+    limit = f"{limit} free by {source}{among}"
+    if free - beside < shared:
+        limit = f"{spell_bytes(free)} free by {source}, less {spell_bytes(beside)} for the appliance itself{among}"
+    formula = f"⌊min(⌊{number(share)} × {number(free)}⌋, {number(free)} − {number(beside)}) / {number(sharing)}⌋"
+    each = "rank" if view.tensor > 1 else "engine"
+    account = Account(
+        "budget",
+        f"what one {each} may use: hardware.memory_share of what is free by {source}, and the appliance beside it",
+        (Step("budget", formula, budget),),
+    )
+    return Budget(free // sharing, budget, limit, free - beside >= shared, account)
+
+
+def rank_holdings(checkpoint: Checkpoint, view: View) -> tuple[Holding, ...]:
     """Of the rank that holds most: shares of the vocabulary differ by a row."""
-    every = []
-    for rank in sorted({0, ranks - 1}):
+    return max(_holdings(checkpoint, view), key=lambda held: sum(part_bytes(held).values()))
+
+
+def _holdings(checkpoint: Checkpoint, view: View) -> Iterator[tuple[Holding, ...]]:
+    for rank in sorted({0, view.tensor - 1}):
         holder = Holder(
-            dtype=dtype,
-            device=device,
-            tiling=tiling(kernels),
-            matrix_tiles=kernels == "amx",
-            bits=bits,
+            dtype=view.dtype,
+            device=view.device,
+            tiling=tiling(view.kernels),
+            matrix_tiles=view.kernels == "amx",
+            bits=view.weights,
             rank=rank,
-            ranks=ranks,
+            ranks=view.tensor,
         )
-        every.append(footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder))
-    return max(every, key=lambda held: sum(part_bytes(held).values()))
+        yield footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
+
+
+def _pages(checkpoint: Checkpoint, view: View) -> Layout:
+    return layout(
+        checkpoint.model,
+        block_tokens=view.block_tokens,
+        element_bytes=ELEMENT_BYTES[view.kv_cache],
+        scale_bytes=SCALE_BYTES.get(view.kv_cache, 0),
+        ranks=view.tensor,
+    )
+
+
+def _step_tokens(manifest: Manifest, device: Device) -> Choice[int]:
+    wanted = manifest.engine.scheduling.max_step_tokens
+    return Choice(wanted) if wanted != "auto" else Choice(STEP_TOKENS[device], f"for {device}")
 
 
 def _table_context(manifest: Manifest, checkpoint: Checkpoint) -> int:
     wanted = manifest.model.max_context
     return checkpoint.model.max_context if wanted == "auto" else wanted
-
-
-def _check_host(settings: Settings, machine: Machine, host: Host) -> None:
-    """Raises Refused where the host of a GPU is too small for what runs on it."""
-    if host.total > machine.memory_free:
-        message = (
-            f"the host needs {spell_bytes(host.total)} for the appliance, the engines' processes and loading, and "
-            f"{spell_bytes(machine.memory_free)} are free by {machine.memory_from}; give it more memory"
-        )
-        key = "parallelism.data" if settings.manifest.parallelism.data > 1 else "hardware.device"
-        refuse(settings, key, f"{message}{', or fewer engines' if key == 'parallelism.data' else ''}", exits.MEMORY)
-
-
-def _budget(free: int, share: float, beside: int, engines: int, budget: int, source: str) -> Account:
-    formula = f"⌊min({number(share)} × {number(free)}, {number(free)} − {number(beside)}) / {number(engines)}⌋"
-    return Account(
-        "budget",
-        f"what one engine may use: hardware.memory_share of what is free by {source}, and the appliance beside it",
-        (Step("budget", formula, budget),),
-    )

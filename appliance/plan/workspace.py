@@ -59,6 +59,11 @@ def workspace(
     return tuple(found)
 
 
+def logits_bytes(model: Model, rows: int, kernels: str) -> int:
+    """Of so many rows in float32, with the copies that sampling makes of them."""
+    return rows * model.embed.vocab * 4 * COPIES.get(kernels, COMPILED_COPIES)
+
+
 def step_widths(model: Model) -> dict[str, int]:
     """Floats of a token in each buffer of a compiled step (engine/layers/compiled.py asks for the same)."""
     hidden = model.embed.hidden

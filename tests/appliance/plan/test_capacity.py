@@ -92,7 +92,7 @@ def test_a_cpus_auto_takes_what_is_asked_above_its_bound(tmp_path: Path) -> None
     ("sets", "words"),
     [
         (
-            ["hardware.capacity.requests=257"],
+            ["hardware.capacity.requests=257", "engine.scheduling.max_running=256"],
             "257: engine.scheduling.max_running lets 256 run at once; use at most 256",
         ),
         (
@@ -105,6 +105,12 @@ def test_a_cpus_auto_takes_what_is_asked_above_its_bound(tmp_path: Path) -> None
 )
 def test_what_contradicts_other_keys_is_refused_with_both(tmp_path: Path, sets: list[str], words: str) -> None:
     assert words in str(refused(tmp_path, *sets))
+
+
+def test_auto_runs_as_many_as_are_asked_for(tmp_path: Path) -> None:
+    assert reason(planned(tmp_path), "engine.scheduling.max_running")[0] == 256
+    found = planned(tmp_path, "hardware.capacity={requests: 514, tokens: 16}", "parallelism.data=2")
+    assert reason(found, "engine.scheduling.max_running") == (257, "so many hardware.capacity.requests asks for")
 
 
 def test_requests_are_the_services_and_are_shared_among_engines(tmp_path: Path) -> None:

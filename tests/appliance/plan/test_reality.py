@@ -133,6 +133,7 @@ def test_what_is_not_as_planned_is_told_beyond_two_percent() -> None:
     config = EngineConfig(model="m", kv_bytes=1, max_context=1)
     ready = Ready(1, 1, 1, 1, 1, 1, {}, 1, held={"mlp": 1020, "kv": 980, "head": 5}, planned={"mlp": 1000, "kv": 1000})
     assert differences(config, ready) == []
+    assert differences(config, msgspec.structs.replace(ready, held={"mlp": 500, "kv": 1000})) == []
     more = msgspec.structs.replace(ready, held={"mlp": 1021, "kv": 979})
     assert differences(config, more) == [
         "memory of mlp: 1,021 B, and 1,000 B were planned (+2.1 %); please report it",

@@ -137,8 +137,8 @@ def test_an_engine_process_tells_its_memory_and_logs_it_beside_the_plan(config, 
     assert found, line
     weights, most, cache, process_mib = (float(text.replace(",", "")) for text in found.groups())
     assert memory["loading"].device == "cpu" and memory["loading"].peak / 2**20 == pytest.approx(most, abs=0.1)
-    # 75 MiB of weights, and up to 12 of what libraries set up on first use
-    assert 74 <= weights < 87 and weights <= most < 200 and cache < 10 and process_mib > 50
+    # 75 MiB of weights, up to 12 of what libraries set up on first use, and less what they give back
+    assert 70 <= weights < 87 and weights <= most < 200 and cache < 10 and process_mib > 50
 
 
 @pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
