@@ -18,15 +18,22 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+import msgspec
+
 from engine.api.config import EngineConfig, read_config
-from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, ConfigError, EngineError, OutOfMemory
-from engine.api.messages import Failed, FromEngine, Loading, Ready, Sampling, Submit, Taken, ToEngine
+from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError, OutOfMemory
+from engine.api.messages import Failed, FromEngine, Loading, RankMemory, Ready, Sampling, Submit, Taken, ToEngine
 from engine.api.pulse import Pulse, State
 from engine.api.server import Connection, Server
+from engine.binding import bind
 from engine.core.grammars import Compiler
 from engine.core.loop import Loop, Worker, build_loop
+from engine.worker.ranks import RankLost, Ranks
 
-BuildWorker = Callable[[EngineConfig, Callable[[str, float], None], Callable[[str, Taken], None]], Worker]
+Progress = Callable[[str, float], None]
+Took = Callable[[str, Taken], None]
+Lost = Callable[[Exception], None]  # what happened to a rank beside this process; called from any thread
+BuildWorker = Callable[[EngineConfig, Progress, Took, Lost], Worker]
 
 PROGRESS_S = 0.1  # Loading is sent no more often within a phase
 STOP_S = 0.5  # a step that runs when SIGTERM comes has this long to end
@@ -52,6 +59,7 @@ class Engine:
         self._pulse = Pulse(config.pulse)
         self._ended: SimpleQueue[None] = SimpleQueue()  # its put may interrupt its get, as a signal handler does
         self._code = 0
+        self._given_up = False
         self._server = Server(config.socket, opened=self._opened, received=self._received, closed=self._closed)
 
     def serve(self) -> int:
@@ -73,7 +81,7 @@ class Engine:
     def _run(self) -> None:
         try:
             memory: dict[str, Taken] = {}
-            worker = self._build_worker(self._config, self._progress, memory.__setitem__)
+            worker = self._build_worker(self._config, self._progress, memory.__setitem__, self._lost)
             _check_room(self._config, worker)
             open_compiler = partial(_open_compiler, self._config, worker)
             loop = build_loop(self._config, worker, self._send, open_compiler, self._pulse.beat)
@@ -95,14 +103,24 @@ class Engine:
             if self._listener is not None:
                 self._listener.flush(LAST_WORDS_S)
             worker.close()
-        except EngineError as error:
-            # One that served can serve again: what a step raised came with what it was given.
-            self._give_up(EXIT_PERMANENT if self._ready is None else EXIT_CRASH, error.code, str(error))
-        except (
-            Exception
-        ) as error:  # the last place: whatever it is, the gateway and the log are told and the process ends
-            traceback.print_exc()
-            self._give_up(EXIT_CRASH, "crash", f"{type(error).__name__}: {error}")
+        except Exception as error:  # the last place: the gateway and the log are told and the process ends
+            self._fail(error)
+        self._ended.put(None)
+
+    def _fail(self, error: Exception) -> None:
+        match error:
+            case EngineError():
+                # One that served can serve again: what a step raised came with what it was given.
+                self._give_up(EXIT_PERMANENT if self._ready is None else EXIT_CRASH, error.code, str(error))
+            case RankLost():
+                self._give_up(EXIT_CRASH, "rank", str(error))
+            case _:
+                traceback.print_exception(error)
+                self._give_up(EXIT_CRASH, "crash", f"{type(error).__name__}: {error}")
+
+    def _lost(self, error: Exception) -> None:
+        """Whatever the engine's thread waits for, the process ends."""
+        self._fail(error)
         self._ended.put(None)
 
     def _probe(self, loop: Loop) -> None:
@@ -123,6 +141,10 @@ class Engine:
                 self._connection.send([self._loading])
 
     def _give_up(self, code: int, word: str, message: str) -> None:
+        with self._lock:
+            if self._given_up:  # two threads may meet one cause
+                return
+            self._given_up = True
         print(f"slipway engine: {word}: {message}", file=sys.stderr, flush=True)
         self._code = code
         self._connected.wait(LAST_WORDS_S)
@@ -202,11 +224,14 @@ def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken]) -> Re
         kv_bytes=worker.kv_bytes,
         seconds=worker.seconds,
         pid=os.getpid(),
-        memory=memory,
-        held=worker.held,
-        planned=config.planned,
-        mapped=worker.mapped,
+        memory=tuple(_rank_memory(config, rank, one, memory) for rank, one in enumerate(worker.memory)),
     )
+
+
+def _rank_memory(config: EngineConfig, rank: int, memory: RankMemory, own: dict[str, Taken]) -> RankMemory:
+    """own: what the phases of this process took, which is rank 0."""
+    planned = config.planned[rank] if config.planned else {}
+    return msgspec.structs.replace(memory, planned=planned, taken=memory.taken if rank else own)
 
 
 def memory_line(config: EngineConfig, memory: dict[str, Taken]) -> str:
@@ -214,9 +239,10 @@ def memory_line(config: EngineConfig, memory: dict[str, Taken]) -> str:
     kept = {phase: taken.kept for phase, taken in memory.items()}
     weights, cache = kept["reading"] + kept["loading"], kept["allocating"]
     process = kept["starting"] + kept["warming"]
+    of = " of rank 0" if config.tensor > 1 else ""
     once_written = " (its pages count once they are written)" if config.device == "cpu" else ""
     return (
-        f"memory on {memory['loading'].device}: weights {_mib(weights, config.weight_bytes)}, "
+        f"memory{of} on {memory['loading'].device}: weights {_mib(weights, config.weight_bytes)}, "
         f"loading them at most {_mib(memory['loading'].peak)}; "
         f"KV cache {_mib(cache, config.kv_bytes)}{once_written}; "
         f"process and first steps {_mib(process, config.workspace_bytes)}"
@@ -228,14 +254,17 @@ def differences(config: EngineConfig, ready: Ready) -> list[str]:
     may. Weights that take less are no fault: a plan takes the groups of an act-order matrix to be scattered, and some
     are not."""
     found = []
-    for part, planned in ready.planned.items():
-        if part == "kv" and config.kv_measured:
-            continue
-        real = ready.held.get(part, 0)
-        differs = abs(real - planned) if part == "kv" else real - planned
-        if differs > TOLERANCE * planned:
-            more = f"{(real / planned - 1) * 100:+.1f} %" if planned else "none was planned"
-            found.append(f"memory of {part}: {real:,} B, and {planned:,} B were planned ({more}); please report it")
+    for rank, memory in enumerate(ready.memory):
+        of = f" of rank {rank}" if config.tensor > 1 else ""
+        for part, planned in memory.planned.items():
+            if part == "kv" and config.kv_measured:
+                continue
+            real = memory.held.get(part, 0)
+            differs = abs(real - planned) if part == "kv" else real - planned
+            if differs > TOLERANCE * planned:
+                more = f"{(real / planned - 1) * 100:+.1f} %" if planned else "none was planned"
+                what = f"memory of {part}{of}: {real:,} B, and {planned:,} B were planned ({more})"
+                found.append(f"{what}; please report it")
     return found
 
 
@@ -262,13 +291,12 @@ def _open_compiler(config: EngineConfig, worker: Worker) -> Compiler:
     return compiler_for(config.model, worker.model.embed.vocab)
 
 
-def _build_worker(
-    config: EngineConfig, progress: Callable[[str, float], None], took: Callable[[str, Taken], None]
-) -> Worker:
+def _build_worker(config: EngineConfig, progress: Progress, took: Took, lost: Lost) -> Worker:
     progress("importing", 0.0)  # torch takes a second or more, during which the socket already answers
+    ranks = Ranks(config, lost) if config.tensor > 1 else None
     from engine.worker.build import build_worker
 
-    return build_worker(config, progress, took)
+    return build_worker(config, progress, took, ranks)
 
 
 def _die_with_parent() -> None:
@@ -279,21 +307,6 @@ def _die_with_parent() -> None:
         sys.exit(0)
 
 
-def _bind(config: EngineConfig) -> None:
-    """Lets this process run on its own CPUs only: all threads inherit that, so the weights come to lie in memory of
-    their node, whose threads write them first. Raises ConfigError."""
-    wanted = {*config.process_cpus, *config.cpus}
-    if not wanted:
-        return
-    try:
-        os.sched_setaffinity(0, wanted)
-    except OSError as error:
-        raise ConfigError(f"process_cpus={sorted(wanted)}: {error}") from error
-    missing = wanted - os.sched_getaffinity(0)
-    if missing:
-        raise ConfigError(f"process_cpus={sorted(wanted)}: {sorted(missing)} are not this process's; set hardware.cpus")
-
-
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m engine CONFIG.json", file=sys.stderr)
@@ -302,7 +315,7 @@ def main(arguments: list[str]) -> int:
     _die_with_parent()
     try:
         config = read_config(Path(arguments[0]))
-        _bind(config)
+        bind(config)
     except EngineError as error:
         print(f"slipway engine: {error.code}: {error}", file=sys.stderr)
         return EXIT_PERMANENT

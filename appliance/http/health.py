@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from appliance.gateway.router import Engine
 from appliance.http.service import Service, service_of
-from engine.api.messages import Ready
+from engine.api.messages import RankMemory
 
 router = APIRouter(tags=["health"])
 
@@ -35,23 +35,23 @@ def readiness(service: Service) -> dict[str, Any]:
 
 
 def _engine(engine: Engine) -> dict[str, Any]:
-    """Where it is, and once it serves what it holds of memory."""
+    """Where it is, and once it serves what each of its ranks holds of memory."""
     told: dict[str, Any] = {"name": f"engine-{engine.label}", "phase": engine.phase}
     told["progress"] = round(engine.progress, 4)
     ready = engine.client.ready
     if engine.serves and ready is not None:
-        told["memory"] = _memory(ready)
+        told["memory"] = [_memory(one) for one in ready.memory]
     return told
 
 
-def _memory(ready: Ready) -> dict[str, Any]:
+def _memory(memory: RankMemory) -> dict[str, Any]:
     """Bytes: by part as planned and as counted on what is held; of weights that are read in their file; and what each
     phase of the start was measured to keep and to take at most."""
-    parts = dict.fromkeys((*ready.planned, *ready.held))
+    parts = dict.fromkeys((*memory.planned, *memory.held))
     return {
-        "parts": {part: {"planned": ready.planned.get(part), "real": ready.held.get(part)} for part in parts},
-        "mapped": ready.mapped,
-        "measured": {phase: {"kept": taken.kept, "peak": taken.peak} for phase, taken in ready.memory.items()},
+        "parts": {part: {"planned": memory.planned.get(part), "real": memory.held.get(part)} for part in parts},
+        "mapped": memory.mapped,
+        "measured": {phase: {"kept": taken.kept, "peak": taken.peak} for phase, taken in memory.taken.items()},
     }
 
 

@@ -5,6 +5,7 @@ from appliance.plan.choice import Choice
 from appliance.plan.memory import (
     LENGTHS,
     Memory,
+    RankWeights,
     concurrency,
     group_blocks,
     largest,
@@ -44,6 +45,7 @@ def balance(room: Room, cache: Choice[int], context: int, context_account: Accou
         whole_contexts=(blocks - 1) // pages.blocks_for(context, step),
         parts=part_bytes(room.holdings),
         mapped=mapped_bytes(room.holdings),
+        ranks=tuple(RankWeights(part_bytes(one), mapped_bytes(one)) for one in room.ranks),
         tables=summed(model_tables),
         buffers=summed(one for one in room.fixed if one.name.startswith(BUFFER)),
         graphs=summed(room.graphs),

@@ -26,7 +26,7 @@ def share_out(
     manifest = settings.manifest
     wanted, supported = manifest.model.max_context, checkpoint.model.max_context
     _check_asked(settings, room, supported)
-    asked = asked_of(manifest)
+    asked = asked_of(manifest, room.view.data)
     check_memory(settings, machine, room, asked, ways)
     most = supported if wanted == "auto" else wanted
     longest = largest(most, lambda tokens: needed(room, asked, tokens) <= cache_room(manifest, room, tokens))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.declare.keys import find
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Settings
 from appliance.plan.choice import Choice
@@ -20,14 +19,12 @@ from appliance.rules.facts import Facts, model_facts
 from appliance.rules.rule import Variable, View, is_compiled
 from appliance.rules.rules import RULES
 from appliance.rules.solve import Situation, solve
-from appliance.rules.variables import LANES, TENSOR_SIZES, VARIABLES
+from appliance.rules.variables import LANES, MOST_RANKS, VARIABLES
 from appliance.rules.words import problems, reason
 from engine.api.config import Dtype
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import Holder, weight_bytes
 from kernels.cpu.library import VARIANTS
-
-SOLE = {"tensor": 1}  # of variables that the manifest has no key for
 
 
 @dataclass(frozen=True)
@@ -58,21 +55,18 @@ def _without_memory(situation: Situation) -> View | None:
     if situation.facts.lacks is None:
         return None
     rest = [rule for rule in RULES if rule.name != "memory"]
-    views = (solve(situation.but(tensor=size), rules=rest) for size in TENSOR_SIZES)
+    views = (solve(situation.but(tensor=size), rules=rest) for size in range(1, MOST_RANKS + 1))
     return max((view for view in views if view is not None), key=lambda view: view.tensor, default=None)
 
 
 def written(settings: Settings) -> dict[str, Any]:
     """What the manifest says of the variables: all that is not auto."""
-    values, found = settings.manifest.model_dump(), dict(SOLE)
+    values, found = settings.manifest.model_dump(), {}
     for variable in VARIABLES:
         path = tuple(variable.key.split("."))
-        if find(path) is None:
-            continue
         value: Any = values
         for part in path:
             value = value[part]
-        found.pop(variable.name, None)
         if value != "auto":
             found[variable.name] = value
     return found

@@ -55,12 +55,21 @@ class Host:
 
 
 @dataclass(frozen=True)
+class RankWeights:
+    """What one rank holds of the weights: bytes by part, and those that it reads in the checkpoint's file."""
+
+    parts: dict[str, int]
+    mapped: int
+
+
+@dataclass(frozen=True)
 class Memory:
-    """Of one engine, in bytes unless named otherwise. `blocks` counts the null block; `tokens` is the longest sequence
-    that the cache could hold, `whole_contexts` how many requests of `max_context` tokens fit at once. `parts`: of the
-    weights. `mapped`: weights that are read in the checkpoint's file and count as page cache. `loading`: the most that
-    loading takes at once. `buffers` and `tables` are parts of the workspace that are there from the start on, 0 where
-    only a step makes them. `accounts` tell how each number comes about."""
+    """Of one engine, or of its rank that holds most; in bytes unless named otherwise. `blocks` counts the null
+    block; `tokens` is the longest sequence that the cache could hold, `whole_contexts` how many requests of
+    `max_context` tokens fit at once. `parts`: of the weights. `mapped`: weights that are read in the checkpoint's file
+    and count as page cache. `ranks`: the weights of each. `loading`: the most that loading takes at once. `buffers` and
+    `tables` are parts of the workspace that are there from the start on, 0 where only a step makes them. `accounts`
+    tell how each number comes about."""
 
     free: int
     budget: int
@@ -73,6 +82,7 @@ class Memory:
     whole_contexts: int
     parts: dict[str, int]
     mapped: int
+    ranks: tuple[RankWeights, ...]
     tables: int
     buffers: int
     graphs: int
@@ -87,12 +97,12 @@ class Memory:
         return self.weights + self.workspace + self.cache
 
 
-def planned_parts(memory: Memory) -> dict[str, int]:
-    """What an engine compares with what it really took, by the names that it reports."""
-    parts: dict[str, int] = {**memory.parts, "kv": memory.blocks * memory.block_bytes, "tables": memory.tables}
+def planned_parts(memory: Memory) -> tuple[dict[str, int], ...]:
+    """What each rank compares with what it really took, by the names that it reports."""
+    alike = {"kv": memory.blocks * memory.block_bytes, "tables": memory.tables}
     if memory.buffers:
-        parts["buffers"] = memory.buffers
-    return parts
+        alike["buffers"] = memory.buffers
+    return tuple({**rank.parts, **alike} for rank in memory.ranks)
 
 
 def weight_accounts(holdings: Sequence[Holding]) -> tuple[Account, ...]:

@@ -22,9 +22,9 @@ class Asked:
         return context if self.each_whole else self.tokens
 
 
-def asked_of(manifest: Manifest, context: int = 2) -> Asked:
-    """context: the least that the service must have, if the manifest says nothing."""
-    capacity, engines, wanted = manifest.hardware.capacity, manifest.parallelism.data, manifest.model.max_context
+def asked_of(manifest: Manifest, engines: int, context: int = 2) -> Asked:
+    """engines: that share the requests. context: the least that the service must have, if the manifest says nothing."""
+    capacity, wanted = manifest.hardware.capacity, manifest.model.max_context
     whole = capacity.tokens == "auto"
     tokens = 2 if capacity.tokens == "auto" else capacity.tokens
     least = max(context, tokens) if wanted == "auto" else wanted

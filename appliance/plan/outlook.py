@@ -39,7 +39,13 @@ def outlook(
     size = sum(info.bytes for info in checkpoint.tensors.values())
     kind = _multiplied(checkpoint, room)
     limit = limits(
-        machine, device=room.view.device, dtype=room.view.dtype, weights=kind, threads=threads, engines=engines
+        machine,
+        device=room.view.device,
+        dtype=room.view.dtype,
+        weights=kind,
+        threads=threads,
+        engines=engines,
+        ranks=room.view.tensor,
     )
     made = None
     if limit is not None:

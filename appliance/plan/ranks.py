@@ -26,7 +26,7 @@ class Rooms:
 
     def __init__(self, settings: Settings, checkpoint: Checkpoint, machine: Machine) -> None:
         self._settings, self._checkpoint, self._machine = settings, checkpoint, machine
-        self._holdings: dict[tuple[object, ...], tuple[Holding, ...]] = {}
+        self._holdings: dict[tuple[object, ...], tuple[tuple[Holding, ...], ...]] = {}
         self._needs: dict[tuple[object, ...], Need | None] = {}
 
     def room(self, view: View, manifest: Manifest | None = None) -> Room:
@@ -45,7 +45,7 @@ class Rooms:
     def need(self, view: View) -> Need | None:
         """None: there is nothing to compute on."""
         choice = (view.device, view.dtype, view.weights, view.kernels, view.graphs, view.kv_cache, view.block_tokens)
-        key = (*choice, view.max_context, view.tensor)
+        key = (*choice, view.max_context, view.data, view.tensor)
         if key not in self._needs:
             self._needs[key] = self._need(view, self._settings.manifest)
         return self._needs[key]
@@ -69,13 +69,15 @@ class Rooms:
         return None
 
     def _need(self, view: View, manifest: Manifest) -> Need | None:
-        if view.device == "cuda" and len(self._machine.gpus) < (view.tensor if view.tensor > 1 else 1):
+        if view.device == "cuda" and not self._machine.gpus[: view.tensor * view.data]:
             return None
-        return need_of(manifest, self._machine, self.room(view, manifest), asked_of(manifest, view.max_context))
+        return need_of(
+            manifest, self._machine, self.room(view, manifest), asked_of(manifest, view.data, view.max_context)
+        )
 
     def _threads(self, view: View) -> int:
         try:
-            return place(self._settings, self._machine, view.device).threads.value
+            return place(self._settings, self._machine, view.device, view.tensor).threads.value
         except Refused:  # told when this choice is the plan's
             return self._machine.cores
 

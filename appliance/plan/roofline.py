@@ -6,7 +6,7 @@ prefill  a step of max_step_tokens multiplies each token with every matrix that 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from appliance.plan.account import Account, Step, leading, number
 from appliance.plan.devices import CpuModel, GpuModel, cpu_running, gpu_called
@@ -22,11 +22,13 @@ BATCHES = (1, 8, 32)
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes and operations a second of what one engine computes with; `source` says of what, and whether it is sure."""
+    """Bytes and operations a second of what one rank computes with; `source` says of what, and whether it is sure.
+    `ranks` share the work of a step; that they wait for one another is left out."""
 
     bandwidth: int
     operations: int
     source: str
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,20 @@ class Roofline:
     accounts: tuple[Account, ...]
 
 
-def limits(machine: Machine, *, device: str, dtype: str, weights: str, threads: int, engines: int) -> Limits | None:
-    """weights: the type that is multiplied: float32, bfloat16, int8 or int4. None: a GPU that the table lacks."""
+def limits(
+    machine: Machine, *, device: str, dtype: str, weights: str, threads: int, engines: int, ranks: int = 1
+) -> Limits | None:
+    """weights: the type that is multiplied: float32, bfloat16, int8 or int4. threads: of each rank. None: a GPU that
+    the table lacks."""
+    found: Limits | None
     if device == "cuda":
         gpu = gpu_called(machine.gpus[0].name)
-        return None if gpu is None else _of_gpu(gpu, dtype, engines)
-    return _of_cpu(cpu_running(machine.kernels), weights, threads, engines)
+        found = None if gpu is None else _of_gpu(gpu, dtype, engines if ranks == 1 else 1)
+    else:
+        found = _of_cpu(cpu_running(machine.kernels), weights, threads, engines * ranks)
+    if found is None or ranks == 1:
+        return found
+    return replace(found, ranks=ranks, source=f"each of {ranks} ranks, {found.source}")
 
 
 def _of_gpu(gpu: GpuModel, dtype: str, engines: int) -> Limits:
@@ -124,12 +134,13 @@ def _ceiling(
     limit: Limits, read: Sequence[float], tokens: int, multiplied: int, rows: int
 ) -> tuple[tuple[Step, ...], Ceiling]:
     """A step that reads so many bytes for so many tokens, each of so many operations."""
-    reading, computing = sum(read) / limit.bandwidth, tokens * multiplied / limit.operations
+    per_second = f"{number(limit.ranks)} × {number(limit.operations)}"
+    reading, computing = sum(read) / limit.bandwidth, tokens * multiplied / (limit.ranks * limit.operations)
     bytes_read = " + ".join(map(number, read))
     slower, bound = max(reading, computing), "bandwidth" if reading >= computing else "arithmetic"
     steps = (
         leading("read", f"({bytes_read}) / {number(limit.bandwidth)}", reading, "s"),
-        leading("computed", f"{number(tokens)} × {number(multiplied)} / {number(limit.operations)}", computing, "s"),
+        leading("computed", f"{number(tokens)} × {number(multiplied)} / ({per_second})", computing, "s"),
         leading(
             *("tokens a second", f"{number(tokens)} / max({number(reading)}, {number(computing)})"),
             *(tokens / slower, "tokens/s"),

@@ -5,7 +5,6 @@ bytes.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from appliance.manifest import Manifest
@@ -28,6 +27,7 @@ from engine.api.config import Device, graph_ladder
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import Holder, Holding, footprint, loading_bytes, part_bytes, temporary_bytes
+from engine.models.ranks import rows_of
 from kernels.cpu.library import tiling
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
@@ -49,11 +49,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Room:
-    """What one rank of an engine has, and what of it is taken by what is neither cache nor tables, which grow with the
-    context. `running` and `step` are the most requests and tokens of a step, `graph_sizes` the steps captured."""
+    """What that rank of an engine has which holds most, and what of it is taken by what is neither cache nor tables,
+    which grow with the context. `ranks`: what each of them holds of the weights. `running` and `step` are the most
+    requests and tokens of a step, `graph_sizes` the steps captured."""
 
     budget: Budget
-    holdings: tuple[Holding, ...]
+    ranks: tuple[tuple[Holding, ...], ...]
     fixed: tuple[Step, ...]
     graphs: tuple[Step, ...]
     pages: Layout
@@ -63,6 +64,10 @@ class Room:
     view: View
     host: Host
     host_account: Account
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        return max(self.ranks, key=lambda held: sum(part_bytes(held).values()))
 
     @property
     def size(self) -> StepSize:
@@ -104,34 +109,40 @@ def measure(
     checkpoint: Checkpoint,
     machine: Machine,
     view: View,
-    holdings: tuple[Holding, ...],
+    ranks: tuple[tuple[Holding, ...], ...],
     *,
     threads: int,
 ) -> Room:
-    """Of one rank, with these choices. holdings: of the rank that holds most. threads: of each rank."""
-    model, pages = checkpoint.model, _pages(checkpoint, view)
-    engines, compiled = manifest.parallelism.data, tiling(view.kernels) is not None
+    """With these choices. ranks: what each holds. threads: of each rank."""
+    model, pages, compiled = checkpoint.model, _pages(checkpoint, view), tiling(view.kernels) is not None
     running, step = batch_limit(manifest, checkpoint, machine, view), _step_tokens(manifest, view.device)
     size = StepSize(step.value, running.value)
     sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON else ()
     host, host_account = host_memory(
         device=view.device,
-        engines=engines * view.tensor,
+        engines=view.data * view.tensor,
         vocab=model.embed.vocab,
         pinned=pinned_bytes(size=size, max_context=_table_context(manifest, checkpoint)),
-        loading=temporary_bytes(holdings),
+        loading=max(map(temporary_bytes, ranks)),
     )
     budget, element_bytes = budget_of(manifest, checkpoint, machine, view), ELEMENT_BYTES[view.dtype]
     fixed = workspace(
-        model, device=view.device, kernels=view.kernels, size=size, element_bytes=element_bytes, threads=threads
+        model,
+        device=view.device,
+        kernels=view.kernels,
+        size=size,
+        element_bytes=element_bytes,
+        threads=threads,
+        ranks=view.tensor,
     )
     if compiled:
-        fixed = (*fixed, attention_partials(model, size, pages.block_tokens * pages.blocks(budget.bytes)))
+        kv_tokens = pages.block_tokens * pages.blocks(budget.bytes)
+        fixed = (*fixed, attention_partials(model, size, kv_tokens, view.tensor))
     return Room(
         budget=budget,
-        holdings=holdings,
+        ranks=ranks,
         fixed=fixed,
-        graphs=graphs(model, sizes=sizes, element_bytes=element_bytes),
+        graphs=graphs(model, sizes=sizes, element_bytes=element_bytes, ranks=view.tensor),
         pages=pages,
         running=running,
         step=step,
@@ -149,7 +160,7 @@ def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, vi
     if wanted != "auto":
         return Choice(wanted)
     usable, rows = budget_of(manifest, checkpoint, machine, view).bytes, MAX_RUNNING
-    asked = -(-manifest.hardware.capacity.requests // manifest.parallelism.data)
+    asked = -(-manifest.hardware.capacity.requests // view.data)
     if asked > rows:
         return Choice(asked, "so many hardware.capacity.requests asks for")
 
@@ -170,7 +181,7 @@ def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, vi
 
 def budget_of(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view: View) -> Budget:
     """What each rank may use: its part of memory_share of what is free, and the appliance beside it on a CPU."""
-    engines, share = manifest.parallelism.data, manifest.hardware.memory_share
+    engines, share = view.data, manifest.hardware.memory_share
     free, source, beside = machine.memory_free, machine.memory_from, appliance_bytes(checkpoint.model.embed.vocab)
     among, sharing = f" among {engines} engines" if engines > 1 else "", engines
     if view.device == "cuda":
@@ -196,23 +207,24 @@ def budget_of(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view
     return Budget(free // sharing, budget, limit, free - beside >= shared, account)
 
 
-def rank_holdings(checkpoint: Checkpoint, view: View) -> tuple[Holding, ...]:
-    """Of the rank that holds most: shares of the vocabulary differ by a row."""
-    return max(_holdings(checkpoint, view), key=lambda held: sum(part_bytes(held).values()))
+def rank_holdings(checkpoint: Checkpoint, view: View) -> tuple[tuple[Holding, ...], ...]:
+    """Of each rank. Shares of the vocabulary differ by a row, all others are alike: few are counted."""
+    shares = [rows_of(checkpoint.model.embed.vocab, rank, view.tensor)[1] for rank in range(view.tensor)]
+    counted = {rows: _holdings(checkpoint, view, shares.index(rows)) for rows in set(shares)}
+    return tuple(counted[rows] for rows in shares)
 
 
-def _holdings(checkpoint: Checkpoint, view: View) -> Iterator[tuple[Holding, ...]]:
-    for rank in sorted({0, view.tensor - 1}):
-        holder = Holder(
-            dtype=view.dtype,
-            device=view.device,
-            tiling=tiling(view.kernels),
-            matrix_tiles=view.kernels == "amx",
-            bits=view.weights,
-            rank=rank,
-            ranks=view.tensor,
-        )
-        yield footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
+def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, ...]:
+    holder = Holder(
+        dtype=view.dtype,
+        device=view.device,
+        tiling=tiling(view.kernels),
+        matrix_tiles=view.kernels == "amx",
+        bits=view.weights,
+        rank=rank,
+        ranks=view.tensor,
+    )
+    return footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
 
 
 def _pages(checkpoint: Checkpoint, view: View) -> Layout:

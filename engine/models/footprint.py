@@ -15,8 +15,8 @@ from typing import Literal
 from engine.api.config import Dtype, WeightBits
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
 from engine.models.parts import MLP, Attention, Experts, LayerNorm, Linear, Model, Norm, bodies
+from engine.models.ranks import rows_of, share_of
 from engine.models.schemes import CHANNEL_GROUP, Quantization, Scheme, alike
-from engine.models.shares import rows_of, share_of
 from engine.models.sources import attention_linears, join, mlp_linears, qk_norms, routed_mlps, router_linear
 from engine.models.stored import SCALE_SUFFIX
 
@@ -159,8 +159,8 @@ class _Footprint:
             yield Holding("norms", f"{name} (bias)", "float32", (norm.size, 4), mapped=in_file)
 
     def _vocabulary(self) -> Iterator[Holding]:
-        """The embedding is looked up where it lies on a CPU, unless no kernel reads its type; a tied head that is not
-        changed is the same memory."""
+        """The embedding is looked up where it lies on a CPU, unless no kernel reads its type; compiled kernels look up
+        the rows of all ranks. A tied head that is not changed is the same memory."""
         embed, head, to = self.model.embed, self.model.head, self.to
         path = join(self.model.root, embed.name)
         _, rows = rows_of(embed.vocab, to.rank, to.ranks)
@@ -170,10 +170,10 @@ class _Footprint:
         size = ELEMENT_BYTES[kept]
         info = self.tensors.get(f"{path}.weight")
         copied = info is not None and info.offset % size > 0  # a view must start at a multiple of its type
-        whole = rows * embed.hidden
-        temporary = 0 if in_file else whole * 4
+        looked_up = rows if to.tiling is None else embed.vocab
+        temporary = 0 if in_file else looked_up * embed.hidden * 4
         yield Holding(
-            *("embedding", path, _spelled(kept)), (rows, embed.hidden, size), in_file and not copied, temporary
+            *("embedding", path, _spelled(kept)), (looked_up, embed.hidden, size), in_file and not copied, temporary
         )
         source = path if head.tied else head.name
         name = f"{head.name} (of {embed.name})" if head.tied else head.name

@@ -5,7 +5,7 @@ import threading
 import msgspec
 import pytest
 
-from engine.api.messages import Failed, Loading, Taken
+from engine.api.messages import Failed, Loading, RankMemory, Taken
 
 
 @pytest.fixture
@@ -147,16 +147,20 @@ def test_a_serving_engine_tells_its_memory_planned_and_real_side_by_side(start_g
     held, planned = {"mlp": 300, "kv": 64}, {"mlp": 290, "head": 0}
     engine.say(
         msgspec.structs.replace(
-            engine.READY, held=held, planned=planned, mapped=77, memory={"loading": Taken("cpu", 5, 9)}
+            engine.READY,
+            memory=(RankMemory(held, 77, planned, {"loading": Taken("cpu", 5, 9)}), RankMemory({"kv": 60}, 0)),
         )
     )
     eventually("ready", lambda: gateway.client.get("/ready").status_code == 200)
-    assert gateway.client.get("/ready").json()["engines"][0]["memory"] == {
-        "parts": {
-            "mlp": {"planned": 290, "real": 300},
-            "head": {"planned": 0, "real": None},
-            "kv": {"planned": None, "real": 64},
+    assert gateway.client.get("/ready").json()["engines"][0]["memory"] == [
+        {
+            "parts": {
+                "mlp": {"planned": 290, "real": 300},
+                "head": {"planned": 0, "real": None},
+                "kv": {"planned": None, "real": 64},
+            },
+            "mapped": 77,
+            "measured": {"loading": {"kept": 5, "peak": 9}},
         },
-        "mapped": 77,
-        "measured": {"loading": {"kept": 5, "peak": 9}},
-    }
+        {"parts": {"kv": {"planned": None, "real": 60}}, "mapped": 0, "measured": {}},
+    ]

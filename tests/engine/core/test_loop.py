@@ -25,8 +25,8 @@ from engine.models.parts import Attention, Branch, Embedding, Head, Model
 class Device:
     """Draws the lowest token a row's mask allows, or 1."""
 
-    weight_bytes = kv_bytes = mapped = 0
-    held = {}
+    weight_bytes = kv_bytes = 0
+    memory = ()
     seconds = {}
 
     def __init__(self, blocks=40):

@@ -12,7 +12,7 @@ from engine.kv.layout import layout
 from engine.layers.model import TextModel
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.footprint import mapped_bytes, part_bytes
-from engine.models.shares import rows_of, share_of
+from engine.models.ranks import rows_of, share_of
 from engine.weights.packed import PackedFile
 from kernels.cpu.library import tiling, usable
 from kernels.cpu.program import Team

@@ -107,7 +107,7 @@ async def told(socket):
     task = asyncio.create_task(client.run())
     await asyncio.wait_for(client.wait_ready(), 120)
     assert client.ready is not None
-    memory = client.ready.memory
+    memory = client.ready.memory[0].taken
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
@@ -156,7 +156,7 @@ def test_loading_takes_no_more_at_once_than_planned(config, bits):
     worker.close()
     files = sum(info.bytes for info in checkpoint.tensors.values())
     used = taken["loading"].peak - files
-    assert worker.weight_bytes / 2 < used < planned + 16_000_000  # what libraries set up on first use
+    assert worker.weight_bytes / 2 < used < planned + 24_000_000  # what libraries set up on first use, and threads keep
 
 
 def test_a_pool_of_a_fixed_budget_has_blocks_and_one_that_is_too_small_says_what_it_needs(config):

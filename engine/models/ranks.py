@@ -1,0 +1,81 @@
+"""How ranks share a declared model, and into how many it can be cut. Free of torch.
+
+Cut are heads, the inner size of MLPs and of every expert, and the vocabulary (whose shares may differ by a row). KV
+heads may be fewer than the ranks: then several ranks hold the same one. Layers load by the same shares
+(engine/distributed/world.py) by which plans count (engine/models/footprint.py).
+"""
+
+from collections.abc import Iterator
+
+from engine.models.parts import MLP, Attention, Experts, Model, all_bodies
+from engine.models.schemes import Quantization, alike
+from engine.models.sources import projections
+
+MOST_RANKS = 64
+
+
+def share_of(units: int, rank: int, ranks: int) -> tuple[int, int] | None:
+    """First unit and number of units of this rank; None where they cannot be shared evenly. Fewer units than ranks are
+    held by several ranks."""
+    if units >= ranks and units % ranks == 0:
+        return rank * (units // ranks), units // ranks
+    if units < ranks and ranks % units == 0:
+        return rank * units // ranks, 1
+    return None
+
+
+def rows_of(vocab: int, rank: int, ranks: int) -> tuple[int, int]:
+    """First row and number of rows of the embedding and the head: shares differ by a row at most."""
+    first = rank * vocab // ranks
+    return first, (rank + 1) * vocab // ranks - first
+
+
+def tensor_problem(model: Model, quantization: Quantization | None, size: int, *, compiled: bool) -> str | None:
+    """Why this many ranks cannot share the model, or None. `compiled`: kernels multiply by the checkpoint's whole
+    numbers, whose groups of inputs cannot be cut."""
+    if size == 1:
+        return None
+    for units, what in dict.fromkeys(_units(model)):
+        if units % size and (what != "KV heads" or share_of(units, 0, size) is None):
+            return f"{size} ranks cannot share {units} {what}"
+    if model.embed.vocab < size:
+        return f"{size} ranks cannot share a vocabulary of {model.embed.vocab}"
+    if compiled and quantization is not None:
+        return next(_cut_groups(model, quantization, size), None)
+    return None
+
+
+def tensor_sizes(model: Model, quantization: Quantization | None, *, compiled: bool) -> tuple[int, ...]:
+    """Every number of ranks that can share the model, 1 among them."""
+    return tuple(
+        size
+        for size in range(1, MOST_RANKS + 1)
+        if tensor_problem(model, quantization, size, compiled=compiled) is None
+    )
+
+
+def _units(model: Model) -> Iterator[tuple[int, str]]:
+    for body in all_bodies(model):
+        match body:
+            case Attention():
+                yield body.heads, "heads"
+                yield body.kv_heads, "KV heads"
+            case MLP():
+                yield body.inner, "inner values of an MLP"
+            case Experts():
+                yield body.inner, "inner values of an expert"
+                if body.shared is not None:
+                    yield body.shared.inner, "inner values of a shared expert"
+
+
+def _cut_groups(model: Model, quantization: Quantization, size: int) -> Iterator[str]:
+    for path, linear in projections(model):
+        schemes = [quantization.schemes.get(f"{path}.{piece.source}") for piece in linear.rows]
+        scheme = schemes[0]
+        if linear.split != "inputs" or scheme is None or not alike(schemes):
+            continue
+        name, inputs = f"{path}.{linear.rows[0].source}", linear.inputs // size
+        if scheme.ordered:
+            yield f"{name} groups its inputs in an order of its own (act order), which {size} ranks would cut"
+        elif scheme.group is not None and inputs % scheme.group:
+            yield f"{size} ranks would each get {inputs} inputs of {name}, no multiple of its groups of {scheme.group}"
