@@ -253,11 +253,24 @@ class Restart(Section):
     """New requests wait for a dead engine that is back within this time, else they get 503; open ones always wait."""
 
 
+class Journal(Section):
+    folder: str | None = None
+    """Where such replies are kept; by default the run directory, which a restart of the container does not survive."""
+    keep: Seconds = 900.0
+    """How long such a reply is kept after its end, or without anybody who asks for it; 0s keeps none."""
+    size: Bytes = 64 * 2**20
+    """Most bytes of all such replies; the oldest go first. The file has at most about twice as many."""
+    linger: Seconds = 60.0
+    """Time such a request is generated on after its client has gone; who asks for it later gets it from there on."""
+
+
 class Lifecycle(Section):
     drain: Seconds = 8.0
     """Time open requests get to finish after SIGTERM; docker stop kills after 10 s unless told otherwise."""
     restart: Restart = Restart()
     """When a dead engine is started again, and when not."""
+    journal: Journal = Journal()
+    """Replies that outlive their connection and the gateway, for requests with an Idempotency-Key."""
 
 
 class Observability(Section):
@@ -271,6 +284,8 @@ class Observability(Section):
     """Log generated text: once per reply, or also each streamed piece."""
     vllm_metrics: bool = True
     """Publish the metrics under vLLM's names too, for dashboards and autoscalers made for it."""
+    stories: Annotated[int, Field(ge=0)] = 1000
+    """Replies of which is remembered what happened to them and why, for `slipway why ID`; 0 remembers none."""
 
 
 class SecretFile(Section):
