@@ -33,6 +33,7 @@ constexpr int MOST_ROWS4 = 10;
 #else
 constexpr int MOST_ROWS4 = 4;  // three sums a row in 16 registers
 #endif
+constexpr int64_t BLOCK8 = 64;  // inputs of a matrix tile of 8-bit weights, see linear_amx.h
 constexpr int64_t PART = 32;  // inputs whose products with 4 bits can be summed in 16 bits: 8 · 2 · 15 · 127 < 2^15
 
 // sum[lane] += Σ_i w[lane][i] · x[i] over one word
@@ -107,9 +108,9 @@ static inline vf group_scales(const uint8_t* at, int32_t type) {
 struct Quantised {
     int64_t word, words, sums, width, most_rows;  // inputs of a word; words and sums of a row; outputs of a tile
     explicit Quantised(const Linear& op) {
-        const bool groups = op.form != TILES_INT8;
+        const bool groups = op.form == TILES_INT4 || op.form == GROUPS_INT8;
         word = op.form == TILES_INT4 ? WORD4 : WORD8;
-        const int64_t unit = groups ? op.group : word;
+        const int64_t unit = groups ? op.group : op.form == AMX_INT8 ? BLOCK8 : word;
         words = (op.inputs + unit - 1) / unit * unit / word;
         sums = groups ? words * word / op.group : 1;
         width = groups ? W : NR;
