@@ -95,7 +95,7 @@ template <int R, int T> static void few_int8(const Linear& op, const int32_t* x,
     UNROLL for (int t = 0; t < T; t++)
         UNROLL for (int r = 0; r < R; r++)
             store(out + (r * T + t) * SIDE,
-                  to_float(sums[t][r] - MIDDLE8 * tail[R + r]) * (load(scales + t * SIDE) * ((const float*)tail)[r]));
+                  to_float(sums[t][r] - tail[R + r]) * (load(scales + t * SIDE) * ((const float*)tail)[r]));
     put(op, R, 0, R, tile * SIDE, T * SIDE, out);
 }
 

@@ -9,7 +9,8 @@
 // 8 bits: [tile of NR outputs][word][NR][WORD8]. 4 bits: [tile of W outputs][group]{[pair of words][W][WORD4] with the
 // first word in the low halves, [W] scales, [W] zero points if there are any}. 8 bits in groups: [tile of W outputs]
 // [group]{[word][W][WORD8], [W] scales}. Scales of groups are of the type that the checkpoint has them in. A panel of x:
-// [word][R] words of 4 bytes, then the R scales, then the sums Σ q, [R] or [group][R].
+// [word][R] words of 4 bytes, then the R scales, then the sums Σ q, [R] or [group][R], times the number that stands for
+// zero in all weights, where there is one.
 #pragma once
 
 #include "linear.h"
@@ -31,7 +32,7 @@ constexpr int32_t MIDDLE8 = 128;
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int MOST_ROWS4 = 10;
 #else
-constexpr int MOST_ROWS4 = 4;  // three sums a row in 16 registers
+constexpr int MOST_ROWS4 = 8;
 #endif
 constexpr int64_t BLOCK8 = 64;  // inputs of a matrix tile of 8-bit weights, see linear_amx.h
 constexpr int64_t PART = 32;  // inputs whose products with 4 bits can be summed in 16 bits: 8 · 2 · 15 · 127 < 2^15
@@ -50,6 +51,13 @@ static inline vi dot8(vi sum, const uint8_t* w, int32_t x) {
     return sum + load(w) * x;
 #endif
 }
+
+// The compiler would gather all products of a group before it adds them, and put most of them into memory.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define IN_ORDER(sum) asm volatile("" : "+x"(sum))
+#else
+#define IN_ORDER(sum)
+#endif
 
 // sums[r] += Σ w · x over PART inputs of 4 bits; x: the words of PART inputs for R rows.
 template <int R> static inline __attribute__((always_inline)) void dot4(const uint8_t* w, const int32_t* x, vi (&sums)[R]) {
@@ -70,10 +78,14 @@ template <int R> static inline __attribute__((always_inline)) void dot4(const ui
         __m256i both = _mm256_loadu_si256((const __m256i*)(w + pair * W * WORD4));
         __m256i low = _mm256_and_si256(both, low_half), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half);
         UNROLL for (int r = 0; r < R; r++) {
-            __m256i first = _mm256_maddubs_epi16(low, _mm256_set1_epi32(x[(2 * pair) * R + r]));
-            __m256i second = _mm256_maddubs_epi16(high, _mm256_set1_epi32(x[(2 * pair + 1) * R + r]));
-            narrow_sums[r] = pair ? _mm256_add_epi16(narrow_sums[r], first) : first;
-            narrow_sums[r] = _mm256_add_epi16(narrow_sums[r], second);
+            __m256i product = _mm256_maddubs_epi16(low, _mm256_set1_epi32(x[(2 * pair) * R + r]));
+            narrow_sums[r] = pair ? _mm256_add_epi16(narrow_sums[r], product) : product;
+            IN_ORDER(narrow_sums[r]);
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            __m256i product = _mm256_maddubs_epi16(high, _mm256_set1_epi32(x[(2 * pair + 1) * R + r]));
+            narrow_sums[r] = _mm256_add_epi16(narrow_sums[r], product);
+            IN_ORDER(narrow_sums[r]);
         }
     }
     UNROLL for (int r = 0; r < R; r++) sums[r] += (vi)_mm256_madd_epi16(narrow_sums[r], one);
@@ -97,7 +109,10 @@ template <int R> static inline __attribute__((always_inline)) void dot4(const ui
 // The same with 8 bits.
 template <int R> static inline __attribute__((always_inline)) void dot8_part(const uint8_t* w, const int32_t* x, vi (&sums)[R]) {
     UNROLL for (int i = 0; i < PART / WORD8; i++)
-        UNROLL for (int r = 0; r < R; r++) sums[r] = dot8(sums[r], w + i * W * WORD8, x[i * R + r]);
+        UNROLL for (int r = 0; r < R; r++) {
+            sums[r] = dot8(sums[r], w + i * W * WORD8, x[i * R + r]);
+            IN_ORDER(sums[r]);
+        }
 }
 
 static inline vf group_scales(const uint8_t* at, int32_t type) {
@@ -182,11 +197,12 @@ static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float*
     }
     ((float*)panel)[form.words * rows + place] = scale;
     int32_t* sums = panel + (form.words + 1) * rows;
+    const int32_t middle = op.form != TILES_INT4 ? MIDDLE8 : op.zeros ? 1 : 8;
     const int64_t each = inputs / form.sums;
     for (int64_t part = 0; part < form.sums; part++) {
         int32_t total = 0;
         for (int64_t i = part * each; i < (part + 1) * each; i++) total += row[i];
-        sums[part * rows + place] = total;
+        sums[part * rows + place] = total * middle;
     }
     if (token != tokens - 1) return;
     for (int64_t after = place + 1; after < rows; after++)
@@ -197,12 +213,12 @@ static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float*
 template <int R>
 static void int8_tile(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
                       int64_t count, int64_t tile, Scratch& scratch) {
-    constexpr int64_t DEEP = 512;  // words whose weights stay in the first-level cache: 4 · NR bytes each
+    constexpr int64_t DEEP = 112;  // words of weights that all panels multiply before the next ones
     const uint8_t* w = (const uint8_t*)op.weight + tile * form.words * NR * WORD8;
     float* out = at_least(scratch.sums, size_t(CHUNK_PANELS) * R * NR);
     const int64_t deep = count > 1 ? DEEP : form.words;
     for (int64_t k = 0; k < form.words; k += deep) {
-        const int64_t depth = std::min(deep, form.words - k), ahead = count > 1 ? depth * NR * WORD8 : FETCH;
+        const int64_t depth = std::min(deep, form.words - k), ahead = count > 1 ? 2 * FETCH : FETCH;
         for (int64_t p = 0; p < count; p++) {
             const int32_t* panel = packed + (first + p) * form.panel(R);
             int32_t* sums = (int32_t*)out + p * R * NR;
@@ -229,7 +245,7 @@ static void int8_tile(const Linear& op, const Quantised& form, int64_t tokens, c
         for (int r = 0; r < R; r++)
             for (int v = 0; v < 2; v++) {
                 float* at = out + (p * R + r) * NR + v * W;
-                store(at, to_float(load((const int32_t*)at) - MIDDLE8 * tail[R + r]) * (load(scales + v * W) * ((const float*)tail)[r]));
+                store(at, to_float(load((const int32_t*)at) - tail[R + r]) * (load(scales + v * W) * ((const float*)tail)[r]));
             }
     }
     put(op, tokens, first * R, count * R, tile * NR, NR, out);
@@ -262,9 +278,11 @@ static void groups_tile(const Linear& op, const Quantised& form, int64_t tokens,
                     else dot8_part<R>(at + part * W, panel + (i * group + part) / WORD8 * R, found);
                 }
                 const vf scale = group_scales(at + bytes, op.scale_type);
-                vi zero = vi{} + (NARROW ? 8 : MIDDLE8);
-                if constexpr (ZEROS) zero = load(at + bytes + scale_bytes);
-                UNROLL for (int r = 0; r < R; r++) acc[r] += scale * to_float(found[r] - zero * row_sums[i * R + r]);
+                UNROLL for (int r = 0; r < R; r++) {
+                    vi middle = vi{} + row_sums[i * R + r];
+                    if constexpr (ZEROS) middle *= load(at + bytes + scale_bytes);
+                    acc[r] += scale * to_float(found[r] - middle);
+                }
             }
             UNROLL for (int r = 0; r < R; r++) store(sums + r * W, acc[r]);
         }
@@ -281,16 +299,17 @@ template <int R = 1>
 static void quantised_pieces(const Linear& op, int64_t tokens, const Quantised& form, const Panels& panels,
                              const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
     if (panels.rows != R) {
-        if constexpr (R < MOST_ROWS) quantised_pieces<R + 1>(op, tokens, form, panels, packed, begin, end, scratch);
+        if constexpr (R < std::max(MOST_ROWS, MOST_ROWS4)) quantised_pieces<R + 1>(op, tokens, form, panels, packed, begin, end, scratch);
         return;
     }
     const int64_t tiles = form.tiles(op);
     for (int64_t piece = begin; piece < end; piece++) {
         const int64_t first = piece / tiles * panels.chunk, count = std::min(panels.chunk, panels.count - first);
         const int32_t* x = (const int32_t*)packed;
-        if (op.form == TILES_INT8) int8_tile<R>(op, form, tokens, x, first, count, piece % tiles, scratch);
-        else if constexpr (R <= MOST_ROWS4) {
-            const int64_t tile = piece % tiles;
+        const int64_t tile = piece % tiles;
+        if (op.form == TILES_INT8) {
+            if constexpr (R <= MOST_ROWS) int8_tile<R>(op, form, tokens, x, first, count, tile, scratch);
+        } else if constexpr (R <= MOST_ROWS4) {
             if (op.form == GROUPS_INT8) groups_tile<R, false, false>(op, form, tokens, x, first, count, tile, scratch);
             else if (op.zeros) groups_tile<R, true, true>(op, form, tokens, x, first, count, tile, scratch);
             else groups_tile<R, true, false>(op, form, tokens, x, first, count, tile, scratch);

@@ -10,7 +10,7 @@
 // What multiplies, which on CPUs with matrix tiles depends on how many rows there are.
 enum class Way { VECTORS, WHOLE, FEW_BF16, FEW_INT8, TILES_BF16, TILES_INT8, TILES_GROUPS };
 
-static inline Way way_of(const Linear& op, int64_t rows) {
+static inline Way way_of(const Linear& op, [[maybe_unused]] int64_t rows) {
 #ifdef __AMX_BF16__
     if (op.form == AMX_BF16) return rows <= amx::MOST_FEW ? Way::FEW_BF16 : Way::TILES_BF16;
     if (op.form == AMX_INT8) return rows <= amx::MOST_FEW ? Way::FEW_INT8 : Way::TILES_INT8;
