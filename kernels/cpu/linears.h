@@ -81,7 +81,7 @@ static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) 
             const Quantised form(op);
             const Panels panels(rows, form.most_rows);
             const int64_t pieces = form.tiles(op) * panels.chunks;
-            return {pieces, panels.chunks > 1 ? 1 : some(pieces, 32)};
+            return {pieces, panels.chunks > 1 ? MOST_TILES : some(pieces, 32)};
         }
         default: {
             const Panels panels(rows);
