@@ -109,7 +109,9 @@ class Quantization(Section):
 
 class Parallelism(Section):
     data: Annotated[int, Field(ge=1, le=64)] = 1
-    """Number of engine processes, each with the whole model; requests go to the least loaded one."""
+    """Number of engines, each with the whole model; requests go to the least loaded one."""
+    tensor: Annotated[int, Field(ge=1, le=64)] | Auto = 1
+    """Processes (ranks) that share each engine's model, one a GPU or NUMA node; auto: the fewest GPUs that hold it."""
 
 
 class Hardware(Section):
@@ -125,8 +127,10 @@ class Hardware(Section):
     """Which kernels compute: auto takes triton on a GPU, the fastest compiled ones on a CPU, torch where none are."""
     batch_invariant: bool = False
     """Let no request's numbers depend on the requests beside it; costs speed on a GPU, nothing on a CPU."""
-    graphs: bool = True
-    """Capture decode steps as CUDA graphs at start; only a GPU has them."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """How torch multiplies float32 matrices: highest exactly, high in TF32, medium in bfloat16, where a device can."""
+    graphs: bool | Auto = "auto"
+    """Capture decode steps as CUDA graphs at start; auto does where Triton kernels compute, which alone have them."""
     kv_cache_memory: BytesOrAuto = "auto"
     """Memory for the KV cache of one engine, such as 4GiB; auto is what memory_share leaves after the weights."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
@@ -134,8 +138,8 @@ class Hardware(Section):
 
 
 class Scheduling(Section):
-    max_running: Annotated[int, Field(ge=1, le=4096)] = 256
-    """Most requests in one step; further ones wait."""
+    max_running: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
+    """Most requests in one step; further ones wait. auto is 256, or fewer where their logits would fill the memory."""
     max_step_tokens: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Most tokens computed in one step (chunked prefill cuts longer prompts); auto is 512 on a CPU, 8192 on a GPU."""
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -145,8 +149,8 @@ class Scheduling(Section):
 
 
 class Cache(Section):
-    block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Tokens in one block of the KV cache."""
+    block_tokens: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
+    """Tokens in one block of the KV cache; auto is 16, whole vectors of the compiled kernels of a CPU."""
     prefix: bool = True
     """Reuse cached blocks of equal prompt prefixes."""
 
@@ -218,6 +222,12 @@ class Limits(Section):
 class Health(Section):
     startup_budget: Seconds = 1800.0
     """Time in which the engine must become ready after the start before the appliance gives up."""
+    stalled_loading: Seconds = 300.0
+    """An engine whose start makes no progress for so long is killed and started again; 0s never."""
+    stalled_busy: Seconds = 90.0
+    """The same for one that has work and finishes no step, or five times its longest step; 0s never."""
+    stalled_idle: Seconds = 60.0
+    """The same for one without work that does not compute the probes it gives itself, three in this time; 0s never."""
 
 
 class Restart(Section):
@@ -225,6 +235,23 @@ class Restart(Section):
     """Restarts of one engine within the window; one more and the appliance exits."""
     window: Seconds = 600.0
     """Span over which restarts are counted."""
+    backoff: Seconds = 1.0
+    """Wait before the second restart within the window, doubled for each further one; the first never waits."""
+    longest_backoff: Seconds = 30.0
+    """The longest of these waits."""
+    hold: Seconds = 10.0
+    """New requests wait for a dead engine that is back within this time, else they get 503; open ones always wait."""
+
+
+class Journal(Section):
+    folder: str | None = None
+    """Where such replies are kept; by default the run directory, which a restart of the container does not survive."""
+    keep: Seconds = 900.0
+    """How long such a reply is kept after its end, or without anybody who asks for it; 0s keeps none."""
+    size: Bytes = 64 * 2**20
+    """Most bytes of all such replies; the oldest go first. The file has at most about twice as many."""
+    linger: Seconds = 60.0
+    """Time such a request is generated on after its client has gone; who asks for it later gets it from there on."""
 
 
 class Lifecycle(Section):
@@ -232,6 +259,8 @@ class Lifecycle(Section):
     """Time open requests get to finish after SIGTERM; docker stop kills after 10 s unless told otherwise."""
     restart: Restart = Restart()
     """When a dead engine is started again, and when not."""
+    journal: Journal = Journal()
+    """Replies that outlive their connection and the gateway, for requests with an Idempotency-Key."""
 
 
 class Observability(Section):
@@ -245,6 +274,8 @@ class Observability(Section):
     """Log generated text: once per reply, or also each streamed piece."""
     vllm_metrics: bool = True
     """Publish the metrics under vLLM's names too, for dashboards and autoscalers made for it."""
+    stories: Annotated[int, Field(ge=0)] = 1000
+    """Replies of which is remembered what happened to them and why, for `slipway why ID`; 0 remembers none."""
 
 
 class SecretFile(Section):

@@ -3,11 +3,14 @@
 budget = memory_share · free / engines  ≥  weights + workspace + cache
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.kv.layout import Layout
+from engine.models.checkpoint import Checkpoint
 from engine.models.parts import MLP, Attention, Block, Body, Model, bodies
+from engine.models.ranks import rank_share
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 # Resident memory of an engine process before any weight: interpreter, torch and its libraries, arenas of threads. On a
@@ -37,12 +40,21 @@ class Memory:
         return self.weights + self.workspace + self.cache
 
 
+def rank_weight_bytes(checkpoint: Checkpoint, weights: int, ranks: int) -> int:
+    """What one rank holds of so many bytes of weights: parts that are cut, divided; the others whole."""
+    return math.ceil(weights * rank_share(checkpoint.model, ranks))
+
+
 def workspace_bytes(model: Model, *, device: str, step_tokens: int, rows: int, element_bytes: int) -> int:
     """What a step needs beside weights and cache: activations of its widest layer, float32 logits of the rows it
     samples (logits, probabilities, and their sorted copy with indices), and the process itself."""
     widest = max((_activations(block) for block in model.blocks), default=0) + 4 * model.embed.hidden
-    logits = min(rows, step_tokens) * model.embed.vocab * 4 * 5
-    return FIXED_BYTES[device] + step_tokens * widest * element_bytes + logits
+    return FIXED_BYTES[device] + step_tokens * widest * element_bytes + logits_bytes(model, min(rows, step_tokens))
+
+
+def logits_bytes(model: Model, rows: int) -> int:
+    """Logits in float32, probabilities, and their sorted copy with indices."""
+    return rows * model.embed.vocab * 4 * 5
 
 
 def graph_bytes(model: Model, *, sizes: Sequence[int], element_bytes: int) -> int:

@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 
+from appliance.declare.fingerprint import graphs_hash
 from appliance.declare.keys import find, spell
 from appliance.plan.memory import spell_bytes
-from appliance.plan.plan import Effective, Plan
+from appliance.plan.plan import Effective, Plan, settled
 from engine.api.config import EngineConfig
 
 
@@ -15,9 +16,11 @@ def summary(plan: Plan) -> str:
     """One line: model, device, context, memory."""
     engine, gateway, memory = plan.engines[0], plan.gateway, plan.memory
     engines = f"{len(plan.engines)} engines" if len(plan.engines) > 1 else "one engine"
+    if engine.tensor > 1:
+        engines += f" of {engine.tensor} ranks" + (" each" if len(plan.engines) > 1 else "")
     return (
         f"{gateway.names[0]} ({plan.architecture}, {_numbers(engine)}, {engine.device}, {engines}), "
-        f"context {engine.max_context}, {spell_bytes(memory.total)} an engine"
+        f"context {engine.max_context}, {spell_bytes(memory.total)} {'a rank' if engine.tensor > 1 else 'an engine'}"
     )
 
 
@@ -56,7 +59,7 @@ def _memory(plan: Plan) -> list[str]:
         ("KV cache", memory.cache, f"{memory.blocks} blocks of {engine.block_tokens} tokens, {memory.block_bytes:,} B"),
         ("together", memory.total, f"of {spell_bytes(memory.budget)} usable, {spell_bytes(memory.free)} free"),
     ]
-    each = " of each engine" if len(plan.engines) > 1 else ""
+    each = " of each rank" if engine.tensor > 1 else " of each engine" if len(plan.engines) > 1 else ""
     lines = [f"memory{each}"]
     lines += [f"  {name:<10} {spell_bytes(count):>10}  {text}".rstrip() for name, count, text in parts]
     requests = "request" if memory.whole_contexts == 1 else "requests"
@@ -69,6 +72,8 @@ def as_json(plan: Plan) -> str:
     value: dict[str, Any] = {
         "manifest": str(plan.path),
         "sha256": plan.sha256,
+        "outputs_sha256": plan.gateway.outputs_sha256,
+        "graphs_sha256": graphs_hash(settled(plan.effective)),
         "architecture": plan.architecture,
         "effective": [msgspec.to_builtins(effective) for effective in plan.effective],
         "engines": [msgspec.to_builtins(engine) for engine in plan.engines],

@@ -10,6 +10,14 @@ from engine.api.errors import ConfigError
 Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4"]
+MatmulPrecision = Literal["highest", "high", "medium"]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a rank runs: see `cpus` and `process_cpus` of EngineConfig."""
+
+    cpus: tuple[int, ...] = ()
+    process_cpus: tuple[int, ...] = ()
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,9 +28,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     variant (kernels/cpu/library.py), triton on a GPU, or torch. `weights` other than stored are rounded as they are
     loaded and kept for the next start in the folder `weight_cache`, if there is one. `kv_measured`: a GPU's pool takes
     the memory that is really left, at most `kv_bytes`. `invariant`: a request's numbers do not depend on the requests
-    beside it. Decode steps of `graph_sizes` rows are captured in at most `graph_bytes`. `load`: random weights need no
-    more of the checkpoint than its config.json. `cpus`: one for each thread of compiled kernels; `process_cpus`: those
-    that the process as a whole may use. Empty: nothing is bound."""
+    beside it. `matmul_precision`: of torch's float32 products. Decode steps of `graph_sizes` rows are captured in at
+    most `graph_bytes`. `load`: random weights need no more of the checkpoint than its config.json. `cpus`: one for each
+    thread of compiled kernels; `process_cpus`: those that the process as a whole may use. Empty: nothing is bound.
+    `tensor`: processes that share the model, each with `threads` threads, of which this is rank 0; bytes are those of
+    one of them. `rank_cpus`: places of the ranks 1 …; on GPUs rank r computes on device `gpu` + r. `pulse`: the file of
+    its signs of life, if somebody watches them; an idle engine gives itself a token to compute every `probe_s` seconds
+    (0: never)."""
 
     model: str
     socket: str = ""
@@ -43,8 +55,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     threads: int = 1
     cpus: tuple[int, ...] = ()
     process_cpus: tuple[int, ...] = ()
+    tensor: int = 1
+    rank_cpus: tuple[Place, ...] = ()
+    gpu: int = 0
     kernels: str = "torch"
     invariant: bool = False
+    matmul_precision: MatmulPrecision = "highest"
     graph_sizes: tuple[int, ...] = ()
     graph_bytes: int = 0
     load: Literal["checkpoint", "random"] = "checkpoint"
@@ -53,13 +69,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trust_remote_code: bool = False
     record: str | None = None
     record_bytes: int = 256 * 2**20
+    pulse: str = ""
+    probe_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads"):
+        for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads", "tensor"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.cpus and len(self.cpus) != self.threads:
             raise ConfigError(f"cpus={list(self.cpus)}: must be one for each of {self.threads} threads, or none")
+        if self.rank_cpus and len(self.rank_cpus) != self.tensor - 1:
+            raise ConfigError(f"rank_cpus: {len(self.rank_cpus)} places for {self.tensor - 1} ranks beside the first")
 
 
 def graph_ladder(most: int) -> tuple[int, ...]:

@@ -15,7 +15,9 @@ import msgspec
 
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError, EngineGone, RequestError
+from engine.api.events import Event, Told
 from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, Submit, ToEngine
+from engine.api.pulse import State
 from engine.core.config import SchedulerConfig
 from engine.core.grammars import Compiler, Grammars, Mask
 from engine.core.plan import StepPlan, StepResult
@@ -23,6 +25,8 @@ from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
 from engine.kv.layout import Layout
 from engine.models.parts import Model, attentions
+
+Happened = tuple[str, float, Event]
 
 STATS_S = 0.1  # Stats are sent no more often
 
@@ -49,7 +53,9 @@ class Worker(Protocol):
 
 
 class Loop:
-    """`send` is called in the loop's thread and must not block; `rest` likewise, before the loop sleeps or ends."""
+    """`send` is called in the loop's thread and must not block; `rest` likewise, before the loop sleeps or ends,
+    and `beat`, before it waits for a step (BUSY) and before it sleeps (IDLE). `told` is where the scheduler tells what
+    happens."""
 
     def __init__(
         self,
@@ -59,17 +65,21 @@ class Loop:
         *,
         overlap: bool = True,
         grammars: Grammars | None = None,
+        told: list[Happened] | None = None,
         rest: Callable[[], None] | None = None,
+        beat: Callable[[State], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
         self.drained = False
         self._worker, self._send, self._clock = worker, send, clock
         self._at_rest = rest or _nothing
+        self._beat = beat or _unwatched
         self._depth = 2 if overlap else 1
         self._grammars = grammars or Grammars(None)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._out: list[FromEngine] = []
+        self._told = [] if told is None else told
         self._stopping = self._draining = False
         self._stats_at, self._stats_stale = 0.0, True
 
@@ -103,6 +113,7 @@ class Loop:
             assert flying or not (self.scheduler.running or self.scheduler.waiting), "requests wait and nothing can run"
             if flying and (planned is None or len(flying) == self._depth):
                 _, handle = flying.popleft()
+                self._beat(State.BUSY)
                 self._settle(handle.result())
             self._flush()
         for _, handle in flying:
@@ -133,12 +144,16 @@ class Loop:
             self._report()
         self._flush()
         self._at_rest()
+        self._beat(State.IDLE)
 
     def _stop(self) -> None:
         self._stopping = True
         self._inbox.put(_nothing)  # wakes a loop that is about to sleep
 
     def _flush(self) -> None:
+        if self._told:
+            self._out.append(Told(tuple(self._told)))
+            self._told.clear()
         if self._out:
             out, self._out = self._out, []
             self._send(out)
@@ -256,6 +271,7 @@ def build_loop(
     worker: Worker,
     send: Callable[[list[FromEngine]], None],
     open_compiler: Callable[[], Compiler] | None = None,
+    beat: Callable[[State], None] | None = None,
 ) -> Loop:
     """The loop over a worker that was built for the same configuration."""
     ropes = dict.fromkeys(part.rope for part in attentions(worker.model) if part.rope is not None)
@@ -270,12 +286,22 @@ def build_loop(
         prefix_cache=config.prefix_cache,
         ropes=tuple(ropes),
     )
-    grammars = Grammars(open_compiler)
+    grammars, told, rest = Grammars(open_compiler), list[Happened](), None
+
+    def tell(id: str, now: float, event: Event) -> None:
+        told.append((id, now, event))
+
     if config.record is None:
-        return Loop(Scheduler(settings), worker, send, overlap=config.overlap, grammars=grammars)
-    recorder = Recorder(settings, config.record, config.record_bytes)
-    return Loop(recorder, worker, send, overlap=config.overlap, grammars=grammars, rest=recorder.rest)
+        scheduler = Scheduler(settings, tell)
+    else:
+        scheduler = recorder = Recorder(settings, config.record, config.record_bytes, tell)
+        rest = recorder.rest
+    return Loop(scheduler, worker, send, overlap=config.overlap, grammars=grammars, told=told, rest=rest, beat=beat)
 
 
 def _nothing() -> None:
     """Put in the inbox, it wakes the loop."""
+
+
+def _unwatched(state: State) -> None:
+    """Nobody watches this loop."""
