@@ -107,6 +107,24 @@ def _manifest(command: argparse.ArgumentParser) -> None:
     command.add_argument("manifest", metavar="MANIFEST", type=Path, help="the manifest, a YAML file")
 
 
+def _hardware(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--hardware",
+        metavar="NAME",
+        default=None,
+        help="for this machine of the table of devices instead of the one at hand: h200x1, l4x2, cpu:16:64GiB",
+    )
+
+
+def _why(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--why",
+        metavar="NUMBER",
+        default=None,
+        help="explain a number step by step: weights, kv, context, decode, any key of the manifest …",
+    )
+
+
 def _format(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--format",
@@ -152,7 +170,12 @@ def _prove(options: argparse.Namespace) -> Any:
     from appliance.declare.settings import Given, environment
     from appliance.plan.prove import prove
 
-    return prove(Given(options.manifest, options.options, environment(), tuple(options.overlays)))
+    machine = None
+    if getattr(options, "hardware", None):
+        from appliance.plan.hardware import hardware
+
+        machine = hardware(options.hardware)
+    return prove(Given(options.manifest, options.options, environment(), tuple(options.overlays)), machine)
 
 
 def _warn(plan: Any, options: argparse.Namespace, to: TextIO) -> None:
@@ -167,9 +190,13 @@ def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False)
 
     def refusing(options: argparse.Namespace) -> int:
         from appliance.declare.problems import Refused
+        from appliance.plan.hardware import UnknownHardware
 
         try:
             return run(options)
+        except UnknownHardware as error:
+            print(f"--hardware {error}", file=sys.stderr)
+            return exits.MANIFEST.number
         except Refused as refused:
             from appliance.command.refusal import tell
 
@@ -205,6 +232,12 @@ def show_plan(options: argparse.Namespace) -> int:
 
     plan = _prove(options)
     _warn(plan, options, sys.stderr)
+    if options.why:
+        from appliance.plan.why import explain
+
+        text, found = explain(plan, options.why)
+        print(text, file=sys.stdout if found else sys.stderr)
+        return (exits.OK if found else exits.MANIFEST).number
     print(as_json(plan) if options.json else as_text(plan))
     return exits.OK.number
 
@@ -277,12 +310,12 @@ COMMANDS: dict[str, Command] = {
     "check": (
         _refusing(check, report=True),
         "Check a manifest, its checkpoint and this machine; start nothing.",
-        (_manifest, _format, _fix),
+        (_manifest, _format, _fix, _hardware),
     ),
     "plan": (
         show_plan,
         "Print what would run: every value with its source, memory by part.",
-        (_manifest, _json, _format),
+        (_manifest, _json, _format, _hardware, _why),
     ),
     "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options, _api_key)),
     "why": (why, "Tell what happened to a request of a running service, and why.", (_request, _api_key)),
