@@ -153,6 +153,11 @@ def _request(command: argparse.ArgumentParser) -> None:
     command.add_argument("--url", default=DEFAULT_URL, help=f"the service; default {DEFAULT_URL}")
 
 
+def _recording(command: argparse.ArgumentParser) -> None:
+    command.add_argument("recording", metavar="FILE", help="a flight recording, which engine.record names")
+    command.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help="its options: FILE --help lists them")
+
+
 def _api_key(command: argparse.ArgumentParser) -> None:
     command.add_argument("--api-key-env", default=None, metavar="NAME", help="environment variable with the API key")
 
@@ -278,6 +283,17 @@ def why(options: argparse.Namespace) -> int:
     return exits.OK.number
 
 
+def _of_engine(module: str) -> Callable[[argparse.Namespace], int]:
+    """A command that the engine has: nothing here imports its core."""
+
+    def run(options: argparse.Namespace) -> int:
+        import subprocess
+
+        return subprocess.call([sys.executable, "-P", "-m", module, str(options.recording), *options.rest])
+
+    return run
+
+
 def _key(options: argparse.Namespace) -> str | None:
     from appliance.declare.settings import environment
 
@@ -319,6 +335,16 @@ COMMANDS: dict[str, Command] = {
     ),
     "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options, _api_key)),
     "why": (why, "Tell what happened to a request of a running service, and why.", (_request, _api_key)),
+    "replay": (
+        _of_engine("engine.core.replay"),
+        "Make every scheduling decision of a flight recording again, and compare; --explain ID tells of a request.",
+        (_recording,),
+    ),
+    "whatif": (
+        _of_engine("engine.core.whatif"),
+        "Predict throughput and latency of recorded traffic under other settings.",
+        (_recording,),
+    ),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),
     "healthcheck": (healthcheck, "Exit 0 if the service is ready, else 1.", (_url,)),
     "env": (environment_report, "Print versions and machine facts for a bug report.", (_json,)),

@@ -1,4 +1,4 @@
-"""Replays a flight recording: `python -m engine.core.replay FILE [--explain REQUEST_ID]`.
+"""Replays a flight recording: `slipway replay FILE [--explain REQUEST_ID]`.
 
 Without more, runs the scheduler again on the recorded events and compares every plan: exit 0 if all are equal, 1 with
 the first step that differs. `--explain` prints what happened to one request and why.
@@ -83,7 +83,7 @@ def replay(records: Iterator[Record], note: Note | None = None) -> Replay:
         if isinstance(record, Started):
             if record.state and scheduler is not None:
                 continue  # the run goes on in the next file, and so does this scheduler
-            scheduler = Scheduler(_config(record), _noted(note))
+            scheduler = Scheduler(config_of(record), _noted(note))
             result.runs += 1
             if record.state:
                 scheduler, result.dropped = thawed(scheduler, record.state), record.step
@@ -136,7 +136,7 @@ def _plan_again(scheduler: Scheduler, record: PlanMade, note: Note | None) -> Di
     return None if plan == record.plan else Difference(record.plan, plan)
 
 
-def _config(started: Started) -> SchedulerConfig:
+def config_of(started: Started) -> SchedulerConfig:
     """Scalings are a union of dataclasses, which MessagePack does not tell apart: their types stand beside them."""
     config = dict(started.config)
     ropes = []
@@ -149,7 +149,7 @@ def _config(started: Started) -> SchedulerConfig:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m engine.core.replay", description="Replays a flight recording.")
+    parser = argparse.ArgumentParser(prog="slipway replay", description="Replays a flight recording.")
     parser.add_argument("file", type=Path)
     parser.add_argument("--explain", metavar="REQUEST_ID", help="print what happened to this request")
     options = parser.parse_args(arguments)

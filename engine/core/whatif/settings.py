@@ -1,0 +1,92 @@
+"""Settings of the manifest that a scheduler follows, as changes of its configuration."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.api.errors import ConfigError
+from engine.core.config import SchedulerConfig
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`depth`: steps in flight."""
+
+    config: SchedulerConfig
+    depth: int = 2
+
+
+def changed(settings: Settings, assignments: list[str]) -> Settings:
+    """With `key=value` of each. Raises ConfigError for another key or value."""
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        change = CHANGES.get(key.replace("-", "_"))
+        if not equals or change is None:
+            raise ConfigError(f"{assignment}: give KEY=VALUE with a key among {', '.join(CHANGES)}")
+        try:
+            settings = change(settings, value)
+        except ValueError as error:
+            raise ConfigError(f"{assignment}: {error}") from None
+    return settings
+
+
+def _count(value: str) -> int:
+    if not value.isdecimal() or not int(value):
+        raise ValueError(f"{value!r} is no whole number from 1 on")
+    return int(value)
+
+
+def _truth(value: str) -> bool:
+    if value not in ("true", "false"):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value == "true"
+
+
+def _bytes(value: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)", value)
+    if match is None:
+        raise ValueError(f"{value!r} is no size such as 2GiB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _policy(value: str) -> Any:
+    if value not in ("fcfs", "priority"):
+        raise ValueError(f"{value!r} is neither fcfs nor priority")
+    return value
+
+
+def _with(settings: Settings, **changes: Any) -> Settings:
+    return replace(settings, config=replace(settings.config, **changes))
+
+
+def _block_tokens(settings: Settings, value: str) -> Settings:
+    """The pool keeps its bytes."""
+    config = settings.config
+    layout = replace(config.layout, block_tokens=_count(value))
+    blocks = layout.blocks(config.blocks * config.layout.block_bytes)
+    return _with(settings, layout=layout, blocks=_enough(blocks))
+
+
+def _pool(settings: Settings, value: str) -> Settings:
+    return _with(settings, blocks=_enough(settings.config.layout.blocks(_bytes(value))))
+
+
+def _enough(blocks: int) -> int:
+    if blocks < 2:
+        raise ValueError("the KV cache has no block then")
+    return blocks
+
+
+CHANGES: dict[str, Callable[[Settings, str], Settings]] = {
+    "engine.cache.block_tokens": _block_tokens,
+    "engine.cache.prefix": lambda settings, value: _with(settings, prefix_cache=_truth(value)),
+    "engine.scheduling.max_running": lambda settings, value: _with(settings, max_running=_count(value)),
+    "engine.scheduling.max_step_tokens": lambda settings, value: _with(settings, max_step_tokens=_count(value)),
+    "engine.scheduling.policy": lambda settings, value: _with(settings, policy=_policy(value)),
+    "engine.scheduling.overlap": lambda settings, value: replace(settings, depth=2 if _truth(value) else 1),
+    "hardware.kv_cache_memory": _pool,
+    "model.max_context": lambda settings, value: _with(settings, max_context=_count(value)),
+}

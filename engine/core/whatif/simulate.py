@@ -1,0 +1,106 @@
+"""Traffic through the real scheduler on a clock that is computed: the engine's loop without a device."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.api.errors import RequestError
+from engine.core.config import SchedulerConfig
+from engine.core.plan import StepResult
+from engine.core.scheduler import Planned, Scheduler
+from engine.core.whatif.traffic import Asked, Size, size_of
+
+
+@dataclass
+class Reply:
+    """When a request came, and when each of its tokens."""
+
+    at: float
+    times: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """`refused` requests could not be served under these settings."""
+
+    replies: list[Reply]
+    refused: int
+    preemptions: int
+    cached_tokens: int
+    steps: int
+
+
+def simulate(
+    asked: list[Asked], config: SchedulerConfig, seconds: Callable[[Size], float], *, rate: float = 1.0, depth: int = 2
+) -> Outcome:
+    """`asked` in order of arrival, which is sped up by `rate`. `depth` steps are in flight at once. Every request gets
+    the tokens that it got, and ends as it did."""
+    return _Run(asked, config, seconds, rate, depth).run()
+
+
+class _Run:
+    def __init__(
+        self, asked: list[Asked], config: SchedulerConfig, seconds: Callable[[Size], float], rate: float, depth: int
+    ) -> None:
+        self._scheduler = Scheduler(config)
+        self._seconds = seconds
+        self._rate = rate
+        self._depth = depth
+        start = asked[0].at if asked else 0.0
+        self._coming = deque((each, (each.at - start) / rate) for each in asked)
+        self._asked: dict[str, Asked] = {}
+        self._replies: dict[str, Reply] = {}
+        self._leaving: list[tuple[float, str]] = []  # clients that went before their first token
+        self._refused = 0
+        self._now = self._free_at = 0.0
+
+    def run(self) -> Outcome:
+        flying: deque[tuple[Planned, float]] = deque()
+        steps = 0
+        while True:
+            self._arrive()
+            planned = self._scheduler.plan(self._now)
+            if planned is not None:
+                steps += 1
+                self._free_at = max(self._now, self._free_at) + self._seconds(size_of(planned.plan.rows))
+                flying.append((planned, self._free_at))
+            if flying and (planned is None or len(flying) == self._depth):
+                done, ended = flying.popleft()
+                self._now = max(self._now, ended)
+                self._apply(done)
+            elif planned is None:
+                upcoming = [at for _, at in list(self._coming)[:1]] + [at for at, _ in self._leaving]
+                if not upcoming:
+                    break
+                self._now = max(self._now, min(upcoming))
+        counters = self._scheduler.counters
+        return Outcome(list(self._replies.values()), self._refused, counters.preemptions, counters.cached_tokens, steps)
+
+    def _arrive(self) -> None:
+        while self._coming and self._coming[0][1] <= self._now:
+            asked, at = self._coming.popleft()
+            id = asked.submit.id
+            try:
+                self._scheduler.submit(asked.submit, at)
+            except RequestError:
+                self._refused += 1
+                continue
+            self._asked[id], self._replies[id] = asked, Reply(at)
+            if asked.finish is not None and not asked.tokens:
+                self._leaving.append((at + (asked.ended - asked.at) / self._rate, id))
+        for leaving in [each for each in self._leaving if each[0] <= self._now]:
+            self._leaving.remove(leaving)
+            self._scheduler.end(leaving[1], self._asked[leaving[1]].finish or "abort")
+
+    def _apply(self, planned: Planned) -> None:
+        sampled = []
+        for sequence, row in zip(planned.sequences, planned.plan.rows, strict=True):
+            asked = self._asked[sequence.id]
+            number = len(sequence.ids) - sequence.prompt_tokens - len(asked.submit.emitted)
+            known = 0 <= number < len(asked.tokens)
+            sampled.append((asked.tokens[number] if known else 0) if row.sample else -1)
+        for delta in self._scheduler.apply(StepResult(planned.plan.step, tuple(sampled)), self._now).deltas:
+            reply, asked = self._replies[delta.id], self._asked[delta.id]
+            reply.times += [self._now] * len(delta.ids)
+            if delta.finish is None and asked.finish is not None and len(reply.times) >= len(asked.tokens):
+                self._scheduler.end(delta.id, asked.finish)

@@ -1,0 +1,77 @@
+"""A model of a step's time, fitted to recorded steps: what never shrinks when a step grows, and how it varies.
+
+Mean seconds are a sum of terms with coefficients that are not negative: one a step (weights are read once), tokens up
+to FEW and beyond (few of them cost what reading the weights costs, more of them computation), tokens drawn (the head),
+and positions attended to. Least squares, weighed by the mean time of steps of a like size, so that short steps count as
+much as long ones. What a step took beyond or below its mean is drawn again from all recorded steps: pauses of the
+machine are part of what clients see.
+"""
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.core.whatif.traffic import Size, Step
+
+FEW = 16
+ROUNDS = 500
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """`ratios`: of each recorded step, what it took to its mean."""
+
+    coefficients: tuple[float, ...]
+    ratios: tuple[float, ...]
+
+    def mean(self, size: Size) -> float:
+        return sum(value * each for value, each in zip(self.coefficients, _terms(size), strict=True))
+
+    @property
+    def error(self) -> float:
+        """Half of the steps are within this share of their mean."""
+        return statistics.median(abs(ratio - 1) for ratio in self.ratios)
+
+    def drawn(self, seed: int = 0) -> Callable[[Size], float]:
+        """Times of steps as they come, varied as the recorded ones; the same for the same seed."""
+        choice = random.Random(seed).choice
+        return lambda size: self.mean(size) * choice(self.ratios)
+
+
+def _terms(size: Size) -> tuple[float, ...]:
+    return 1.0, min(size.tokens, FEW), max(0, size.tokens - FEW), size.drawn, size.attended / 1000
+
+
+def fit(steps: Sequence[Step]) -> StepTimes:
+    """Of at least one step that took time."""
+    timed = [(step.size, step.ended - step.started) for step in steps if step.ended > step.started]
+    alike: dict[tuple[int, int], list[float]] = {}
+    for size, seconds in timed:
+        alike.setdefault(_kind(size), []).append(seconds)
+    means = {kind: statistics.fmean(values) for kind, values in alike.items()}
+    rows = [[term / means[_kind(size)] for term in _terms(size)] for size, _ in timed]
+    targets = [seconds / means[_kind(size)] for size, seconds in timed]
+    model = StepTimes(tuple(_not_negative(rows, targets)), ())
+    ratios = [seconds / model.mean(size) for size, seconds in timed]
+    middle = statistics.fmean(ratios)  # times that are drawn keep the mean
+    return StepTimes(model.coefficients, tuple(ratio / middle for ratio in ratios))
+
+
+def _kind(size: Size) -> tuple[int, int]:
+    """Steps with the same are of a like size: within a factor of two in tokens and in positions."""
+    return size.tokens.bit_length(), size.attended.bit_length()
+
+
+def _not_negative(rows: list[list[float]], targets: list[float]) -> list[float]:
+    """The x ≥ 0 with the least Σ (row · x − target)², by descent along one coordinate after the other."""
+    count = len(rows[0])
+    products = [[sum(row[i] * row[j] for row in rows) for j in range(count)] for i in range(count)]
+    wanted = [sum(row[i] * target for row, target in zip(rows, targets, strict=True)) for i in range(count)]
+    found = [0.0] * count
+    for _ in range(ROUNDS):
+        for i in range(count):
+            if products[i][i] > 0:
+                rest = wanted[i] - sum(products[i][j] * found[j] for j in range(count) if j != i)
+                found[i] = max(0.0, rest / products[i][i])
+    return found

@@ -1,0 +1,152 @@
+"""What a flight recording says of its traffic: who came when, asked what, and got which tokens; and every step."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from engine.api.errors import ConfigError, RequestError
+from engine.api.messages import Delta, Finish, Submit
+from engine.core.config import SchedulerConfig
+from engine.core.plan import Row, StepResult
+from engine.core.recorder import AllEnded, Applied, CacheReset, Ended, PlanMade, Record, Started, Submitted, thawed
+from engine.core.replay import config_of
+from engine.core.scheduler import Planned, Scheduler
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a step's time depends on: tokens computed, tokens drawn, and positions attended to, each token's own among
+    them."""
+
+    tokens: int
+    drawn: int
+    attended: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """`started`: when the device could begin, at its plan or at the end of the step before, whichever was later."""
+
+    size: Size
+    started: float
+    ended: float
+
+
+@dataclass
+class Asked:
+    """One request that came and ended; times are seconds. `tokens` are all that it got, with their `times`; `finish` is
+    how it ended where that came from outside: aborted, or complete by its grammar, at `ended`."""
+
+    submit: Submit
+    at: float
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    finish: Finish | None = None
+    ended: float = 0.0
+
+
+@dataclass
+class Traffic:
+    """Of a recording's last run. `left_out`: requests that had come before it begins, or have not ended in it."""
+
+    config: SchedulerConfig
+    asked: list[Asked]
+    steps: list[Step]
+    left_out: int
+
+
+def read_traffic(records: Iterable[Record]) -> Traffic:
+    """Raises ConfigError for a recording without a request that came and ended."""
+    reader: _Reader | None = None
+    for record in records:
+        if isinstance(record, Started):
+            if reader is None or not record.state:
+                reader = _Reader(record)
+        else:
+            assert reader is not None, "a recording begins with Started"
+            reader.take(record)
+    if reader is None or not reader.done or not reader.steps:
+        raise ConfigError("there is no request in it that came and ended; record for longer (engine.record)")
+    return reader.traffic()
+
+
+class _Reader:
+    """Runs the scheduler again, which knows whose rows are whose."""
+
+    def __init__(self, started: Started) -> None:
+        self.steps: list[Step] = []
+        self.done = 0
+        self._arrived: list[Asked] = []
+        self._config = config_of(started)
+        self._scheduler = Scheduler(self._config)
+        if started.state:
+            self._scheduler = thawed(self._scheduler, started.state)
+        self._strangers = self._scheduler.running + self._scheduler.waiting
+        self._open: dict[str, Asked] = {}
+        self._flying: deque[tuple[float, Planned]] = deque()
+        self._now = self._step_ended = 0.0
+
+    def take(self, record: Record) -> None:
+        match record:
+            case Submitted(submit, now):
+                with suppress(RequestError):  # refused then, too
+                    self._now = now
+                    ended = self._scheduler.submit(submit, now)
+                    self._open[submit.id] = Asked(submit, now)
+                    self._arrived.append(self._open[submit.id])
+                    self._hear([] if ended is None else [ended])
+            case Ended(id, finish):
+                self._scheduler.end(id, finish)
+                self._end(id, finish)
+            case AllEnded():
+                self._scheduler.end_all()
+                for id in list(self._open):
+                    self._end(id, "abort")
+            case CacheReset():
+                self._scheduler.reset_prefix_cache()
+            case PlanMade(now):
+                self._now = now
+                planned = self._scheduler.plan(now)
+                if planned is not None:
+                    self._flying.append((now, planned))
+            case Applied(now, step, sampled, failed):
+                self._now = now
+                self._apply(StepResult(step, sampled, failed=failed))
+
+    def _apply(self, result: StepResult) -> None:
+        if self._flying:  # else it was planned before the recording begins
+            planned_at, planned = self._flying.popleft()
+            self.steps.append(Step(size_of(planned.plan.rows), max(planned_at, self._step_ended), self._now))
+        self._step_ended = self._now
+        self._hear(self._scheduler.apply(result, self._now).deltas)
+
+    def _hear(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            asked = self._open.get(delta.id)
+            if asked is None:
+                continue
+            asked.tokens += delta.ids
+            asked.times += [self._now] * len(delta.ids)
+            if delta.finish is not None:
+                del self._open[delta.id]
+                self.done += 1
+
+    def _end(self, id: str, finish: Finish) -> None:
+        asked = self._open.pop(id, None)
+        if asked is not None:
+            asked.finish, asked.ended = finish, self._now
+            self.done += 1
+
+    def traffic(self) -> Traffic:
+        still = {id(asked) for asked in self._open.values()}
+        asked = [asked for asked in self._arrived if id(asked) not in still]
+        return Traffic(self._config, asked, self.steps, self._strangers + len(self._open))
+
+
+def size_of(rows: Sequence[Row]) -> Size:
+    return Size(
+        sum(row.count for row in rows),
+        sum(row.sample for row in rows),
+        sum(row.count * row.first + row.count * (row.count + 1) // 2 for row in rows),
+    )

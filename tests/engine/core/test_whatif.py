@@ -1,0 +1,204 @@
+"""Recorded traffic under other settings: against a device whose step times are known exactly."""
+
+import json
+import random
+from collections import deque
+
+import pytest
+from scheduler_simulation import make_layout
+
+from engine.api.errors import ConfigError
+from engine.api.messages import Grammar, Sampling, Submit
+from engine.core.config import SchedulerConfig
+from engine.core.plan import StepResult
+from engine.core.recorder import Recorder
+from engine.core.replay import read_records, replay
+from engine.core.whatif.__main__ import figures, main, percentile, table
+from engine.core.whatif.settings import Settings, changed
+from engine.core.whatif.simulate import Reply, simulate
+from engine.core.whatif.times import fit
+from engine.core.whatif.traffic import Size, Step, read_traffic, size_of
+
+CONFIG = {"layout": make_layout((None,)), "blocks": 200, "max_context": 400, "max_step_tokens": 32, "max_running": 8}
+
+
+def truth(size):
+    """Seconds of a step of the device."""
+    return 0.002 + 0.0001 * min(size.tokens, 16) + 0.0004 * max(0, size.tokens - 16) + 0.00001 * size.attended / 10
+
+
+def traffic_of(seed=1, count=120, rate=15.0):
+    rng, at, asks = random.Random(seed), 1000.0, []
+    for number in range(count):
+        at += rng.expovariate(rate)
+        # salted: what is found in the cache depends on where blocks end, which is for another test
+        prompt = tuple(rng.randrange(2, 50) for _ in range(rng.randrange(2, 120)))
+        asks.append((at, Submit(str(number), prompt, Sampling(), rng.randrange(1, 60), salt=str(number))))
+    return asks
+
+
+def measured(path, asks, *, depth=2, aborts=(), **changes):
+    """Runs the requests on the device, recording; their replies as clients would have measured them."""
+    scheduler = Recorder(SchedulerConfig(**{**CONFIG, **changes}), str(path), 2**30)
+    coming, flying, replies, now, free_at = deque(asks), deque(), {}, 999.0, 0.0
+    while True:
+        while coming and coming[0][0] <= now:
+            at, submit = coming.popleft()
+            scheduler.submit(submit, at)
+            replies[submit.id] = Reply(at)
+        planned = scheduler.plan(now)
+        if planned is not None:
+            free_at = max(now, free_at) + truth(size_of(planned.plan.rows))
+            flying.append((planned, free_at))
+        if flying and (planned is None or len(flying) == depth):
+            done, ended = flying.popleft()
+            now = max(now, ended)
+            sampled = tuple(1 if row.sample else -1 for row in done.plan.rows)
+            for delta in scheduler.apply(StepResult(done.plan.step, sampled), now).deltas:
+                replies[delta.id].times += [now] * len(delta.ids)
+                if delta.finish is None and delta.id in aborts and len(replies[delta.id].times) >= 3:
+                    scheduler.end(delta.id, "abort")
+        elif planned is None:
+            if not coming:
+                break
+            now = max(now, coming[0][0])
+    scheduler.flush()
+    return list(replies.values())
+
+
+def near(found, expected, share):
+    return abs(found - expected) <= share * expected + 1e-9
+
+
+def test_what_was_measured_is_read_from_the_recording(tmp_path):
+    asks = traffic_of()
+    replies = measured(tmp_path / "r", asks, aborts=("3", "17"))
+    traffic = read_traffic(read_records(tmp_path / "r"))
+    assert [asked.submit for asked in traffic.asked] == [submit for _, submit in asks]
+    assert [(asked.at, asked.times) for asked in traffic.asked] == [(reply.at, reply.times) for reply in replies]
+    assert {asked.submit.id for asked in traffic.asked if asked.finish} == {"3", "17"}
+    assert traffic.left_out == 0
+    steps = replay(read_records(tmp_path / "r")).steps
+    assert len(traffic.steps) == steps
+    assert all(near(step.ended - step.started, truth(step.size), 1e-6) for step in traffic.steps)
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"max_running": 2}, {"max_running": 3, "max_step_tokens": 64}, {"blocks": 60},
+    {"max_step_tokens": 9},
+], ids=str)  # fmt: skip
+def test_other_settings_are_predicted_as_the_device_would_have_been(tmp_path, changes):
+    asks = traffic_of()
+    measured(tmp_path / "r", asks)
+    expected = figures(measured(tmp_path / "other", asks, **changes))
+    traffic = read_traffic(read_records(tmp_path / "r"))
+    times = fit(traffic.steps)
+    assert times.error < 0.02
+    found = figures(simulate(traffic.asked, SchedulerConfig(**{**CONFIG, **changes}), times.drawn()).replies)
+    assert (found.requests, found.tokens) == (expected.requests, expected.tokens)
+    for name in ("span", "throughput", "ttft_p50", "ttft_p95", "itl_p50", "itl_p95"):
+        assert near(getattr(found, name), getattr(expected, name), 0.05), name
+
+
+def test_traffic_that_comes_faster_is_predicted(tmp_path):
+    asks = traffic_of(rate=8.0)
+    measured(tmp_path / "r", asks)
+    faster = [(1000.0 + (at - 1000.0) / 3, submit) for at, submit in asks]
+    expected = figures(measured(tmp_path / "other", faster))
+    traffic = read_traffic(read_records(tmp_path / "r"))
+    found = figures(simulate(traffic.asked, traffic.config, fit(traffic.steps).drawn(), rate=3.0).replies)
+    assert near(found.throughput, expected.throughput, 0.05) and near(found.ttft_p95, expected.ttft_p95, 0.1)
+
+
+def test_aborted_requests_and_grammars_end_where_they_did(tmp_path):
+    asks = [(at, submit) for at, submit in traffic_of(count=30)]
+    at, submit = asks[5]
+    asks[5] = (at, Submit("5", submit.prompt, Sampling(), 50, grammar=Grammar("regex", "a*"), salt="5"))
+    replies = measured(tmp_path / "r", asks, aborts=("5", "9"))
+    traffic = read_traffic(read_records(tmp_path / "r"))
+    found = simulate(traffic.asked, traffic.config, fit(traffic.steps).mean)
+    assert [len(reply.times) for reply in found.replies] == [len(reply.times) for reply in replies]
+
+
+def test_a_client_that_left_while_it_waited_leaves_there_too(tmp_path):
+    scheduler = Recorder(SchedulerConfig(**{**CONFIG, "max_running": 1}), str(tmp_path / "r"), 2**30)
+    for number in range(2):
+        scheduler.submit(Submit(str(number), (1, 2, 3), Sampling(), 9), 1.0)
+    for number in range(9):
+        planned = scheduler.plan(1.0 + number)
+        scheduler.apply(StepResult(planned.plan.step, (1,) * len(planned.plan.rows)), 2.0 + number)
+        if number == 3:
+            scheduler.end("1", "abort")
+    scheduler.flush()
+    traffic = read_traffic(read_records(tmp_path / "r"))
+    found = simulate(traffic.asked, traffic.config, fit(traffic.steps).mean, depth=1)
+    assert [len(reply.times) for reply in found.replies] == [9, 0]
+
+
+def test_noise_keeps_its_mean_and_is_the_same_each_time():
+    rng = random.Random(5)
+    steps, at = [], 0.0
+    for _ in range(3000):
+        tokens = rng.choice((1, 4, 8, 30, 200))
+        size = Size(tokens, min(tokens, 8), tokens * 50)
+        seconds = truth(size) * rng.choice((0.7, 0.9, 1.0, 1.0, 1.4, 3.0))
+        steps.append(Step(size, at, at + seconds))
+        at += seconds
+    times = fit(steps)
+    total = sum(times.mean(step.size) for step in steps)
+    assert near(total, at, 0.01)
+    one, two = times.drawn(), times.drawn()
+    drawn = [one(step.size) for step in steps]
+    assert drawn == [two(step.size) for step in steps] and near(sum(drawn), at, 0.05)
+    assert drawn != [times.drawn(1)(step.size) for step in steps]
+    assert all(coefficient >= 0 for coefficient in times.coefficients)
+
+
+@pytest.mark.parametrize(("assignment", "words"), [
+    ("engine.cache.block_tokens=0", "no whole number from 1 on"), ("engine.cache.prefix=yes", "neither true nor false"),
+    ("engine.scheduling.policy=lifo", "neither fcfs nor priority"), ("hardware.kv_cache_memory=many", "no size"),
+    ("hardware.kv_cache_memory=1B", "no block then"), ("model.path=x", "a key among"),
+    ("model.max_context", "KEY=VALUE"),
+])  # fmt: skip
+def test_settings_that_are_none_are_told(assignment, words):
+    with pytest.raises(ConfigError, match=words):
+        changed(Settings(SchedulerConfig(**CONFIG)), [assignment])
+
+
+def test_settings_are_those_of_the_manifest():
+    given = ["engine.cache.block_tokens=8", "engine.cache.prefix=false", "engine.scheduling.max-running=3",
+             "engine.scheduling.overlap=false", "model.max_context=90"]  # fmt: skip
+    found = changed(Settings(SchedulerConfig(**CONFIG)), given)
+    config = found.config
+    assert (config.layout.block_tokens, config.blocks, config.prefix_cache, config.max_running) == (8, 100, False, 3)
+    assert (config.max_context, found.depth) == (90, 1)
+    pool = f"hardware.kv_cache_memory={config.layout.block_bytes * 7}"
+    assert changed(found, [pool]).config.blocks == 7
+
+
+def test_the_command_prints_a_table_and_json(tmp_path, capsys):
+    measured(tmp_path / "r", traffic_of(count=20))
+    assert main([str(tmp_path / "r"), "--set", "engine.scheduling.max_running=1"]) == 0
+    out = capsys.readouterr().out
+    assert "measured" in out and "tokens/s" in out and "step times are fitted to" in out
+    assert main([str(tmp_path / "r"), "--json", "--rate", "2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["measured"]["tokens"] == report["model"]["tokens"] == report["changed"]["tokens"] > 0
+    assert main([str(tmp_path / "nothing")]) == 1
+    assert main([str(tmp_path / "r"), "--rate", "0"]) == 1
+    assert "--rate 0" in capsys.readouterr().err
+
+
+def test_an_empty_recording_is_told(tmp_path, capsys):
+    Recorder(SchedulerConfig(**CONFIG), str(tmp_path / "r"), 2**30).flush()
+    assert main([str(tmp_path / "r")]) == 1
+    assert "no request in it that came and ended" in capsys.readouterr().err
+
+
+def test_changes_read_as_shares_or_as_times():
+    one = figures([Reply(0.0, [1.0, 2.0])])
+    many = figures([Reply(0.0, [100.0, 102.0])])
+    lines = table(one, one, many).splitlines()
+    assert next(line for line in lines if "TTFT p50" in line).endswith("× 100")
+    assert next(line for line in lines if "between tokens p50" in line).endswith("+100.0 %")
+    assert percentile([], 50) is None and percentile([3.0, 1.0], 50) == 3.0
