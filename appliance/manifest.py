@@ -95,6 +95,9 @@ class Model(Section):
     """Whether sampling defaults and extra end tokens come from the checkpoint's generation_config.json."""
     trust_remote_code: bool = False
     """Allows a checkpoint folder to bring its own architecture as slipway_model.py; its code is then run."""
+    lock: Literal["auto", "require", "warn", "off"] = "auto"
+    """What a lock beside the manifest (`slipway lock`) is for: auto serves only its files where there is one, require
+    wants one, warn tells what differs and serves, off looks at none."""
 
 
 class Quantization(Section):

@@ -107,6 +107,10 @@ def _manifest(command: argparse.ArgumentParser) -> None:
     command.add_argument("manifest", metavar="MANIFEST", type=Path, help="the manifest, a YAML file")
 
 
+def _check_only(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--check", action="store_true", help="compare with the lock that is there; write nothing")
+
+
 def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("-j", "--json", action="store_true", help="print JSON")
 
@@ -124,12 +128,22 @@ def _chat_options(command: argparse.ArgumentParser) -> None:
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
-def _prove(options: argparse.Namespace) -> Any:
-    """The plan, or None after one message that says everything that is wrong."""
+def _given(options: argparse.Namespace, manifest: Path | None = None) -> Any:
     from appliance.declare.settings import Given, environment
+
+    return Given(manifest or options.manifest, options.options, environment())
+
+
+def _prove(options: argparse.Namespace, *, hashed: bool = False) -> tuple[Any, Any]:
+    """The plan, and the guard that held the checkpoint to its lock. Raises Refused with everything that is wrong."""
+    from appliance.lock.guard import Guard
     from appliance.plan.prove import prove
 
-    return prove(Given(options.manifest, options.options, environment()))
+    guard = Guard(hashed=hashed)
+    plan = prove(_given(options), verify=guard)
+    for line in guard.notes(plan):
+        print(line, file=sys.stderr)
+    return plan, guard
 
 
 def _refusing(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
@@ -152,7 +166,10 @@ def _refusing(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
 def check(options: argparse.Namespace) -> int:
     from appliance.plan.report import summary
 
-    print(f"{options.manifest}: ok, {summary(_prove(options))}")
+    plan, guard = _prove(options)
+    print(f"{options.manifest}: ok, {summary(plan)}")
+    if line := guard.summary():
+        print(line)
     return exits.OK.number
 
 
@@ -160,18 +177,25 @@ def check(options: argparse.Namespace) -> int:
 def show_plan(options: argparse.Namespace) -> int:
     from appliance.plan.report import as_json, as_text
 
-    plan = _prove(options)
+    plan, _ = _prove(options)
     print(as_json(plan) if options.json else as_text(plan))
     return exits.OK.number
 
 
 @_refusing
 def serve(options: argparse.Namespace) -> int:
-    plan = _prove(options)
+    plan, _ = _prove(options, hashed=True)
     from appliance.launch.launch import serve as launch
 
     code: int = launch(plan)
     return code
+
+
+@_refusing
+def lock(options: argparse.Namespace) -> int:
+    from appliance.command import lock as command
+
+    return (command.verify if options.check else command.write)(_given(options))
 
 
 def schema(options: argparse.Namespace) -> int:
@@ -217,6 +241,11 @@ COMMANDS: dict[str, Command] = {
         show_plan,
         "Print what would run: every value with its source, memory by part.",
         (_manifest, _json),
+    ),
+    "lock": (
+        lock,
+        "Write the SHA-256 of every file of the checkpoint beside the manifest; `serve` holds it to them.",
+        (_manifest, _check_only),
     ),
     "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options)),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),

@@ -3,7 +3,7 @@
 Reads files, never weights, and never imports torch.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -34,12 +34,20 @@ class _TekkenFile(msgspec.Struct):
 TOKENIZERS = {"tokenizer.json": _TokenizerFile, "tekken.json": _TekkenFile}
 
 
-def prove(given: Given, machine: Machine | None = None) -> Plan:
-    """The plan for what is given, on this machine unless another is described. Raises Refused with what is wrong."""
+Verify = Callable[[Settings, Path], None]
+
+
+def _trusting(settings: Settings, folder: Path) -> None:
+    """Takes a checkpoint's files as they are."""
+
+
+def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusting) -> Plan:
+    """The plan for what is given, on this machine unless another is described. `verify` may refuse the checkpoint's
+    folder before anything in it is read or run, and before a GPU is asked. Raises Refused with what is wrong."""
     settings = load(given)
     problems = list(_files(settings, given.environ))
     try:
-        checkpoint = _checkpoint(settings)
+        checkpoint = _checkpoint(settings, verify)
     except EngineError as error:
         at = settings.place(("model", "path"))
         raise Refused([*problems, Problem(at, "model.path", str(error))], exits.CHECKPOINT) from error
@@ -50,9 +58,10 @@ def prove(given: Given, machine: Machine | None = None) -> Plan:
     return plan(settings, checkpoint, machine)
 
 
-def _checkpoint(settings: Settings) -> Checkpoint:
+def _checkpoint(settings: Settings, verify: Verify) -> Checkpoint:
     """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
     folder = settings.path.resolve().parent / settings.manifest.model.path
+    verify(settings, folder.resolve())
     checkpoint = read_checkpoint(folder.resolve(), settings.manifest.model.trust_remote_code)
     check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
     present = next((name for name in TOKENIZERS if (checkpoint.path / name).exists()), "tokenizer.json")
