@@ -96,8 +96,8 @@ class Model(Section):
     trust_remote_code: bool = False
     """Allows a checkpoint folder to bring its own architecture as slipway_model.py; its code is then run."""
     lock: Literal["auto", "require", "warn", "off"] = "auto"
-    """What a lock beside the manifest (`slipway lock`) is for: auto serves only its files where there is one, require
-    wants one, warn tells what differs and serves, off looks at none."""
+    """Whether the files must be those of the lock beside the manifest; auto: where `slipway lock` wrote one, require:
+    always, warn: differences are told and served, off: never."""
 
 
 class Quantization(Section):

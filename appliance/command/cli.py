@@ -111,6 +111,21 @@ def _check_only(command: argparse.ArgumentParser) -> None:
     command.add_argument("--check", action="store_true", help="compare with the lock that is there; write nothing")
 
 
+def _format(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--format",
+        choices=("text", "json", "github", "sarif"),
+        default="text",
+        help="how problems of the manifest are told: text, json, github (lines of a workflow), sarif (code scanning)",
+    )
+
+
+def _fix(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--fix", action="store_true", help="correct in the file what leaves no doubt, say what was changed, then check"
+    )
+
+
 def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("-j", "--json", action="store_true", help="print JSON")
 
@@ -146,8 +161,9 @@ def _prove(options: argparse.Namespace, *, hashed: bool = False) -> tuple[Any, A
     return plan, guard
 
 
-def _refusing(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """A command that ends with one message and the code of its cause where the manifest is refused."""
+def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False) -> Callable[[argparse.Namespace], int]:
+    """A command that ends with one message and the code of its cause where the manifest is refused. `report`: what a
+    program reads of it is its output, and no message beside it."""
 
     def refusing(options: argparse.Namespace) -> int:
         from appliance.declare.problems import Refused
@@ -155,21 +171,29 @@ def _refusing(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
         try:
             return run(options)
         except Refused as refused:
-            count = len(refused.problems)
-            print(f"{refused}\n{options.manifest}: {count} problem{'s' * (count > 1)}", file=sys.stderr)
+            from appliance.command.refusal import tell
+
+            form = getattr(options, "format", "text")
+            tell(refused, options.manifest, form, sys.stdout if report and form != "text" else sys.stderr)
             return refused.cause.number
 
     return refusing
 
 
-@_refusing
 def check(options: argparse.Namespace) -> int:
     from appliance.plan.report import summary
 
+    if options.fix:
+        from appliance.command.refusal import mend
+
+        mend(lambda: _prove(options))
     plan, guard = _prove(options)
-    print(f"{options.manifest}: ok, {summary(plan)}")
-    if line := guard.summary():
-        print(line)
+    if options.format in ("json", "sarif"):
+        from appliance.command.formats import FORMATS
+
+        print(FORMATS[options.format](()))
+    else:
+        print("\n".join(filter(None, (f"{options.manifest}: ok, {summary(plan)}", guard.summary()))))
     return exits.OK.number
 
 
@@ -235,12 +259,16 @@ def environment_report(options: argparse.Namespace) -> int:
 Run = Callable[[argparse.Namespace], int]
 Command = tuple[Run, str, tuple[Callable[[argparse.ArgumentParser], None], ...]]
 COMMANDS: dict[str, Command] = {
-    "serve": (serve, "Check a manifest, then run its service in the foreground until SIGTERM.", (_manifest,)),
-    "check": (check, "Check a manifest, its checkpoint and this machine; start nothing.", (_manifest,)),
+    "serve": (serve, "Check a manifest, then run its service in the foreground until SIGTERM.", (_manifest, _format)),
+    "check": (
+        _refusing(check, report=True),
+        "Check a manifest, its checkpoint and this machine; start nothing.",
+        (_manifest, _format, _fix),
+    ),
     "plan": (
         show_plan,
         "Print what would run: every value with its source, memory by part.",
-        (_manifest, _json),
+        (_manifest, _json, _format),
     ),
     "lock": (
         lock,

@@ -114,7 +114,9 @@ def read_environment(given: Given) -> Tree:
         path = _path_of(name)
         place = Place(name)
         if path is None:
-            tree.faults.append(Fault((name,), place, "unknown setting", hint=_suggest_variable(name)))
+            tree.faults.append(
+                Fault((name,), place, "unknown setting", hint=_suggest_variable(name), code="unknown-key")
+            )
         else:
             _merge(tree, _single(path, given.environ[name], place))
     return tree
@@ -127,7 +129,7 @@ def read_options(given: Given) -> Tree:
         place = Place(option.flag)
         unknown = next((n for n in range(1, len(path) + 1) if find(path[:n]) is None), 0)
         if unknown:
-            tree.faults.append(Fault(path, place, unknown_key(path[:unknown])))
+            tree.faults.append(Fault(path, place, unknown_key(path[:unknown]), code="unknown-key"))
         else:
             _merge(tree, _single(path, option.text, place))
     return tree

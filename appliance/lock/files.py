@@ -41,7 +41,7 @@ def _weights(folder: Path) -> Iterator[str]:
         yield blocks.name
     elif (folder / INDEX).is_file():
         yield INDEX
-        yield SINGLE
+        yield from _shards(folder / INDEX)
     elif (folder / SINGLE).is_file():
         yield SINGLE
 

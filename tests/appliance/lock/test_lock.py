@@ -126,7 +126,7 @@ def test_a_refused_start_runs_nothing_and_leaves_nothing(manifest: Path, tmp_pat
     assert main(["lock", str(manifest)]) == 0
     flip(manifest.parent / "demo" / SHARD)
     command = [sys.executable, "-m", "appliance", "serve", str(manifest)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert done.returncode == exits.INTEGRITY.number and SHARD in done.stderr and done.stdout == ""
     assert list((tmp_path / "run").iterdir()) == []
 
