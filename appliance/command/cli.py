@@ -92,12 +92,12 @@ def _add_arguments(command: argparse.ArgumentParser, name: str, *, named: str, e
     if name == named and _reads_manifest(name):
         from appliance.command.flags import add_flags
 
-        command.usage = f"slipway {name} [options] MANIFEST"
+        command.usage = f"slipway {name} [options] {'MANIFEST' if _manifest in COMMANDS[name][2] else 'A [B]'}"
         add_flags(command, every=every)
 
 
 def _reads_manifest(command: str) -> bool:
-    return command in COMMANDS and _manifest in COMMANDS[command][2]
+    return command in COMMANDS and not {_manifest, _two_manifests}.isdisjoint(COMMANDS[command][2])
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -105,6 +105,13 @@ def _reads_manifest(command: str) -> bool:
 
 def _manifest(command: argparse.ArgumentParser) -> None:
     command.add_argument("manifest", metavar="MANIFEST", type=Path, help="the manifest, a YAML file")
+
+
+def _two_manifests(command: argparse.ArgumentParser) -> None:
+    command.add_argument("manifest", metavar="A", type=Path, help="the manifest as it is")
+    command.add_argument("other", metavar="B", type=Path, nargs="?", help="the one to come; default A with what is set")
+    command.add_argument("--format", choices=("text", "json"), default="text", help="text, or json for programs")
+    command.epilog = "Ends with 0 if nothing differs, 1 if something does, 2 if a manifest is wrong. --set goes to B."
 
 
 def _check_only(command: argparse.ArgumentParser) -> None:
@@ -222,6 +229,13 @@ def lock(options: argparse.Namespace) -> int:
     return (command.verify if options.check else command.write)(_given(options))
 
 
+@_refusing
+def diff(options: argparse.Namespace) -> int:
+    from appliance.command.diff import diff as run
+
+    return run(options)
+
+
 def schema(options: argparse.Namespace) -> int:
     from appliance.declare.schema_file import schema_text
 
@@ -269,6 +283,11 @@ COMMANDS: dict[str, Command] = {
         show_plan,
         "Print what would run: every value with its source, memory by part.",
         (_manifest, _json, _format),
+    ),
+    "diff": (
+        diff,
+        "Say what changes when manifest B takes A's place: restarts, outputs, caches, memory, clients.",
+        (_two_manifests,),
     ),
     "lock": (
         lock,

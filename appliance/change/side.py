@@ -1,0 +1,94 @@
+"""One side of a comparison: a manifest, every key as it would be, and the plan, if one can be made."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from appliance.declare.keys import Key, find, leaves, spell
+from appliance.declare.problems import Refused
+from appliance.declare.settings import Given, Settings, load
+from appliance.plan.machine import Machine
+from appliance.plan.memory import spell_bytes
+from appliance.plan.plan import Plan
+from appliance.plan.prove import prove
+
+FILES = ("model.path", "model.chat_template", "engine.record")  # relative to the manifest's folder
+
+
+@dataclass(frozen=True)
+class Value:
+    """One key on one side: as it is written, what it comes to (the same where there is no plan), how both are said, and
+    where it was written."""
+
+    written: Any
+    effective: Any
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """`refused` says why there is no plan: the checkpoint is not here, or this machine cannot serve it."""
+
+    given: Given
+    settings: Settings
+    values: dict[str, Value]
+    plan: Plan | None = None
+    refused: Refused | None = None
+
+
+def read_side(given: Given, machine: Machine) -> Side:
+    """Raises Refused only for a manifest that is wrong by itself."""
+    settings = load(given)
+    try:
+        plan = prove(given, machine)
+    except Refused as refused:
+        return Side(given, settings, _values(settings, None), refused=refused)
+    return Side(given, settings, _values(settings, plan), plan)
+
+
+def unplanned(side: Side) -> Side:
+    """The same with every key as it is written: what is settled on one side only cannot be compared."""
+    return replace(side, values=_values(side.settings, None))
+
+
+def _values(settings: Settings, plan: Plan | None) -> dict[str, Value]:
+    resolved = {one.key: one for one in plan.effective} if plan else {}
+    dumped, folder = settings.manifest.model_dump(), settings.path.resolve().parent
+    found = {}
+    for key in leaves():
+        if "*" in key.path:
+            continue
+        written: Any = dumped
+        for part in key.path:
+            written = written[part]
+        effective = resolved[key.name].resolved if key.name in resolved else written
+        if key.name == "model.names" and not effective:
+            effective = [Path(settings.manifest.model.path).name]
+        if key.name == "model.names" and not effective:
+            effective = [Path(settings.manifest.model.path).name]
+        compared = str(folder / effective) if key.name in FILES and effective is not None else effective
+        text = _text(key, written, effective)
+        found[key.name] = Value(_plain(written), _plain(compared), text, settings.origin(key))
+    for name, secret in settings.manifest.secrets.items():
+        for field, value in secret.model_dump().items():
+            place = settings.origin(("secrets", name, field))
+            compared = str(folder / value) if field == "file" else value
+            found[f"secrets.{name}.{field}"] = Value(value, compared, "(a reference)", place)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _text(key: Key, written: Any, effective: Any) -> str:
+    declared = find(key.path)
+    form = declared.form if declared else ""
+    shown = spell(written, form)
+    if _plain(written) == _plain(effective):
+        return shown
+    came_to = spell_bytes(effective) if form == "size" else spell(effective, form)
+    if written == "auto":
+        return f"{came_to} (auto)"
+    return came_to if written in (None, ()) else f"{shown}, here {came_to}"
