@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from appliance.manifest_examples import add_examples
+
 API_VERSION = "slipway/v1"
 
 _SIZES = {
@@ -77,7 +79,13 @@ SecretName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 class Section(BaseModel):
     """A part of the manifest: frozen, and nothing but the declared keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+        json_schema_extra=add_examples,
+    )
 
 
 class Model(Section):

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 class Key:
     """`kind`: "section" has keys below, "map" has names of the operator's choice, "value" is a leaf. `types` are
     the JSON types of its values, `choices` its fixed words, `form` "size" or "duration" where a unit is written.
-    `least`, `above` and `most` bound a number, where it is bounded."""
+    `least`, `above` and `most` bound a number, where it is bounded. `examples` are values that one might write."""
 
     path: tuple[str, ...]
     kind: str
@@ -33,6 +33,7 @@ class Key:
     least: float | None = None
     above: float | None = None
     most: float | None = None
+    examples: tuple[Any, ...] = ()
 
     @property
     def name(self) -> str:
@@ -145,8 +146,9 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
     form = next((option["format"] for option in (resolved, *options) if "format" in option), "")
     named = resolved.get("patternProperties") or ({"": resolved["additionalProperties"]} if _is_map(resolved) else {})
     kind = "section" if "properties" in resolved else "map" if named else "value"
+    examples = tuple(node.get("examples", ()))
     bounds = (_bound(options, name) for name in ("minimum", "exclusiveMinimum", "maximum"))
-    yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form, *bounds)
+    yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form, *bounds, examples)
     if kind == "section":
         yield from _walk(resolved, path)
     for inner in map(_resolve, named.values()):
