@@ -114,6 +114,13 @@ def _two_manifests(command: argparse.ArgumentParser) -> None:
     command.epilog = "Ends with 0 if nothing differs, 1 if something does, 2 if a manifest is wrong. --set goes to B."
 
 
+def _word(command: argparse.ArgumentParser) -> None:
+    text = (
+        "a key or section (model.max_context), an exit code (11, memory), a kind of problem, a status of the API (413)"
+    )
+    command.add_argument("word", metavar="KEY|CODE", help=text)
+
+
 def _check_only(command: argparse.ArgumentParser) -> None:
     command.add_argument("--check", action="store_true", help="compare with the lock that is there; write nothing")
 
@@ -243,6 +250,12 @@ def schema(options: argparse.Namespace) -> int:
     return exits.OK.number
 
 
+def explain(options: argparse.Namespace) -> int:
+    from appliance.command.explain import explain as say
+
+    return say(options.word)
+
+
 def chat(options: argparse.Namespace) -> int:
     from appliance.command.chat import chat as talk
     from appliance.declare.settings import environment
@@ -296,6 +309,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options)),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),
+    "explain": (explain, "Say what a key, an exit code or an error of the API means.", (_word,)),
     "healthcheck": (healthcheck, "Exit 0 if the service is ready, else 1.", (_url,)),
     "env": (environment_report, "Print versions and machine facts for a bug report.", (_json,)),
     "version": (version, "Print the version.", ()),
