@@ -19,10 +19,10 @@ _LABEL = 11
 
 def explain(word: str) -> int:
     """Prints what the word stands for. Ends with the code of a wrong command line where it stands for nothing."""
-    for look in (_exit, _problem, _key, _api_error):
-        if text := look(word):
-            print(text)
-            return exits.OK.number
+    found = [text for look in (_key, _exit, _problem) if (text := look(word))]
+    if found := found or [text for text in [_api_error(word)] if text]:
+        print("\n\n".join(found))
+        return exits.OK.number
     print(f"slipway explain: {_unknown(word)}", file=sys.stderr)
     return exits.MANIFEST.number
 
