@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from appliance.manifest_examples import add_examples
+from appliance.manifest_examples import for_editors
 
 API_VERSION = "slipway/v1"
 
@@ -84,7 +84,7 @@ class Section(BaseModel):
         frozen=True,
         strict=True,
         use_attribute_docstrings=True,
-        json_schema_extra=add_examples,
+        json_schema_extra=for_editors,
     )
 
 

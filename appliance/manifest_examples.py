@@ -46,9 +46,11 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def add_examples(schema: dict[str, Any], section: type) -> None:
-    """Lays the examples of a section's keys into its JSON Schema; a section that extends another has the other's."""
+def for_editors(schema: dict[str, Any], section: type) -> None:
+    """Lays the examples of a section's keys into its JSON Schema; a section that extends another has the other's. Takes
+    out titles that only repeat the key."""
     for name, node in schema.get("properties", {}).items():
+        node.pop("title", None)
         for owner in section.__mro__:
             if found := EXAMPLES.get(f"{owner.__name__}.{name}"):
                 node.setdefault("examples", list(found))
