@@ -114,6 +114,13 @@ def _two_manifests(command: argparse.ArgumentParser) -> None:
     command.epilog = "Ends with 0 if nothing differs, 1 if something does, 2 if a manifest is wrong. --set goes to B."
 
 
+def _folder(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", metavar="DIR", type=Path, help="the checkpoint's folder")
+    text = "the file to write; default is the folder's name with .yaml, here; - prints it"
+    command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help=text)
+    command.add_argument("--force", action="store_true", help="write over a file that is there")
+
+
 def _word(command: argparse.ArgumentParser) -> None:
     text = (
         "a key or section (model.max_context), an exit code (11, memory), a kind of problem, a status of the API (413)"
@@ -250,6 +257,12 @@ def schema(options: argparse.Namespace) -> int:
     return exits.OK.number
 
 
+def init(options: argparse.Namespace) -> int:
+    from appliance.command.init import init as write
+
+    return write(options.folder, options.output, force=options.force)
+
+
 def explain(options: argparse.Namespace) -> int:
     from appliance.command.explain import explain as say
 
@@ -297,6 +310,7 @@ COMMANDS: dict[str, Command] = {
         "Print what would run: every value with its source, memory by part.",
         (_manifest, _json, _format),
     ),
+    "init": (init, "Write a commented manifest for a checkpoint's folder and this machine.", (_folder,)),
     "diff": (
         diff,
         "Say what changes when manifest B takes A's place: restarts, outputs, caches, memory, clients.",
