@@ -117,8 +117,8 @@ def _path(folder: Path, home: Path) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Plain where no reader of YAML can take it for anything but a text: letters, digits and -._/ behind a letter or the
-    start of a path. Else in quotes."""
+    """Plain where no reader of YAML can take it for anything but a text: letters, digits and -._/ behind a letter or
+    the start of a path. Else in quotes."""
     plain = re.fullmatch(r"(/|\.\.?/)?[A-Za-z_][\w./-]*", text, re.ASCII) and text.lower() not in AMBIGUOUS
     return text if plain else msgspec.json.encode(text).decode()
 

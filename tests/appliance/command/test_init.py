@@ -15,6 +15,7 @@ from appliance.command.init import SCHEMA
 from appliance.declare.settings import Given, load
 from appliance.lock.files import read_names
 from appliance.plan.machine import Machine
+from appliance.plan.prove import prove
 from tests.engine.layers.conftest import CASES, random_model
 from tests.manifests.machines import MACHINES
 from tests.manifests.shapes import make_checkpoint, make_gguf
@@ -67,9 +68,10 @@ def test_published_models_on_their_machines(
     assert "chat template" in text, "neither has one, and chat needs one"
     assert ("cuda: there is a NVIDIA H200" in text) == bool(machine.gpus)
     assert all(len(line) <= 120 for line in text.splitlines())
-    for each in (text, uncommented(text)):
-        path.write_text(each)
-        assert main(["check", str(path)]) == 0, capsys.readouterr().err
+    before = prove(Given(path), machine)
+    path.write_text(uncommented(text))
+    assert main(["check", str(path)]) == 0, capsys.readouterr().err
+    assert prove(Given(path), machine).engines == before.engines, "what is offered is what it comes to anyhow"
 
 
 def test_a_manifest_is_not_written_over_without_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
