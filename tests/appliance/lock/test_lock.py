@@ -1,4 +1,4 @@
-"""The lock (SEC-03): which files it names, that a start is refused by name where one is another, and what it trusts."""
+"""The lock: which files it names, that a start is refused by name where one is another, and what it trusts."""
 
 import hashlib
 import json
