@@ -136,6 +136,8 @@ class Hardware(Section):
     """Which kernels compute: auto takes triton on a GPU, the fastest compiled ones on a CPU, torch where none are."""
     batch_invariant: bool = False
     """Let no request's numbers depend on the requests beside it; costs speed on a GPU, nothing on a CPU."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """How torch multiplies float32 matrices: highest exactly, high in TF32, medium in bfloat16, where a device can."""
     graphs: bool = True
     """Capture decode steps as CUDA graphs at start; only a GPU has them."""
     kv_cache_memory: BytesOrAuto = "auto"

@@ -65,8 +65,6 @@ def _values(settings: Settings, plan: Plan | None) -> dict[str, Value]:
         effective = resolved[key.name].resolved if key.name in resolved else written
         if key.name == "model.names" and not effective:
             effective = [Path(settings.manifest.model.path).name]
-        if key.name == "model.names" and not effective:
-            effective = [Path(settings.manifest.model.path).name]
         compared = str(folder / effective) if key.name in FILES and effective is not None else effective
         text = _text(key, written, effective)
         found[key.name] = Value(_plain(written), _plain(compared), text, settings.origin(key))

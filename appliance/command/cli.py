@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from appliance import __version__, exits
 
@@ -182,6 +182,12 @@ def _prove(options: argparse.Namespace, *, hashed: bool = False) -> tuple[Any, A
     return plan, guard
 
 
+def _warn(plan: Any, options: argparse.Namespace, to: TextIO) -> None:
+    from appliance.command.refusal import warn
+
+    warn(plan.notices, options.format, to)
+
+
 def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False) -> Callable[[argparse.Namespace], int]:
     """A command that ends with one message and the code of its cause where the manifest is refused. `report`: what a
     program reads of it is its output, and no message beside it."""
@@ -206,14 +212,17 @@ def check(options: argparse.Namespace) -> int:
 
     if options.fix:
         from appliance.command.refusal import mend
+        from appliance.plan.prove import prove
 
-        mend(lambda: _prove(options))
+        mend(lambda: prove(_given(options)))
     plan, guard = _prove(options)
     if options.format in ("json", "sarif"):
         from appliance.command.formats import FORMATS
+        from appliance.declare.findings import findings
 
-        print(FORMATS[options.format](()))
+        print(FORMATS[options.format](findings(plan.notices)))
     else:
+        _warn(plan, options, sys.stderr if options.format == "text" else sys.stdout)
         print("\n".join(filter(None, (f"{options.manifest}: ok, {summary(plan)}", guard.summary()))))
     return exits.OK.number
 
@@ -223,6 +232,7 @@ def show_plan(options: argparse.Namespace) -> int:
     from appliance.plan.report import as_json, as_text
 
     plan, _ = _prove(options)
+    _warn(plan, options, sys.stderr)
     print(as_json(plan) if options.json else as_text(plan))
     return exits.OK.number
 
@@ -230,6 +240,7 @@ def show_plan(options: argparse.Namespace) -> int:
 @_refusing
 def serve(options: argparse.Namespace) -> int:
     plan, _ = _prove(options, hashed=True)
+    _warn(plan, options, sys.stderr)
     from appliance.launch.launch import serve as launch
 
     code: int = launch(plan)

@@ -9,6 +9,7 @@ from appliance import __version__
 from appliance.declare.codes import CODES
 from appliance.declare.edits import Edit
 from appliance.declare.findings import Finding
+from appliance.declare.variables import is_on, value
 
 RED, GREEN, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[1m", "\033[0m"
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -16,7 +17,7 @@ SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schem
 
 def has_colours(terminal: bool, environ: Mapping[str, str]) -> bool:
     """Colours are for terminals that do not refuse them (no-color.org)."""
-    return terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    return terminal and not is_on(environ, "NO_COLOR") and value(environ, "TERM") != "dumb"
 
 
 # -- text -------------------------------------------------------------------------------------------------------------
@@ -71,6 +72,7 @@ def _object(finding: Finding) -> dict[str, Any]:
         "end_column": finding.end or None,
         "key": problem.key,
         "code": problem.code,
+        "level": problem.level,
         "message": problem.message,
         "given": problem.given,
         "allowed": problem.allowed,
@@ -110,7 +112,7 @@ def _command(finding: Finding) -> str:
     else:
         message = str(problem)
     properties = ",".join(f"{name}={_property(str(value))}" for name, value in values.items())
-    return f"::error {properties}::{_data(message)}"
+    return f"::{problem.level} {properties}::{_data(message)}"
 
 
 def _data(text: str) -> str:
@@ -156,7 +158,7 @@ def _result(finding: Finding, rules: list[str]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": problem.code,
         "ruleIndex": rules.index(problem.code),
-        "level": "error",
+        "level": problem.level,
         "message": {"text": text},
     }
     logical = {"name": problem.key, "kind": "member"} if problem.key else {"name": place.source}

@@ -1,14 +1,14 @@
 """What a command says where a manifest is refused, and what `check --fix` does about it first."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from appliance.command.fix import MOST_ROUNDS, fix
 from appliance.command.formats import FORMATS, as_text, has_colours
 from appliance.declare.findings import findings
-from appliance.declare.problems import Refused
+from appliance.declare.problems import Problem, Refused
 from appliance.declare.settings import environment
 
 
@@ -24,12 +24,19 @@ def tell(refused: Refused, manifest: Path, form: str, to: TextIO) -> None:
     print(f"{as_text(found, has_colours(to.isatty(), environment()))}\n{last}", file=to)
 
 
+def warn(notices: Sequence[Problem], form: str, to: TextIO) -> None:
+    """What is no mistake and still worth knowing, once a start."""
+    if notices:
+        found = findings(notices)
+        text = as_text(found, has_colours(to.isatty(), environment())) if form == "text" else FORMATS[form](found)
+        print(text, file=to)
+
+
 def mend(prove: Callable[[], Any]) -> None:
     """Corrects what leaves no doubt until nothing more is found."""
     for _ in range(MOST_ROUNDS):
         try:
-            prove()
-            return
+            found = findings(prove().notices)
         except Refused as refused:
             found = findings(refused.problems)
         try:

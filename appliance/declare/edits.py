@@ -136,8 +136,8 @@ def _removed(text: Document, place: Place) -> list[Edit]:
 
 
 def _whole(text: Document, mapping: Node, index: int, keep: Node | None = None) -> tuple[Node, int]:
-    """What goes with an entry: a section without keys is empty, which is a mistake too, so it goes as a whole."""
-    while len(mapping.entries) == 1 and not mapping.flow and mapping is not keep and (above := text.parent(mapping)):
+    """What goes with an entry: a section that would be left without keys goes as a whole."""
+    while len(mapping.entries) == 1 and mapping is not keep and (above := text.parent(mapping)):
         mapping, index = above
     return mapping, index
 

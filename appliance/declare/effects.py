@@ -4,7 +4,6 @@ A row speaks of its own key alone. Where one key settles the `auto` of another (
 `model.max_context`), compare resolved values: the other key's row says the rest.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -60,6 +59,7 @@ EFFECTS: dict[str, Effect] = {
     "hardware.reserved_cores": Effect("service"),
     "hardware.kernels": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
     "hardware.batch_invariant": Effect("engine", outputs="rounding", caches=("prefix",), graphs=True),
+    "hardware.matmul_precision": Effect("engine", outputs="yes", caches=("prefix",), graphs=True),
     "hardware.graphs": Effect("engine", outputs="rounding", graphs=True, memory=True),
     "hardware.kv_cache_memory": Effect("engine", outputs="rounding", memory=True),
     "hardware.memory_share": Effect("engine", outputs="rounding", memory=True),
@@ -112,8 +112,3 @@ def effect(key: str) -> Effect:
         _, _, rest = key.partition(".")
         return EFFECTS[f"secrets.*.{rest.partition('.')[2] or 'env'}"]
     return EFFECTS[key]
-
-
-def graph_keys() -> Iterator[str]:
-    """The keys that compiled kernels or captured graphs depend on."""
-    return (key for key, effect in EFFECTS.items() if effect.graphs)

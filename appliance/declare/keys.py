@@ -147,8 +147,8 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
     named = resolved.get("patternProperties") or ({"": resolved["additionalProperties"]} if _is_map(resolved) else {})
     kind = "section" if "properties" in resolved else "map" if named else "value"
     examples = tuple(node.get("examples", ()))
-    bounds = (_bound(options, name) for name in ("minimum", "exclusiveMinimum", "maximum"))
-    yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form, *bounds, examples)
+    allowed, bounds = _allowed(resolved), _bounds(options)
+    yield Key(path, kind, types, choices, allowed, required, default, text, form, *bounds, examples)
     if kind == "section":
         yield from _walk(resolved, path)
     for inner in map(_resolve, named.values()):
@@ -158,8 +158,13 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
             yield from _walk({**option, "required": ()}, (*path, "*"))
 
 
-def _bound(options: list[Json], name: str) -> float | None:
-    return next((option[name] for option in options if name in option), None)
+def _bounds(options: list[Json]) -> tuple[float | None, float | None, float | None]:
+    """The least that a number may be, what it must be above, and the most."""
+    least, above, most = (
+        next((option[name] for option in options if name in option), None)
+        for name in ("minimum", "exclusiveMinimum", "maximum")
+    )
+    return least, above, most
 
 
 def _is_map(node: Json) -> bool:

@@ -16,8 +16,8 @@ from appliance import exits
 from appliance.declare.document import is_secret, masked, names_secret
 from appliance.declare.keys import children, find
 from appliance.declare.locate import Fault, Path, Place, Tree, dotted
-from appliance.declare.remedy import Add, Move, Remedy, Write
-from appliance.declare.suggest import Hint, hint_for_key, suggest_key, suggest_name, suggest_value
+from appliance.declare.remedy import Add, Hint, Move, Remedy, Write
+from appliance.declare.suggest import hint_for_key, suggest_key, suggest_name, suggest_value
 
 MAX_GIVEN = 60
 NOT_SHOWN = "the value given (not shown)"
@@ -37,6 +37,11 @@ class Problem:
     remedy: Remedy | None = None
     certain: bool = True
     code: str = "impossible"
+
+    @property
+    def level(self) -> str:
+        """A warning refuses nothing."""
+        return "warning" if self.code == "deprecated" else "error"
 
     def __str__(self) -> str:
         source = self.place.source.replace("-", "_")  # a flag writes the key's underscores as dashes
@@ -92,8 +97,15 @@ def from_validation(error: ValidationError, tree: Tree) -> list[Problem]:
         path = _path(detail, tree.value)
         if any(path[: len(known)] == known for known in faulty if known) or path in found:
             continue
-        found[path] = _problem(detail, path, tree)
+        # One mistake, one message: a key that is there under another name is told there.
+        if detail["type"] != "missing" or not _misspelt(path, tree):
+            found[path] = _problem(detail, path, tree)
     return list(found.values())
+
+
+def _misspelt(path: Path, tree: Tree) -> bool:
+    """Whether an unknown key beside a missing one was meant to be it."""
+    return any(path in suggest_key(other)[1] for other in _siblings(path, tree))
 
 
 def _path(detail: ErrorDetails, value: Any) -> Path:
@@ -141,9 +153,8 @@ def _said(
 def _missing(path: Path, tree: Tree) -> Problem:
     key = find(path)
     allowed = key.allowed if key else ""
-    near = next((other for other in _siblings(path, tree) if path in suggest_key(other)[1]), None)
-    hint = Hint(f"is {dotted(near)} meant to be it?" if near else "")
-    if not near and key and len(path) == 1 and len(key.choices) == 1:
+    hint = Hint()
+    if key and len(path) == 1 and len(key.choices) == 1:
         hint = Hint(f"write {key.name}: {key.choices[0]}", Add(key.name, key.choices[0]))
     message = _join("missing", f"must be {allowed}", hint.text)
     return _said(_above(path, tree), path, message, hint, allowed=allowed, code="missing-key")
@@ -215,6 +226,12 @@ def _wrong_name(path: Path) -> tuple[str, Hint]:
     lower = str(path[-1]).lower().replace(" ", "-")
     hint = Hint(f"did you mean {lower}?", Move((path[0], lower)), certain=False) if _NAME.match(lower) else Hint()
     return _join(f"not a name for a secret; must match {NAME_PATTERN}", hint.text), hint
+
+
+def unread(place: Place, path: Path, what: str, hint: Hint | None = None) -> Problem:
+    """A file or variable that the manifest names and that is not as it should be."""
+    hint = hint or Hint()
+    return _said(place, path, _join(what, hint.text), hint, code="unread")
 
 
 def given(path: Path, value: Any) -> str:

@@ -49,3 +49,12 @@ class Mend:
 
 
 Remedy = Write | Move | Remove | Add | Strip | Mend
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What to say, and what would do it. `certain`: nothing else was meant, so it may be done without asking."""
+
+    text: str = ""
+    remedy: Remedy | None = None
+    certain: bool = True

@@ -7,6 +7,7 @@ from typing import Any
 from appliance.declare.effects import effect
 from appliance.declare.effects_told import in_short
 from appliance.declare.keys import Key, keys, schema, spell
+from appliance.declare.variables import variables_table
 
 
 def manifest_schema() -> dict[str, Any]:
@@ -31,6 +32,7 @@ def manifest_page() -> str:
         below = [other for other in keys().values() if other.path[:-1] == key.path and other.kind == "value"]
         lines += [f"## `{key.name}`", "", key.text, ""]
         lines += [*_table(below), ""] if below else []
+    lines += [VARIABLES_HEAD, *variables_table()]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -85,4 +87,11 @@ model: {path: /models/Qwen3-0.6B}
 - Relative paths start at the manifest's folder.
 
 `apiVersion` must be given and is `slipway/v1`.
+"""
+
+VARIABLES_HEAD = """\
+## Environment variables
+
+`SLIPWAY__SECTION__KEY` sets a key: `SLIPWAY__ENDPOINTS__PORT=9000`. Beside those, and the variables that `secrets`
+names, Slipway reads:
 """

@@ -4,12 +4,12 @@ import difflib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from appliance.declare.foreign import OTHER_SERVERS
 from appliance.declare.keys import Key, children, keys, takes
-from appliance.declare.locate import Path
-from appliance.declare.remedy import Move, Remedy, Remove, Write
+from appliance.declare.locate import Path, Place, Tree, read_value
+from appliance.declare.remedy import Hint, Mend, Move, Remove, Write
 from appliance.declare.scalar import read_plain
 
 # What other servers and other parts of this manifest call it → the key here.
@@ -57,7 +57,7 @@ FOREIGN_KEYS = {
     "startuptimeout": "health.startup_budget",
     "utilization": "hardware.memory_share",
     "workers": "parallelism.data",
-}
+} | OTHER_SERVERS
 FOREIGN_WORDS = {
     "gpu": "cuda",
     "nvidia": "cuda",
@@ -93,15 +93,6 @@ _NAMING = ("endpoints.port",)
 
 
 LEAVE_OUT = "leave it out"
-
-
-@dataclass(frozen=True)
-class Hint:
-    """What to say, and what would do it. `certain`: nothing else was meant, so it may be done without asking."""
-
-    text: str = ""
-    remedy: Remedy | None = None
-    certain: bool = True
 
 
 def flat(name: str) -> str:
@@ -177,18 +168,10 @@ def suggest_value(key: Key, value: Any, item: bool = False) -> Hint:
     text, write, certain = _value(key, value, item)
     if not write:
         return Hint(text, Remove() if text.startswith("leave the key out") else None)
-    read = read_plain(write)[0] if write[0] not in "[{\"'" else _flow(write)
+    read = read_value(write, Place(""), (), Tree(value={}))
     fits = isinstance(read, str) if item else takes(key.path, read)
-    return Hint(text, Write(write) if fits else None, certain)
-
-
-def _flow(text: str) -> Any:
-    import yaml
-
-    try:
-        return yaml.load(text, yaml.BaseLoader)
-    except yaml.YAMLError:
-        return None
+    remedy = Mend() if text.startswith("a space must follow") else Write(write)
+    return Hint(text, remedy if fits else None, certain)
 
 
 def _value(key: Key, value: Any, item: bool) -> tuple[str, str, bool]:
@@ -296,6 +279,12 @@ def _text(key: Key, text: str) -> tuple[str, str, bool]:
         if "auto" in key.choices and text.lower() in ("none", "off", "default", "max", "all", "-1"):
             return _mean("auto")
     return NOTHING
+
+
+def nearest_word(choices: tuple[str, ...], text: str) -> str:
+    """The one of these words that was meant, "" if none is near."""
+    near = _word(choices, text)
+    return near[0] if near else ""
 
 
 def _word(choices: tuple[str, ...], text: str) -> tuple[str, bool] | None:

@@ -29,7 +29,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`engines` are the Unix sockets of the engine processes; `names` the served names, canonical first. Durations in
     seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts
-    the model's logits."""
+    the model's logits. `outputs_sha256` changes with what may change a reply's tokens, and with nothing else."""
 
     host: str
     port: int
@@ -63,6 +63,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     vllm_metrics: bool = True
     version: str = ""
     manifest_sha256: str = ""
+    outputs_sha256: str = ""
 
 
 def read_config(path: Path) -> GatewayConfig:

@@ -73,8 +73,9 @@ def _template(plan: Plan, settings: Settings, folder: Path) -> Template | None:
 
 
 def planned(plan: Plan) -> dict[str, Any]:
-    """Every key as it will be, and the numbers of the memory plan, in order of the manifest."""
-    keys = {one.key: one.resolved for one in plan.effective if not one.key.startswith("secrets.")}
+    """Every key as it will be but the lock's own, and the numbers of the memory plan, in order of the manifest."""
+    hidden = ("secrets.", "model.lock")
+    keys = {one.key: one.resolved for one in plan.effective if not one.key.startswith(hidden)}
     memory = plan.memory
     numbers = {
         "weight_bytes": memory.weights,

@@ -93,7 +93,7 @@ def share_out(
     wanted, supported = manifest.model.max_context, checkpoint.model.max_context
     if wanted != "auto" and wanted > supported:
         message = f"{wanted}: the checkpoint supports {supported} tokens; use at most {supported}, or auto"
-        refuse(settings, "model.max_context", message)
+        refuse(settings, "model.max_context", message, instead=str(supported))
     least = 2 if wanted == "auto" else wanted
     available = _available(settings, room, pages, least)
     blocks = pages.blocks(available)

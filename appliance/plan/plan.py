@@ -4,13 +4,16 @@ Every `auto` is resolved here, with the reason.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from appliance.declare.fingerprint import outputs_hash
 from appliance.declare.keys import leaves
+from appliance.declare.problems import Problem
 from appliance.declare.settings import Settings
 from appliance.gateway.config import GatewayConfig
 from appliance.manifest import Manifest
@@ -29,6 +32,7 @@ from appliance.plan.kernels import (
 from appliance.plan.machine import Machine
 from appliance.plan.memory import ELEMENT_BYTES, Memory, graph_bytes
 from appliance.plan.placement import Places, place
+from appliance.plan.precision import matmul_precision
 from engine.api.config import EngineConfig, WeightBits
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint
@@ -50,7 +54,8 @@ class Effective:
 @dataclass(frozen=True)
 class Plan:
     """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` is that of one
-    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere."""
+    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere.
+    `notices` are warnings for the operator."""
 
     manifest: Manifest
     path: Path
@@ -62,16 +67,19 @@ class Plan:
     machine: Machine
     effective: tuple[Effective, ...]
     other_cpus: tuple[int, ...] = ()
+    notices: tuple[Problem, ...] = ()
 
 
-def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
-    """What will run. Raises Refused for what this machine or this checkpoint cannot do."""
+def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, *, locked: bool = False) -> Plan:
+    """What will run; `locked`: a lock lies beside the manifest. Raises Refused for what this machine or this checkpoint
+    cannot do."""
     manifest = settings.manifest
     device = _device(settings, machine)
     dtype = dtype_of(settings, checkpoint, machine, device.value)
     chosen = kernels(settings, checkpoint, machine, device.value, dtype.value)
     weights = weight_bits(settings, checkpoint, chosen.value, dtype.value)
     kv_dtype = kv_type(settings, checkpoint, machine, dtype.value, chosen.value, weights.value)
+    invariant = batch_invariant(settings, chosen.value)
     sizes = graph_sizes(settings, chosen.value)
     places = place(settings, machine, device.value)
     step_tokens = _step_tokens(manifest, device.value)
@@ -112,7 +120,8 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         overlap=manifest.engine.scheduling.overlap,
         threads=places.threads.value,
         kernels=chosen.value,
-        invariant=batch_invariant(settings, chosen.value),
+        invariant=invariant,
+        matmul_precision=matmul_precision(settings, chosen.value, dtype.value, invariant),
         graph_sizes=sizes,
         graph_bytes=graph_bytes(checkpoint.model, sizes=sizes, element_bytes=ELEMENT_BYTES[dtype.value]),
         weights=weights.value,
@@ -124,7 +133,8 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
     names = manifest.model.names or (checkpoint.path.name,)
     choices: dict[str, Choice[Any]] = {
         "model.path": Choice(str(checkpoint.path)),
-        "model.names": Choice(list(names), "the name of the checkpoint's folder"),
+        "model.names": Choice(list(names), "" if manifest.model.names else "the name of the checkpoint's folder"),
+        "model.lock": _lock(manifest, locked),
         "model.dtype": dtype,
         "model.max_context": max_context,
         "quantization.weights": weights,
@@ -138,6 +148,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         "engine.scheduling.max_step_tokens": step_tokens,
         **sampling_choices,
     }
+    effective = _effective(settings, choices)
     return Plan(
         manifest=manifest,
         path=settings.path.resolve(),
@@ -145,13 +156,24 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         architecture=checkpoint.architecture,
         engines=_engines(config, manifest, folder, places),
         gateway=gateway_config(
-            manifest, checkpoint, folder, names=names, max_context=max_context.value, sampling=sampling, sha256=sha256
+            *(manifest, checkpoint, folder),
+            names=names,
+            max_context=max_context.value,
+            sampling=sampling,
+            sha256=sha256,
+            outputs_sha256=outputs_hash(settled(effective)),
         ),
         memory=memory,
         machine=machine,
         other_cpus=places.others,
-        effective=_effective(settings, choices),
+        effective=effective,
+        notices=settings.notices,
     )
+
+
+def settled(effective: Iterable[Effective]) -> dict[str, Any]:
+    """Every key with the value that it has come to."""
+    return {one.key: one.resolved if one.reason else one.value for one in effective}
 
 
 def fingerprint(manifest: Manifest) -> str:
@@ -168,6 +190,12 @@ def _device(settings: Settings, machine: Machine) -> Choice[Device]:
     if machine.gpus:
         return Choice("cuda", f"there is a {machine.gpus[0].name}")
     return Choice("cpu", machine.no_gpu)
+
+
+def _lock(manifest: Manifest, locked: bool) -> Choice[str]:
+    if manifest.model.lock != "auto":
+        return Choice(manifest.model.lock)
+    return Choice("require", "a lock lies beside the manifest") if locked else Choice("off", "there is no lock")
 
 
 def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:

@@ -3,14 +3,21 @@
 Reads files, never weights, and never imports torch.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from appliance import exits
-from appliance.declare.problems import Problem, Refused
+from appliance.declare.document import is_secret, masked
+from appliance.declare.files import suggest_file
+from appliance.declare.problems import Problem, Refused, unread
+from appliance.declare.remedy import Hint, Write
 from appliance.declare.settings import Given, Settings, load
+from appliance.declare.suggest import suggest_name
+from appliance.lock.lock import lock_path
 from appliance.manifest import SecretFile
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
@@ -49,13 +56,14 @@ def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusti
     try:
         checkpoint = _checkpoint(settings, verify)
     except EngineError as error:
-        at = settings.place(("model", "path"))
-        raise Refused([*problems, Problem(at, "model.path", str(error))], exits.CHECKPOINT) from error
+        at, key = settings.place(("model", "path")), ("model", "path")
+        hint = suggest_file(settings.manifest.model.path, settings.path.resolve().parent, holds="config.json")
+        raise Refused([*problems, unread(at, key, str(error), hint)], exits.CHECKPOINT) from error
     if problems:
         raise Refused(problems)
     if machine is None:
         machine = read_machine(gpus=settings.manifest.hardware.device != "cpu")
-    return plan(settings, checkpoint, machine)
+    return plan(settings, checkpoint, machine, locked=lock_path(settings.path).is_file())
 
 
 def _checkpoint(settings: Settings, verify: Verify) -> Checkpoint:
@@ -84,27 +92,41 @@ def _files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
     """What the manifest names and is not there."""
     manifest, folder = settings.manifest, settings.path.resolve().parent
     if manifest.model.chat_template is not None:
-        yield from _readable(settings, ("model", "chat_template"), folder / manifest.model.chat_template)
+        yield from _readable(settings, ("model", "chat_template"), manifest.model.chat_template)
     if manifest.engine.record is not None:
         parent = (folder / manifest.engine.record).parent
         if not parent.is_dir():
-            yield Problem(settings.place(("engine", "record")), "engine.record", f"{parent}: no such directory")
+            yield _no_folder(settings, manifest.engine.record, folder)
     for name, secret in manifest.secrets.items():
         if isinstance(secret, SecretFile):
-            yield from _readable(settings, ("secrets", name, "file"), folder / secret.file)
+            yield from _readable(settings, ("secrets", name, "file"), secret.file)
         elif not environ.get(secret.env):
             what = "is empty" if secret.env in environ else "is not set"
             at = settings.place(("secrets", name, "env"))
-            yield Problem(at, f"secrets.{name}.env", f"the environment variable {secret.env} {what}")
+            near = suggest_name(secret.env, environ) if secret.env not in environ else ""
+            hint = Hint(f"did you mean {near}?", Write(near), certain=False) if near else Hint()
+            yield unread(at, ("secrets", name, "env"), f"the environment variable {secret.env} {what}", hint)
 
 
-def _readable(settings: Settings, key: tuple[str, ...], path: Path) -> Iterator[Problem]:
+def _no_folder(settings: Settings, record: str, folder: Path) -> Problem:
+    above, key = Path(record).parent, ("engine", "record")
+    hint = suggest_file(str(above), folder)
+    if isinstance(hint.remedy, Write):
+        hint = replace(hint, remedy=Write(f"{hint.remedy.text}/{Path(record).name}"))
+    return unread(settings.place(key), key, f"{folder / above}: no such directory", hint)
+
+
+def _readable(settings: Settings, key: tuple[str, ...], given: str) -> Iterator[Problem]:
+    folder = settings.path.resolve().parent
+    path, place = folder / given, settings.place(key)
+    # What is no path may be the secret itself, written in the place of its file.
+    shown = "the file (name not shown)" if is_secret(key) and not re.search(r"[/.]", given) else masked(str(path))
     try:
         text = path.read_text()
     except UnicodeDecodeError:
-        yield Problem(settings.place(key), ".".join(key), f"{path}: is not UTF-8 text")
+        yield unread(place, key, f"{shown}: is not UTF-8 text")
     except OSError as error:
-        yield Problem(settings.place(key), ".".join(key), f"{path}: {(error.strerror or str(error)).lower()}")
+        yield unread(place, key, f"{shown}: {(error.strerror or str(error)).lower()}", suggest_file(given, folder))
     else:
         if not text.strip():
-            yield Problem(settings.place(key), ".".join(key), f"{path}: is empty")
+            yield unread(place, key, f"{shown}: is empty")

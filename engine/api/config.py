@@ -10,6 +10,7 @@ from engine.api.errors import ConfigError
 Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4"]
+MatmulPrecision = Literal["highest", "high", "medium"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,9 +21,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     variant (kernels/cpu/library.py), triton on a GPU, or torch. `weights` other than stored are rounded as they are
     loaded and kept for the next start in the folder `weight_cache`, if there is one. `kv_measured`: a GPU's pool takes
     the memory that is really left, at most `kv_bytes`. `invariant`: a request's numbers do not depend on the requests
-    beside it. Decode steps of `graph_sizes` rows are captured in at most `graph_bytes`. `load`: random weights need no
-    more of the checkpoint than its config.json. `cpus`: one for each thread of compiled kernels; `process_cpus`: those
-    that the process as a whole may use. Empty: nothing is bound."""
+    beside it. `matmul_precision`: of torch's float32 products. Decode steps of `graph_sizes` rows are captured in at
+    most `graph_bytes`. `load`: random weights need no more of the checkpoint than its config.json. `cpus`: one for each
+    thread of compiled kernels; `process_cpus`: those that the process as a whole may use. Empty: nothing is bound."""
 
     model: str
     socket: str = ""
@@ -45,6 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     process_cpus: tuple[int, ...] = ()
     kernels: str = "torch"
     invariant: bool = False
+    matmul_precision: MatmulPrecision = "highest"
     graph_sizes: tuple[int, ...] = ()
     graph_bytes: int = 0
     load: Literal["checkpoint", "random"] = "checkpoint"

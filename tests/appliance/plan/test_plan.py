@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from appliance import exits
+from appliance.declare.keys import leaves
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Given, Option, Settings, load
 from appliance.plan.machine import Gpu, Machine
@@ -251,12 +252,22 @@ def test_the_fingerprint_depends_on_values_not_on_spelling(tmp_path: Path) -> No
     assert fingerprint(settings(tmp_path, "limits.max_stop=17").manifest) != plain
 
 
+def test_the_hash_of_outputs_follows_settled_values_and_no_others(tmp_path: Path) -> None:
+    """What replies carry as system_fingerprint: a port is none of it, an `auto` that comes out otherwise is."""
+    plain = planned(tmp_path).gateway.outputs_sha256
+    for same in ("endpoints.port=9", "limits.max_stop=3", "hardware.threads=6", "model.max_context=1000"):
+        assert planned(tmp_path, same).gateway.outputs_sha256 == plain, same
+    for other in ("engine.sampling.temperature=0.5", "hardware.threads=5", "model.dtype=float16"):
+        assert planned(tmp_path, other).gateway.outputs_sha256 != plain, other
+    assert planned(tmp_path, machine=replace(CPU, cores=5)).gateway.outputs_sha256 != plain
+
+
 def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
     found = {one.key: one for one in planned(tmp_path, "limits.max_stop=2").effective}
     assert found["limits.max_stop"].origin == "--set limits.max_stop"
     assert found["model.path"].origin == f"{tmp_path / 'm.yaml'}:2:15"
     assert found["limits.max_body"].origin == "default"
-    assert len(found) == 59
+    assert set(found) == {key.name for key in leaves() if "*" not in key.path}
     assert all(one.reason for one in found.values() if one.value == "auto" and one.key != "model.generation_config")
 
 
