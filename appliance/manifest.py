@@ -138,8 +138,8 @@ class Hardware(Section):
     """Let no request's numbers depend on the requests beside it; costs speed on a GPU, nothing on a CPU."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """How torch multiplies float32 matrices: highest exactly, high in TF32, medium in bfloat16, where a device can."""
-    graphs: bool = True
-    """Capture decode steps as CUDA graphs at start; only a GPU has them."""
+    graphs: bool | Auto = "auto"
+    """Capture decode steps as CUDA graphs at start; auto does where Triton kernels compute, which alone have them."""
     kv_cache_memory: BytesOrAuto = "auto"
     """Memory for the KV cache of one engine, such as 4GiB; auto is what memory_share leaves after the weights."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
@@ -147,8 +147,8 @@ class Hardware(Section):
 
 
 class Scheduling(Section):
-    max_running: Annotated[int, Field(ge=1, le=4096)] = 256
-    """Most requests in one step; further ones wait."""
+    max_running: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
+    """Most requests in one step; further ones wait. auto is 256, or fewer where their logits would fill the memory."""
     max_step_tokens: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Most tokens computed in one step (chunked prefill cuts longer prompts); auto is 512 on a CPU, 8192 on a GPU."""
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -158,8 +158,8 @@ class Scheduling(Section):
 
 
 class Cache(Section):
-    block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Tokens in one block of the KV cache."""
+    block_tokens: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
+    """Tokens in one block of the KV cache; auto is 16, whole vectors of the compiled kernels of a CPU."""
     prefix: bool = True
     """Reuse cached blocks of equal prompt prefixes."""
 
@@ -231,6 +231,12 @@ class Limits(Section):
 class Health(Section):
     startup_budget: Seconds = 1800.0
     """Time in which the engine must become ready after the start before the appliance gives up."""
+    stalled_loading: Seconds = 300.0
+    """An engine whose start makes no progress for so long is killed and started again; 0s never."""
+    stalled_busy: Seconds = 90.0
+    """An engine with work that finishes no step for so long, or five times its longest step, is killed; 0s never."""
+    stalled_idle: Seconds = 60.0
+    """An engine without work that computes none of its own probes, three in this time, is killed; 0s never."""
 
 
 class Restart(Section):
@@ -238,6 +244,12 @@ class Restart(Section):
     """Restarts of one engine within the window; one more and the appliance exits."""
     window: Seconds = 600.0
     """Span over which restarts are counted."""
+    backoff: Seconds = 1.0
+    """Wait before the second restart within the window, doubled for each further one; the first never waits."""
+    longest_backoff: Seconds = 30.0
+    """The longest wait before a restart, however many there were within the window."""
+    hold: Seconds = 10.0
+    """New requests wait for a dead engine that is back within this time, else they get 503; open ones always wait."""
 
 
 class Lifecycle(Section):

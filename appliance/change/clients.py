@@ -26,6 +26,7 @@ FELT: dict[str, str] = {
     "endpoints.host": "the service listens on another address",
     "endpoints.port": "the service is reached on another port",
     "endpoints.compat": "usage details and the request id header follow another habit",
+    "lifecycle.restart.hold": "new requests wait otherwise for an engine that died",
     "endpoints.keep_alive": "silent streams send comments at other times",
 }
 # Switches: what clients get when they are off, and on.

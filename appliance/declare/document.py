@@ -62,6 +62,12 @@ class Document:
                 return mapping, index
         return None
 
+    def within(self, node: Node) -> "Iterator[Node]":
+        """A value and all below it."""
+        yield node
+        for inner in (*node.items, *(value for _, value in node.entries)):
+            yield from self.within(inner)
+
     def shown(self, number: int) -> str:
         """A line without what stands below `secrets` or looks like a secret; "" where that cannot be told."""
         line = self.lines[number - 1] if 0 < number <= len(self.lines) else ""
@@ -167,6 +173,13 @@ def is_secret(path: Path) -> bool:
     """Whether what stands there may be a secret: below `secrets`, or below a key that is named like one."""
     names = [re.sub(r"[-_ ]", "", part).lower() for part in path if isinstance(part, str)]
     return any(_SECRET_NAME.search(name) for name in names)
+
+
+def is_hidden(path: Path, value: object) -> bool:
+    """Whether a value must not be repeated, for where it stands or for what it looks like."""
+    if isinstance(value, list):
+        return any(is_hidden(path, item) for item in value)
+    return is_secret(path) or isinstance(value, str) and masked(value) != value
 
 
 def names_secret(text: str, known: Iterable[str]) -> bool:

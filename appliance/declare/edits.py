@@ -7,7 +7,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from appliance.declare.document import Document, Node, Path, Position, document
+from appliance.declare.document import (
+    Document,
+    Node,
+    Path,
+    Position,
+    document,
+    is_hidden,
+    masked,
+    within_secrets,
+)
 from appliance.declare.locate import Place
 from appliance.declare.remedy import Add, Mend, Move, Remedy, Remove, Strip, Write
 
@@ -159,6 +168,8 @@ def _moved(text: Document, place: Place, path: Path, value: str) -> list[Edit]:
     if mapping.path == path[:-1]:  # only its name is another
         renamed = [_edit(place, key.start, key.end, str(path[-1]))]
         return renamed + ([_edit(place, node.start, node.end, value)] if value and node.end > node.start else [])
+    if any(is_hidden(inner.path, inner.text) for inner in text.within(node)):
+        return []  # an edit is shown, and holds what it moves
     value = value or _verbatim(text, node)
     if not value:
         return []
@@ -216,7 +227,7 @@ def _mended(text: Document, place: Place) -> tuple[Edit, ...]:
     if match := _GLUED.match(line):
         tried.append([_edit(place, (number, match.end(1) + 1), (number, match.end(1) + 1), " ")])
     for match in (_VALUE.match(line), *_IN_BRACES.finditer(line)):
-        if match:
+        if match and masked(line) == line and not within_secrets(text.lines, number):
             quoted = '"' + match[2].replace("\\", "\\\\").replace('"', '\\"') + '"'
             tried.append([_edit(place, (number, match.start(2) + 1), (number, match.end(2) + 1), quoted)])
     tried += _aligned(text, place)

@@ -93,9 +93,15 @@ EFFECTS: dict[str, Effect] = {
     "limits.max_logprobs": _LIVE,
     "limits.max_stop": _LIVE,
     "health.startup_budget": _SERVICE,
+    "health.stalled_loading": _SERVICE,
+    "health.stalled_busy": _SERVICE,
+    "health.stalled_idle": _SERVICE,
     "lifecycle.drain": _SERVICE,  # Supervisor waits as long
     "lifecycle.restart.max": _SERVICE,
     "lifecycle.restart.window": _SERVICE,
+    "lifecycle.restart.backoff": _SERVICE,
+    "lifecycle.restart.longest_backoff": _SERVICE,
+    "lifecycle.restart.hold": _LIVE,
     "observability.log_level": _LIVE,
     "observability.log_format": _SERVICE,  # the launcher's own lines have it too
     "observability.log_requests": _LIVE,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from appliance import exits
-from appliance.declare.document import is_secret, masked, names_secret
+from appliance.declare.document import is_hidden, is_secret, masked, names_secret
 from appliance.declare.keys import children, find
 from appliance.declare.locate import Fault, Path, Place, Tree, dotted
 from appliance.declare.remedy import Add, Hint, Move, Remedy, Write
@@ -138,7 +138,7 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
         return Problem(place, dotted(path), str(detail["msg"]), code="wrong-value")
     item = bool(path) and isinstance(path[-1], int)
     allowed = "text" if item else key.allowed
-    hint = suggest_value(key, value, item=item)
+    hint = Hint() if is_hidden(path, value) else suggest_value(key, value, item=item)
     said = given(path, value)
     message = _join(said, f"must be {allowed}", hint.text)
     return _said(place, path, message, hint, said, allowed, code="wrong-value")

@@ -65,8 +65,8 @@ apiVersion: slipway/v1
 model: {path: /models/Qwen3-0.6B}
 ```
 
-- `slipway check M` says what is wrong, with file, line and column; `slipway plan M` says what would run and where each
-  value comes from; `slipway schema` prints the JSON Schema for editors.
+- `slipway check M` says what is wrong, with file, line and column, and `--fix` corrects it; `slipway plan M` says what
+  would run and where each value comes from; `slipway schema` prints the JSON Schema for editors.
 - Precedence, highest first: the command line, environment `SLIPWAY__SECTION__KEY`, the manifest, the defaults below.
   Mappings are merged key by key, everything else is replaced.
 - On the command line of `serve`, `plan` and `check` every key is a flag: `--engine.cache.block-tokens 32` (dashes and

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from appliance.declare.document import is_hidden
 from appliance.declare.foreign import OTHER_SERVERS
 from appliance.declare.keys import Key, children, keys, takes
 from appliance.declare.locate import Path, Place, Tree, read_value
@@ -143,7 +144,7 @@ def hint_for_key(path: Path, value: Any, tree: Any) -> Hint:
         return Hint(text, Move(target) if isinstance(value, dict) else None, certain)
     if takes(words, value):
         return Hint(text, Move(target), certain)
-    inner = suggest_value(key, value)
+    inner = Hint() if is_hidden(path, value) else suggest_value(key, value)
     return Hint(text, Move(target, inner.remedy.text) if isinstance(inner.remedy, Write) else None, certain)
 
 

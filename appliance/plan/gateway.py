@@ -75,6 +75,7 @@ def gateway_config(
         max_stop=limits.max_stop,
         sampling=sampling,
         drain_s=manifest.lifecycle.drain,
+        hold_s=manifest.lifecycle.restart.hold,
         log_level=observability.log_level,
         log_format=observability.log_format,
         log_requests=observability.log_requests,

@@ -23,6 +23,8 @@ from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
 from engine.api.errors import CheckpointError, EngineError
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
+from engine.models.kv_scales import read_kv_scales
+from engine.models.parts import attentions
 
 
 class _TokenizerFile(msgspec.Struct):
@@ -61,9 +63,30 @@ def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusti
         raise Refused([*problems, unread(at, key, str(error), hint)], exits.CHECKPOINT) from error
     if problems:
         raise Refused(problems)
-    if machine is None:
-        machine = read_machine(gpus=settings.manifest.hardware.device != "cpu")
-    return plan(settings, checkpoint, machine, locked=lock_path(settings.path).is_file())
+    found = _planned(settings, checkpoint, machine)
+    _check_scales(settings, checkpoint, found)
+    return found
+
+
+def _planned(settings: Settings, checkpoint: Checkpoint, machine: Machine | None) -> Plan:
+    locked = lock_path(settings.path).is_file()
+    if machine is not None or settings.manifest.hardware.device != "cpu":
+        return plan(settings, checkpoint, machine or read_machine(), locked=locked)
+    try:
+        return plan(settings, checkpoint, read_machine(gpus=False), locked=locked)
+    except Refused:
+        # Whether a GPU would change it is worth the second that looking for one takes.
+        return plan(settings, checkpoint, read_machine(), locked=locked)
+
+
+def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> None:
+    """fp8 pages take the scales that a checkpoint folder may bring, which must be whole then."""
+    if found.engines[0].kv_dtype == "fp8":
+        try:
+            read_kv_scales(checkpoint.path, len(attentions(checkpoint.model)))
+        except CheckpointError as error:
+            key = ("quantization", "kv_cache")
+            raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error
 
 
 def _checkpoint(settings: Settings, verify: Verify) -> Checkpoint:

@@ -23,7 +23,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     the memory that is really left, at most `kv_bytes`. `invariant`: a request's numbers do not depend on the requests
     beside it. `matmul_precision`: of torch's float32 products. Decode steps of `graph_sizes` rows are captured in at
     most `graph_bytes`. `load`: random weights need no more of the checkpoint than its config.json. `cpus`: one for each
-    thread of compiled kernels; `process_cpus`: those that the process as a whole may use. Empty: nothing is bound."""
+    thread of compiled kernels; `process_cpus`: those that the process as a whole may use. Empty: nothing is bound.
+    `pulse`: the file of its signs of life, if somebody watches them; an idle engine gives itself a token to compute
+    every `probe_s` seconds (0: never)."""
 
     model: str
     socket: str = ""
@@ -55,6 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trust_remote_code: bool = False
     record: str | None = None
     record_bytes: int = 256 * 2**20
+    pulse: str = ""
+    probe_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads"):

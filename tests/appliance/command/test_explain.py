@@ -5,11 +5,17 @@ import yaml
 
 from appliance import exits
 from appliance.command.cli import main
-from appliance.command.explain import API, explain
+from appliance.command.explain import explain
 from appliance.declare.codes import CODES
+from appliance.declare.deprecated import Deprecated
 from appliance.declare.keys import Key, keys, leaves, takes
+from appliance.declare.variables import VARIABLES
+from appliance.explain.api import API
 from appliance.http.errors import ApiError
 from appliance.manifest_examples import EXAMPLES
+from appliance.rules import variables
+from appliance.rules.rule import Rule
+from appliance.rules.rules import RULES
 
 
 def said(word: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -44,7 +50,7 @@ def test_a_section_lists_its_keys(key: Key, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("one", exits.EXITS, ids=lambda one: one.name)
 def test_an_exit_code_is_explained_by_number_and_by_name(one: exits.Exit, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(one.name, capsys).endswith(said(str(one.number), capsys))
+    assert said(str(one.number), capsys) in said(one.name, capsys)
     text = joined(said(one.name, capsys))
     assert one.cause in text and one.cure in text
 
@@ -52,6 +58,29 @@ def test_an_exit_code_is_explained_by_number_and_by_name(one: exits.Exit, capsys
 @pytest.mark.parametrize("code", CODES)
 def test_a_kind_of_problem_is_explained(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(part in joined(said(code, capsys)) for part in CODES[code])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_is_explained_and_named_by_the_keys_that_it_ties(rule: Rule, capsys: pytest.CaptureFixture[str]) -> None:
+    text = joined(said(rule.name, capsys))
+    assert f"{rule.name}, a rule" in text and rule.text in text
+    tied = [one.key for one in variables.VARIABLES if one.name in rule.keys]
+    assert (tied or rule.facts) and all(key in text for key in tied)
+    for key in {key.name for key in leaves()} & set(tied):
+        assert rule.name in joined(said(key, capsys)), key
+
+
+@pytest.mark.parametrize("name", [one.name for one in VARIABLES])
+def test_an_environment_variable_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (meaning,) = [one.text for one in VARIABLES if one.name == name]
+    assert meaning in joined(said(name, capsys)) == joined(said(name.lower(), capsys))
+
+
+def test_an_old_name_leads_to_the_new_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Deprecated("engine.batch", "engine.scheduling.max_running", "0.1.0", "0.3.0")
+    monkeypatch.setattr("appliance.explain.keys.DEPRECATED", (row,))
+    text = said("engine.batch", capsys)
+    assert text.startswith("engine.batch is the name") and "\nengine.scheduling.max_running\n" in text
 
 
 def errors(kind: type[ApiError] = ApiError) -> list[type[ApiError]]:
