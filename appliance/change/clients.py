@@ -62,6 +62,9 @@ def affected(before: Side, after: Side, changed: Mapping[str, tuple[Value | None
             name = key.rpartition(".")[2]
             yield f"{key}: {old.text} → {new.text} for requests that name no {name}"
     yield from _secrets(before, after, changed)
+    if before.plan and after.plan and before.outputs_sha256 != after.outputs_sha256:
+        old_mark, new_mark = (side.plan.gateway.system_fingerprint for side in (before, after) if side.plan)
+        yield f"system_fingerprint of replies: {old_mark} → {new_mark}"
 
 
 def _names(old: list[str], new: list[str]) -> Iterator[str]:

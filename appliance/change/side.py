@@ -4,12 +4,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from appliance.declare.fingerprint import graphs_hash
 from appliance.declare.keys import Key, find, leaves, spell
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Given, Settings, load
 from appliance.plan.machine import Machine
 from appliance.plan.memory import spell_bytes
-from appliance.plan.plan import Plan
+from appliance.plan.plan import Plan, settled
 from appliance.plan.prove import prove
 
 FILES = ("model.path", "model.chat_template", "engine.record")  # relative to the manifest's folder
@@ -35,6 +36,16 @@ class Side:
     values: dict[str, Value]
     plan: Plan | None = None
     refused: Refused | None = None
+
+    @property
+    def outputs_sha256(self) -> str | None:
+        """Changes with what may change a reply's tokens; None without a plan."""
+        return self.plan.gateway.outputs_sha256 if self.plan else None
+
+    @property
+    def graphs_sha256(self) -> str | None:
+        """Changes with what kernels and CUDA graphs are compiled for; None without a plan."""
+        return graphs_hash(settled(self.plan.effective)) if self.plan else None
 
 
 def read_side(given: Given, machine: Machine) -> Side:

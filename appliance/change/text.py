@@ -159,6 +159,8 @@ def _side(side: Side) -> dict[str, Any]:
         "manifest": str(side.given.manifest),
         "options": {option.key: option.text for option in side.given.options},
         "planned": side.plan is not None,
+        "outputs_sha256": side.outputs_sha256,
+        "graphs_sha256": side.graphs_sha256,
         "refused": [str(problem) for problem in refused.problems] if refused else [],
     }
 

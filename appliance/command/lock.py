@@ -27,7 +27,8 @@ def write(given: Given) -> int:
         raise Refused([Problem(settings.place(("model", "path")), "model.path", message)], exits.INTEGRITY) from error
     count, size = len(lock.model.files), sum(one.size for one in lock.model.files.values())
     revision = f", revision {lock.model.revision}" if lock.model.revision else ""
-    print(f"{path}: {count} files, {spell_bytes(size)}{revision}")
+    replies = f"replies have system_fingerprint {plan.gateway.system_fingerprint}"
+    print(f"{path}: {count} files, {spell_bytes(size)}{revision}; {replies}")
     if before is not None:
         changes = list(compare(before.model.files, lock.model.files))
         print(

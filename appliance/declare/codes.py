@@ -28,6 +28,10 @@ CODES: dict[str, tuple[str, str]] = {
     "unknown-secret": ("A key names a secret that `secrets` does not have.", "Name one that is there, or add it."),
     "unread": ("A file or variable that the manifest names is missing, empty or unreadable.", "Correct its name."),
     "deprecated": ("A key has another name now.", "Rename it before the version that drops the old name."),
+    "not-as-locked": (
+        "A file of the checkpoint is not the one that the lock beside the manifest names, or the lock is damaged.",
+        "Restore the file; where the change is meant, `slipway lock MANIFEST` locks what is there.",
+    ),
     "impossible": (
         "Each key is right by itself, but this checkpoint, this machine or another key does not allow it.",
         "Change the key that the message names; `slipway plan` shows what the others were settled to.",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from appliance.declare.settings import Settings
-from appliance.lock.keep import differences, planned, refusal, settled, wanted
+from appliance.lock.keep import derived, differences, planned, refusal, wanted
 from appliance.lock.lock import Difference, Lock, drift, lock_path
 from appliance.plan.plan import Plan
 
@@ -60,7 +60,7 @@ class Guard:
             return
         for one in self.differing:
             yield f"warning: {self.path}: {one.name}: {one.message}"
-        drifted = list(drift(self.lock.plan, planned(plan) if self.strict else settled(plan)))
+        drifted = list(drift(self.lock.plan, planned(plan) if self.strict else derived(plan)))
         most = len(drifted) if self.strict else NOTES
         if drifted:
             other = ", for another manifest" if plan.sha256 != self.lock.manifest else ""

@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from appliance import __version__, exits
+from appliance.declare.fingerprint import graphs_hash
 from appliance.declare.locate import Place
 from appliance.declare.problems import Problem, Refused
 from appliance.declare.settings import Settings
 from appliance.lock.digest import Digest, Shown, digests, remember, remembered
 from appliance.lock.files import read_names, revision
-from appliance.lock.lock import Difference, Lock, Model, Template, compare, lock_path, read_lock
-from appliance.plan.plan import Plan
+from appliance.lock.lock import CODE, Difference, Lock, Model, Template, compare, lock_path, read_lock
+from appliance.plan.plan import Plan, settled
 
 KEY = ("model", "lock")
 
@@ -25,6 +26,8 @@ def make_lock(plan: Plan, settings: Settings) -> Lock:
     return Lock(
         slipway=__version__,
         manifest=plan.sha256,
+        outputs_sha256=plan.gateway.outputs_sha256,
+        graphs_sha256=graphs_hash(settled(plan.effective)),
         machine=machine(plan),
         model=Model(
             path=str(settings.manifest.model.path),
@@ -88,7 +91,7 @@ def planned(plan: Plan) -> dict[str, Any]:
     return plain
 
 
-def settled(plan: Plan) -> dict[str, Any]:
+def derived(plan: Plan) -> dict[str, Any]:
     """Of these the ones that nobody wrote down: what the checkpoint and the machine made of `auto`."""
     written = {one.key for one in plan.effective if not one.reason}
     return {key: value for key, value in planned(plan).items() if key not in written}
@@ -107,7 +110,7 @@ def wanted(settings: Settings, mode: str) -> Lock | None:
     except FileNotFoundError:
         if mode == "require":
             message = f"there is no {path}; `slipway lock {settings.path}` writes it"
-            raise Refused([Problem(settings.place(KEY), "model.lock", message)], exits.INTEGRITY) from None
+            raise Refused([Problem(settings.place(KEY), "model.lock", message, code=CODE)], exits.INTEGRITY) from None
         return None
 
 
@@ -159,4 +162,5 @@ def refusal(settings: Settings, found: Iterable[Difference]) -> Refused:
         line = next((n for n, text in enumerate(lines, 1) if quoted in text), 0)
         return Place(str(path), line, 5) if line else Place(str(path))
 
-    return Refused([Problem(place(one.name), one.name, f"{one.message}; {cure}") for one in found], exits.INTEGRITY)
+    problems = [Problem(place(one.name), one.name, f"{one.message}; {cure}", code=CODE) for one in found]
+    return Refused(problems, exits.INTEGRITY)

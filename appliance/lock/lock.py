@@ -13,9 +13,12 @@ import msgspec
 import yaml
 
 from appliance import exits
+from appliance.declare.effects import EFFECTS
 from appliance.declare.locate import Place
 from appliance.declare.problems import Problem, Refused
 from appliance.lock.digest import Digest, Sha256
+
+CODE = "not-as-locked"
 
 
 class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,11 +39,14 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`manifest` is the fingerprint of the effective manifest, `machine` what it was planned on, `plan` every key as it
-    was resolved and the numbers that followed."""
+    was resolved and the numbers that followed. `outputs_sha256` and `graphs_sha256` are those of the plan: the first
+    changes with what may change a reply, the second with what kernels and graphs are compiled for."""
 
     lock: Literal[1] = 1
     slipway: str
     manifest: Sha256
+    outputs_sha256: Sha256
+    graphs_sha256: Sha256
     machine: str
     model: Model
     template: Template | None = None
@@ -60,6 +66,8 @@ def as_yaml(lock: Lock, manifest: str) -> str:
         f"lock: {lock.lock}",
         f"slipway: {_scalar(lock.slipway)}",
         f"manifest: {_scalar(lock.manifest)}",
+        f"outputs_sha256: {_scalar(lock.outputs_sha256)}",
+        f"graphs_sha256: {_scalar(lock.graphs_sha256)}",
         f"machine: {_scalar(lock.machine)}",
         "model:",
         f"  path: {_scalar(model.path)}",
@@ -92,7 +100,7 @@ def read_lock(path: Path) -> Lock:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
         what = " ".join(str(error).split())
         message = f"is no lock of this version of slipway: {what}; write it anew with `slipway lock`"
-        raise Refused([Problem(Place(str(path)), "", message)], exits.INTEGRITY) from error
+        raise Refused([Problem(Place(str(path)), "", message, code=CODE)], exits.INTEGRITY) from error
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------
@@ -123,11 +131,12 @@ DRIFT_SHARE = 0.05  # free memory is never twice the same: smaller changes of nu
 
 
 def drift(locked: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """`key is now, locked as then` for every value that is planned otherwise now."""
+    """`key is now, locked as then` for every value that is planned otherwise now, and whether replies depend on it."""
     for key, new in found.items():
         old = locked.get(key)
         if old != new and not (key in MEASURED and _near(old, new)):
-            yield f"{key} is {_short(new)}, locked as {_short(old)}"
+            replies = key in EFFECTS and EFFECTS[key].outputs == "yes"
+            yield f"{key} is {_short(new)}, locked as {_short(old)}{'; replies may be others' if replies else ''}"
 
 
 MEASURED = frozenset({"hardware.kv_cache_memory", "kv_blocks", "cache_tokens", "model.max_context"})

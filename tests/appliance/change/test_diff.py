@@ -15,6 +15,7 @@ from appliance.change.diff import Diff, Number, compare
 from appliance.change.side import read_side
 from appliance.change.text import as_json, as_text, spell_share
 from appliance.command.cli import main
+from appliance.declare.effects import EFFECTS
 from appliance.declare.keys import Key, leaves, takes
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Given, Option
@@ -74,6 +75,10 @@ def test_a_program_that_would_be_told_something_else_is_said_to_restart(folder: 
         assert now[0] == engines or "engines" in found.restart, f"{key.name}={value}"
         assert now[1] == gateway or "gateway" in found.restart, f"{key.name}={value}"
         assert [change.key for change in found.changes if change.key == key.name], "the key itself is told"
+        acting = [EFFECTS[change.key] for change in found.changes if change.acts]
+        marks = [(side.outputs_sha256, side.graphs_sha256) for side in (found.before, found.after)]
+        assert (marks[0][0] != marks[1][0]) == any(one.outputs != "no" for one in acting), f"{key.name}={value}"
+        assert (marks[0][1] != marks[1][1]) == any(one.graphs for one in acting), f"{key.name}={value}"
 
 
 def test_most_keys_have_another_value_to_try() -> None:
@@ -162,9 +167,11 @@ def test_a_share_is_spelt(before: int, after: int, text: str) -> None:
 def test_clients_are_told_what_they_notice(folder: Path, change: str, said: list[str]) -> None:
     found = differing(folder, change)
     key = change.partition("=")[0]
-    assert [line for line in found.clients if not line.startswith(key)] == []
-    assert len(found.clients) == len(said)
-    assert all(text in line for text, line in zip(said, found.clients, strict=True))
+    marks = [line for line in found.clients if line.startswith("system_fingerprint of replies: slipway-")]
+    assert len(marks) == (EFFECTS[key].outputs != "no")
+    assert [line for line in found.clients if not line.startswith(key) and line not in marks] == []
+    assert len(found.clients) == len(said) + len(marks)
+    assert all(text in line for text, line in zip(said, found.clients, strict=False))
 
 
 def test_keys_of_the_api_are_told_and_their_places_are_not(folder: Path) -> None:

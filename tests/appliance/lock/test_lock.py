@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from appliance import exits
+from appliance import __version__, exits
 from appliance.command.cli import main
 from appliance.lock.digest import BUFFER_BYTES, digests
 from appliance.lock.files import read_names, revision
@@ -305,7 +305,8 @@ def test_a_lock_is_the_same_text_each_time_and_plain_yaml(manifest: Path) -> Non
     assert main(["lock", str(manifest), "--hardware.kv-cache-memory", "64MiB"]) == 0
     assert main(["lock", str(manifest)]) == 0
     folder, found = manifest.parent / "demo", yaml.safe_load(lock_path(manifest).read_text())
-    measured = ("hardware.kv_cache_memory", "kv_blocks", "cache_tokens")  # of the memory that is free this moment
+    # Of the memory that is free this moment, and what follows from it.
+    measured = ("hardware.kv_cache_memory", "kv_blocks", "cache_tokens", "outputs_sha256")
     steady = [line for line in text.splitlines() if not line.strip().startswith(measured)]
     assert steady == [
         line for line in lock_path(manifest).read_text().splitlines() if not line.strip().startswith(measured)
@@ -317,6 +318,16 @@ def test_a_lock_is_the_same_text_each_time_and_plain_yaml(manifest: Path) -> Non
     assert (found["plan"]["model.dtype"], found["plan"]["parallelism.data"]) == ("float32", 1)
     template = json.loads((folder / "tokenizer_config.json").read_text())["chat_template"]
     assert found["template"]["sha256"] == hashlib.sha256(template.encode()).hexdigest()
+
+
+def test_a_lock_has_the_fingerprints_of_the_plan(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fixed = ("--hardware.kv-cache-memory", "64MiB")
+    assert main(["lock", str(manifest), *fixed]) == 0
+    found, told = yaml.safe_load(lock_path(manifest).read_text()), capsys.readouterr().out
+    assert main(["plan", str(manifest), *fixed, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert found["outputs_sha256"] == planned["outputs_sha256"] and found["graphs_sha256"] == planned["graphs_sha256"]
+    assert f"system_fingerprint slipway-{__version__}-{found['outputs_sha256'][:8]}" in told
 
 
 def test_locking_again_says_what_changed(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -374,6 +385,14 @@ def test_small_changes_of_what_free_memory_decides_are_no_drift() -> None:
     assert list(drift(locked, locked | {"kv_blocks": 951})) == []
     assert list(drift(locked, locked | {"kv_blocks": 949})) == ["kv_blocks is 949, locked as 1000"]
     assert list(drift(locked, locked | {"weight_bytes": 1001})) == ["weight_bytes is 1001, locked as 1000"]
+
+
+def test_drift_says_where_replies_may_be_others() -> None:
+    locked = {"model.dtype": "float32", "hardware.threads": 4}
+    assert list(drift(locked, {"model.dtype": "bfloat16", "hardware.threads": 8})) == [
+        "model.dtype is bfloat16, locked as float32; replies may be others",
+        "hardware.threads is 8, locked as 4",
+    ]
 
 
 @pytest.mark.parametrize("size", [0, 1, BUFFER_BYTES - 1, BUFFER_BYTES, BUFFER_BYTES + 1, 3 * BUFFER_BYTES + 17])
