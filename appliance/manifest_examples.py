@@ -9,6 +9,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Model.max_context": (8192, 32768),
     "Model.chat_template": ("templates/chat.jinja",),
     "Parallelism.data": (2,),
+    "Parallelism.tensor": (2, 8),
     "Hardware.threads": (4,),
     "Hardware.cpus": ("0-3,8",),
     "Hardware.reserved_cores": (1,),

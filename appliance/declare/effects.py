@@ -53,6 +53,7 @@ EFFECTS: dict[str, Effect] = {
     "quantization.keep": Effect("engine"),
     "quantization.kv_cache": _NUMBERS,
     "parallelism.data": Effect("service", outputs="rounding", memory=True),
+    "parallelism.tensor": _EVERYTHING,  # each rank adds up its own inputs first, and keeps its own share rounded
     "hardware.device": _EVERYTHING,
     "hardware.threads": _THREADS,
     "hardware.cpus": Effect("service"),  # gateway and sentinel run on the other CPUs

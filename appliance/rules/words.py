@@ -34,10 +34,9 @@ def _problem(settings: Settings, situation: Situation, found: Conflict) -> Probl
     ways = [_ways(found, first), *(_ways(found, other, f"{other.key}: ") for other in others)]
     use = ", or ".join(filter(None, ways))
     message = "; use ".join(filter(None, (f"{clash}: {because}", use)))
-    path = tuple(first.key.split("."))
-    nearest = _nearest(found, first)
+    path, nearest = tuple(first.key.split(".")), _nearest(found, first)
     remedy = Write(nearest) if nearest and path in settings.tree.values else None
-    return Problem(settings.place(path), first.key, message, remedy=remedy, certain=False)
+    return Problem(settings.place(path), first.key, message, given=given, hint=use, remedy=remedy, certain=False)
 
 
 def _told(rules: tuple[Rule, ...], start: tuple[Variable, ...]) -> list[Rule]:
@@ -74,9 +73,12 @@ def _ways(found: Conflict, variable: Variable, before: str = "") -> str:
 
 
 def _nearest(found: Conflict, variable: Variable) -> str:
-    """The first value that could stand in the key's place; of a limit the most. Empty where only `auto` could."""
-    values = [value for value in found.instead[variable.name] if value is not None]
-    return variable.spelled(max(values) if variable.limit else values[0]) if values else ""
+    """The value to write instead: the largest below a limit, else the first that goes with all the rest."""
+    values = [value for value in found.instead[variable.name] if value is not None or not variable.sole]
+    numbers = [value for value in values if value is not None]
+    if variable.limit and numbers:
+        return str(max(numbers))
+    return next(("auto" if value is None else variable.spelled(value) for value in values), "")
 
 
 def _listed(words: list[str], last: str) -> str:

@@ -76,7 +76,7 @@ def mentioned() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for number, line in enumerate(page.read_text().splitlines(), 1):
             for text in re.findall(r"`((?:\w+=\S+ )?slipway [a-z][^`]*)`", line) or re.findall(
-                r"^(slipway [a-z].*)$", line
+                r"^(slipway [a-z]+(?: .*)?)$", line
             ):
                 yield f"{page.name}:{number}", text
 
