@@ -75,7 +75,7 @@ def mentioned() -> Iterator[tuple[str, str]]:
     """(page:line, command line) of everything that begins with `slipway`, in backticks and in blocks."""
     for page in PAGES:
         for number, line in enumerate(page.read_text().splitlines(), 1):
-            for text in re.findall(r"`((?:\w+=\S+ )?slipway [a-z][^`]*)`", line) or re.findall(
+            for text in re.findall(r"`((?:\w+=\S+ )?slipway [a-z]+(?: [^`]*)?)`", line) or re.findall(
                 r"^(slipway [a-z]+(?: .*)?)$", line
             ):
                 yield f"{page.name}:{number}", text

@@ -21,13 +21,17 @@ def _cpus(count: int, memory: int) -> Machine:
     )
 
 
-def _gpus(count: int) -> Machine:
+# 81,559 MiB, as the driver says.
+H100 = Gpu("NVIDIA H100 80GB HBM3", 81_559 * 2**20, 81_000 * 2**20, (9, 0))
+
+
+def _gpus(count: int, gpu: Gpu = H200) -> Machine:
     return Machine(
         cores=16 * count,
         cores_from="affinity",
         memory_free=200 * GIB * count,
         memory_from="MemAvailable",
-        gpus=(H200,) * count,
+        gpus=(gpu,) * count,
         kernels=("avx512", "avx2", "base"),
         triton=True,
     )
@@ -41,5 +45,6 @@ MACHINES: dict[str, Machine] = {
     "one NVIDIA H200": _gpus(1),
     "two NVIDIA H200": _gpus(2),
     "four NVIDIA H200": _gpus(4),
+    "four NVIDIA H100": _gpus(4, H100),
     "eight NVIDIA H200": _gpus(8),
 }

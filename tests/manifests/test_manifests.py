@@ -29,7 +29,8 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 @dataclass(frozen=True)
 class Expected:
     """Model by the name of its configuration; what the plan must come to. `weight_share`: bytes held, as a share of two
-    bytes a parameter, at most; exactly 1 on a GPU. `at_once`: whole contexts that the caches must hold together."""
+    bytes a parameter, at most; exactly 1 on a GPU. `at_once`: whole contexts that the caches must hold together. `ranks`
+    that share each engine's model."""
 
     model: str
     device: str
@@ -39,9 +40,10 @@ class Expected:
     at_once: int
     weights: str = "stored"
     weight_share: float = 1.0
+    ranks: int = 1
 
 
-LLAMA, QWEN = "Llama-3.1-8B-Instruct", "Qwen3-0.6B"
+LLAMA, LARGE, QWEN = "Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct", "Qwen3-0.6B"
 EXPECTED: dict[str, Expected] = {
     "minimal.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.01),
     "cpu.yaml": Expected("Qwen2.5-0.5B-Instruct", "cpu", "avx512", "int8", 8192, 16, "int8", 0.51),
@@ -52,6 +54,9 @@ EXPECTED: dict[str, Expected] = {
     "secured.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.01),
     "h200-8b.yaml": Expected(LLAMA, "cuda", "triton", "bfloat16", 32768, 20),
     "h200-8b-fp8.yaml": Expected(LLAMA, "cuda", "triton", "fp8", 32768, 40),
+    "h200-70b-tp2.yaml": Expected(LARGE, "cuda", "triton", "bfloat16", 32768, 10, ranks=2),
+    "h100-70b-tp4.yaml": Expected(LARGE, "cuda", "triton", "fp8", 65536, 10, ranks=4),
+    "h200-70b-tp8.yaml": Expected(LARGE, "cuda", "triton", "bfloat16", 131072, 20, ranks=8),
     "long-context.yaml": Expected(LLAMA, "cuda", "triton", "fp8", 131072, 12),
     "sagemaker.yaml": Expected("Qwen3-8B", "cuda", "triton", "bfloat16", 40960, 16),
     "vertex.yaml": Expected(LLAMA, "cuda", "triton", "bfloat16", 131072, 4),
@@ -99,6 +104,7 @@ def test_a_manifest_is_planned_on_the_machine_it_is_for(name: str, tmp_path: Pat
     engine = found.engines[0]
     assert (engine.device, engine.kernels, engine.kv_dtype) == (expected.device, expected.kernels, expected.kv_dtype)
     assert (engine.weights, engine.max_context) == (expected.weights, expected.context)
+    assert engine.tensor == expected.ranks
     assert found.memory.whole_contexts * len(found.engines) >= expected.at_once
     assert found.memory.total <= found.memory.budget
 
@@ -115,11 +121,13 @@ def test_weights_and_pages_have_the_bytes_that_the_configuration_makes(name: str
     parameters = PARAMETERS[expected.model.removesuffix("-GPTQ-Int4")]
     weights = found.memory.weights
     if expected.device == "cuda":
-        assert weights == 2 * parameters
+        # Every matrix is cut evenly; the two norms of each layer and the last one lie whole on every rank.
+        norms = facts["hidden_size"] * (2 * facts["num_hidden_layers"] + 1) if expected.ranks > 1 else 0
+        assert weights == 2 * ((parameters - norms) // expected.ranks + norms)
     else:
         assert 0.2 < weights / (2 * parameters) <= expected.weight_share
     head = facts.get("head_dim", facts["hidden_size"] // facts["num_attention_heads"])
-    rows = 2 * facts["num_hidden_layers"] * facts["num_key_value_heads"] * engine.block_tokens
+    rows = 2 * facts["num_hidden_layers"] * facts["num_key_value_heads"] * engine.block_tokens // expected.ranks
     scales = 4 * rows if (expected.device, engine.kv_dtype) == ("cpu", "int8") else 0
     assert found.memory.block_bytes == rows * head * BYTES[engine.kv_dtype] + scales
     assert found.memory.blocks == engine.kv_bytes // found.memory.block_bytes
