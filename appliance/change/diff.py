@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from appliance.change.clients import affected
+from appliance.change.numbers import Number, numbers
 from appliance.change.side import Side, Value, unplanned
 from appliance.declare.effects import effect
-from appliance.plan.plan import Plan
 
 RESTARTS = {"none": (), "gateway": ("gateway",), "engine": ("engines",), "service": ("gateway", "engines")}
 
@@ -20,21 +20,6 @@ class Change:
     before: Value | None
     after: Value | None
     acts: bool
-
-
-@dataclass(frozen=True)
-class Number:
-    """One figure of the memory plan on both sides; `form` is "bytes" or "count"."""
-
-    name: str
-    before: int
-    after: int
-    form: str
-
-    @property
-    def share(self) -> float | None:
-        """The change as a share of what it was; None where that was nothing."""
-        return None if not self.before else (self.after - self.before) / self.before
 
 
 @dataclass(frozen=True)
@@ -71,7 +56,7 @@ def compare(before: Side, after: Side) -> Diff:
         outputs=tuple(key for key, one in effects.items() if one.outputs == "yes"),
         rounding=tuple(key for key, one in effects.items() if one.outputs == "rounding" and not _steady(before, after)),
         caches=tuple(_caches(before, after, acting, "engines" in wanted)),
-        numbers=tuple(_numbers(before.plan, after.plan)) if before.plan and after.plan else (),
+        numbers=tuple(numbers(before.plan, after.plan)) if before.plan and after.plan else (),
         clients=tuple(affected(before, after, {key: (one.before, one.after) for key, one in acting.items()})),
     )
 
@@ -94,7 +79,8 @@ def _caches(before: Side, after: Side, acting: Iterable[str], engines: bool) -> 
     if engines:
         yield "prefix cache: starts empty, as at every start of an engine"
     if any("weights" in one.caches for one in effects) and _rounds(after):
-        yield "rounded weights: a kept file no longer fits; they are rounded anew at the next start, and kept again"
+        cause = "a kept file no longer fits; they are rounded anew" if _rounds(before) else "they are rounded"
+        yield f"rounded weights: {cause} at the next start, which takes longer, and kept{' again' * _rounds(before)}"
     if any(one.graphs for one in effects) and any(_on_gpu(side) for side in (before, after)):
         yield "CUDA graphs: others are captured, and kernels may be compiled, at the next start"
 
@@ -111,21 +97,3 @@ def _on_gpu(side: Side) -> bool:
     if side.plan is not None:
         return side.plan.engines[0].device == "cuda"
     return side.settings.manifest.hardware.device != "cpu"
-
-
-def _numbers(before: Plan, after: Plan) -> Iterable[Number]:
-    """The figures of both memory plans, of one engine but for the last."""
-    old, new = before.memory, after.memory
-    yield Number("weights", old.weights, new.weights, "bytes")
-    yield Number("workspace", old.workspace, new.workspace, "bytes")
-    yield Number("KV cache", old.cache, new.cache, "bytes")
-    yield Number("together", old.total, new.total, "bytes")
-    yield Number("KV blocks", old.blocks, new.blocks, "count")
-    yield Number("tokens cached", _tokens(before), _tokens(after), "count")
-    yield Number("context", before.engines[0].max_context, after.engines[0].max_context, "count")
-    yield Number("whole contexts at once", old.whole_contexts, new.whole_contexts, "count")
-    yield Number("engines", len(before.engines), len(after.engines), "count")
-
-
-def _tokens(plan: Plan) -> int:
-    return (plan.memory.blocks - 1) * plan.engines[0].block_tokens

@@ -18,13 +18,14 @@ FILES = ("model.path", "model.chat_template", "engine.record")  # relative to th
 
 @dataclass(frozen=True)
 class Value:
-    """One key on one side: as it is written, what it comes to (the same where there is no plan), how both are said, and
-    where it was written."""
+    """One key on one side: as it is written, what it comes to (the same where there is no plan), how both are said,
+    where it was written, and why the plan has settled it so."""
 
     written: Any
     effective: Any
     text: str
     origin: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ def _values(settings: Settings, plan: Plan | None) -> dict[str, Value]:
         if key.name == "model.names" and not effective:
             effective = [Path(settings.manifest.model.path).name]
         compared = str(folder / effective) if key.name in FILES and effective is not None else effective
-        text = _text(key, written, effective)
-        found[key.name] = Value(_plain(written), _plain(compared), text, settings.origin(key))
+        text, reason = _text(key, written, effective), resolved[key.name].reason if key.name in resolved else ""
+        found[key.name] = Value(_plain(written), _plain(compared), text, settings.origin(key), reason)
     for name, secret in settings.manifest.secrets.items():
         for field, value in secret.model_dump().items():
             place = settings.origin(("secrets", name, field))

@@ -5,7 +5,8 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from appliance.change.diff import Change, Diff, Number
+from appliance.change.diff import Change, Diff
+from appliance.change.numbers import Number
 from appliance.change.side import Side
 from appliance.declare.keys import spell
 from appliance.plan.memory import spell_bytes
@@ -44,7 +45,10 @@ def _row(change: Change) -> tuple[str, str, str]:
     if change.key.startswith("secrets.") and change.before and change.after:
         new = "(another reference)"
     origins = [value.origin for value in (change.before, change.after) if value]
-    places = " → ".join(origins) if set(origins) != {"default"} else "follows from the others"
+    places = " → ".join(origins)
+    if set(origins) == {"default"}:
+        reason = change.after.reason if change.after else ""
+        places = f"follows: {reason}" if reason else "follows from the others"
     return change.key, f"{old} → {new}", places if change.acts else f"{places}, the same in effect"
 
 
@@ -67,7 +71,7 @@ def _consequences(diff: Diff) -> list[str]:
     lines = _paragraph("restart", _restart(diff))
     lines += _paragraph("outputs", _outputs(diff))
     lines += _list("caches", diff.caches)
-    lines += _memory(diff.numbers)
+    lines += _memory(diff)
     return lines + _list("clients", diff.clients or ("notice nothing",))
 
 
@@ -107,7 +111,9 @@ def _outputs(diff: Diff) -> str:
     return "stay"
 
 
-def _memory(numbers: Iterable[Number]) -> list[str]:
+def _memory(diff: Diff) -> list[str]:
+    """Bytes are those of one process, be it an engine or a rank."""
+    numbers = diff.numbers
     rows = [(one.name, _amount(one, one.before), _amount(one, one.after), spell_share(one)) for one in numbers]
     if all(one.before == one.after for one in numbers):
         return _paragraph("memory", "the same plan") if rows else []

@@ -29,8 +29,8 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 @dataclass(frozen=True)
 class Expected:
     """Model by the name of its configuration; what the plan must come to. `weight_share`: bytes held, as a share of two
-    bytes a parameter, at most; exactly 1 on a GPU. `at_once`: whole contexts that the caches must hold together. `ranks`
-    that share each engine's model."""
+    bytes a parameter, at most; exactly 1 on a GPU. `at_once`: whole contexts that the caches must hold together.
+    `ranks` share each engine's model."""
 
     model: str
     device: str

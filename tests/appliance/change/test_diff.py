@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from appliance.change.clients import limit
-from appliance.change.diff import Diff, Number, compare
+from appliance.change.diff import Diff, compare
+from appliance.change.numbers import Number
 from appliance.change.side import read_side
 from appliance.change.text import as_json, as_text, spell_share
 from appliance.command.cli import main
@@ -220,6 +221,23 @@ def test_a_plan_that_only_one_side_has_is_no_difference_of_keys(folder: Path) ->
     assert found.numbers == ()
 
 
+def test_ranks_share_the_memory_and_change_sums(folder: Path) -> None:
+    found = differing(folder, "parallelism.tensor=2", "hardware.kv_cache_memory=64MiB")
+    (plan,) = [side.plan for side in (found.after,) if side.plan]
+    numbers = {one.name: one for one in found.numbers}
+    assert 0.5 < numbers["weights"].after / numbers["weights"].before < 0.51
+    assert numbers["of all processes"].after == 2 * plan.memory.total
+    assert numbers["of all processes"].before == numbers["together"].before
+    assert (numbers["ranks of an engine"].before, numbers["ranks of an engine"].after) == (1, 2)
+    assert "parallelism.tensor" in found.outputs and set(found.restart) == {"gateway", "engines"}
+
+
+def test_what_follows_is_told_with_its_reason(folder: Path) -> None:
+    text = as_text(differing(folder, "parallelism.data=2"))
+    (line,) = [line for line in text.splitlines() if line.startswith("hardware.threads")]
+    assert line.endswith("follows: 4 cores by affinity for 2 engines")
+
+
 def test_json_has_everything(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(folder / "a.yaml"), "--format", "json", "--limits.max-stop", "3"]) == 1
     found = json.loads(capsys.readouterr().out)
@@ -236,5 +254,10 @@ def test_rounded_weights_are_told_where_they_are_kept(folder: Path) -> None:
     environ = {"XDG_CACHE_HOME": str(folder / "cache")}
     before = read_side(replace(given(folder), environ=environ), MACHINE)
     kept = read_side(replace(given(folder, "quantization.weights=int8"), environ=environ), MACHINE)
-    assert any("rounded weights" in line for line in compare(before, kept).caches)
+    assert any(
+        line == "rounded weights: they are rounded at the next start, which takes longer, and kept"
+        for line in compare(before, kept).caches
+    )
+    other = read_side(replace(given(folder, "quantization.weights=int4"), environ=environ), MACHINE)
+    assert any("a kept file no longer fits" in line for line in compare(kept, other).caches)
     assert not any("rounded weights" in line for line in compare(kept, before).caches)
