@@ -47,7 +47,7 @@ def _row(change: Change) -> tuple[str, str, str]:
     origins = [value.origin for value in (change.before, change.after) if value]
     places = " → ".join(origins)
     if set(origins) == {"default"}:
-        reason = change.after.reason if change.after else ""
+        reason = change.after.reason.removeprefix(f"{new.removesuffix(' (auto)')}, ") if change.after else ""
         places = f"follows: {reason}" if reason else "follows from the others"
     return change.key, f"{old} → {new}", places if change.acts else f"{places}, the same in effect"
 
