@@ -117,7 +117,11 @@ def test_a_modified_shard_is_refused_by_name_before_anything_is_touched(
     assert told.startswith(f"{lock_path(manifest)}:{line}:5: {SHARD}: changed; ")
     assert f"expected sha256 {before}, found {sha256(shard)}" in told
     assert [name for name in read_names(shard.parent) if f" {name}: " in told] == [SHARD]
+    assert f'sha256: "{before}"}}' in told, "the line of the lock is shown, and a digest is no secret"
     assert done == []
+    assert main(["serve", str(manifest), "--format", "json"]) == exits.INTEGRITY.number
+    (problem,) = json.loads(capsys.readouterr().err)
+    assert (problem["code"], problem["key"], problem["line"]) == ("not-as-locked", SHARD, line)
 
 
 def test_a_refused_start_runs_nothing_and_leaves_nothing(manifest: Path, tmp_path: Path) -> None:
