@@ -254,11 +254,25 @@ class Restart(Section):
     """New requests wait for a dead engine that is back within this time, else they get 503; open ones always wait."""
 
 
+class Journal(Section):
+    folder: Literal["auto", "off"] | str = "auto"
+    """Where replies to requests with an Idempotency-Key are kept; auto is the run directory, which a restart of the
+    gateway survives; a folder on a volume survives the container. off takes no notice of such keys."""
+    keep: Seconds = 900.0
+    """How long such a reply is kept after its end, or without anybody who asks for it."""
+    size: Bytes = 64 * 2**20
+    """Most bytes of all such replies; the oldest go first. The file has at most about twice as many."""
+    linger: Seconds = 60.0
+    """Time such a request is generated on after its client has gone; who asks for it later gets it from there on."""
+
+
 class Lifecycle(Section):
     drain: Seconds = 8.0
     """Time open requests get to finish after SIGTERM; docker stop kills after 10 s unless told otherwise."""
     restart: Restart = Restart()
     """When a dead engine is started again, and when not."""
+    journal: Journal = Journal()
+    """Replies that outlive their connection and the gateway, for requests with an Idempotency-Key."""
 
 
 class Observability(Section):

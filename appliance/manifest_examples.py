@@ -48,6 +48,10 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Restart.backoff": ("2s",),
     "Restart.longest_backoff": ("1m",),
     "Restart.hold": ("0s", "30s"),
+    "Journal.folder": ("/var/lib/slipway/journal",),
+    "Journal.keep": ("1h",),
+    "Journal.size": ("256MiB",),
+    "Journal.linger": ("5m",),
     "SecretFile.file": ("/run/secrets/api_keys",),
     "SecretEnv.env": ("API_KEYS",),
 }

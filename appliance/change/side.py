@@ -13,7 +13,12 @@ from appliance.plan.memory import spell_bytes
 from appliance.plan.plan import Plan, settled
 from appliance.plan.prove import prove
 
-FILES = ("model.path", "model.chat_template", "engine.record")  # relative to the manifest's folder
+FILES = (
+    "model.path",
+    "model.chat_template",
+    "engine.record",
+    "lifecycle.journal.folder",
+)  # relative to the manifest's folder
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def _values(settings: Settings, plan: Plan | None) -> dict[str, Value]:
         effective = resolved[key.name].resolved if key.name in resolved else written
         if key.name == "model.names" and not effective:
             effective = [Path(settings.manifest.model.path).name]
-        compared = str(folder / effective) if key.name in FILES and effective is not None else effective
+        compared = str(folder / effective) if key.name in FILES and effective not in (None, *key.choices) else effective
         text, reason = _text(key, written, effective), resolved[key.name].reason if key.name in resolved else ""
         found[key.name] = Value(_plain(written), _plain(compared), text, settings.origin(key), reason)
     for name, secret in settings.manifest.secrets.items():

@@ -103,6 +103,10 @@ EFFECTS: dict[str, Effect] = {
     "lifecycle.restart.backoff": _SERVICE,
     "lifecycle.restart.longest_backoff": _SERVICE,
     "lifecycle.restart.hold": _LIVE,
+    "lifecycle.journal.folder": _GATEWAY,
+    "lifecycle.journal.keep": _LIVE,
+    "lifecycle.journal.size": _LIVE,
+    "lifecycle.journal.linger": _LIVE,
     "observability.log_level": _LIVE,
     "observability.log_format": _SERVICE,  # the launcher's own lines have it too
     "observability.log_requests": _LIVE,

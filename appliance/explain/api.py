@@ -40,6 +40,11 @@ API: dict[str, tuple[str, str]] = {
         "The engine ended, or gave up, under this request.",
         "Send it again: the engine is restarted. Read the last lines of its log for the cause.",
     ),
+    "Unprocessable": (
+        "The request is understood and never served as it is: its Idempotency-Key belongs to another request, or the "
+        "request is quarantined.",
+        "Send another key, or another request; error.message says which.",
+    ),
     "Quarantined": (
         "Engines ended under this very request, and again while it ran alone; it and others with its content are "
         "refused.",

@@ -8,6 +8,7 @@ depend on their neighbours, so its tokens are those that the first engine would 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -24,18 +25,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Past:
+    """What a sequence that goes on was given before, by an engine of this gateway or of one before it."""
+
+    emitted: tuple[int, ...] = ()
+    timing: Timing | None = None
+
+
 class Generation:
     """An async iterator of the sequence's deltas, to be used in `async with`, which ends what still runs. `engine` is
     the one that computes it, None while it waits for one; `rank` and `session` say which it wants."""
 
-    def __init__(self, router: "Router", submit: Submit, key: str, rank: int | None, session: str) -> None:
+    def __init__(
+        self, router: "Router", submit: Submit, key: str, rank: int | None, session: str, past: Past | None = None
+    ) -> None:
         self.submit = submit
         self.key = key
         self.rank = rank
         self.session = session
         self.engine: Engine | None = None
-        self.emitted: list[int] = []
-        self.timing: Timing | None = None
+        self.emitted: list[int] = [] if past is None else list(past.emitted)
+        self.timing: Timing | None = None if past is None else past.timing
         self.started = False
         self.interruptions = 0
         self._router = router
@@ -45,8 +56,10 @@ class Generation:
         self._over = False
         self._label = "0"  # of the engine that computes it, or did
         self._gained = False  # something on this engine
-        self._earlier: Timing | None = None  # of the engines before this one
-        self._uncounted = len(submit.prompt)
+        self._earlier = self.timing  # of the engines before this one
+        self._goes_on = bool(self.emitted)  # so its prompt was counted
+        self._uncounted = 0 if self._goes_on else len(submit.prompt)
+        self._suspended = False
         self._arrived_s = self._last_s = self._first_s = self._held_s = now()
 
     @property
@@ -139,6 +152,10 @@ class Generation:
             self.engine.client.abort([self.key])
         self._end("stop")
 
+    def suspend(self) -> None:
+        """It will go on as another generation: its end now counts for nothing."""
+        self._suspended = True
+
     async def aclose(self) -> None:
         """Ends the request; a running one is aborted in the engine."""
         deltas = self._deltas
@@ -161,7 +178,8 @@ class Generation:
             self.started = True
             self._router.admission.started(moment)
             self._router.backlog.started(moment, len(self.submit.prompt))
-            metrics.prompt(label, len(self.submit.prompt), self.cached_tokens)
+            if not self._goes_on:
+                metrics.prompt(label, len(self.submit.prompt), self.cached_tokens)
         count = len(delta.ids)
         if count:
             metrics.add("generation_tokens", count, label)
@@ -186,6 +204,8 @@ class Generation:
             return
         self._over = True
         self._router.ended(self)
+        if self._suspended:
+            return
         metrics, label = self._router.metrics, self._label
         metrics.finished(label, reason, len(self.emitted), self.submit.max_tokens)
         if reason != "error" and self.emitted:

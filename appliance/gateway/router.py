@@ -12,9 +12,10 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from appliance.gateway.admission import Admission, loading_retry_after_s
-from appliance.gateway.generation import Generation
+from appliance.gateway.generation import Generation, Past
 from appliance.gateway.quarantine import SUSPECT_DEATHS, Quarantine
 from appliance.http.errors import EngineFailed, Overloaded, Quarantined, Unavailable
 from appliance.observe.metrics import Metrics, now
@@ -213,13 +214,16 @@ class Router:
         that does not exist. `submit.id` need not be unique."""
         return self.generate_all([submit], where)[0]
 
-    def generate_all(self, submits: Sequence[Submit], where: Placement = ANYWHERE) -> list[Generation]:
-        """The same for several sequences of one request: all are admitted or none."""
+    def generate_all(
+        self, submits: Sequence[Submit], where: Placement = ANYWHERE, past: Sequence[Past] = ()
+    ) -> list[Generation]:
+        """The same for several sequences of one request: all are admitted or none. `past`: of each what it was given
+        before, if they go on."""
         self._check_rank(where.rank)
-        self._admit()
+        self.admit()
         if any(self.quarantine.refuses(submit) for submit in submits):
             raise Quarantined
-        return [self._open(submit, where) for submit in submits]
+        return [self._open(submit, where, before) for submit, before in zip_longest(submits, past)]
 
     def load(self) -> Load:
         stats = [engine.client.stats for engine in self.engines if engine.serves]
@@ -344,7 +348,8 @@ class Router:
             self._pardon(f"engine-{engine.label}", SUSPECT_DEATHS)
             generation.refuse(Quarantined(len(generation.emitted)))
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Raises Unavailable or Overloaded where a request could not be taken now."""
         if not self.accepts:
             raise Unavailable(self._why_not(), self._retry_after_s(self.engines))
         self._refuse_over(self.admission, self.waiting, "max_num_queued_reqs", BUSY)
@@ -370,9 +375,9 @@ class Router:
             message = f"Engine {rank}, which {name} names, is not ready: {engine.phase} ({engine.progress:.0%})."
             raise Unavailable(f"{message} Leave the header out to use another one.", self._retry_after_s([engine]))
 
-    def _open(self, submit: Submit, where: Placement) -> Generation:
+    def _open(self, submit: Submit, where: Placement, past: Past | None) -> Generation:
         key = f"{submit.id}#{next(self._numbers)}"
-        generation = Generation(self, submit, key, where.rank, where.session)
+        generation = Generation(self, submit, key, where.rank, where.session, past)
         engine = self._choose(generation)
         if engine is not None:
             generation.place(engine)

@@ -11,6 +11,7 @@ from appliance.manifest import Manifest, SecretFile
 from appliance.plan.choice import Choice
 from engine.models.checkpoint import Checkpoint
 
+JOURNAL = "requests.journal"
 _GENERATION = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
 _GENERATION |= {name: name for name in ("presence_penalty", "frequency_penalty")} | {"max_new_tokens": "max_tokens"}
 
@@ -76,6 +77,10 @@ def gateway_config(
         sampling=sampling,
         drain_s=manifest.lifecycle.drain,
         hold_s=manifest.lifecycle.restart.hold,
+        journal=_journal(manifest.lifecycle.journal.folder, folder),
+        journal_keep_s=manifest.lifecycle.journal.keep,
+        journal_bytes=manifest.lifecycle.journal.size,
+        linger_s=manifest.lifecycle.journal.linger,
         log_level=observability.log_level,
         log_format=observability.log_format,
         log_requests=observability.log_requests,
@@ -85,6 +90,13 @@ def gateway_config(
         manifest_sha256=sha256,
         outputs_sha256=outputs_sha256,
     )
+
+
+def _journal(wanted: str, folder: Path) -> str:
+    """The file of durable replies; of `auto` the name alone, which the launcher puts into the run directory."""
+    if wanted == "off":
+        return ""
+    return JOURNAL if wanted == "auto" else str(folder / wanted / JOURNAL)
 
 
 def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:
