@@ -96,7 +96,8 @@ class Model(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; auto is the checkpoint's type on a GPU and float32 on a CPU."""
     max_context: Annotated[int, Field(ge=2)] | Auto = "auto"
-    """Most tokens of prompt and reply together; auto is what the checkpoint supports and the cache can hold."""
+    """Most tokens of prompt and reply together; auto is what the checkpoint supports and the cache can hold
+    beside what hardware.capacity asks for."""
     chat_template: str | None = None
     """File with a Jinja chat template that replaces the checkpoint's own."""
     generation_config: Literal["auto", "ignore"] = "auto"
@@ -125,6 +126,13 @@ class Parallelism(Section):
     """Processes (ranks) that share each engine's model, one a GPU or NUMA node; auto: the fewest GPUs that hold it."""
 
 
+class Capacity(Section):
+    requests: Count = 1
+    """Requests that the KV caches of all engines together must hold at once; what cannot is refused at the start."""
+    tokens: Annotated[int, Field(ge=2)] | Auto = "auto"
+    """Tokens, of prompt and reply together, that each of them has; auto is the whole of model.max_context."""
+
+
 class Hardware(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the engine computes; auto takes a GPU if there is one."""
@@ -146,6 +154,8 @@ class Hardware(Section):
     """Memory for the KV cache of one engine, such as 4GiB; auto is what memory_share leaves after the weights."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
     """Share of the memory that is free at start which an engine may use for weights, cache and workspace."""
+    capacity: Capacity = Capacity()
+    """What the memory must hold; where model.max_context is auto it becomes the longest with which that fits."""
 
 
 class Scheduling(Section):

@@ -15,6 +15,8 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Hardware.reserved_cores": (1,),
     "Hardware.kv_cache_memory": ("4GiB",),
     "Hardware.memory_share": (0.9,),
+    "Capacity.requests": (16,),
+    "Capacity.tokens": (8192,),
     "Scheduling.max_running": (16, 512),
     "Scheduling.max_step_tokens": (256, 16384),
     "Cache.block_tokens": (32,),

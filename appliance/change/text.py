@@ -112,9 +112,13 @@ def _outputs(diff: Diff) -> str:
 
 
 def _memory(diff: Diff) -> list[str]:
-    """Bytes are those of one process, be it an engine or a rank."""
+    """Bytes are those of one process, be it an engine or a rank. Parts that stay are left out."""
     numbers = diff.numbers
-    rows = [(one.name, _amount(one, one.before), _amount(one, one.after), spell_share(one)) for one in numbers]
+    rows = [
+        (f"{'  ' * one.part}{one.name}", _amount(one, one.before), _amount(one, one.after), spell_share(one))
+        for one in numbers
+        if not one.part or one.before != one.after
+    ]
     if all(one.before == one.after for one in numbers):
         return _paragraph("memory", "the same plan") if rows else []
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -125,7 +129,9 @@ def _memory(diff: Diff) -> list[str]:
     return [f"{'memory' if not number else '':<{_LABEL}}{line}" for number, line in enumerate(lines)]
 
 
-def _amount(number: Number, value: int) -> str:
+def _amount(number: Number, value: float) -> str:
+    if number.form == "rate":
+        return f"{value:,.0f}/s"
     return spell_bytes(value) if number.form == "bytes" else f"{value:,}"
 
 

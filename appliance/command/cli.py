@@ -132,6 +132,24 @@ def _check_only(command: argparse.ArgumentParser) -> None:
     command.add_argument("--check", action="store_true", help="compare with the lock that is there; write nothing")
 
 
+def _hardware(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--hardware",
+        metavar="NAME",
+        default=None,
+        help="for this machine of the table of devices instead of the one at hand: h200x1, l4x2, cpu:16:64GiB",
+    )
+
+
+def _why(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--why",
+        metavar="NUMBER",
+        default=None,
+        help="explain a number step by step: weights, kv, context, decode, any key of the manifest …",
+    )
+
+
 def _format(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--format",
@@ -170,13 +188,22 @@ def _given(options: argparse.Namespace, manifest: Path | None = None) -> Any:
     return Given(manifest or options.manifest, options.options, environment())
 
 
+def _machine(options: argparse.Namespace) -> Any:
+    """The machine that --hardware describes; None stands for the one at hand."""
+    if not getattr(options, "hardware", None):
+        return None
+    from appliance.plan.hardware import hardware
+
+    return hardware(options.hardware)
+
+
 def _prove(options: argparse.Namespace, *, hashed: bool = False) -> tuple[Any, Any]:
     """The plan, and the guard that held the checkpoint to its lock. Raises Refused with everything that is wrong."""
     from appliance.lock.guard import Guard
     from appliance.plan.prove import prove
 
     guard = Guard(hashed=hashed)
-    plan = prove(_given(options), verify=guard)
+    plan = prove(_given(options), _machine(options), verify=guard)
     for line in guard.notes(plan):
         print(line, file=sys.stderr)
     return plan, guard
@@ -194,9 +221,13 @@ def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False)
 
     def refusing(options: argparse.Namespace) -> int:
         from appliance.declare.problems import Refused
+        from appliance.plan.hardware import UnknownHardware
 
         try:
             return run(options)
+        except UnknownHardware as error:
+            print(f"--hardware {error}", file=sys.stderr)
+            return exits.MANIFEST.number
         except Refused as refused:
             from appliance.command.refusal import tell
 
@@ -214,7 +245,7 @@ def check(options: argparse.Namespace) -> int:
         from appliance.command.refusal import mend
         from appliance.plan.prove import prove
 
-        mend(lambda: prove(_given(options)))
+        mend(lambda: prove(_given(options), _machine(options)))
     plan, guard = _prove(options)
     if options.format in ("json", "sarif"):
         from appliance.command.formats import FORMATS
@@ -233,6 +264,12 @@ def show_plan(options: argparse.Namespace) -> int:
 
     plan, _ = _prove(options)
     _warn(plan, options, sys.stderr)
+    if options.why:
+        from appliance.plan.why import explain
+
+        text, found = explain(plan, options.why)
+        print(text, file=sys.stdout if found else sys.stderr)
+        return (exits.OK if found else exits.MANIFEST).number
     print(as_json(plan) if options.json else as_text(plan))
     return exits.OK.number
 
@@ -251,14 +288,14 @@ def serve(options: argparse.Namespace) -> int:
 def lock(options: argparse.Namespace) -> int:
     from appliance.command import lock as command
 
-    return (command.verify if options.check else command.write)(_given(options))
+    return (command.verify if options.check else command.write)(_given(options), _machine(options))
 
 
 @_refusing
 def diff(options: argparse.Namespace) -> int:
     from appliance.command.diff import diff as run
 
-    return run(options)
+    return run(options, _machine(options))
 
 
 def schema(options: argparse.Namespace) -> int:
@@ -268,10 +305,11 @@ def schema(options: argparse.Namespace) -> int:
     return exits.OK.number
 
 
+@_refusing
 def init(options: argparse.Namespace) -> int:
     from appliance.command.init import init as write
 
-    return write(options.folder, options.output, force=options.force)
+    return write(options.folder, options.output, force=options.force, machine=_machine(options))
 
 
 def explain(options: argparse.Namespace) -> int:
@@ -314,23 +352,23 @@ COMMANDS: dict[str, Command] = {
     "check": (
         _refusing(check, report=True),
         "Check a manifest, its checkpoint and this machine; start nothing.",
-        (_manifest, _format, _fix),
+        (_manifest, _format, _fix, _hardware),
     ),
     "plan": (
         show_plan,
         "Print what would run: every value with its source, memory by part.",
-        (_manifest, _json, _format),
+        (_manifest, _json, _format, _hardware, _why),
     ),
-    "init": (init, "Write a commented manifest for a checkpoint's folder and this machine.", (_folder,)),
+    "init": (init, "Write a commented manifest for a checkpoint's folder and this machine.", (_folder, _hardware)),
     "diff": (
         diff,
         "Say what changes when manifest B takes A's place: restarts, outputs, caches, memory, clients.",
-        (_two_manifests,),
+        (_two_manifests, _hardware),
     ),
     "lock": (
         lock,
         "Write the SHA-256 of every file of the checkpoint beside the manifest; `serve` holds it to them.",
-        (_manifest, _check_only),
+        (_manifest, _check_only, _hardware),
     ),
     "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options)),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),

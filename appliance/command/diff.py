@@ -15,13 +15,14 @@ DIFFERENT = 1  # as diff(1) ends
 FORMATS = {"text": as_text, "json": as_json}
 
 
-def diff(options: argparse.Namespace) -> int:
-    """The exit code says whether there is a difference. Raises Refused for a manifest that is wrong by itself."""
+def diff(options: argparse.Namespace, machine: Machine | None) -> int:
+    """On this machine, unless another is described. The exit code says whether there is a difference. Raises Refused
+    for a manifest that is wrong by itself."""
     if options.other is None and not options.options:
         print("slipway diff: name a second manifest, or keys to set: A B, or A --set KEY=VALUE", file=sys.stderr)
         return exits.MANIFEST.number
     environ = environment()
-    machine = read_machine()
+    machine = machine or read_machine()
     before = _side(options, Given(options.manifest, (), environ), machine)
     after = _side(options, Given(options.other or before.given.manifest, options.options, environ), machine)
     found = compare(before, after)

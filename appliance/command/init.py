@@ -23,6 +23,7 @@ from appliance.declare.schema_file import schema_text
 from appliance.declare.settings import Given, environment
 from appliance.lock.files import revision
 from appliance.manifest import API_VERSION
+from appliance.plan.machine import Machine
 from appliance.plan.memory import spell_bytes
 from appliance.plan.plan import Effective, Plan
 from appliance.plan.prove import prove
@@ -58,8 +59,8 @@ class Line:
     written: bool = False
 
 
-def init(folder: Path, output: Path | None, *, force: bool) -> int:
-    """Writes the manifest; `-` prints it. Returns the exit code."""
+def init(folder: Path, output: Path | None, *, force: bool, machine: Machine | None = None) -> int:
+    """Writes the manifest, for this machine unless another is described; `-` prints it. Returns the exit code."""
     target = output or Path(f"{folder.resolve().name or 'service'}.yaml")
     printed = str(target) == "-"
     if not printed and target.exists() and not force:
@@ -68,13 +69,13 @@ def init(folder: Path, output: Path | None, *, force: bool) -> int:
         return exits.MANIFEST.number
     home = Path() if printed else target.parent
     try:
-        text, plan = compose(folder, home, schema=None if printed else SCHEMA)
+        text, plan = compose(folder, home, machine, schema=None if printed else SCHEMA)
     except Unreadable as error:
         print(f"{folder}: {error}", file=sys.stderr)
         return exits.CHECKPOINT.number
     except Refused as refused:
         told = "\n".join(f"  {problem.key}: {problem.message}" for problem in refused.problems)
-        print(f"{folder} cannot be served on this machine:\n{told}", file=sys.stderr)
+        print(f"{folder} cannot be served on {_called(machine)}:\n{told}", file=sys.stderr)
         return refused.cause.number
     if printed:
         print(text, end="")
@@ -94,8 +95,8 @@ def init(folder: Path, output: Path | None, *, force: bool) -> int:
     return exits.OK.number
 
 
-def compose(folder: Path, home: Path, *, schema: str | None) -> tuple[str, Plan]:
-    """The manifest's text, and the plan that it makes on this machine. `home` is the folder that it will lie in.
+def compose(folder: Path, home: Path, machine: Machine | None = None, *, schema: str | None) -> tuple[str, Plan]:
+    """The manifest's text, and the plan that it makes on the machine. `home` is the folder that it will lie in.
     Raises Unreadable, Refused."""
     try:
         checkpoint = read_checkpoint(folder)
@@ -105,8 +106,8 @@ def compose(folder: Path, home: Path, *, schema: str | None) -> tuple[str, Plan]
         Line(PATH, _path(folder, home), written=True),
         Line(NAMES, f"[{_quoted(folder.resolve().name or 'model')}]", "the first name is the one in replies", True),
     ]
-    plan = _planned("\n".join([f"apiVersion: {API_VERSION}", *_rendered(written)]) + "\n", home)
-    head = _head(checkpoint, folder, schema)
+    plan = _planned("\n".join([f"apiVersion: {API_VERSION}", *_rendered(written)]) + "\n", home, machine)
+    head = _head(checkpoint, folder, schema, _called(machine))
     return "\n".join([*head, f"apiVersion: {API_VERSION}", *_rendered([*written, *_offered(plan)])]) + "\n", plan
 
 
@@ -123,9 +124,13 @@ def _quoted(text: str) -> str:
     return text if plain else msgspec.json.encode(text).decode()
 
 
-def _planned(text: str, home: Path) -> Plan:
+def _called(machine: Machine | None) -> str:
+    return machine.described if machine and machine.described else "this machine"
+
+
+def _planned(text: str, home: Path, machine: Machine | None) -> Plan:
     with _draft(text, home) as path:
-        return prove(Given(path, (), {"HOME": environment().get("HOME", "")}))
+        return prove(Given(path, (), {"HOME": environment().get("HOME", "")}), machine)
 
 
 @contextmanager
@@ -141,7 +146,7 @@ def _draft(text: str, home: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def _head(checkpoint: Checkpoint, folder: Path, schema: str | None) -> list[str]:
+def _head(checkpoint: Checkpoint, folder: Path, schema: str | None, called: str) -> list[str]:
     from engine.text.tokenizer import chat_templates
 
     tensors = checkpoint.tensors.values()
@@ -157,7 +162,7 @@ def _head(checkpoint: Checkpoint, folder: Path, schema: str | None) -> list[str]
     if chat_templates(checkpoint.path) is None:
         lines.append("# It brings no chat template: /v1/chat/completions needs model.chat_template.")
     lines.append(
-        "# Take the # from a key to write it; what stands behind it is what it comes to on this machine, and why."
+        f"# Take the # from a key to write it; what stands behind it is what it comes to on {called}, and why."
     )
     lines.append(
         "# All keys: slipway explain model (and quantization, hardware, engine, endpoints, limits, lifecycle …)."

@@ -9,15 +9,16 @@ from appliance.declare.settings import Given, load
 from appliance.lock.guard import Guard
 from appliance.lock.keep import make_lock
 from appliance.lock.lock import Lock, as_yaml, compare, lock_path, read_lock
+from appliance.plan.machine import Machine
 from appliance.plan.memory import spell_bytes
 from appliance.plan.prove import prove
 
 
-def write(given: Given) -> int:
+def write(given: Given, machine: Machine | None = None) -> int:
     """Hashes the checkpoint and writes the lock. Raises Refused."""
     settings = load(given)
     path = lock_path(given.manifest)
-    plan = prove(given)
+    plan = prove(given, machine)
     try:
         lock = make_lock(plan, settings)
         before = _before(path)
@@ -44,10 +45,10 @@ def _before(path: Path) -> Lock | None:
         return None
 
 
-def verify(given: Given) -> int:
+def verify(given: Given, machine: Machine | None = None) -> int:
     """Compares with the lock, reading every byte, whatever model.lock says; writes nothing. Raises Refused."""
     guard = Guard(hashed=True, strict=True)
-    plan = prove(given, verify=guard)
+    plan = prove(given, machine, verify=guard)
     print(guard.summary())
     for line in guard.notes(plan):
         print(line, file=sys.stderr)

@@ -64,6 +64,8 @@ EFFECTS: dict[str, Effect] = {
     "hardware.graphs": Effect("engine", outputs="rounding", graphs=True, memory=True),
     "hardware.kv_cache_memory": Effect("engine", outputs="rounding", memory=True),
     "hardware.memory_share": Effect("engine", outputs="rounding", memory=True),
+    "hardware.capacity.requests": Effect("engine", outputs="rounding", memory=True),
+    "hardware.capacity.tokens": Effect("engine", outputs="rounding", memory=True),
     "engine.scheduling.max_running": Effect("engine", outputs="rounding", graphs=True, memory=True),
     "engine.scheduling.max_step_tokens": Effect("engine", outputs="rounding", graphs=True, memory=True),
     "engine.scheduling.policy": Effect("engine", outputs="rounding"),

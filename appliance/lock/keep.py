@@ -54,6 +54,8 @@ def _hashed(folder: Path, names: Iterable[str], cache: Path | None) -> dict[str,
 
 def machine(plan: Plan) -> str:
     """Few words for what a plan was made for."""
+    if plan.machine.described:
+        return plan.machine.described
     gpus = ", ".join(gpu.name for gpu in plan.machine.gpus)
     return f"{plan.machine.cores} cores, {gpus or 'no GPU'}"
 

@@ -133,9 +133,21 @@ class Taken(msgspec.Struct, frozen=True):
     peak: int
 
 
+class RankMemory(msgspec.Struct, frozen=True):
+    """`held`: bytes by part, counted on the tensors themselves: those of the weights (embedding, attention, mlp,
+    experts, norms, head), kv, tables, buffers; `planned`: what the plan counted on. `mapped`: weights read in their
+    file. `taken`: by phase of the start, as it was measured (on a CPU pages count once they are written); its phase
+    "starting" is the process before the model."""
+
+    held: dict[str, int]
+    mapped: int = 0
+    planned: dict[str, int] = {}
+    taken: dict[str, Taken] = {}
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine serves. Sizes as really allocated; `seconds` and `memory` by phase of the start, the memory as it was
-    measured (on a CPU pages count once they are written). Its phase "starting" is the process before the model."""
+    """The engine serves. Sizes as really allocated, of all ranks together and in `memory` of each; `seconds` by phase
+    of the start."""
 
     max_context: int
     kv_blocks: int
@@ -145,7 +157,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kv_bytes: int
     seconds: dict[str, float]
     pid: int
-    memory: dict[str, Taken] = {}
+    memory: tuple[RankMemory, ...] = ()
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError, EngineGone, RequestError
-from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, Submit, ToEngine
+from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, RankMemory, Submit, ToEngine
 from engine.api.pulse import State
 from engine.core.config import SchedulerConfig
 from engine.core.grammars import Compiler, Grammars, Mask
@@ -41,6 +41,7 @@ class Worker(Protocol):
     blocks: int
     weight_bytes: int
     kv_bytes: int
+    memory: tuple[RankMemory, ...]
     seconds: dict[str, float]
 
     def start(self, plan: StepPlan, masks: dict[int, Mask]) -> Handle:

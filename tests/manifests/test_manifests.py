@@ -14,10 +14,10 @@ from appliance.declare.keys import find
 from appliance.declare.problems import Refused
 from appliance.declare.schema_file import manifest_schema
 from appliance.declare.settings import Given, Option
+from appliance.plan.hardware import hardware
 from appliance.plan.machine import Machine
 from appliance.plan.plan import Plan
 from appliance.plan.prove import prove
-from tests.manifests.machines import MACHINES
 from tests.manifests.shapes import CONFIGS, PARAMETERS, count_parameters, make_checkpoint, make_gguf
 
 FOLDER = Path(__file__).resolve().parents[2] / "manifests"
@@ -28,9 +28,9 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 
 @dataclass(frozen=True)
 class Expected:
-    """Model by the name of its configuration; what the plan must come to. `weight_share`: bytes held, as a share of two
-    bytes a parameter, at most; exactly 1 on a GPU. `at_once`: whole contexts that the caches must hold together.
-    `ranks` share each engine's model."""
+    """Model by the name of its configuration; what the plan must come to. `weight_share`: bytes held on a CPU, as a
+    share of two bytes a parameter, at most (a tied head is held twice: rows to look up, and packed). `at_once`: whole
+    contexts that the caches must hold together. `ranks` share each engine's model."""
 
     model: str
     device: str
@@ -45,13 +45,13 @@ class Expected:
 
 LLAMA, LARGE, QWEN = "Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct", "Qwen3-0.6B"
 EXPECTED: dict[str, Expected] = {
-    "minimal.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.01),
+    "minimal.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.27),
     "cpu.yaml": Expected("Qwen2.5-0.5B-Instruct", "cpu", "avx512", "int8", 8192, 16, "int8", 0.51),
     "gptq-cpu.yaml": Expected("Qwen2.5-7B-Instruct-GPTQ-Int4", "cpu", "avx512", "int8", 16384, 16, weight_share=0.52),
     "gguf-cpu.yaml": Expected("Qwen2.5-7B-Instruct", "cpu", "avx512", "int8", 16384, 8, weight_share=0.45),
     "moe-cpu.yaml": Expected("Qwen3-30B-A3B", "cpu", "avx512", "int8", 32768, 2, "int4", 0.3),
-    "replicas.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.01),
-    "secured.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.01),
+    "replicas.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.27),
+    "secured.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.27),
     "h200-8b.yaml": Expected(LLAMA, "cuda", "triton", "bfloat16", 32768, 20),
     "h200-8b-fp8.yaml": Expected(LLAMA, "cuda", "triton", "fp8", 32768, 40),
     "h200-70b-tp2.yaml": Expected(LARGE, "cuda", "triton", "bfloat16", 32768, 10, ranks=2),
@@ -65,11 +65,10 @@ EXPECTED: dict[str, Expected] = {
 
 
 def machine(name: str) -> Machine:
-    """The machine that a manifest's comment names."""
-    found = re.search(r"^# For: (.+)$", (FOLDER / name).read_text(), re.MULTILINE)
+    """The machine that a manifest's comment names, by the table of devices."""
+    found = re.search(r"^# For: .+ \(--hardware (\S+)\)", (FOLDER / name).read_text(), re.MULTILINE)
     assert found, f"{name} does not say what it is for"
-    (words,) = [words for words in MACHINES if found[1].startswith(words)]
-    return MACHINES[words]
+    return hardware(found[1])
 
 
 def checkpoint(name: str, folder: Path) -> Path:
@@ -91,6 +90,16 @@ def planned(name: str, folder: Path, *options: Option) -> Plan:
 def config(name: str) -> dict[str, int]:
     found: dict[str, int] = json.loads((CONFIGS / f"{EXPECTED[name].model}.json").read_text())
     return found
+
+
+def norms(facts: dict[str, int], ranks: int) -> tuple[int, int]:
+    """Weights of norms in the checkpoint, and on each rank, where they are float32: the two of each layer and the last
+    lie whole on all; those of queries and keys (Qwen3's) are stored for one head and held for each of the rank's."""
+    layers, whole = facts["num_hidden_layers"], facts["hidden_size"] * (2 * facts["num_hidden_layers"] + 1)
+    if facts["model_type"] != "qwen3":
+        return whole, whole
+    heads = (facts["num_attention_heads"] + facts["num_key_value_heads"]) // ranks
+    return whole + layers * 2 * facts["head_dim"], whole + layers * heads * facts["head_dim"]
 
 
 def test_there_are_enough_and_each_has_an_expectation() -> None:
@@ -121,9 +130,8 @@ def test_weights_and_pages_have_the_bytes_that_the_configuration_makes(name: str
     parameters = PARAMETERS[expected.model.removesuffix("-GPTQ-Int4")]
     weights = found.memory.weights
     if expected.device == "cuda":
-        # Every matrix is cut evenly; the two norms of each layer and the last one lie whole on every rank.
-        norms = facts["hidden_size"] * (2 * facts["num_hidden_layers"] + 1) if expected.ranks > 1 else 0
-        assert weights == 2 * ((parameters - norms) // expected.ranks + norms)
+        stored, held = norms(facts, expected.ranks)
+        assert weights == 2 * (parameters - stored) // expected.ranks + 4 * held
     else:
         assert 0.2 < weights / (2 * parameters) <= expected.weight_share
     head = facts.get("head_dim", facts["hidden_size"] // facts["num_attention_heads"])

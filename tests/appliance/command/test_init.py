@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,9 @@ from appliance.command.cli import main
 from appliance.command.init import SCHEMA
 from appliance.declare.settings import Given, load
 from appliance.lock.files import read_names
-from appliance.plan.machine import Machine
+from appliance.plan.hardware import hardware
 from appliance.plan.prove import prove
 from tests.engine.layers.conftest import CASES, random_model
-from tests.manifests.machines import MACHINES
 from tests.manifests.shapes import make_checkpoint, make_gguf
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,10 +31,6 @@ def saved(name: str, folder: Path) -> Path:
 def uncommented(text: str) -> str:
     """With every offered key written."""
     return re.sub(r"^( *)#(?! \S)( *\w+:)", r"\1\2", text, flags=re.MULTILINE)
-
-
-def on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("appliance.plan.prove.read_machine", lambda **_: machine)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -55,22 +49,22 @@ def test_every_architecture_gets_a_manifest_that_check_takes(
 
 
 @pytest.mark.parametrize("model", ["Qwen2.5-7B-Instruct-GPTQ-Int4", "Llama-3.1-8B-Instruct", "Qwen3-30B-A3B", "gguf"])
-@pytest.mark.parametrize("words", ["a CPU with 16 cores and 64 GB", "one NVIDIA H200"])
+@pytest.mark.parametrize("words", ["avx512:16:300GiB", "h200x1"])
 def test_published_models_on_their_machines(
-    model: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine = replace(MACHINES[words], memory_free=300 * 2**30)
-    on(machine, monkeypatch)
+    machine = hardware(words)
     make = (lambda _, folder: make_gguf("Qwen2.5-7B-Instruct", folder)) if model == "gguf" else make_checkpoint
     folder, path = make(model, tmp_path / "model"), tmp_path / "m.yaml"
-    assert main(["init", str(folder), "-o", str(path)]) == 0, capsys.readouterr().err
+    assert main(["init", str(folder), "-o", str(path), "--hardware", words]) == 0, capsys.readouterr().err
     text = path.read_text()
+    assert f"what it comes to on {words}" in text
     assert "chat template" in text, "neither has one, and chat needs one"
     assert ("cuda: there is a NVIDIA H200" in text) == bool(machine.gpus)
     assert all(len(line) <= 120 for line in text.splitlines())
     before = prove(Given(path), machine)
     path.write_text(uncommented(text))
-    assert main(["check", str(path)]) == 0, capsys.readouterr().err
+    assert main(["check", str(path), "--hardware", words]) == 0, capsys.readouterr().err
     assert prove(Given(path), machine).engines == before.engines, "what is offered is what it comes to anyhow"
 
 
@@ -104,12 +98,13 @@ def test_a_folder_that_is_no_checkpoint_is_told(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_model_that_does_not_fit_is_told_and_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    on(MACHINES["a CPU with 8 cores and 16 GB"], monkeypatch)
+    small = "avx512:8:14GiB"
     folder = make_checkpoint("Mixtral-8x7B-Instruct-v0.1", tmp_path / "m")
-    assert main(["init", str(folder), "-o", str(tmp_path / "m.yaml")]) == exits.MEMORY.number
-    assert "cannot be served on this machine" in capsys.readouterr().err
+    command = ["init", str(folder), "-o", str(tmp_path / "m.yaml"), "--hardware", small]
+    assert main(command) == exits.MEMORY.number
+    assert f"cannot be served on {small}" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["m"]
 
 

@@ -26,6 +26,7 @@ class Device:
     """Draws the lowest token a row's mask allows, or 1."""
 
     weight_bytes = kv_bytes = 0
+    memory = ()
     seconds = {}
 
     def __init__(self, blocks=40):
