@@ -265,11 +265,10 @@ class Restart(Section):
 
 
 class Journal(Section):
-    folder: Literal["auto", "off"] | str = "auto"
-    """Where replies to requests with an Idempotency-Key are kept; auto is the run directory, which a restart of the
-    gateway survives; a folder on a volume survives the container. off takes no notice of such keys."""
+    folder: str | None = None
+    """Where such replies are kept; by default the run directory, which a restart of the container does not survive."""
     keep: Seconds = 900.0
-    """How long such a reply is kept after its end, or without anybody who asks for it."""
+    """How long such a reply is kept after its end, or without anybody who asks for it; 0s keeps none."""
     size: Bytes = 64 * 2**20
     """Most bytes of all such replies; the oldest go first. The file has at most about twice as many."""
     linger: Seconds = 60.0
@@ -296,6 +295,8 @@ class Observability(Section):
     """Log generated text: once per reply, or also each streamed piece."""
     vllm_metrics: bool = True
     """Publish the metrics under vLLM's names too, for dashboards and autoscalers made for it."""
+    stories: Annotated[int, Field(ge=0)] = 1000
+    """Replies of which is remembered what happened to them and why, for `slipway why ID`; 0 remembers none."""
 
 
 class SecretFile(Section):

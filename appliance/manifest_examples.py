@@ -54,6 +54,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Journal.keep": ("1h",),
     "Journal.size": ("256MiB",),
     "Journal.linger": ("5m",),
+    "Observability.stories": (1000,),
     "SecretFile.file": ("/run/secrets/api_keys",),
     "SecretEnv.env": ("API_KEYS",),
 }

@@ -173,10 +173,18 @@ def _url(command: argparse.ArgumentParser) -> None:
     command.add_argument("url", metavar="URL", nargs="?", default=None, help=f"the service; default {DEFAULT_URL}")
 
 
+def _request(command: argparse.ArgumentParser) -> None:
+    command.add_argument("request", metavar="ID", help="id of the reply (chatcmpl-…), or X-Request-Id")
+    command.add_argument("--url", default=DEFAULT_URL, help=f"the service; default {DEFAULT_URL}")
+
+
+def _api_key(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--api-key-env", default=None, metavar="NAME", help="environment variable with the API key")
+
+
 def _chat_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("-m", "--model", default=None, help="served name; default is the first that the service lists")
     command.add_argument("--system", default=None, metavar="TEXT", help="system message of the conversation")
-    command.add_argument("--api-key-env", default=None, metavar="NAME", help="environment variable with the API key")
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -320,10 +328,27 @@ def explain(options: argparse.Namespace) -> int:
 
 def chat(options: argparse.Namespace) -> int:
     from appliance.command.chat import chat as talk
+
+    return talk(options.url or DEFAULT_URL, model=options.model, system=options.system, api_key=_key(options))
+
+
+def why(options: argparse.Namespace) -> int:
+    from appliance.command.chat import ChatError
+    from appliance.command.why import why as lines
+
+    try:
+        for line in lines(options.url, options.request, api_key=_key(options)):
+            print(line)
+    except ChatError as error:
+        print(f"slipway why: {error}", file=sys.stderr)
+        return exits.INTERNAL.number
+    return exits.OK.number
+
+
+def _key(options: argparse.Namespace) -> str | None:
     from appliance.declare.settings import environment
 
-    key = environment().get(options.api_key_env) if options.api_key_env else None
-    return talk(options.url or DEFAULT_URL, model=options.model, system=options.system, api_key=key)
+    return environment().get(options.api_key_env) if options.api_key_env else None
 
 
 def healthcheck(options: argparse.Namespace) -> int:
@@ -370,7 +395,8 @@ COMMANDS: dict[str, Command] = {
         "Write the SHA-256 of every file of the checkpoint beside the manifest; `serve` holds it to them.",
         (_manifest, _check_only, _hardware),
     ),
-    "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options)),
+    "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options, _api_key)),
+    "why": (why, "Tell what happened to a request of a running service, and why.", (_request, _api_key)),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),
     "explain": (explain, "Say what a key, an exit code or an error of the API means.", (_word,)),
     "healthcheck": (healthcheck, "Exit 0 if the service is ready, else 1.", (_url,)),

@@ -113,6 +113,7 @@ EFFECTS: dict[str, Effect] = {
     "observability.log_format": _SERVICE,  # the launcher's own lines have it too
     "observability.log_requests": _LIVE,
     "observability.log_outputs": _LIVE,
+    "observability.stories": _LIVE,
     "observability.vllm_metrics": _GATEWAY,  # families are registered once
     "secrets.*.file": _LIVE,
     "secrets.*.env": _SERVICE,  # the launcher takes the value from its own environment

@@ -31,7 +31,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts
     the model's logits. `outputs_sha256` changes with what may change a reply's tokens, and with nothing else. `hold_s`:
     new requests wait for an engine whose restart takes no longer. `pardons` is the pipe to the sentinel
-    (appliance/launch/sentinel.py). `journal` is the file of durable replies, empty for none: they are kept for
+    (appliance/launch/sentinel.py). What happened to the last `stories` sequences is
+    kept. `journal` is the file of durable replies, empty for none: they are kept for
     `journal_keep_s`, in `journal_bytes`, and generated on for `linger_s` without a client."""
 
     host: str
@@ -70,6 +71,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     log_requests: bool = False
     log_outputs: Literal["off", "final", "deltas"] = "off"
     vllm_metrics: bool = True
+    stories: int = 1000
     version: str = ""
     manifest_sha256: str = ""
     outputs_sha256: str = ""

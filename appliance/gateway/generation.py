@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from appliance.gateway.stories import FirstToken, Happening, Interrupted, Over, Placed
 from appliance.http.errors import EngineFailed
 from appliance.observe.metrics import Metrics, now
 from engine.api.errors import EngineError, EngineGone, RequestError
@@ -77,6 +78,7 @@ class Generation:
         """This engine computes it from now on, behind what was given."""
         self.engine, self._label, self._gained = engine, engine.label, False
         engine.open[self.key] = self
+        self.tell(Placed(engine.label, len(self.emitted)))
         self._deltas = engine.client.generate(
             msgspec.structs.replace(self.submit, id=self.key, emitted=tuple(self.emitted))
         )
@@ -89,6 +91,9 @@ class Generation:
         """Its engine is gone. It waits, and its client with it."""
         if self.engine is not None:
             self.engine.open.pop(self.key, None)
+            state = self.engine.client.state
+            why = state.message if state.kind == "failed" else "its connection ended"
+            self.tell(Interrupted(self.engine.label, why, len(self.emitted)))
         self.engine = self._deltas = None
         self._earlier = self.timing
         if self._fate is None:
@@ -105,6 +110,9 @@ class Generation:
     def pause_s(self) -> float:
         """How long it has waited for an engine."""
         return now() - self._held_s
+
+    def tell(self, what: Happening) -> None:
+        self._router.stories.add(self.key, now(), what)
 
     # The route's side
 
@@ -186,6 +194,7 @@ class Generation:
             pauses = count if self.emitted else count - 1
             if not self.emitted:
                 self._first_s = moment
+                self.tell(FirstToken())
                 metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
             if pauses:
                 # Deltas that waited for a slow client come as one: the pause is shared among their tokens.
@@ -203,6 +212,7 @@ class Generation:
         if self._over:
             return
         self._over = True
+        self.tell(Over(reason, len(self.emitted)))
         self._router.ended(self)
         if self._suspended:
             return

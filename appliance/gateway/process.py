@@ -96,7 +96,7 @@ def open_ledger(config: GatewayConfig, metrics: Metrics) -> Ledger | None:
         reason = f"{path}: {os.strerror(error.errno or 0)}"
     except JournalTaken as error:
         reason = str(error)
-    raise JournalUnusable(f"{reason}; choose another lifecycle.journal.folder, or off")
+    raise JournalUnusable(f"{reason}; choose another lifecycle.journal.folder, or keep: 0s there")
 
 
 def build_service(config: GatewayConfig) -> Service:
@@ -109,6 +109,7 @@ def build_service(config: GatewayConfig) -> Service:
         max_waiting_tokens=config.max_waiting_tokens,
         hold_s=config.hold_s,
         pardon=partial(send_pardon, config.pardons),
+        stories=config.stories,
     )
     return Service(config, router, metrics, RequestLog(config), open_ledger(config, metrics))
 

@@ -17,6 +17,7 @@ from itertools import zip_longest
 from appliance.gateway.admission import Admission, loading_retry_after_s
 from appliance.gateway.generation import Generation, Past
 from appliance.gateway.quarantine import SUSPECT_DEATHS, Quarantine
+from appliance.gateway.stories import Arrived, Held, Stories, Tried
 from appliance.http.errors import EngineFailed, Overloaded, Quarantined, Unavailable
 from appliance.observe.metrics import Metrics, now
 from engine.api.client import EngineClient, EngineState
@@ -103,11 +104,13 @@ class Router:
         max_waiting_tokens: int | None = None,
         hold_s: float = 10.0,
         pardon: Callable[[str, int], None] | None = None,
+        stories: int = 0,
     ) -> None:
         """`hold_s`: new requests wait for engines that come back within it. `pardon(program, deaths)`: so many deaths
-        of an engine have their cause in a request, not in the engine."""
+        of an engine have their cause in a request, not in the engine. `stories` of so many sequences are kept."""
         self.metrics = metrics
         self.quarantine = Quarantine()
+        self.stories = Stories(stories)
         self.admission = Admission(max_waiting)
         self.backlog = Admission(max_waiting_tokens)
         self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
@@ -130,7 +133,9 @@ class Router:
         def on_output(output: Output) -> None:
             self._count_step(self.engines[index], output)
 
-        client = EngineClient(socket, on_stats=on_stats, on_state=on_state, on_output=on_output)
+        client = EngineClient(
+            socket, on_stats=on_stats, on_state=on_state, on_output=on_output, on_told=self.stories.told
+        )
         return Engine(index, client, now())
 
     def start(self) -> None:
@@ -313,6 +318,8 @@ class Router:
         if not keys:
             return
         self._trial = engine
+        for key in keys:
+            self.stories.add(key, now(), Tried(alone))
         log.warning("%d requests are tried apart from others: engines died under them", len(keys))
         if alone:
             engine.reserved = True
@@ -378,10 +385,13 @@ class Router:
     def _open(self, submit: Submit, where: Placement, past: Past | None) -> Generation:
         key = f"{submit.id}#{next(self._numbers)}"
         generation = Generation(self, submit, key, where.rank, where.session, past)
+        self.stories.begin(key)
+        generation.tell(Arrived(len(submit.prompt), len(generation.emitted), self.open))
         engine = self._choose(generation)
         if engine is not None:
             generation.place(engine)
         else:
+            generation.tell(Held())
             self._hall[key] = generation
             self._count_held()
         return generation

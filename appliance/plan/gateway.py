@@ -7,7 +7,7 @@ import msgspec
 
 from appliance import __version__
 from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef
-from appliance.manifest import Manifest, SecretFile
+from appliance.manifest import Journal, Manifest, SecretFile
 from appliance.plan.choice import Choice
 from engine.models.checkpoint import Checkpoint
 
@@ -77,7 +77,7 @@ def gateway_config(
         sampling=sampling,
         drain_s=manifest.lifecycle.drain,
         hold_s=manifest.lifecycle.restart.hold,
-        journal=_journal(manifest.lifecycle.journal.folder, folder),
+        journal=_journal(manifest.lifecycle.journal, folder),
         journal_keep_s=manifest.lifecycle.journal.keep,
         journal_bytes=manifest.lifecycle.journal.size,
         linger_s=manifest.lifecycle.journal.linger,
@@ -86,17 +86,18 @@ def gateway_config(
         log_requests=observability.log_requests,
         log_outputs=observability.log_outputs,
         vllm_metrics=observability.vllm_metrics,
+        stories=observability.stories,
         version=__version__,
         manifest_sha256=sha256,
         outputs_sha256=outputs_sha256,
     )
 
 
-def _journal(wanted: str, folder: Path) -> str:
-    """The file of durable replies; of `auto` the name alone, which the launcher puts into the run directory."""
-    if wanted == "off":
+def _journal(wanted: Journal, folder: Path) -> str:
+    """The file of durable replies; without a folder the name alone, which the launcher puts into the run directory."""
+    if not wanted.keep:
         return ""
-    return JOURNAL if wanted == "auto" else str(folder / wanted / JOURNAL)
+    return JOURNAL if wanted.folder is None else str(folder / wanted.folder / JOURNAL)
 
 
 def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -1,14 +1,15 @@
 """Messages between gateway and engine. Times are seconds of the sender's monotonic clock unless said otherwise.
 
 To the engine: Submit, Abort, Control. From it: Loading, Ready, Output (one frame a step for all requests), Failed,
-Stats.
+Stats, Told (engine/api/events.py).
 """
 
 from typing import Literal
 
 import msgspec
 
-Finish = Literal["stop", "length", "abort", "error"]
+from engine.api.events import Finish as Finish
+from engine.api.events import Told
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -196,4 +197,4 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     step_tokens: tuple[int, ...] = ()
 
 
-FromEngine = Loading | Ready | Output | Failed | Stats
+FromEngine = Loading | Ready | Output | Failed | Stats | Told
