@@ -7,18 +7,11 @@ from typing import Any
 from appliance.declare.fingerprint import graphs_hash
 from appliance.declare.keys import Key, find, leaves, spell
 from appliance.declare.problems import Refused
-from appliance.declare.settings import Given, Settings, load
+from appliance.declare.settings import Given, Settings
 from appliance.plan.machine import Machine
 from appliance.plan.memory import spell_bytes
 from appliance.plan.plan import Plan, settled
-from appliance.plan.prove import prove
-
-FILES = (
-    "model.path",
-    "model.chat_template",
-    "engine.record",
-    "lifecycle.journal.folder",
-)  # relative to the manifest's folder
+from appliance.plan.prove import prove, settle
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class Side:
 
 def read_side(given: Given, machine: Machine) -> Side:
     """Raises Refused only for a manifest that is wrong by itself."""
-    settings = load(given)
+    settings, _ = settle(given, machine)
     try:
         plan = prove(given, machine)
     except Refused as refused:
@@ -71,7 +64,7 @@ def unplanned(side: Side) -> Side:
 
 def _values(settings: Settings, plan: Plan | None) -> dict[str, Value]:
     resolved = {one.key: one for one in plan.effective} if plan else {}
-    dumped, folder = settings.manifest.model_dump(), settings.path.resolve().parent
+    dumped, paths = settings.manifest.model_dump(), settings.paths()
     found = {}
     for key in leaves():
         if "*" in key.path:
@@ -82,13 +75,13 @@ def _values(settings: Settings, plan: Plan | None) -> dict[str, Value]:
         effective = resolved[key.name].resolved if key.name in resolved else written
         if key.name == "model.names" and not effective:
             effective = [Path(settings.manifest.model.path).name]
-        compared = str(folder / effective) if key.name in FILES and effective not in (None, *key.choices) else effective
+        compared = str(settings.file(key.path)) if key.path in paths else effective
         text, reason = _text(key, written, effective), resolved[key.name].reason if key.name in resolved else ""
         found[key.name] = Value(_plain(written), _plain(compared), text, settings.origin(key), reason)
     for name, secret in settings.manifest.secrets.items():
         for field, value in secret.model_dump().items():
             place = settings.origin(("secrets", name, field))
-            compared = str(folder / value) if field == "file" else value
+            compared = str(settings.file(("secrets", name, "file"))) if field == "file" else value
             found[f"secrets.{name}.{field}"] = Value(value, compared, "(a reference)", place)
     return found
 

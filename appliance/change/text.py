@@ -35,7 +35,7 @@ def as_text(diff: Diff) -> str:
 def _names(diff: Diff) -> str:
     one, other = diff.before.given, diff.after.given
     if one.manifest == other.manifest:
-        options = ", ".join(f"{option.key}={option.text}" for option in other.options)
+        options = ", ".join([*other.overlays, *(f"{option.key}={option.text}" for option in other.options)])
         return f"{one.manifest} → with {options}" if options else str(one.manifest)
     return f"{one.manifest} → {other.manifest}"
 

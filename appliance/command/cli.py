@@ -111,7 +111,9 @@ def _two_manifests(command: argparse.ArgumentParser) -> None:
     command.add_argument("manifest", metavar="A", type=Path, help="the manifest as it is")
     command.add_argument("other", metavar="B", type=Path, nargs="?", help="the one to come; default A with what is set")
     command.add_argument("--format", choices=("text", "json"), default="text", help="text, or json for programs")
-    command.epilog = "Ends with 0 if nothing differs, 1 if something does, 2 if a manifest is wrong. --set goes to B."
+    command.epilog = (
+        "Ends with 0 if nothing differs, 1 if something does, 2 if one is wrong. --set and --overlay go to B."
+    )
 
 
 def _folder(command: argparse.ArgumentParser) -> None:
@@ -193,7 +195,7 @@ def _chat_options(command: argparse.ArgumentParser) -> None:
 def _given(options: argparse.Namespace, manifest: Path | None = None) -> Any:
     from appliance.declare.settings import Given, environment
 
-    return Given(manifest or options.manifest, options.options, environment())
+    return Given(manifest or options.manifest, options.options, environment(), tuple(options.overlays))
 
 
 def _machine(options: argparse.Namespace) -> Any:

@@ -18,13 +18,15 @@ FORMATS = {"text": as_text, "json": as_json}
 def diff(options: argparse.Namespace, machine: Machine | None) -> int:
     """On this machine, unless another is described. The exit code says whether there is a difference. Raises Refused
     for a manifest that is wrong by itself."""
-    if options.other is None and not options.options:
-        print("slipway diff: name a second manifest, or keys to set: A B, or A --set KEY=VALUE", file=sys.stderr)
+    overlays = tuple(options.overlays)
+    if options.other is None and not options.options and not overlays:
+        message = "name a second manifest, or what to change: A B, A --set KEY=VALUE, or A --overlay NAME"
+        print(f"slipway diff: {message}", file=sys.stderr)
         return exits.MANIFEST.number
     environ = environment()
     machine = machine or read_machine()
     before = _side(options, Given(options.manifest, (), environ), machine)
-    after = _side(options, Given(options.other or before.given.manifest, options.options, environ), machine)
+    after = _side(options, Given(options.other or before.given.manifest, options.options, environ, overlays), machine)
     found = compare(before, after)
     print(FORMATS[options.format](found))
     return DIFFERENT if found.changes else exits.OK.number

@@ -5,18 +5,18 @@ from pathlib import Path
 
 from appliance import exits
 from appliance.declare.problems import Problem, Refused
-from appliance.declare.settings import Given, load
+from appliance.declare.settings import Given
 from appliance.lock.guard import Guard
 from appliance.lock.keep import make_lock
 from appliance.lock.lock import Lock, as_yaml, compare, lock_path, read_lock
 from appliance.plan.machine import Machine
 from appliance.plan.memory import spell_bytes
-from appliance.plan.prove import prove
+from appliance.plan.prove import prove, settle
 
 
 def write(given: Given, machine: Machine | None = None) -> int:
     """Hashes the checkpoint and writes the lock. Raises Refused."""
-    settings = load(given)
+    settings, _ = settle(given, machine)
     path = lock_path(given.manifest)
     plan = prove(given, machine)
     try:

@@ -27,6 +27,14 @@ CODES: dict[str, tuple[str, str]] = {
     "wrong-secret": ("A reference to a secret that is not complete or not named rightly.", "Write one of its forms."),
     "unknown-secret": ("A key names a secret that `secrets` does not have.", "Name one that is there, or add it."),
     "unread": ("A file or variable that the manifest names is missing, empty or unreadable.", "Correct its name."),
+    "wrong-layer": (
+        "A file, overlay, profile or variable that cannot be what the manifest is composed of.",
+        "Layers are described in docs/manifest.md; change the key that is named.",
+    ),
+    "interpolation": (
+        "A ${…} that has no value, that is none, or that would show a secret.",
+        "Set the variable, give it a default as in ${NAME:-8000}, or write $$ for one dollar.",
+    ),
     "deprecated": ("A key has another name now.", "Rename it before the version that drops the old name."),
     "not-as-locked": (
         "A file of the checkpoint is not the one that the lock beside the manifest names, or the lock is damaged.",

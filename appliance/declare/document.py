@@ -78,8 +78,8 @@ class Document:
         return masked(line)
 
     def _is_secret(self, node: Node) -> bool:
-        if node.path == ("endpoints", "api_keys"):
-            known = [str(path[1]) for path in self.found if len(path) == 2 and path[0] == "secrets"]
+        if node.path[-2:] == ("endpoints", "api_keys"):
+            known = [str(path[-1]) for path in self.found if path[-2:-1] == ("secrets",)]
             return not names_secret(node.text, known)
         return is_secret(node.path)
 
@@ -169,8 +169,18 @@ _SECRET_TEXT = re.compile(
 )
 
 
+_VARIABLE_NAME = re.compile(r"(keys?|token|secrets?|passwords?|passwd|passphrase|credentials?)$", re.IGNORECASE)
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether a variable, of the environment or of `variables`, is called like one that holds a secret."""
+    return bool(_VARIABLE_NAME.search(name))
+
+
 def is_secret(path: Path) -> bool:
     """Whether what stands there may be a secret: below `secrets`, or below a key that is named like one."""
+    if path[-2:-1] == ("variables",) and is_secret_variable(str(path[-1])):
+        return True
     names = [re.sub(r"[-_ ]", "", part).lower() for part in path if isinstance(part, str)]
     return any(_SECRET_NAME.search(name) for name in names)
 

@@ -5,18 +5,21 @@ import re
 from appliance.declare.deprecated import DEPRECATED
 from appliance.declare.effects import EFFECTS
 from appliance.declare.effects_told import in_sentences
-from appliance.declare.keys import Key, keys, leaves, spell
-from appliance.declare.settings import PREFIX, variable
+from appliance.declare.keys import PROFILES, Key, keys, leaves, spell
+from appliance.declare.outside import PREFIX, variable
 from appliance.declare.suggest import FOREIGN_KEYS, flat
-from appliance.explain.layout import field, filled
+from appliance.explain.layout import field, filled, lead
 from appliance.rules import variables
 from appliance.rules.rules import RULES
+
+_KINDS = {"section": "a section", "map": "names of your choice", "layer": "in files only"}
 
 
 def tell_key(word: str) -> str:
     """All keys and sections that the word may mean: by path, flag, variable, last part, or another server's name."""
     said, found = _meant(word)
-    return said + "\n\n".join(_value(key) if key.kind == "value" else _section(key) for key in found)
+    tell = {"value": _value, "layer": _layer}
+    return said + "\n\n".join(tell.get(key.kind, _section)(key) for key in found)
 
 
 def _meant(word: str) -> tuple[str, list[Key]]:
@@ -38,12 +41,11 @@ def _meant(word: str) -> tuple[str, list[Key]]:
 def _value(key: Key) -> str:
     example = key.examples[0] if key.examples else _other(key)
     shown = spell(example, key.form)
-    below, last = [part.replace("*", "NAME") for part in key.path[:-1]], f"{key.path[-1]}: {shown}"
     lines = [key.name, filled(key.text, "  ", "  "), ""]
     lines += [field("value", key.allowed), field("default", key.default_text())]
     if key.examples:
         lines.append(field("examples", "; ".join(spell(value, key.form) for value in key.examples)))
-    lines.append(field("in YAML", f"{': {'.join(below)}: {{{last}{'}' * len(below)}" if below else last))
+    lines.append(field("in YAML", _in_yaml(key.path, shown)))
     if "*" not in key.path:
         lines.append(field("flag", f"--{key.name.replace('_', '-')} {shown}"))
         lines.append(field("variable", f"{variable(key.path)}={shown}"))
@@ -55,15 +57,34 @@ def _value(key: Key) -> str:
     return "\n".join(lines)
 
 
+def _in_yaml(path: tuple[str, ...], shown: str) -> str:
+    """One line of flow style: `hardware: {profiles: [{name: h200}]}`, `secrets: {NAME: {file: keys}}`."""
+    text = shown
+    for depth in range(len(path) - 1, -1, -1):
+        if path[depth] == "*" and path[:depth] == PROFILES:
+            text = f"[{text}]"
+        else:
+            text = f"{path[depth].replace('*', 'NAME')}: {text}"
+            text = f"{{{text}}}" if depth else text
+    return text
+
+
+def _layer(key: Key) -> str:
+    """Of what a file is composed."""
+    lines = [f"{key.name}, in files only", filled(key.text, "  ", "  "), "", field("value", key.allowed)]
+    lines += [lead("in YAML") + _in_yaml(key.path, spell(value, key.form)) for value in key.examples]
+    below = [other.name for other in keys().values() if other.path[:-2] == key.path and other.path[-2] == "*"]
+    return "\n".join([*lines, *([field("below it", ", ".join(below))] if below else [])])
+
+
 def _together(key: Key) -> list[str]:
     """What `auto` prefers, and the rules that tie the key to others."""
     tied = next((one for one in variables.VARIABLES if one.key == key.name), None)
     if tied is None:
         return []
     names = ", ".join(rule.name for rule in RULES if tied.name in rule.keys)
-    lines = (
-        [] if tied.sole else [field("auto", f"{tied.prefers}; what the rules exclude is passed over".replace("`", ""))]
-    )
+    prefers = f"{tied.prefers}; what the rules exclude is passed over".replace("`", "")
+    lines = [] if tied.sole else [field("auto", prefers)]
     return [*lines, *([field("rules", f"{names}: slipway explain says each")] if names else [])]
 
 
@@ -92,10 +113,10 @@ def _section(key: Key) -> str:
     ]
     for other in keys().values():
         if other.path[:-1] == key.path and other.path[-1] != "*":
-            default = other.default_text().strip("()") if other.kind == "value" else "a section"
+            default = other.default_text().strip("()") if other.kind == "value" else _KINDS[other.kind]
             lines.append(f"  {other.path[-1]} ({default})")
             lines.append(filled(other.text, "      ", "      "))
     if key.kind == "map":
-        below = [other.path[-1] for other in leaves() if other.path[: len(key.path)] == key.path]
-        lines.append(f"  each with {' or '.join(below)}; slipway explain {key.name}.*.{below[0]}")
+        below = [f"'{other.name}'" for other in leaves() if other.path[: len(key.path)] == key.path]
+        lines.append(f"  see slipway explain {' or '.join(below)}")
     return "\n".join(lines).rstrip()

@@ -6,9 +6,12 @@ WIDTH = 100
 _LABEL = 11
 
 
+def lead(label: str) -> str:
+    return f"  {label:<{_LABEL}}"
+
+
 def field(label: str, text: str) -> str:
-    lead = f"  {label:<{_LABEL}}"
-    return filled(text, lead, " " * len(lead))
+    return filled(text, lead(label), lead(""))
 
 
 def filled(text: str, first: str, others: str) -> str:

@@ -63,7 +63,7 @@ def machine(plan: Plan) -> str:
 def _template(plan: Plan, settings: Settings, folder: Path) -> Template | None:
     override = settings.manifest.model.chat_template
     if override is not None:
-        text = Path(plan.gateway.chat_template or override).read_bytes()
+        text = settings.file(("model", "chat_template")).read_bytes()
         return Template(override, hashlib.sha256(text).hexdigest())
     from engine.text.tokenizer import chat_templates
 
@@ -144,7 +144,7 @@ def _template_difference(settings: Settings, lock: Lock) -> list[Difference]:
     if file is None:
         return []
     try:
-        found = hashlib.sha256((settings.path.resolve().parent / file).read_bytes()).hexdigest()
+        found = hashlib.sha256(settings.file(("model", "chat_template")).read_bytes()).hexdigest()
     except OSError:
         return []  # told as a fault of model.chat_template
     if lock.template is None or lock.template.file != file:

@@ -4,6 +4,7 @@ Every `auto` is resolved here, with the reason.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +35,13 @@ from engine.models.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class Effective:
-    """One key as it will be: its value in the manifest, where that was written, and what `auto` became and why."""
+    """One key as it will be: its value in the manifest, where that was written, and what it became, `auto` with the
+    reason and a path as seen from the manifest's folder."""
 
     key: str
     value: Any
     origin: str
-    resolved: Any = None
+    resolved: Any
     reason: str = ""
 
 
@@ -47,7 +49,8 @@ class Effective:
 class Plan:
     """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` and `outlook` are
     those of one engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run;
-    empty: anywhere. `notices` are warnings for the operator."""
+    empty: anywhere. `layers`: which files, overlays and profile the manifest is composed of, in words. `notices` are
+    warnings for the operator."""
 
     manifest: Manifest
     path: Path
@@ -60,6 +63,7 @@ class Plan:
     machine: Machine
     effective: tuple[Effective, ...]
     other_cpus: tuple[int, ...] = ()
+    layers: tuple[str, ...] = ()
     notices: tuple[Problem, ...] = ()
 
 
@@ -73,7 +77,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, *, locked
     places = place(settings, machine, view.device, view.tensor)
     invariant = view.batch_invariant or is_compiled(view.kernels)
     max_context, cache, memory = share_out(settings, checkpoint, machine, room, resolved.ways)
-    folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
+    sha256 = fingerprint(settings)
     config = EngineConfig(
         model=str(checkpoint.path),
         device=view.device,
@@ -126,9 +130,10 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, *, locked
         path=settings.path.resolve(),
         sha256=sha256,
         architecture=checkpoint.architecture,
-        engines=_engines(config, manifest, folder, places),
+        engines=_engines(config, settings, places),
         gateway=gateway_config(
-            *(manifest, checkpoint, folder),
+            settings,
+            checkpoint,
             names=names,
             max_context=max_context.value,
             sampling=sampling,
@@ -147,6 +152,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, *, locked
         ),
         machine=machine,
         other_cpus=places.others,
+        layers=settings.layers,
         effective=effective,
         notices=settings.notices,
     )
@@ -154,12 +160,18 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, *, locked
 
 def settled(effective: Iterable[Effective]) -> dict[str, Any]:
     """Every key with the value that it has come to."""
-    return {one.key: one.resolved if one.reason else one.value for one in effective}
+    return {one.key: one.resolved for one in effective}
 
 
-def fingerprint(manifest: Manifest) -> str:
-    """SHA-256 of the effective manifest, whatever its spelling was."""
-    return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+def fingerprint(settings: Settings) -> str:
+    """SHA-256 of the effective manifest, whatever its spelling was and into which files it is split."""
+    value = settings.manifest.model_dump(mode="json")
+    for (*above, name), path in settings.paths().items():
+        section = value
+        for part in above:
+            section = section[part]
+        section[name] = path
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _lock(manifest: Manifest, locked: bool) -> Choice[str]:
@@ -179,13 +191,13 @@ def _length(manifest: Manifest, max_context: int) -> Choice[int]:
     return Choice(wanted) if wanted != "auto" else Choice(max_context, "the whole of model.max_context")
 
 
-def _engines(config: EngineConfig, manifest: Manifest, folder: Path, places: Places) -> tuple[EngineConfig, ...]:
+def _engines(config: EngineConfig, settings: Settings, places: Places) -> tuple[EngineConfig, ...]:
     """One configuration a replica, with its CPUs; with several, each records into a file of its own. Only the threads
     of compiled kernels are pinned one by one: torch's inherit what the process may use."""
-    count, record, compiled = manifest.parallelism.data, manifest.engine.record, is_compiled(config.kernels)
+    count, compiled = settings.manifest.parallelism.data, is_compiled(config.kernels)
     names: list[str | None] = [None] * count
-    if record is not None:
-        file = folder / record
+    if settings.manifest.engine.record is not None:
+        file = settings.file(("engine", "record"))
         files = [file] if count == 1 else [file.with_name(f"{file.stem}-{i}{file.suffix}") for i in range(count)]
         names = [str(file) for file in files]
     homes = [
@@ -209,7 +221,7 @@ def _engines(config: EngineConfig, manifest: Manifest, folder: Path, places: Pla
 def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Effective, ...]:
     """Every key with its value; secrets by their names only."""
     found = []
-    values = settings.manifest.model_dump()
+    values, paths = settings.manifest.model_dump(), settings.paths()
     for key in leaves():
         if "*" in key.path:
             continue
@@ -220,7 +232,7 @@ def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Eff
         if choice and choice.reason:
             found.append(Effective(key.name, value, settings.origin(key), choice.value, choice.reason))
         else:
-            found.append(Effective(key.name, value, settings.origin(key), value))
+            found.append(Effective(key.name, value, settings.origin(key), paths.get(key.path, value)))
     for name in settings.manifest.secrets:
         found.append(Effective(f"secrets.{name}", "(a reference)", settings.origin(("secrets", name)), "(a reference)"))
     return tuple(found)

@@ -13,6 +13,9 @@ import msgspec
 from appliance import exits
 from appliance.declare.document import is_secret, masked
 from appliance.declare.files import suggest_file
+from appliance.declare.layers.mend import mended_where_written
+from appliance.declare.layers.merge import at
+from appliance.declare.layers.profiles import Profile
 from appliance.declare.problems import Problem, Refused, unread
 from appliance.declare.remedy import Hint, Write
 from appliance.declare.settings import Given, Settings, load
@@ -21,6 +24,7 @@ from appliance.lock.lock import lock_path
 from appliance.manifest import SecretFile
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
+from appliance.plan.profiles import first_match
 from engine.api.errors import CheckpointError, EngineError
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
@@ -52,28 +56,58 @@ def _trusting(settings: Settings, folder: Path) -> None:
 
 def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusting) -> Plan:
     """The plan for what is given, on this machine unless another is described. `verify` may refuse the checkpoint's
-    folder before anything in it is read or run, and before a GPU is asked. Raises Refused with what is wrong."""
-    settings = load(given)
-    problems = list(_files(settings, given.environ))
+    folder before anything in it is read or run, and before a GPU is asked for more than a profile needs. Raises Refused
+    with what is wrong."""
+    settings, looked_at = settle(given, machine)
+    try:
+        return _proven(settings, given.environ, machine, looked_at, verify)
+    except Refused as refused:
+        problems = (mended_where_written(problem, settings.tree) for problem in refused.problems)
+        raise Refused(problems, refused.cause) from refused
+
+
+def settle(given: Given, machine: Machine | None = None) -> tuple[Settings, Machine | None]:
+    """What is given, with the hardware profile that fits; and the machine, where a profile was to be chosen. Raises
+    Refused for what is wrong by itself."""
+    looked_at = machine
+
+    def choose(device: str, profiles: tuple[Profile, ...]) -> tuple[str, ...]:
+        nonlocal looked_at
+        looked_at = looked_at or read_machine(gpus=device != "cpu")
+        return first_match(device, profiles, looked_at)
+
+    return load(given, choose), looked_at
+
+
+def _proven(
+    settings: Settings,
+    environ: Mapping[str, str],
+    machine: Machine | None,
+    looked_at: Machine | None,
+    verify: Verify,
+) -> Plan:
+    problems = list(_files(settings, environ))
     try:
         checkpoint = _checkpoint(settings, verify)
     except EngineError as error:
-        at, key = settings.place(("model", "path")), ("model", "path")
-        hint = suggest_file(settings.manifest.model.path, settings.path.resolve().parent, holds="config.json")
-        raise Refused([*problems, unread(at, key, str(error), hint)], exits.CHECKPOINT) from error
+        key = ("model", "path")
+        place = settings.place(key)
+        hint = suggest_file(settings.manifest.model.path, settings.folder(key), holds="config.json")
+        raise Refused([*problems, unread(place, key, str(error), hint)], exits.CHECKPOINT) from error
     if problems:
         raise Refused(problems)
-    found = _planned(settings, checkpoint, machine)
+    found = _planned(settings, checkpoint, machine, looked_at)
     _check_scales(settings, checkpoint, found)
     return found
 
 
-def _planned(settings: Settings, checkpoint: Checkpoint, machine: Machine | None) -> Plan:
+def _planned(settings: Settings, checkpoint: Checkpoint, machine: Machine | None, looked_at: Machine | None) -> Plan:
+    """`machine` is one that is described, `looked_at` what a profile was chosen for, without its GPUs perhaps."""
     locked = lock_path(settings.path).is_file()
     if machine is not None or settings.manifest.hardware.device != "cpu":
-        return plan(settings, checkpoint, machine or read_machine(), locked=locked)
+        return plan(settings, checkpoint, machine or looked_at or read_machine(), locked=locked)
     try:
-        return plan(settings, checkpoint, read_machine(gpus=False), locked=locked)
+        return plan(settings, checkpoint, looked_at or read_machine(gpus=False), locked=locked)
     except Refused:
         # Whether a GPU would change it is worth the second that looking for one takes.
         return plan(settings, checkpoint, read_machine(), locked=locked)
@@ -91,7 +125,7 @@ def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> No
 
 def _checkpoint(settings: Settings, verify: Verify) -> Checkpoint:
     """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
-    folder = settings.path.resolve().parent / settings.manifest.model.path
+    folder = settings.file(("model", "path"))
     verify(settings, folder.resolve())
     checkpoint = read_checkpoint(folder.resolve(), settings.manifest.model.trust_remote_code)
     check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
@@ -113,35 +147,33 @@ def _check_tokenizer(path: Path) -> None:
 
 def _files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
     """What the manifest names and is not there."""
-    manifest, folder = settings.manifest, settings.path.resolve().parent
+    manifest = settings.manifest
     if manifest.model.chat_template is not None:
-        yield from _readable(settings, ("model", "chat_template"), manifest.model.chat_template)
-    if manifest.engine.record is not None:
-        parent = (folder / manifest.engine.record).parent
-        if not parent.is_dir():
-            yield _no_folder(settings, manifest.engine.record, folder)
+        yield from _readable(settings, ("model", "chat_template"))
+    if manifest.engine.record is not None and not settings.file(("engine", "record")).parent.is_dir():
+        yield _no_folder(settings, manifest.engine.record)
     for name, secret in manifest.secrets.items():
         if isinstance(secret, SecretFile):
-            yield from _readable(settings, ("secrets", name, "file"), secret.file)
+            yield from _readable(settings, ("secrets", name, "file"))
         elif not environ.get(secret.env):
             what = "is empty" if secret.env in environ else "is not set"
-            at = settings.place(("secrets", name, "env"))
+            place = settings.place(("secrets", name, "env"))
             near = suggest_name(secret.env, environ) if secret.env not in environ else ""
             hint = Hint(f"did you mean {near}?", Write(near), certain=False) if near else Hint()
-            yield unread(at, ("secrets", name, "env"), f"the environment variable {secret.env} {what}", hint)
+            yield unread(place, ("secrets", name, "env"), f"the environment variable {secret.env} {what}", hint)
 
 
-def _no_folder(settings: Settings, record: str, folder: Path) -> Problem:
+def _no_folder(settings: Settings, record: str) -> Problem:
     above, key = Path(record).parent, ("engine", "record")
+    folder = settings.folder(key)
     hint = suggest_file(str(above), folder)
     if isinstance(hint.remedy, Write):
         hint = replace(hint, remedy=Write(f"{hint.remedy.text}/{Path(record).name}"))
     return unread(settings.place(key), key, f"{folder / above}: no such directory", hint)
 
 
-def _readable(settings: Settings, key: tuple[str, ...], given: str) -> Iterator[Problem]:
-    folder = settings.path.resolve().parent
-    path, place = folder / given, settings.place(key)
+def _readable(settings: Settings, key: tuple[str, ...]) -> Iterator[Problem]:
+    path, place, given = settings.file(key), settings.place(key), str(at(settings.tree, key))
     # What is no path may be the secret itself, written in the place of its file.
     shown = "the file (name not shown)" if is_secret(key) and not re.search(r"[/.]", given) else masked(str(path))
     try:
@@ -149,7 +181,9 @@ def _readable(settings: Settings, key: tuple[str, ...], given: str) -> Iterator[
     except UnicodeDecodeError:
         yield unread(place, key, f"{shown}: is not UTF-8 text")
     except OSError as error:
-        yield unread(place, key, f"{shown}: {(error.strerror or str(error)).lower()}", suggest_file(given, folder))
+        yield unread(
+            place, key, f"{shown}: {(error.strerror or str(error)).lower()}", suggest_file(given, settings.folder(key))
+        )
     else:
         if not text.strip():
             yield unread(place, key, f"{shown}: is empty")

@@ -50,6 +50,7 @@ EXPECTED: dict[str, Expected] = {
     "gptq-cpu.yaml": Expected("Qwen2.5-7B-Instruct-GPTQ-Int4", "cpu", "avx512", "int8", 16384, 16, weight_share=0.52),
     "gguf-cpu.yaml": Expected("Qwen2.5-7B-Instruct", "cpu", "avx512", "int8", 16384, 8, weight_share=0.45),
     "moe-cpu.yaml": Expected("Qwen3-30B-A3B", "cpu", "avx512", "int8", 32768, 2, "int4", 0.3),
+    "layered.yaml": Expected(QWEN, "cpu", "avx512", "float32", 8192, 1, weight_share=1.27),
     "replicas.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.27),
     "secured.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.27),
     "h200-8b.yaml": Expected(LLAMA, "cuda", "triton", "bfloat16", 32768, 20),
@@ -66,7 +67,7 @@ EXPECTED: dict[str, Expected] = {
 
 def machine(name: str) -> Machine:
     """The machine that a manifest's comment names, by the table of devices."""
-    found = re.search(r"^# For: .+ \(--hardware (\S+)\)", (FOLDER / name).read_text(), re.MULTILINE)
+    found = re.search(r"^# For: .+? \(--hardware (\S+)\)", (FOLDER / name).read_text(), re.MULTILINE)
     assert found, f"{name} does not say what it is for"
     return hardware(found[1])
 
@@ -76,7 +77,7 @@ def checkpoint(name: str, folder: Path) -> Path:
     return make(EXPECTED[name].model, folder / EXPECTED[name].model)
 
 
-def planned(name: str, folder: Path, *options: Option) -> Plan:
+def planned(name: str, folder: Path, *options: Option, on: str = "", overlays: tuple[str, ...] = ()) -> Plan:
     """The whole plan, as `slipway check` makes it, with files of secrets that are there."""
     path, keys = checkpoint(name, folder), folder / "keys"
     keys.write_text("key\n")
@@ -84,7 +85,7 @@ def planned(name: str, folder: Path, *options: Option) -> Plan:
     given = [Option(f"--set {MODEL_PATH}", MODEL_PATH, where)]
     if "secrets:" in (FOLDER / name).read_text():
         given.append(Option("--set secrets", "secrets", json.dumps({"clients": {"file": str(keys)}})))
-    return prove(Given(FOLDER / name, (*given, *options)), machine(name))
+    return prove(Given(FOLDER / name, (*given, *options), overlays=overlays), hardware(on) if on else machine(name))
 
 
 def config(name: str) -> dict[str, int]:
@@ -121,6 +122,23 @@ def test_a_manifest_is_planned_on_the_machine_it_is_for(name: str, tmp_path: Pat
 def test_the_demo_is_planned_on_any_machine() -> None:
     found = prove(Given(FOLDER / "demo.yaml"), machine("demo.yaml"))
     assert found.engines[0].max_context == 2048 and found.memory.whole_contexts >= 1
+
+
+@pytest.mark.parametrize(
+    ("overlays", "on", "running", "context", "profile"),
+    [
+        ((), "avx512:8:14GiB", 16, 8192, "cpu"),
+        (("dev",), "avx512:8:14GiB", 16, 2048, "cpu"),
+        (("public",), "h200x1", 512, 8192, "large-gpu"),
+    ],
+)
+def test_the_layered_manifest_has_what_its_layers_say(
+    overlays: tuple[str, ...], on: str, running: int, context: int, profile: str, tmp_path: Path
+) -> None:
+    found = planned("layered.yaml", tmp_path, on=on, overlays=overlays)
+    assert (found.engines[0].max_running, found.engines[0].max_context) == (running, context)
+    assert found.gateway.max_waiting == 256 and f"profile {profile} " in "".join(found.layers)
+    assert (found.gateway.api_keys is not None) == ("public" in overlays)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -175,5 +193,5 @@ def test_a_manifest_is_valid_by_the_schema_and_each_key_of_it_counts(name: str) 
     validator.validate(yaml.safe_load(text))
     for key in re.findall(r"^ *(\w+):", text, re.MULTILINE):
         wrong = yaml.safe_load(re.sub(rf"^( *){key}:", rf"\1{key}s:", text, count=1, flags=re.MULTILINE))
-        if "secrets" not in text or key not in ("clients", "secrets"):
+        if key not in ("secrets", "clients", "dev", "public"):  # names of one's own, and what must be empty elsewhere
             assert list(validator.iter_errors(wrong)), f"{key}s is taken"

@@ -1,5 +1,7 @@
 """`slipway explain`: every key, section, exit code, kind of problem and error of the API has something to say."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -9,9 +11,11 @@ from appliance.command.explain import explain
 from appliance.declare.codes import CODES
 from appliance.declare.deprecated import Deprecated
 from appliance.declare.keys import Key, keys, leaves, takes
+from appliance.declare.settings import Given, load
 from appliance.declare.variables import VARIABLES
 from appliance.explain.api import API
 from appliance.http.errors import ApiError
+from appliance.manifest import API_VERSION
 from appliance.manifest_examples import EXAMPLES
 from appliance.rules import variables
 from appliance.rules.rule import Rule
@@ -35,7 +39,7 @@ def test_a_key_is_explained_with_a_value_that_it_takes(key: Key, capsys: pytest.
     (line,) = [line.split(maxsplit=2)[2] for line in text.splitlines() if line.startswith("  in YAML ")]
     value = yaml.safe_load(line)
     for part in key.path:
-        value = value["NAME" if part == "*" else part]
+        value = value[0] if isinstance(value, list) else value["NAME" if part == "*" else part]
     assert "*" in key.path or takes(key.path, value), f"{line} is no manifest"
 
 
@@ -46,6 +50,19 @@ def test_a_section_lists_its_keys(key: Key, capsys: pytest.CaptureFixture[str]) 
     text = said(key.name, capsys)
     below = [other for other in keys().values() if other.path[:-1] == key.path and other.path[-1] != "*"]
     assert all(f"\n  {other.path[-1]} (" in text and joined(other.text) in joined(text) for other in below)
+
+
+@pytest.mark.parametrize("key", [key for key in keys().values() if key.kind == "layer"], ids=lambda key: key.name)
+def test_what_a_file_is_composed_of_is_explained_by_an_example_that_is_read(
+    key: Key, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = said(key.name, capsys)
+    assert joined(key.text) in joined(text) and "flag" not in text
+    (line,) = [line.split(maxsplit=2)[2] for line in text.splitlines() if line.startswith("  in YAML ")]
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "service.yaml").write_text("limits: {max_stop: 3}\n")
+    (tmp_path / "m.yaml").write_text(f"apiVersion: {API_VERSION}\nmodel: {{path: m}}\n{line}\n")
+    load(Given(tmp_path / "m.yaml"))
 
 
 @pytest.mark.parametrize("one", exits.EXITS, ids=lambda one: one.name)
@@ -135,4 +152,5 @@ def test_every_key_of_free_values_has_an_example_and_every_example_is_taken() ->
         assert key.examples or key.choices or key.types == {"boolean"}, key.name
         for value in key.examples:
             assert "*" in key.path or takes(key.path, value), f"{key.name}: {value}"
-    assert sum(len(key.examples) for key in leaves()) >= sum(map(len, EXAMPLES.values())), "an example has lost its key"
+    found = sum(len(key.examples) for key in keys().values())
+    assert found >= sum(map(len, EXAMPLES.values())), "an example has lost its key"
