@@ -35,7 +35,8 @@ def as_text(diff: Diff) -> str:
 def _names(diff: Diff) -> str:
     one, other = diff.before.given, diff.after.given
     if one.manifest == other.manifest:
-        options = ", ".join([*other.overlays, *(f"{option.key}={option.text}" for option in other.options)])
+        said = [f"overlay {name}" for name in other.overlays]
+        options = ", ".join([*said, *(f"{option.key}={option.text}" for option in other.options)])
         return f"{one.manifest} → with {options}" if options else str(one.manifest)
     return f"{one.manifest} → {other.manifest}"
 

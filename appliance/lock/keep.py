@@ -30,7 +30,7 @@ def make_lock(plan: Plan, settings: Settings) -> Lock:
         graphs_sha256=graphs_hash(settled(plan.effective)),
         machine=machine(plan),
         model=Model(
-            path=str(settings.manifest.model.path),
+            path=settings.from_manifest(("model", "path")),
             architecture=plan.architecture,
             revision=revision(folder),
             files=_hashed(folder, read_names(folder), settings.cache),

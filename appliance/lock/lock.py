@@ -139,7 +139,7 @@ def drift(locked: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} is {_short(new)}, locked as {_short(old)}{'; replies may be others' if replies else ''}"
 
 
-MEASURED = frozenset({"hardware.kv_cache_memory", "kv_blocks", "cache_tokens", "model.max_context"})
+MEASURED = frozenset({"hardware.kv_cache_memory", "workspace_bytes", "kv_blocks", "cache_tokens", "model.max_context"})
 
 
 def _near(old: Any, new: Any) -> bool:

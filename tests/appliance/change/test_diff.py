@@ -261,3 +261,20 @@ def test_rounded_weights_are_told_where_they_are_kept(folder: Path) -> None:
     other = read_side(replace(given(folder, "quantization.weights=int4"), environ=environ), MACHINE)
     assert any("a kept file no longer fits" in line for line in compare(kept, other).caches)
     assert not any("rounded weights" in line for line in compare(kept, before).caches)
+
+
+def test_an_overlay_and_a_profile_have_consequences(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "parts").mkdir()
+    (folder / "parts" / "base.yaml").write_text("model: {path: ../demo, names: [demo, old]}\n")
+    (folder / "b.yaml").write_text(
+        f"apiVersion: {API_VERSION}\nextends: parts/base.yaml\noverlays: {{public: {{limits: {{max_stop: 2}}}}}}\n"
+        "hardware: {profiles: [{name: cpu, match: {device: cpu}, set: {engine: {scheduling: {max_running: 8}}}}]}\n"
+    )
+    found = compare(read_side(given(folder), MACHINE), read_side(given(folder, name="b.yaml"), MACHINE))
+    acting = {change.key: change for change in found.changes if change.acts}
+    assert "model.path" not in acting, "a path of a file in another folder is the same in effect"
+    running = acting["engine.scheduling.max_running"]
+    assert running.after is not None and running.after.origin.endswith("(profile cpu)")
+    assert main(["diff", str(folder / "b.yaml"), "--overlay", "public"]) == 1
+    told = capsys.readouterr().out
+    assert "with overlay public: 1 key differs" in told and "16 → 2" in told and "(overlay public)" in told

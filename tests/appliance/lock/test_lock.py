@@ -310,7 +310,7 @@ def test_a_lock_is_the_same_text_each_time_and_plain_yaml(manifest: Path) -> Non
     assert main(["lock", str(manifest)]) == 0
     folder, found = manifest.parent / "demo", yaml.safe_load(lock_path(manifest).read_text())
     # Of the memory that is free this moment, and what follows from it.
-    measured = ("hardware.kv_cache_memory", "kv_blocks", "cache_tokens", "outputs_sha256")
+    measured = ("hardware.kv_cache_memory", "kv_blocks", "cache_tokens", "workspace_bytes", "outputs_sha256")
     steady = [line for line in text.splitlines() if not line.strip().startswith(measured)]
     assert steady == [
         line for line in lock_path(manifest).read_text().splitlines() if not line.strip().startswith(measured)
