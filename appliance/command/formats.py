@@ -38,9 +38,10 @@ def _block(finding: Finding, colours: bool) -> list[str]:
     width = max([place.line, *(number for number, _ in (*finding.removed, *finding.added))], default=0)
     margin = max(4, len(str(width)) + 1)
     if finding.line.strip():
-        count = max(1, min(finding.end, len(finding.line) + 1) - place.column)
-        blank = "".join("\t" if char == "\t" else " " for char in finding.line[: place.column - 1])
-        blank = blank.ljust(place.column - 1)
+        column, end = finding.mark
+        count = max(1, min(end, len(finding.line) + 1) - column)
+        blank = "".join("\t" if char == "\t" else " " for char in finding.line[: column - 1])
+        blank = blank.ljust(column - 1)
         lines += [f"{place.line:>{margin}} | {finding.line}"]
         lines += [f"{'':>{margin}} | {blank}{_painted('^' * count, RED, colours)}"]
     elsewhere = finding.edits[0].file if finding.edits and problem.mend_at else ""

@@ -32,8 +32,12 @@ CODES: dict[str, tuple[str, str]] = {
         "Layers are described in docs/manifest.md; change the key that is named.",
     ),
     "interpolation": (
-        "A ${…} that has no value, that is none, or that would show a secret.",
-        "Set the variable, give it a default as in ${NAME:-8000}, or write $$ for one dollar.",
+        "A ${…} that is none, that names nothing in `variables`, or that would show a secret.",
+        "Write ${NAME} or ${var.name}, or $$ for one dollar; name secrets below `secrets`.",
+    ),
+    "unset": (
+        "A variable of the environment that a text names is not set, and has no default there.",
+        "Set it, or give it a default as in ${NAME:-8000}.",
     ),
     "deprecated": ("A key has another name now.", "Rename it before the version that drops the old name."),
     "not-as-locked": (

@@ -71,11 +71,33 @@ class Document:
     def shown(self, number: int) -> str:
         """A line without what stands below `secrets` or looks like a secret; "" where that cannot be told."""
         line = self.lines[number - 1] if 0 < number <= len(self.lines) else ""
-        if self.root is None:
-            return "" if within_secrets(self.lines, number) else masked(line)
-        for start, end in sorted(self._secret_spans(number), reverse=True):
+        if self.root is None and within_secrets(self.lines, number):
+            return ""
+        for start, end in reversed(self._hidden_spans(number, line)):
             line = line[: start - 1] + HIDDEN + line[end - 1 :]
-        return masked(line)
+        return line
+
+    def shown_column(self, number: int, column: int) -> int:
+        """Where a column of a line stands in what is shown of it; one within a hidden part stands at its beginning."""
+        shift = 0
+        for start, end in self._hidden_spans(number, self.lines[number - 1] if number <= len(self.lines) else ""):
+            if column <= start:
+                break
+            if column < end:
+                return start + shift
+            shift += len(HIDDEN) - (end - start)
+        return column + shift
+
+    def _hidden_spans(self, number: int, line: str) -> list[tuple[int, int]]:
+        """In order, none within another."""
+        found = [(match.start() + 1, match.end() + 1) for match in _SECRET_TEXT.finditer(line)]
+        spans: list[tuple[int, int]] = []
+        for start, end in sorted([*found, *self._secret_spans(number)]):
+            if spans and start < spans[-1][1]:
+                spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+            else:
+                spans.append((start, end))
+        return spans
 
     def _is_secret(self, node: Node) -> bool:
         if node.path[-2:] == ("endpoints", "api_keys"):

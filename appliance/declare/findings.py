@@ -15,7 +15,8 @@ from appliance.declare.remedy import Move, Write
 @dataclass(frozen=True)
 class Finding:
     """`end` is the column behind what is wrong, 0 where unknown. `line` is the source line, `removed` and `added` what
-    the edits make of their file, as lines with their numbers; all three without anything that may be a secret.
+    the edits make of their file, as lines with their numbers; all three without anything that may be a secret. `mark`
+    are the columns of `line` from and behind which it is wrong.
     `outside` is what to do instead of an edit where the value stands in no file."""
 
     problem: Problem
@@ -25,6 +26,7 @@ class Finding:
     removed: tuple[tuple[int, str], ...] = ()
     added: tuple[tuple[int, str], ...] = ()
     outside: str = ""
+    mark: tuple[int, int] = (0, 0)
 
     @property
     def fixable(self) -> bool:
@@ -47,14 +49,18 @@ def findings(problems: Iterable[Problem]) -> list[Finding]:
 def _finding(problem: Problem, text: Document | None, mended: Document | None) -> Finding:
     """`text` is the file of the problem's place, `mended` that of its remedy's."""
     place, mend_at = problem.place, problem.mend_at or problem.place
-    end, line = (end_of(text, place), text.shown(place.line)) if text is not None else (0, "")
+    end, line, mark = 0, "", (0, 0)
+    if text is not None:
+        end, line = end_of(text, place), text.shown(place.line)
+        first = text.shown_column(place.line, place.column)
+        mark = (first, max(first + 1, text.shown_column(place.line, end)))
     if not mend_at.line:
-        return Finding(problem, end, line, outside=_outside(problem, mend_at))
+        return Finding(problem, end, line, outside=_outside(problem, mend_at), mark=mark)
     edits = edits_for(problem.remedy, mend_at, mended) if mended is not None else ()
     if mended is None or not edits:
-        return Finding(problem, end, line)
+        return Finding(problem, end, line, mark=mark)
     removed, added = changed_lines(mended, document(apply(mended, edits)))
-    return Finding(problem, end, line, edits, removed, added)
+    return Finding(problem, end, line, edits, removed, added, mark=mark)
 
 
 def _outside(problem: Problem, place: Place) -> str:

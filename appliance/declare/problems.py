@@ -120,8 +120,8 @@ def _is_extends(path: Path) -> bool:
 
 
 def _misspelt(path: Path, tree: Tree) -> bool:
-    """Whether an unknown key beside a missing one was meant to be it."""
-    return any(path in suggest_key(other)[1] for other in _siblings(path, tree))
+    """Whether an unknown key beside a missing one was meant to be it, or to stand in it."""
+    return any(meant[: len(path)] == path for other in _siblings(path, tree) for meant in suggest_key(other)[1])
 
 
 def _path(detail: ErrorDetails, value: Any) -> Path:

@@ -172,16 +172,17 @@ class _Whole:
         return _Whole(rest, names, profiles.read(alone, names))
 
     def of_profiles(self) -> Iterator[Problem]:
-        """What is wrong with the profiles, taken or not: each is laid over all, so that nothing hides its values."""
+        """What is wrong with the profiles, taken or not: each is laid over all, so that nothing hides its values. What
+        is not set in the environment may be set where they are taken."""
         yield from self.profiles.problems
         for values in self.profiles.values:
             _, problems = _validated(interpolate(merged(self.tree, values), self.names))
-            yield from (problem for problem in problems if problem.place.layer.startswith("profile "))
+            yield from (one for one in problems if one.place.layer.startswith("profile ") and one.code != "unset")
 
 
 def _of_overlays(layers: Layers, named: Mapping[str, Tree], environ: Mapping[str, str]) -> Iterator[Problem]:
     """What is wrong with the overlays, chosen or not: each alone is laid over all, so that nothing hides its values.
-    Nothing is missing in an overlay."""
+    Nothing is missing in an overlay, and what is not set in the environment may be set where it is chosen."""
     if not named:
         return
     low = (layers.overlays, layers.environment, layers.options, layers.manifest)
@@ -191,7 +192,7 @@ def _of_overlays(layers: Layers, named: Mapping[str, Tree], environ: Mapping[str
         found = [*_validated(interpolate(whole.tree, whole.names))[1], *whole.of_profiles()]
         if known is None:
             known = set(map(str, found))
-        yield from (one for one in found if str(one) not in known and one.code != "missing-key")
+        yield from (one for one in found if str(one) not in known and one.code not in ("missing-key", "unset"))
 
 
 def _validated(tree: Tree) -> tuple[Manifest | None, list[Problem]]:

@@ -240,7 +240,8 @@ def _part(part: Part, names: Names) -> Any:
         return value if dot else _Text("")
     hint, meant = _near(part, bool(dot), name, names)
     instead = (part.text, meant) if meant and part.text == f"${{{part.name}}}" else None
-    raise Unreadable(part.dollar, f"{part.text} is not set", hint, instead, certain=bool(dot) and meant[2:6] == "var.")
+    certain, code = bool(dot) and meant[2:6] == "var.", "interpolation" if dot else "unset"
+    raise Unreadable(part.dollar, f"{part.text} is not set", hint, instead, certain=certain, code=code)
 
 
 def _refuse_secret(part: Reference) -> None:

@@ -180,6 +180,8 @@ SEEDED: tuple[Seeded, ...] = (
            "missing; must be a mapping"),
     Seeded("a key of the manifest beside set", PROFILE + "      set: {}\n      ⟪limits: {max_stop: 4}\n",
            "hardware.profiles[0].limits", "it belongs below set", "      set: {limits: {max_stop: 4}}\n"),
+    Seeded("a key of the manifest for set", PROFILE + "      ⟪limits: {max_stop: 4}\n", "hardware.profiles[0].limits",
+           "it belongs below set", "      set: {limits: {max_stop: 4}}\n"),
     Seeded("typo in what a profile sets", PROFILE + "      set: {limits: {⟪max_stopp: 4}}\n", "limits.max_stopp",
            "did you mean max_stop?", "      set: {limits: {max_stop: 4}}\n"),
     Seeded("a key at the top of what a profile sets", PROFILE + "      set:\n        ⟪max_running: 4\n", "max_running",

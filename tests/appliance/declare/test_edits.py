@@ -160,6 +160,24 @@ def test_no_line_is_shown_with_what_may_be_a_secret(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "column", "shown"),
+    [
+        ("secrets: {a: {file: x}, b: 5}", 3, 3),
+        ("secrets: {a: {file: x}, b: 5}", 21, 21),
+        ("secrets: {a: {file: /run/long/name}, bb: 5}", 26, 21),  # within
+        ("secrets: {a: {file: /run/long/name}, bb: 5}", 38, 27),
+        ("secrets: {a: {file: /run/long/name}, bb: 5}", 43, 34),
+        ("names: [sk-abcdefgh12345678, b]", 30, 14),
+    ],
+)
+def test_a_column_is_found_again_beside_what_is_hidden(line: str, column: int, shown: int) -> None:
+    text = document(line)
+    assert text.shown_column(1, column) == shown
+    if shown != 21 or column == 21:  # the same letter stands there, but for what is hidden
+        assert text.shown(1)[shown - 1] in (line[column - 1], HIDDEN[0])
+
+
+@pytest.mark.parametrize(
     ("text", "hidden"),
     [
         ("names: [sk-abcdefgh12345678]", True),

@@ -91,15 +91,23 @@ def test_without_overlays_a_name_may_be_meant_as_a_file(refused: Refuse) -> None
 def test_mistakes_of_overlays_are_told_once_whether_chosen_or_not(refused: Refuse, words: tuple[str, ...]) -> None:
     text = HEAD + "limits: {max_stop: 1}\noverlays:\n"
     text += "  dev: {limits: {max_stop: 0}, endpoint: {port: 1}, endpoints: {docs: no}}\n"
-    text += "  prod: {model: {max_context: '${NO}'}, limits: {max_choices: 0}}\n"
+    text += "  prod: {model: {max_context: '${var.no}'}, limits: {max_choices: 0}}\n"
     assert refused(text, *words) == [
         "m.yaml:5:28: limits.max_stop: 0; must be a whole number of at least 1; in overlay dev",
         "m.yaml:5:32: endpoint: unknown key; did you mean endpoints?; in overlay dev",
         "m.yaml:5:71: endpoints.docs: no: YAML 1.1 reads an unquoted no as false, YAML 1.2 as text; write false; "
         "in overlay dev",
-        "m.yaml:6:32: model.max_context: ${NO} is not set; set it, or write ${NO:-default}; in overlay prod",
-        "m.yaml:6:63: limits.max_choices: 0; must be a whole number of at least 1; in overlay prod",
+        "m.yaml:6:32: model.max_context: ${var.no} is not set; variables has nothing; in overlay prod",
+        "m.yaml:6:67: limits.max_choices: 0; must be a whole number of at least 1; in overlay prod",
     ]
+
+
+def test_what_an_overlay_wants_of_the_environment_is_wanted_where_it_is_chosen(loaded: Load, refused: Refuse) -> None:
+    text = HEAD + "overlays:\n  prod:\n    endpoints: {host: '${HOST}'}\n  dev: {limits: {max_stop: 2}}\n"
+    assert limits(loaded(text, "--overlay dev"))[0] == 2
+    (problem,) = refused(text, "--overlay prod")
+    assert problem.startswith("m.yaml:5:24: endpoints.host: ${HOST} is not set; ") and "in overlay prod" in problem
+    assert loaded(text, "--overlay prod", HOST="h").manifest.endpoints.host == "h"
 
 
 def test_a_mistake_in_a_profile_of_an_overlay_names_both(refused: Refuse) -> None:

@@ -130,7 +130,7 @@ MISTAKES = [
      "limits.max_stop: 0; must be a whole number of at least 1; in profile p"),
     ("[{name: p, match: {}, set: {⟪limit: {}}}]", "limit: unknown key"),
     ("[{name: p, match: {}, set: {endpoints: {docs: ⟪no}}}]", "endpoints.docs: no: YAML 1.1"),
-    ("[{name: p, match: {}, set: {model: {path: '⟪${NO}'}}}]", "model.path: ${NO} is not set"),
+    ("[{name: p, match: {}, set: {model: {path: '⟪${var.no}'}}}]", "model.path: ${var.no} is not set"),
     ("[{name: p, match: {}, set: {⟪extends: a}}]", "extends: a profile cannot set it; in profile p"),
     ("[{name: p, match: {}, set: {⟪variables: {}}}]", "variables: a profile cannot set it; in profile p"),
     ("[{name: p, match: {}, set: {⟪overlays: {}}}]", "overlays: a profile cannot set it; in profile p"),
@@ -196,3 +196,10 @@ def test_a_value_of_a_profile_is_judged_even_where_a_higher_layer_hides_it(refus
 def test_profiles_of_an_overlay_that_is_not_chosen_are_judged(refused: Refuse) -> None:
     text = HEAD + "overlays:\n  a:\n    hardware: {profiles: [{name: p, match: {cores: x}, set: {zzz: 1}}]}\n"
     assert [problem.split(": ")[1] for problem in refused(text)] == ["hardware.profiles[0].match.cores", "zzz"]
+
+
+def test_what_a_profile_wants_of_the_environment_is_wanted_where_it_is_taken(loaded: Load, refused: Refuse) -> None:
+    text = HEAD + "hardware:\n  profiles:\n    - {name: p, match: {}, set: {endpoints: {host: '${HOST}'}}}\n"
+    assert loaded(text, choose=lambda device, profiles: ("no",)).manifest.endpoints.host == "0.0.0.0"
+    (problem,) = refused(text, choose=lambda device, profiles: ("",))
+    assert "endpoints.host: ${HOST} is not set; " in problem and problem.endswith("in profile p")
