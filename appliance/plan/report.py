@@ -119,7 +119,7 @@ def _span(seconds: float) -> str:
 
 
 def as_json(plan: Plan) -> str:
-    """The same for programs: effective keys, configurations, memory, expectations."""
+    """The same for programs: effective keys, configurations, memory, expectations (docs/memory.md tells the fields)."""
     value: dict[str, Any] = {
         "manifest": str(plan.path),
         "layers": plan.layers,
