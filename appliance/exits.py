@@ -74,5 +74,12 @@ SUPERVISOR = Exit(
     "supervisord ended without having been asked, or could not start.",
     "Look for who killed it (memory limits of the cgroup first); start again.",
 )
+INTEGRITY = Exit(
+    "integrity",
+    17,
+    "The checkpoint's files are not those of the lock beside the manifest, or model.lock requires one that is not "
+    "there; nothing was started.",
+    "Restore the files that the message names; where the change is meant, `slipway lock MANIFEST` locks what is there.",
+)
 
-EXITS = (OK, INTERNAL, MANIFEST, CHECKPOINT, MEMORY, PORT, STARTUP, RESTARTS, ENGINE, SUPERVISOR)
+EXITS = (OK, INTERNAL, MANIFEST, CHECKPOINT, MEMORY, PORT, STARTUP, RESTARTS, ENGINE, SUPERVISOR, INTEGRITY)

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
+from appliance.manifest_examples import for_editors
+
 API_VERSION = "slipway/v1"
 
 SIZES = {
@@ -77,7 +79,13 @@ SecretName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 class Section(BaseModel):
     """A part of the manifest: frozen, and nothing but the declared keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        use_attribute_docstrings=True,
+        json_schema_extra=for_editors,
+    )
 
 
 class Model(Section):
@@ -96,6 +104,9 @@ class Model(Section):
     """Whether sampling defaults and extra end tokens come from the checkpoint's generation_config.json."""
     trust_remote_code: bool = False
     """Allows a checkpoint folder to bring its own architecture as slipway_model.py; its code is then run."""
+    lock: Literal["auto", "require", "warn", "off"] = "auto"
+    """Whether the files must be those of the lock beside the manifest; auto: where `slipway lock` wrote one, require:
+    always, warn: differences are told and served, off: never."""
 
 
 class Quantization(Section):
@@ -235,9 +246,9 @@ class Health(Section):
     stalled_loading: Seconds = 300.0
     """An engine whose start makes no progress for so long is killed and started again; 0s never."""
     stalled_busy: Seconds = 90.0
-    """The same for one that has work and finishes no step, or five times its longest step; 0s never."""
+    """An engine with work that finishes no step for so long, or five times its longest step, is killed; 0s never."""
     stalled_idle: Seconds = 60.0
-    """The same for one without work that does not compute the probes it gives itself, three in this time; 0s never."""
+    """An engine without work that computes none of its own probes, three in this time, is killed; 0s never."""
 
 
 class Restart(Section):
@@ -248,7 +259,7 @@ class Restart(Section):
     backoff: Seconds = 1.0
     """Wait before the second restart within the window, doubled for each further one; the first never waits."""
     longest_backoff: Seconds = 30.0
-    """The longest of these waits."""
+    """The longest wait before a restart, however many there were within the window."""
     hold: Seconds = 10.0
     """New requests wait for a dead engine that is back within this time, else they get 503; open ones always wait."""
 

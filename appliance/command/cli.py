@@ -92,12 +92,12 @@ def _add_arguments(command: argparse.ArgumentParser, name: str, *, named: str, e
     if name == named and _reads_manifest(name):
         from appliance.command.flags import add_flags
 
-        command.usage = f"slipway {name} [options] MANIFEST"
+        command.usage = f"slipway {name} [options] {'MANIFEST' if _manifest in COMMANDS[name][2] else 'A [B]'}"
         add_flags(command, every=every)
 
 
 def _reads_manifest(command: str) -> bool:
-    return command in COMMANDS and _manifest in COMMANDS[command][2]
+    return command in COMMANDS and not {_manifest, _two_manifests}.isdisjoint(COMMANDS[command][2])
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -105,6 +105,33 @@ def _reads_manifest(command: str) -> bool:
 
 def _manifest(command: argparse.ArgumentParser) -> None:
     command.add_argument("manifest", metavar="MANIFEST", type=Path, help="the manifest, a YAML file")
+
+
+def _two_manifests(command: argparse.ArgumentParser) -> None:
+    command.add_argument("manifest", metavar="A", type=Path, help="the manifest as it is")
+    command.add_argument("other", metavar="B", type=Path, nargs="?", help="the one to come; default A with what is set")
+    command.add_argument("--format", choices=("text", "json"), default="text", help="text, or json for programs")
+    command.epilog = (
+        "Ends with 0 if nothing differs, 1 if something does, 2 if one is wrong. --set and --overlay go to B."
+    )
+
+
+def _folder(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", metavar="DIR", type=Path, help="the checkpoint's folder")
+    text = "the file to write; default is the folder's name with .yaml, here; - prints it"
+    command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help=text)
+    command.add_argument("--force", action="store_true", help="write over a file that is there")
+
+
+def _word(command: argparse.ArgumentParser) -> None:
+    text = (
+        "a key or section (model.max_context), an exit code (11, memory), a kind of problem, a status of the API (413)"
+    )
+    command.add_argument("word", metavar="KEY|CODE", help=text)
+
+
+def _check_only(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--check", action="store_true", help="compare with the lock that is there; write nothing")
 
 
 def _hardware(command: argparse.ArgumentParser) -> None:
@@ -170,17 +197,31 @@ def _chat_options(command: argparse.ArgumentParser) -> None:
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
-def _prove(options: argparse.Namespace) -> Any:
-    """The plan, or None after one message that says everything that is wrong."""
+def _given(options: argparse.Namespace, manifest: Path | None = None) -> Any:
     from appliance.declare.settings import Given, environment
+
+    return Given(manifest or options.manifest, options.options, environment(), tuple(options.overlays))
+
+
+def _machine(options: argparse.Namespace) -> Any:
+    """The machine that --hardware describes; None stands for the one at hand."""
+    if not getattr(options, "hardware", None):
+        return None
+    from appliance.plan.hardware import hardware
+
+    return hardware(options.hardware)
+
+
+def _prove(options: argparse.Namespace, *, hashed: bool = False) -> tuple[Any, Any]:
+    """The plan, and the guard that held the checkpoint to its lock. Raises Refused with everything that is wrong."""
+    from appliance.lock.guard import Guard
     from appliance.plan.prove import prove
 
-    machine = None
-    if getattr(options, "hardware", None):
-        from appliance.plan.hardware import hardware
-
-        machine = hardware(options.hardware)
-    return prove(Given(options.manifest, options.options, environment(), tuple(options.overlays)), machine)
+    guard = Guard(hashed=hashed)
+    plan = prove(_given(options), _machine(options), verify=guard)
+    for line in guard.notes(plan):
+        print(line, file=sys.stderr)
+    return plan, guard
 
 
 def _warn(plan: Any, options: argparse.Namespace, to: TextIO) -> None:
@@ -217,9 +258,10 @@ def check(options: argparse.Namespace) -> int:
 
     if options.fix:
         from appliance.command.refusal import mend
+        from appliance.plan.prove import prove
 
-        mend(lambda: _prove(options))
-    plan = _prove(options)
+        mend(lambda: prove(_given(options), _machine(options)))
+    plan, guard = _prove(options)
     if options.format in ("json", "sarif"):
         from appliance.command.formats import FORMATS
         from appliance.declare.findings import findings
@@ -227,7 +269,7 @@ def check(options: argparse.Namespace) -> int:
         print(FORMATS[options.format](findings(plan.notices)))
     else:
         _warn(plan, options, sys.stderr if options.format == "text" else sys.stdout)
-        print(f"{options.manifest}: ok, {summary(plan)}")
+        print("\n".join(filter(None, (f"{options.manifest}: ok, {summary(plan)}", guard.summary()))))
     return exits.OK.number
 
 
@@ -235,7 +277,7 @@ def check(options: argparse.Namespace) -> int:
 def show_plan(options: argparse.Namespace) -> int:
     from appliance.plan.report import as_json, as_text
 
-    plan = _prove(options)
+    plan, _ = _prove(options)
     _warn(plan, options, sys.stderr)
     if options.why:
         from appliance.plan.why import explain
@@ -249,7 +291,7 @@ def show_plan(options: argparse.Namespace) -> int:
 
 @_refusing
 def serve(options: argparse.Namespace) -> int:
-    plan = _prove(options)
+    plan, _ = _prove(options, hashed=True)
     _warn(plan, options, sys.stderr)
     from appliance.launch.launch import serve as launch
 
@@ -257,11 +299,38 @@ def serve(options: argparse.Namespace) -> int:
     return code
 
 
+@_refusing
+def lock(options: argparse.Namespace) -> int:
+    from appliance.command import lock as command
+
+    return (command.verify if options.check else command.write)(_given(options), _machine(options))
+
+
+@_refusing
+def diff(options: argparse.Namespace) -> int:
+    from appliance.command.diff import diff as run
+
+    return run(options, _machine(options))
+
+
 def schema(options: argparse.Namespace) -> int:
     from appliance.declare.schema_file import schema_text
 
     print(schema_text(), end="")
     return exits.OK.number
+
+
+@_refusing
+def init(options: argparse.Namespace) -> int:
+    from appliance.command.init import init as write
+
+    return write(options.folder, options.output, force=options.force, machine=_machine(options))
+
+
+def explain(options: argparse.Namespace) -> int:
+    from appliance.command.explain import explain as say
+
+    return say(options.word)
 
 
 def chat(options: argparse.Namespace) -> int:
@@ -333,6 +402,17 @@ COMMANDS: dict[str, Command] = {
         "Print what would run: every value with its source, memory by part.",
         (_manifest, _json, _format, _hardware, _why),
     ),
+    "init": (init, "Write a commented manifest for a checkpoint's folder and this machine.", (_folder, _hardware)),
+    "diff": (
+        diff,
+        "Say what changes when manifest B takes A's place: restarts, outputs, caches, memory, clients.",
+        (_two_manifests, _hardware),
+    ),
+    "lock": (
+        lock,
+        "Write the SHA-256 of every file of the checkpoint beside the manifest; `serve` holds it to them.",
+        (_manifest, _check_only, _hardware),
+    ),
     "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options, _api_key)),
     "why": (why, "Tell what happened to a request of a running service, and why.", (_request, _api_key)),
     "replay": (
@@ -346,6 +426,7 @@ COMMANDS: dict[str, Command] = {
         (_recording,),
     ),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),
+    "explain": (explain, "Say what a key, an exit code or an error of the API means.", (_word,)),
     "healthcheck": (healthcheck, "Exit 0 if the service is ready, else 1.", (_url,)),
     "env": (environment_report, "Print versions and machine facts for a bug report.", (_json,)),
     "version": (version, "Print the version.", ()),

@@ -40,6 +40,10 @@ CODES: dict[str, tuple[str, str]] = {
         "Set it, or give it a default as in ${NAME:-8000}.",
     ),
     "deprecated": ("A key has another name now.", "Rename it before the version that drops the old name."),
+    "not-as-locked": (
+        "A file of the checkpoint is not the one that the lock beside the manifest names, or the lock is damaged.",
+        "Restore the file; where the change is meant, `slipway lock MANIFEST` locks what is there.",
+    ),
     "impossible": (
         "Each key is right by itself, but this checkpoint, this machine or another key does not allow it.",
         "Change the key that the message names; `slipway plan` shows what the others were settled to.",

@@ -186,8 +186,8 @@ def _position(event: Event, which: str) -> Position:
 _SECRET_NAME = re.compile(r"secret|passw(or)?d|credential|apikey|accesskey|privatekey|authtoken|hftoken|bearer")
 _SECRET_TEXT = re.compile(
     r"\b(sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|AKIA|ASIA|AIza|eyJ)[\w.-]{6,}|-----BEGIN[^\n]*"
-    # 24 and more letters and digits in a row, of both kinds: no word, no path, no name of a model.
-    r"|(?<![\w/.-])(?=[A-Za-z_+=-]*[0-9])(?=[0-9_+=-]*[A-Za-z])[A-Za-z0-9_+=]{24,}(?![\w/.-])"
+    # 24 and more letters and digits in a row, of both kinds: no word, path, model or digest.
+    r"|(?<![\w/.-])(?<!sha256: \")(?=[A-Za-z_+=-]*[0-9])(?=[0-9_+=-]*[A-Za-z])[A-Za-z0-9_+=]{24,}(?![\w/.-])"
 )
 
 

@@ -48,11 +48,12 @@ EFFECTS: dict[str, Effect] = {
     "model.chat_template": Effect("gateway", outputs="yes"),
     "model.generation_config": Effect("gateway", outputs="yes"),
     "model.trust_remote_code": Effect("engine"),  # its code is run for no architecture that is served without it
+    "model.lock": Effect("none"),
     "quantization.weights": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
     "quantization.keep": Effect("engine"),
     "quantization.kv_cache": _NUMBERS,
     "parallelism.data": Effect("service", outputs="rounding", memory=True),
-    "parallelism.tensor": Effect("service", outputs="rounding", caches=("prefix",), graphs=True, memory=True),
+    "parallelism.tensor": _EVERYTHING,  # each rank adds up its own inputs first, and keeps its own share rounded
     "hardware.device": _EVERYTHING,
     "hardware.threads": _THREADS,
     "hardware.cpus": Effect("service"),  # gateway and sentinel run on the other CPUs

@@ -21,7 +21,7 @@ class Key:
     """`kind`: "section" has keys below, "map" has names of the operator's choice, "value" is a leaf; "layer" stands in
     files only, where it says of what the manifest is composed. `types` are the JSON types of its values, `choices` its
     fixed words, `form` what kind of quantity is written, such as "size" or "duration". `least`, `above` and `most`
-    bound a number, where it is bounded."""
+    bound a number, where it is bounded. `examples` are values that one might write."""
 
     path: tuple[str, ...]
     kind: str
@@ -35,6 +35,7 @@ class Key:
     least: float | None = None
     above: float | None = None
     most: float | None = None
+    examples: tuple[Any, ...] = ()
 
     @property
     def name(self) -> str:
@@ -163,8 +164,9 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
     kind = "section" if "properties" in resolved else "map" if named else "value"
     if path in LAYER_KEYS:
         kind = "layer"
-    bounds = (_bound(options, name) for name in ("minimum", "exclusiveMinimum", "maximum"))
-    yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form, *bounds)
+    examples = tuple(node.get("examples", ()))
+    allowed, bounds = _allowed(resolved), _bounds(options)
+    yield Key(path, kind, types, choices, allowed, required, default, text, form, *bounds, examples)
     if kind == "section":
         yield from _walk(resolved, path)
     if path == ("overlays",):
@@ -181,7 +183,7 @@ def _named(inner: Json, path: tuple[str, ...]) -> Iterator[Key]:
     options = [_resolve(option) for option in inner.get("anyOf", (inner,))]
     if not any("properties" in option for option in options):
         types = frozenset(kind for option in options for kind in _types(option))
-        yield Key(path, "value", types, (), _allowed(inner), False, None, "One variable.")
+        yield Key(path, "value", types, (), _allowed(inner), False, None, "One variable.", examples=(8192,))
         return
     meaning = "One secret: {file: path} or {env: NAME}."
     yield Key(path, "section", frozenset({"object"}), (), _allowed(inner), False, None, meaning)
@@ -189,8 +191,13 @@ def _named(inner: Json, path: tuple[str, ...]) -> Iterator[Key]:
         yield from _walk({**option, "required": ()}, path)
 
 
-def _bound(options: list[Json], name: str) -> float | None:
-    return next((option[name] for option in options if name in option), None)
+def _bounds(options: list[Json]) -> tuple[float | None, float | None, float | None]:
+    """The least that a number may be, what it must be above, and the most."""
+    least, above, most = (
+        next((option[name] for option in options if name in option), None)
+        for name in ("minimum", "exclusiveMinimum", "maximum")
+    )
+    return least, above, most
 
 
 def _is_map(node: Json) -> bool:

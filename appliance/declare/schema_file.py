@@ -4,7 +4,9 @@ import copy
 import json
 from typing import Any
 
-from appliance.declare.keys import Key, keys, schema
+from appliance.declare.effects import effect
+from appliance.declare.effects_told import in_short
+from appliance.declare.keys import PROFILES, Key, keys, schema, spell
 from appliance.declare.variables import variables_table
 
 INTERPOLATED = {"type": "string", "pattern": r"\$\{"}
@@ -62,7 +64,7 @@ def _interpolated(name: str, node: dict[str, Any]) -> dict[str, Any]:
         return {**node, "anyOf": [*node["anyOf"], INTERPOLATED]} if scalars and not _takes_text(scalars) else node
     if _takes_text([node]):
         return node
-    outer = ("title", "description", "default", "format")
+    outer = ("title", "description", "default", "format", "examples")
     inner = {key: part for key, part in node.items() if key not in outer}
     return {**{key: part for key, part in node.items() if key in outer}, "anyOf": [inner, INTERPOLATED]}
 
@@ -89,10 +91,20 @@ def manifest_page() -> str:
 
 
 def _table(rows: list[Key]) -> list[str]:
-    head = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    head = ["| key | value | default | example | a change | meaning |", "|---|---|---|---|---|---|"]
     return head + [
-        f"| `{row.path[-1]}` | {_cell(row.allowed)} | {_cell(row.default_text())} | {_cell(row.text)} |" for row in rows
+        f"| `{row.path[-1]}` | {_cell(row.allowed)} | {_cell(row.default_text())} | {_cell(_examples(row))} | "
+        f"{_cell(_change(row))} | {_cell(row.text)} |"
+        for row in rows
     ]
+
+
+def _change(key: Key) -> str:
+    return "that of the keys below set" if key.path[:2] == PROFILES else in_short(effect(key.name))
+
+
+def _examples(key: Key) -> str:
+    return ", ".join(f"`{spell(value, key.form)}`" for value in key.examples)
 
 
 def _cell(text: str) -> str:
@@ -136,6 +148,9 @@ model: {path: /models/Qwen3-0.6B}
   indentation.
 - Sizes are numbers with `B`, `KiB`, `MiB`, `GiB`, `TiB`, `KB`, `MB`, `GB` or `TB` (a bare number counts bytes);
   durations are numbers with `ms`, `s`, `m` or `h` (a bare number counts seconds).
+- The column "a change" says what a changed value entails: which programs must start again (`slipway serve` reads its
+  manifest at the start only), whether the same request may get another reply, and what is made anew. `slipway diff A B`
+  says it for two manifests, with the numbers of both plans; `slipway explain KEY` for one key.
 - `auto` is settled when the service starts; `slipway plan` says to what, and why.
 - Relative paths start at the folder of the file that they are written in, those of variables and flags at the
   manifest's.

@@ -81,12 +81,13 @@ def wrong(environ: Mapping[str, str], declared: Iterable[Variable] = VARIABLES) 
 def variables_table() -> list[str]:
     """The lines of the table in docs/manifest.md."""
     rows = [
-        f"| `{variable.name}` | {_values(variable)} | {variable.default or '–'} | {variable.text} |"
+        f"| `{variable.name}` | {values(variable)} | {variable.default or '–'} | {variable.text} |"
         for variable in VARIABLES
     ]
     return ["| variable | value | default | meaning |", "|---|---|---|---|", *rows]
 
 
-def _values(variable: Variable) -> str:
+def values(variable: Variable) -> str:
+    """What it may be set to, in words."""
     kinds = {"folder": "an absolute path", "presence": "anything", "text": "text"}
     return kinds.get(variable.kind) or f"one of {', '.join(variable.allowed)}"

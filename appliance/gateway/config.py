@@ -76,6 +76,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     manifest_sha256: str = ""
     outputs_sha256: str = ""
 
+    @property
+    def system_fingerprint(self) -> str:
+        """Of replies: the version, and what may change their tokens."""
+        return f"slipway-{self.version}-{self.outputs_sha256[:8]}"
+
 
 def read_config(path: Path) -> GatewayConfig:
     """The configuration in a JSON file; raises msgspec.DecodeError or OSError: the file is our own."""

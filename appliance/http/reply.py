@@ -130,8 +130,7 @@ class Header:
 
 
 def header(service: Service, identity: Identity, prefix: str, kind: str, model: str) -> Header:
-    config = service.config
-    fingerprint = f"slipway-{config.version}-{config.outputs_sha256[:8]}"
+    fingerprint = service.config.system_fingerprint
     return Header(f"{prefix}-{identity.request_id}", kind, identity.created, model, fingerprint)
 
 

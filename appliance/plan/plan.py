@@ -67,8 +67,9 @@ class Plan:
     notices: tuple[Problem, ...] = ()
 
 
-def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
-    """What will run. Raises Refused for what this machine or this checkpoint cannot do."""
+def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, *, locked: bool = False) -> Plan:
+    """What will run; `locked`: a lock lies beside the manifest. Raises Refused for what this machine or this checkpoint
+    cannot do."""
     manifest = settings.manifest
     resolved = resolve(settings, checkpoint, machine)
     view = resolved.view
@@ -110,7 +111,8 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
     names = manifest.model.names or (checkpoint.path.name,)
     choices: dict[str, Choice[Any]] = {
         "model.path": Choice(str(checkpoint.path)),
-        "model.names": Choice(list(names), "the name of the checkpoint's folder"),
+        "model.names": Choice(list(names), "" if manifest.model.names else "the name of the checkpoint's folder"),
+        "model.lock": _lock(manifest, locked),
         **resolved.choices,
         "model.max_context": max_context,
         "hardware.threads": places.threads,
@@ -170,6 +172,12 @@ def fingerprint(settings: Settings) -> str:
             section = section[part]
         section[name] = path
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _lock(manifest: Manifest, locked: bool) -> Choice[str]:
+    if manifest.model.lock != "auto":
+        return Choice(manifest.model.lock)
+    return Choice("require", "a lock lies beside the manifest") if locked else Choice("off", "there is no lock")
 
 
 def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:

@@ -4,7 +4,7 @@ Reads files, never weights, and never imports torch.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from appliance.declare.problems import Problem, Refused, unread
 from appliance.declare.remedy import Hint, Write
 from appliance.declare.settings import Given, Settings, load
 from appliance.declare.suggest import suggest_name
+from appliance.lock.lock import lock_path
 from appliance.manifest import SecretFile
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
@@ -46,8 +47,28 @@ class _TekkenFile(msgspec.Struct):
 TOKENIZERS = {"tokenizer.json": _TokenizerFile, "tekken.json": _TekkenFile}
 
 
-def prove(given: Given, machine: Machine | None = None) -> Plan:
-    """The plan for what is given, on this machine unless another is described. Raises Refused with what is wrong."""
+Verify = Callable[[Settings, Path], None]
+
+
+def _trusting(settings: Settings, folder: Path) -> None:
+    """Takes a checkpoint's files as they are."""
+
+
+def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusting) -> Plan:
+    """The plan for what is given, on this machine unless another is described. `verify` may refuse the checkpoint's
+    folder before anything in it is read or run, and before a GPU is asked for more than a profile needs. Raises Refused
+    with what is wrong."""
+    settings, looked_at = settle(given, machine)
+    try:
+        return _proven(settings, given.environ, machine, looked_at, verify)
+    except Refused as refused:
+        problems = (mended_where_written(problem, settings.tree) for problem in refused.problems)
+        raise Refused(problems, refused.cause) from refused
+
+
+def settle(given: Given, machine: Machine | None = None) -> tuple[Settings, Machine | None]:
+    """What is given, with the hardware profile that fits; and the machine, where a profile was to be chosen. Raises
+    Refused for what is wrong by itself."""
     looked_at = machine
 
     def choose(device: str, profiles: tuple[Profile, ...]) -> tuple[str, ...]:
@@ -55,18 +76,19 @@ def prove(given: Given, machine: Machine | None = None) -> Plan:
         looked_at = looked_at or read_machine(gpus=device != "cpu")
         return first_match(device, profiles, looked_at)
 
-    settings = load(given, choose)
-    try:
-        return _proven(settings, given.environ, machine, looked_at)
-    except Refused as refused:
-        problems = (mended_where_written(problem, settings.tree) for problem in refused.problems)
-        raise Refused(problems, refused.cause) from refused
+    return load(given, choose), looked_at
 
 
-def _proven(settings: Settings, environ: Mapping[str, str], machine: Machine | None, looked_at: Machine | None) -> Plan:
+def _proven(
+    settings: Settings,
+    environ: Mapping[str, str],
+    machine: Machine | None,
+    looked_at: Machine | None,
+    verify: Verify,
+) -> Plan:
     problems = list(_files(settings, environ))
     try:
-        checkpoint = _checkpoint(settings)
+        checkpoint = _checkpoint(settings, verify)
     except EngineError as error:
         key = ("model", "path")
         place = settings.place(key)
@@ -81,13 +103,14 @@ def _proven(settings: Settings, environ: Mapping[str, str], machine: Machine | N
 
 def _planned(settings: Settings, checkpoint: Checkpoint, machine: Machine | None, looked_at: Machine | None) -> Plan:
     """`machine` is one that is described, `looked_at` what a profile was chosen for, without its GPUs perhaps."""
+    locked = lock_path(settings.path).is_file()
     if machine is not None or settings.manifest.hardware.device != "cpu":
-        return plan(settings, checkpoint, machine or looked_at or read_machine())
+        return plan(settings, checkpoint, machine or looked_at or read_machine(), locked=locked)
     try:
-        return plan(settings, checkpoint, looked_at or read_machine(gpus=False))
+        return plan(settings, checkpoint, looked_at or read_machine(gpus=False), locked=locked)
     except Refused:
         # Whether a GPU would change it is worth the second that looking for one takes.
-        return plan(settings, checkpoint, read_machine())
+        return plan(settings, checkpoint, read_machine(), locked=locked)
 
 
 def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> None:
@@ -100,9 +123,10 @@ def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> No
             raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error
 
 
-def _checkpoint(settings: Settings) -> Checkpoint:
+def _checkpoint(settings: Settings, verify: Verify) -> Checkpoint:
     """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
     folder = settings.file(("model", "path"))
+    verify(settings, folder.resolve())
     checkpoint = read_checkpoint(folder.resolve(), settings.manifest.model.trust_remote_code)
     check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
     present = next((name for name in TOKENIZERS if (checkpoint.path / name).exists()), "tokenizer.json")

@@ -14,7 +14,7 @@ from appliance.plan.room import Room, measure, rank_holdings
 from appliance.plan.shortage import SHARE, Way
 from appliance.rules.rule import View
 from appliance.rules.rules import RULES
-from appliance.rules.solve import Situation, instead, solve
+from appliance.rules.solve import Situation, solve
 from appliance.rules.variables import VARIABLES
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import Holding
@@ -86,16 +86,16 @@ class Rooms:
 def ways(rooms: Rooms, situation: Situation, view: View) -> Iterator[Way]:
     """What single keys could be instead, so that memory does and all else goes together. Left out are limits, which the
     message about a shortage tells by itself, and another device: a CPU is a hundred times slower than its GPU."""
-    whole = replace(situation, facts=replace(situation.facts, lacks=rooms.lacks))
     keys = next(rule.keys for rule in RULES if rule.name == "memory")
     for variable in VARIABLES:
         if variable.name not in keys or variable.limit or variable.name == "device":
             continue
         values, words = [], []
-        for value in instead(whole, variable):
-            changed = solve(whole.but(**{variable.name: value}))
-            need = None if changed is None or value is None else rooms.need(changed)
-            if need is not None:
+        for value in variable.values(situation.facts):
+            # What is open is chosen as it would be in the plan, whether memory takes part in that or not.
+            changed = solve(situation.but(**{variable.name: value}))
+            need = None if changed is None else rooms.need(changed)
+            if need is not None and not need.lacks:
                 values.append(variable.spelled(value))
                 words.append(f"{variable.spelled(value)} (needs {spell_bytes(need.needed)})")
         if words:

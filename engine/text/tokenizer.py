@@ -87,6 +87,11 @@ def _read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, 
     return template
 
 
+def chat_templates(directory: Path) -> str | dict[str, str] | None:
+    """The directory's chat template, or its templates by name. Raises CheckpointError naming the file."""
+    return _read_templates(directory, _read_json(directory / "tokenizer_config.json"))
+
+
 class Tokenizer:
     """The tokenizer in a checkpoint's directory. Raises CheckpointError naming the file that is missing or damaged."""
 

@@ -28,6 +28,11 @@ def test_two_ranks_answer_as_one_does_and_leave_no_process(demo, launch):
         assert one["choices"][0].get("message") == two["choices"][0].get("message")
         assert one["usage"] == two["usage"]
     assert rank_of(appliance) is not None
+    ranks = appliance.client.get("/ready").json()["engines"][0]["memory"]
+    assert len(ranks) == 2 and all(rank["measured"]["loading"]["kept"] > 0 for rank in ranks)
+    for rank in ranks:
+        assert all(part["planned"] == part["real"] for part in rank["parts"].values()) and rank["parts"]["kv"]["real"]
+    assert "please report it" not in appliance.output()
     assert appliance.stop() == 0
     assert not appliance.processes()
 

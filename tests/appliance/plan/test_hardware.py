@@ -8,8 +8,10 @@ from appliance.plan.devices import CONTEXT_BYTES, CPUS, GPUS, cpu_running, gpu_c
 from appliance.plan.hardware import HOST_BYTES, UnknownHardware, hardware
 from appliance.plan.plan import Plan, plan
 from appliance.plan.roofline import active_parameters
+from engine.models.checkpoint import Checkpoint
+from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model, RMSNorm, Rope
 from kernels.cpu.library import VARIANTS
-from tests.appliance.plan import test_examples, test_plan
+from tests.appliance.plan import test_plan
 
 GIB, MIB = 2**30, 2**20
 
@@ -101,10 +103,29 @@ def test_every_row_of_the_table_is_a_machine_that_can_be_planned_for() -> None:
         assert cpu_running((cpu.variant,)).variant == cpu.variant
 
 
+def checkpoint() -> Checkpoint:
+    """A model of the size of Qwen3-0.6B, without norms of its heads: 28 layers, 8 KV heads of 128, 40,960 tokens."""
+    norm = RMSNorm(size=1024, eps=1e-6)
+    attention = Attention(hidden=1024, heads=16, kv_heads=8, head_dim=128, rope=Rope(dim=128, theta=1e6))
+    block = (Branch(body=attention, before=norm), Branch(body=MLP(hidden=1024, inner=3072), before=norm))
+    embed = Embedding(vocab=151936, hidden=1024)
+    model = Model(embed=embed, blocks=(block,) * 28, norm=norm, head=Head(tied=True), max_context=40960)
+    return Checkpoint(
+        path=Path("/models/Qwen3-0.6B"),
+        architecture="Qwen3ForCausalLM",
+        config={},
+        generation={},
+        model=model,
+        dtype="bfloat16",
+        eos_token_ids=(1,),
+        tensors={},
+    )
+
+
 def large(text: str, tmp_path: Path) -> Plan:
-    """Qwen3-0.6B on a machine of the table."""
+    """The model on a machine of the table."""
     settings = test_plan.settings(tmp_path, "engine.scheduling.max_running=64")
-    return plan(settings, test_examples.checkpoint(), hardware(text))
+    return plan(settings, checkpoint(), hardware(text))
 
 
 def test_the_ceiling_of_decoding_is_bytes_over_bandwidth(tmp_path: Path) -> None:
@@ -120,7 +141,7 @@ def test_the_ceiling_of_decoding_is_bytes_over_bandwidth(tmp_path: Path) -> None
     assert found.prefill.limited_by == "arithmetic"
     multiplied = 2 * 28 * (attention + 3 * 1024 * 3072) + 28 * 4 * 4096 * 16 * 128
     assert found.prefill.tokens_s == pytest.approx(989e12 / multiplied)
-    assert active_parameters(test_examples.checkpoint().model) == 28 * (attention + 3 * 1024 * 3072) + 151936 * 1024
+    assert active_parameters(checkpoint().model) == 28 * (attention + 3 * 1024 * 3072) + 151936 * 1024
 
 
 def test_more_of_a_device_is_never_slower(tmp_path: Path) -> None:

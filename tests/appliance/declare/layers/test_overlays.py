@@ -143,7 +143,7 @@ def test_what_an_overlay_lacks_is_not_missing_in_it(loaded: Load, refused: Refus
     assert loaded(text, "--overlay a").manifest.model.path == "/a"
     assert loaded(text, "--overlay a", "--overlay b").manifest.model.max_context == 9
     assert refused(text) == ["m.yaml:1:1: model: missing; must be a mapping with path, names, dtype, max_context, "
-                             "chat_template, generation_config, trust_remote_code"]  # fmt: skip
+                             "chat_template, generation_config, trust_remote_code, lock"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

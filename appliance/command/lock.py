@@ -1,0 +1,55 @@
+"""`slipway lock`: writes the lock of a manifest, or compares with the one that is there."""
+
+import sys
+from pathlib import Path
+
+from appliance import exits
+from appliance.declare.problems import Problem, Refused
+from appliance.declare.settings import Given
+from appliance.lock.guard import Guard
+from appliance.lock.keep import make_lock
+from appliance.lock.lock import Lock, as_yaml, compare, lock_path, read_lock
+from appliance.plan.machine import Machine
+from appliance.plan.memory import spell_bytes
+from appliance.plan.prove import prove, settle
+
+
+def write(given: Given, machine: Machine | None = None) -> int:
+    """Hashes the checkpoint and writes the lock. Raises Refused."""
+    settings, _ = settle(given, machine)
+    path = lock_path(given.manifest)
+    plan = prove(given, machine)
+    try:
+        lock = make_lock(plan, settings)
+        before = _before(path)
+        path.write_text(as_yaml(lock, str(given.manifest)))
+    except OSError as error:
+        message = f"cannot be locked: {error.filename}: {(error.strerror or str(error)).lower()}"
+        raise Refused([Problem(settings.place(("model", "path")), "model.path", message)], exits.INTEGRITY) from error
+    count, size = len(lock.model.files), sum(one.size for one in lock.model.files.values())
+    revision = f", revision {lock.model.revision}" if lock.model.revision else ""
+    replies = f"replies have system_fingerprint {plan.gateway.system_fingerprint}"
+    print(f"{path}: {count} files, {spell_bytes(size)}{revision}; {replies}")
+    if before is not None:
+        changes = list(compare(before.model.files, lock.model.files))
+        print(
+            "\n".join(f"  {one.name}: {one.message}" for one in changes) or "  the files are those of the lock before"
+        )
+    return exits.OK.number
+
+
+def _before(path: Path) -> Lock | None:
+    try:
+        return read_lock(path)
+    except (FileNotFoundError, Refused):  # what is no lock is replaced by one
+        return None
+
+
+def verify(given: Given, machine: Machine | None = None) -> int:
+    """Compares with the lock, reading every byte, whatever model.lock says; writes nothing. Raises Refused."""
+    guard = Guard(hashed=True, strict=True)
+    plan = prove(given, machine, verify=guard)
+    print(guard.summary())
+    for line in guard.notes(plan):
+        print(line, file=sys.stderr)
+    return exits.OK.number

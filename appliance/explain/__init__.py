@@ -1,0 +1,1 @@
+"""What a word of a manifest, of a message or of an answer stands for: `slipway explain`."""

@@ -1,0 +1,135 @@
+"""SHA-256 of many large files: streamed, several at a time (hashlib lets go of the interpreter), with progress.
+
+A digest is remembered by (path, size, time of the last change in ns, inode) in the cache folder. That is good enough to
+say in `check` that nothing changed since; `serve` reads every byte again.
+"""
+
+import contextlib
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+BUFFER_BYTES = 4 * 2**20
+THREADS = 8
+REMEMBERED = "digests.json"
+_LINE_EVERY_S = 10.0  # where nobody watches, as in a container's log
+_DRAW_EVERY_S = 0.2
+_SILENT_S = 1.0  # what is done by then needs no progress
+
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Progress = Callable[[int], None]
+
+
+class Digest(msgspec.Struct, frozen=True):
+    """Of one file. Bytes."""
+
+    size: int
+    sha256: Sha256
+
+
+def digests(paths: Iterable[Path], progress: Progress) -> dict[Path, Digest]:
+    """The digest of each file, the largest first; `progress` is told bytes as they are read. Raises OSError."""
+    from concurrent.futures import ThreadPoolExecutor  # 8 ms that no start without a lock pays
+
+    largest = sorted(paths, key=lambda path: -path.stat().st_size)
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        return dict(zip(largest, pool.map(lambda path: digest(path, progress), largest), strict=True))
+
+
+def digest(path: Path, progress: Progress) -> Digest:
+    found, size, buffer = hashlib.sha256(), 0, bytearray(BUFFER_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            found.update(view[:count])
+            size += count
+            progress(count)
+    return Digest(size, found.hexdigest())
+
+
+# -- what was hashed before -------------------------------------------------------------------------------------------
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """A file as the system describes it, and its digest then."""
+
+    size: int
+    changed_ns: int
+    inode: int
+    sha256: Sha256
+
+
+def _mark(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino
+
+
+def remembered(cache: Path | None, paths: Iterable[Path]) -> dict[Path, Digest]:
+    """Digests of those files that look as they did when they were last hashed."""
+    seen = _read(cache)
+    found = {}
+    for path in paths:
+        old = seen.get(str(path.resolve()))
+        with contextlib.suppress(OSError):
+            if old is not None and _mark(path) == (old.size, old.changed_ns, old.inode):
+                found[path] = Digest(old.size, old.sha256)
+    return found
+
+
+def remember(cache: Path | None, found: Mapping[Path, Digest]) -> None:
+    """Notes digests for the next `check`; a cache that cannot be written is no failure."""
+    if cache is None:
+        return
+    seen = _read(cache)
+    with contextlib.suppress(OSError):
+        for path, one in found.items():
+            seen[str(path.resolve())] = _Seen(*_mark(path), one.sha256)
+        cache.mkdir(parents=True, exist_ok=True)
+        draft = cache / f"{REMEMBERED}.{os.getpid()}"
+        draft.write_bytes(msgspec.json.encode(seen))
+        draft.replace(cache / REMEMBERED)
+
+
+def _read(cache: Path | None) -> dict[str, _Seen]:
+    try:
+        return msgspec.json.decode((cache / REMEMBERED).read_bytes(), type=dict[str, _Seen]) if cache else {}
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Shown:
+    """Says on standard error how far the hashing is: one line that is drawn anew on a terminal, else one in 10 s."""
+
+    total: int
+    what: str
+    started: float = field(default_factory=time.monotonic)
+    done: int = 0
+    _next: float = 0.0
+    _drawn: bool = False
+
+    def __call__(self, count: int) -> None:
+        self.done += count
+        now = time.monotonic()
+        terminal = sys.stderr.isatty()
+        if now < max(self._next, self.started + (_SILENT_S if terminal else _LINE_EVERY_S)):
+            return
+        self._next = now + (_DRAW_EVERY_S if terminal else _LINE_EVERY_S)
+        rate = self.done / (now - self.started)
+        text = f"hashing {self.what}: {self.done / 2**30:.1f} of {self.total / 2**30:.1f} GiB, {rate / 2**30:.1f} GiB/s"
+        print(f"\r{text}\x1b[K" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
+        self._drawn = terminal
+
+    def close(self) -> None:
+        if self._drawn:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,70 @@
+"""What `serve`, `check` and `plan` do about a lock: refuse before anything of the checkpoint is read, and say what else
+is not as it was."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from appliance.declare.settings import Settings
+from appliance.lock.keep import derived, differences, planned, refusal, wanted
+from appliance.lock.lock import Difference, Lock, drift, lock_path
+from appliance.plan.plan import Plan
+
+NOTES = 6  # lines about a plan that is another one
+
+
+@dataclass
+class Guard:
+    """Given to `prove`, which calls it with the settings and the checkpoint's folder. `hashed`: every byte is read, as
+    before a start; else sizes, and digests that are known of earlier times, must do. `strict`: there must be a lock,
+    and a difference refuses, whatever model.lock says."""
+
+    hashed: bool
+    strict: bool = False
+    lock: Lock | None = None
+    path: Path = Path()
+    skipped: list[str] = field(default_factory=list)
+    differing: list[Difference] = field(default_factory=list)
+
+    def __call__(self, settings: Settings, folder: Path) -> None:
+        mode = "require" if self.strict else settings.manifest.model.lock
+        self.lock, self.path = wanted(settings, mode), lock_path(settings.path)
+        if folder.is_file():
+            folder = folder.parent
+        if self.lock is None or not folder.is_dir():
+            return
+        found, self.skipped = differences(settings, self.lock, folder, hashed=self.hashed)
+        if found and mode != "warn":
+            raise refusal(settings, found)
+        self.differing = found
+
+    def summary(self) -> str:
+        """One line for an operator; "" without a lock."""
+        if self.lock is None:
+            return ""
+        count = len(self.lock.model.files)
+        if self.differing:
+            return f"{self.path}: {len(self.differing)} of {count} files are not as locked, and model.lock is warn"
+        state = f"{count} file{'s' * (count != 1)} as locked"
+        if self.skipped:
+            unread = (
+                "by names and sizes only" if len(self.skipped) == count else f"{len(self.skipped)} of them by size only"
+            )
+            state += f", {unread}; `slipway lock --check` reads them"
+        return f"{self.path}: {state}"
+
+    def notes(self, plan: Plan) -> Iterator[str]:
+        """What differs and is no reason to refuse: of files where model.lock is warn; of the plan what `auto` became,
+        or with `strict` every key."""
+        if self.lock is None:
+            return
+        for one in self.differing:
+            yield f"warning: {self.path}: {one.name}: {one.message}"
+        drifted = list(drift(self.lock.plan, planned(plan) if self.strict else derived(plan)))
+        most = len(drifted) if self.strict else NOTES
+        if drifted:
+            other = ", for another manifest" if plan.sha256 != self.lock.manifest else ""
+            yield f"note: {self.path}: the plan is not the one that was locked (on {self.lock.machine}{other}):"
+        yield from (f"  {line}" for line in drifted[:most])
+        if len(drifted) > most:
+            yield f"  and {len(drifted) - most} more; `slipway lock --check` lists them"

@@ -1,0 +1,168 @@
+"""Writing a lock, and holding a checkpoint to it."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from appliance import __version__, exits
+from appliance.declare.fingerprint import graphs_hash
+from appliance.declare.locate import Place
+from appliance.declare.problems import Problem, Refused
+from appliance.declare.settings import Settings
+from appliance.lock.digest import Digest, Shown, digests, remember, remembered
+from appliance.lock.files import read_names, revision
+from appliance.lock.lock import CODE, Difference, Lock, Model, Template, compare, lock_path, read_lock
+from appliance.plan.plan import Plan, settled
+
+KEY = ("model", "lock")
+
+
+def make_lock(plan: Plan, settings: Settings) -> Lock:
+    """The lock of a plan: hashes every file that its start reads. Raises CheckpointError, OSError."""
+    folder = Path(plan.engines[0].model)
+    return Lock(
+        slipway=__version__,
+        manifest=plan.sha256,
+        outputs_sha256=plan.gateway.outputs_sha256,
+        graphs_sha256=graphs_hash(settled(plan.effective)),
+        machine=machine(plan),
+        model=Model(
+            path=settings.from_manifest(("model", "path")),
+            architecture=plan.architecture,
+            revision=revision(folder),
+            files=_hashed(folder, read_names(folder), settings.cache),
+        ),
+        template=_template(plan, settings, folder),
+        plan=planned(plan),
+    )
+
+
+def _hashed(folder: Path, names: Iterable[str], cache: Path | None) -> dict[str, Digest]:
+    paths = {name: folder / name for name in names}
+    present = [path for path in paths.values() if path.is_file()]
+    shown = Shown(sum(path.stat().st_size for path in present), str(folder))
+    try:
+        found = digests(present, shown)
+    finally:
+        shown.close()
+    remember(cache, found)
+    return {name: found[path] for name, path in paths.items() if path in found}
+
+
+def machine(plan: Plan) -> str:
+    """Few words for what a plan was made for."""
+    if plan.machine.described:
+        return plan.machine.described
+    gpus = ", ".join(gpu.name for gpu in plan.machine.gpus)
+    return f"{plan.machine.cores} cores, {gpus or 'no GPU'}"
+
+
+def _template(plan: Plan, settings: Settings, folder: Path) -> Template | None:
+    override = settings.manifest.model.chat_template
+    if override is not None:
+        text = settings.file(("model", "chat_template")).read_bytes()
+        return Template(override, hashlib.sha256(text).hexdigest())
+    from engine.text.tokenizer import chat_templates
+
+    templates = chat_templates(folder)
+    if templates is None:
+        return None
+    own = next((name for name in ("chat_template.jinja", "tokenizer_config.json") if (folder / name).is_file()), "")
+    text = (
+        templates if isinstance(templates, str) else msgspec.json.encode(templates, order="sorted").decode()
+    ).encode()
+    return Template(own, hashlib.sha256(text).hexdigest())
+
+
+def planned(plan: Plan) -> dict[str, Any]:
+    """Every key as it will be but the lock's own, and the numbers of the memory plan, in order of the manifest."""
+    hidden = ("secrets.", "model.lock")
+    keys = {one.key: one.resolved for one in plan.effective if not one.key.startswith(hidden)}
+    memory = plan.memory
+    numbers = {
+        "weight_bytes": memory.weights,
+        "workspace_bytes": memory.workspace,
+        "kv_blocks": memory.blocks,
+        "block_bytes": memory.block_bytes,
+        "cache_tokens": memory.tokens,
+    }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(keys | numbers))
+    return plain
+
+
+def derived(plan: Plan) -> dict[str, Any]:
+    """Of these the ones that nobody wrote down: what the checkpoint and the machine made of `auto`."""
+    written = {one.key for one in plan.effective if not one.reason}
+    return {key: value for key, value in planned(plan).items() if key not in written}
+
+
+# -- holding a checkpoint to its lock ---------------------------------------------------------------------------------
+
+
+def wanted(settings: Settings, mode: str) -> Lock | None:
+    """The lock to be held to by a value of model.lock; None where there is none and none is needed. Raises Refused."""
+    path = lock_path(settings.path)
+    if mode == "off":
+        return None
+    try:
+        return read_lock(path)
+    except FileNotFoundError:
+        if mode == "require":
+            message = f"there is no {path}; `slipway lock {settings.path}` writes it"
+            raise Refused([Problem(settings.place(KEY), "model.lock", message, code=CODE)], exits.INTEGRITY) from None
+        return None
+
+
+def differences(settings: Settings, lock: Lock, folder: Path, *, hashed: bool) -> tuple[list[Difference], list[str]]:
+    """What is not as locked, and the names of files that nobody looked into. With `hashed` every byte is read; without,
+    sizes are compared, and digests of files that were hashed before and look the same. Raises CheckpointError."""
+    names = {*read_names(folder), *(name for name in lock.model.files if (folder / name).is_file())}
+    if hashed:
+        known: Mapping[str, Digest] = _hashed(folder, names, settings.cache)
+    else:
+        seen = remembered(settings.cache, [folder / name for name in names])
+        known = {name: seen[folder / name] for name in names if folder / name in seen}
+    found: dict[str, Digest | None] = dict.fromkeys(names)
+    skipped = []
+    for name in names:
+        if name in known:
+            found[name] = known[name]
+        elif (folder / name).is_file():
+            old, size = lock.model.files.get(name), (folder / name).stat().st_size
+            same = old is not None and old.size == size
+            found[name] = old if same else Digest(size, "(not hashed)")
+            skipped += [name] if same else []
+    return [*compare(lock.model.files, found), *_template_difference(settings, lock)], sorted(skipped)
+
+
+def _template_difference(settings: Settings, lock: Lock) -> list[Difference]:
+    """A template from a file of its own lies outside the checkpoint's folder."""
+    file = settings.manifest.model.chat_template
+    if file is None:
+        return []
+    try:
+        found = hashlib.sha256(settings.file(("model", "chat_template")).read_bytes()).hexdigest()
+    except OSError:
+        return []  # told as a fault of model.chat_template
+    if lock.template is None or lock.template.file != file:
+        return [Difference(file, f"would be read and is not in the lock; found sha256 {found}")]
+    expected = lock.template.sha256
+    return [] if found == expected else [Difference(file, f"changed; expected sha256 {expected}, found {found}")]
+
+
+def refusal(settings: Settings, found: Iterable[Difference]) -> Refused:
+    """The differences as problems of the lock file, each at its line."""
+    path = lock_path(settings.path)
+    lines = path.read_text().splitlines()
+    cure = f"restore it, or lock what is there with `slipway lock {settings.path}`"
+
+    def place(name: str) -> Place:
+        quoted = msgspec.json.encode(name).decode()
+        line = next((n for n, text in enumerate(lines, 1) if quoted in text), 0)
+        return Place(str(path), line, 5) if line else Place(str(path))
+
+    problems = [Problem(place(one.name), one.name, f"{one.message}; {cure}", code=CODE) for one in found]
+    return Refused(problems, exits.INTEGRITY)
