@@ -197,7 +197,7 @@ class Engine(Section):
     sampling: Sampling = Sampling()
     """Sampling defaults; a request overrides them, and they override the checkpoint's generation_config.json."""
     record: str | None = None
-    """File that receives every scheduler event and plan, to be replayed with `python -m engine.core.replay`."""
+    """File that receives every scheduler event and plan, for `slipway replay` and `slipway whatif`."""
     record_size: Bytes = 256 * 2**20
     """Most that a recording keeps, half in the file and half in one beside it named .1; the oldest steps go first."""
 
