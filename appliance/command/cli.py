@@ -182,7 +182,15 @@ def _request(command: argparse.ArgumentParser) -> None:
 
 def _recording(command: argparse.ArgumentParser) -> None:
     command.add_argument("recording", metavar="FILE", help="a flight recording, which engine.record names")
-    command.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help="its options: FILE --help lists them")
+
+
+def _explain_one(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--explain", metavar="ID", help="print what happened to this request")
+
+
+def _other_settings(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--set", action="append", metavar="KEY=VALUE", help="a key of scheduling, cache or context")
+    command.add_argument("--rate", metavar="X", help="requests come X times as fast")
 
 
 def _api_key(command: argparse.ArgumentParser) -> None:
@@ -352,13 +360,18 @@ def why(options: argparse.Namespace) -> int:
     return exits.OK.number
 
 
-def _of_engine(module: str) -> Callable[[argparse.Namespace], int]:
-    """A command that the engine has: nothing here imports its core."""
+def _of_engine(module: str, *names: str) -> Callable[[argparse.Namespace], int]:
+    """A command that the engine has, which gets the options of these names: nothing here imports its core."""
 
     def run(options: argparse.Namespace) -> int:
         import subprocess
 
-        return subprocess.call([sys.executable, "-P", "-m", module, str(options.recording), *options.rest])
+        given = []
+        for name in names:
+            value = getattr(options, name)
+            values = value if isinstance(value, list) else [value] * (value not in (None, False))
+            given += [part for each in values for part in ([f"--{name}"] if each is True else [f"--{name}", each])]
+        return subprocess.call([sys.executable, "-P", "-m", module, options.recording, *given])
 
     return run
 
@@ -416,14 +429,14 @@ COMMANDS: dict[str, Command] = {
     "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options, _api_key)),
     "why": (why, "Tell what happened to a request of a running service, and why.", (_request, _api_key)),
     "replay": (
-        _of_engine("engine.core.replay"),
+        _of_engine("engine.core.replay", "explain"),
         "Make every scheduling decision of a flight recording again, and compare; --explain ID tells of a request.",
-        (_recording,),
+        (_recording, _explain_one),
     ),
     "whatif": (
-        _of_engine("engine.core.whatif"),
+        _of_engine("engine.core.whatif", "set", "rate", "json"),
         "Predict throughput and latency of recorded traffic under other settings.",
-        (_recording,),
+        (_recording, _other_settings, _json),
     ),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),
     "explain": (explain, "Say what a key, an exit code or an error of the API means.", (_word,)),
