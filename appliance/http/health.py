@@ -30,6 +30,7 @@ def readiness(service: Service) -> dict[str, Any]:
         "progress": round(progress, 4),
         "engines": [
             {"name": f"engine-{engine.label}", "phase": engine.phase, "progress": round(engine.progress, 4)}
+            | ({"detail": engine.detail} if engine.detail else {})
             for engine in engines
         ],
     }

@@ -48,6 +48,7 @@ class EngineState(msgspec.Struct, frozen=True):
     phase: str = ""
     fraction: float = 0.0
     message: str = ""
+    detail: str = ""
 
     def __str__(self) -> str:
         if self.kind == "loading":
@@ -210,8 +211,8 @@ class EngineClient:
                 stream = self._streams.get(message.id or "")
                 if stream is not None:
                     stream.fail(_error(message))
-            case Loading(phase, fraction):
-                self._become(EngineState("loading", phase, fraction))
+            case Loading(phase, fraction, detail):
+                self._become(EngineState("loading", phase, fraction, detail=detail))
             case Ready():
                 self.ready = message
                 self._become(EngineState("ready"))
