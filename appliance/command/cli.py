@@ -111,6 +111,13 @@ def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("-j", "--json", action="store_true", help="print JSON")
 
 
+def _upgrade(command: argparse.ArgumentParser) -> None:
+    command.add_argument("files", metavar="FILE", type=Path, nargs="+", help="a manifest, a YAML file")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("-w", "--write", action="store_true", help="rewrite the files")
+    how.add_argument("--check", action="store_true", help="only name the files that would change")
+
+
 def _url(command: argparse.ArgumentParser) -> None:
     command.add_argument("url", metavar="URL", nargs="?", default=None, help=f"the service; default {DEFAULT_URL}")
 
@@ -129,7 +136,10 @@ def _prove(options: argparse.Namespace) -> Any:
     from appliance.declare.settings import Given, environment
     from appliance.plan.prove import prove
 
-    return prove(Given(options.manifest, options.options, environment()))
+    plan = prove(Given(options.manifest, options.options, environment()))
+    for warning in plan.warnings:
+        print(warning, file=sys.stderr)
+    return plan
 
 
 def _refusing(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
@@ -166,12 +176,34 @@ def show_plan(options: argparse.Namespace) -> int:
 
 
 @_refusing
+def fetch(options: argparse.Namespace) -> int:
+    from appliance.declare.settings import Given, environment
+    from appliance.plan.prove import bring_whole
+
+    print(bring_whole(Given(options.manifest, options.options, environment())))
+    return exits.OK.number
+
+
+@_refusing
 def serve(options: argparse.Namespace) -> int:
-    plan = _prove(options)
+    from appliance.declare.settings import Given, environment
+    from appliance.plan.prove import NotPlanned, bring_whole
+
+    try:
+        plan = _prove(options)
+    except NotPlanned:
+        bring_whole(Given(options.manifest, options.options, environment()))
+        plan = _prove(options)
     from appliance.launch.launch import serve as launch
 
     code: int = launch(plan)
     return code
+
+
+def upgrade(options: argparse.Namespace) -> int:
+    from appliance.command.upgrade import upgrade_files
+
+    return upgrade_files(options.files, write=options.write, check=options.check)
 
 
 def schema(options: argparse.Namespace) -> int:
@@ -217,6 +249,12 @@ COMMANDS: dict[str, Command] = {
         show_plan,
         "Print what would run: every value with its source, memory by part.",
         (_manifest, _json),
+    ),
+    "fetch": (fetch, "Download what model.source names into the cache; start nothing.", (_manifest,)),
+    "upgrade": (
+        upgrade,
+        "Rewrite manifests of an older apiVersion; without --write, show what would change.",
+        (_upgrade,),
     ),
     "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options)),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),

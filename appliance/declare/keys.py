@@ -175,8 +175,10 @@ def _allowed(node: Json) -> str:
             return "a list of texts"
         case "object":
             names = ", ".join(node["properties"]) if "properties" in node else "names of your choice"
-            return f"a mapping with {names}"
+            return f"a mapping with {names}" if names else "an empty mapping: {}"
         case _:
+            if "examples" in node:
+                return f"text such as {node['examples'][0]}"
             return f"text that matches {node['pattern']}" if "pattern" in node else "text"
 
 

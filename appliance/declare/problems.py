@@ -93,16 +93,20 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
         case "missing":
             key = find(path)
             allowed = key.allowed if key else ""
-            near = next((other for other in _siblings(path, tree) if path in suggest_key(other)[1]), None)
+            near = next((other for other in _siblings(path, tree) if _stands_for(other, path)), None)
             hint = f"is {dotted(near)} meant to be it?" if near else ""
             return Problem(_above(path, tree), name, _join("missing", f"must be {allowed}", hint))
         case "extra_forbidden":
             return Problem(tree.keys.get(path, _above(path, tree)), name, unknown_key(path))
         case "unknown_secret":
-            path = ("endpoints", "api_keys")
+            path = tuple(detail["ctx"]["key"].split("."))
             known = ", ".join(tree.value.get("secrets", {})) or "no names at all"
             message = f"{given(path, _at(path, tree))} is no name in secrets; secrets has {known}"
             return Problem(tree.values.get(path, _above(path, tree)), dotted(path), message)
+        case "one_kind":
+            empty = next((name for name, inner in (_at(path, tree) or {}).items() if inner is None), None)
+            hint = f"write {empty}: {{}}" if empty in ("sagemaker", "vertex") else ""
+            return Problem(tree.values.get(path, _above(path, tree)), name, _join(str(detail["msg"]), hint))
     key, value = find(path), _at(path, tree)
     if key is None:
         return Problem(tree.values.get(path, _above(path, tree)), name, str(detail["msg"]))
@@ -192,6 +196,11 @@ def _siblings(path: Path, tree: Tree) -> list[Path]:
     except (KeyError, TypeError):
         return []
     return [(*path[:-1], name) for name in value if find((*path[:-1], name)) is None] if isinstance(value, dict) else []
+
+
+def _stands_for(other: Path, path: Path) -> bool:
+    """Whether an unknown key may be meant for a key, or for one below it."""
+    return any(target[: len(path)] == path for target in suggest_key(other)[1])
 
 
 def _join(*parts: str) -> str:

@@ -12,7 +12,7 @@ def manifest_schema() -> dict[str, Any]:
     value = copy.deepcopy(schema())
     # pydantic says which names a mapping takes, but leaves other names open.
     value["properties"]["secrets"]["additionalProperties"] = False
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Slipway manifest, version 1"}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Slipway manifest, version 2"}
     return {**head, **{name: part for name, part in value.items() if name != "title"}}
 
 
@@ -51,8 +51,8 @@ PAGE_HEAD = """\
 One YAML file describes one service. The least that works:
 
 ```yaml
-apiVersion: slipway/v1
-model: {path: /models/Qwen3-0.6B}
+apiVersion: slipway/v2
+model: {source: {path: /models/Qwen3-0.6B}}
 ```
 
 - `slipway check M` says what is wrong, with file, line and column; `slipway plan M` says what would run and where each
@@ -73,5 +73,7 @@ model: {path: /models/Qwen3-0.6B}
 - `auto` is settled when the service starts; `slipway plan` says to what, and why.
 - Relative paths start at the manifest's folder.
 
-`apiVersion` must be given and is `slipway/v1`.
+`apiVersion` must be given and is `slipway/v2`. Files of `slipway/v1` are still read, with a warning;
+`slipway upgrade --write FILE` rewrites them and keeps comments, order and quotes.
+[sources.md](sources.md) tells every kind of `model.source`.
 """

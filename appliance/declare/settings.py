@@ -18,7 +18,8 @@ from appliance.declare.keys import Key, children, find, leaves
 from appliance.declare.locate import Fault, Path, Place, Tree, read_value, read_yaml
 from appliance.declare.problems import Problem, Refused, from_fault, from_validation, unknown_key
 from appliance.declare.suggest import flat, suggest_key
-from appliance.manifest import Manifest
+from appliance.declare.versions import Older, spoken, translate
+from appliance.manifest import ONE_KIND, Manifest
 
 PREFIX = "SLIPWAY__"
 
@@ -49,6 +50,7 @@ class Settings:
     tree: Tree
     path: File
     cache: File | None = None  # folder for what may be lost, after the XDG base directory specification
+    older: Older | None = None  # the version that the file is written in, if it is not the present one
 
     def origin(self, key: Key | Path) -> str:
         """`m.yaml:3:9`, `SLIPWAY__ENDPOINTS__PORT`, `--set endpoints.port`, or `default`."""
@@ -79,8 +81,17 @@ def cache_folder(environ: Mapping[str, str]) -> File | None:
 def load(given: Given) -> Settings:
     """Reads, merges and checks all sources. Raises Refused with every problem found."""
     merged = Tree(value={})
-    for _, read in reversed(SOURCES):
-        _merge(merged, read(given))
+    older = None
+    for name, read in reversed(SOURCES):
+        tree = read(given)
+        if name == "manifest":
+            older = translate(tree)
+        _merge(merged, tree)
+    with spoken(older):
+        return _checked(given, merged, older)
+
+
+def _checked(given: Given, merged: Tree, older: Older | None) -> Settings:
     problems = [problem for fault in merged.faults if (problem := from_fault(fault))]
     if any(not fault.path for fault in merged.faults):
         raise Refused(problems)  # the file could not be read as a whole: what is missing in it means nothing
@@ -90,7 +101,7 @@ def load(given: Given) -> Settings:
         raise Refused([*problems, *from_validation(error, merged)]) from error
     if problems:
         raise Refused(problems)
-    return Settings(manifest, merged, given.manifest, cache_folder(given.environ))
+    return Settings(manifest, merged, given.manifest, cache_folder(given.environ), older)
 
 
 # -- sources ----------------------------------------------------------------------------------------------------------
@@ -201,6 +212,10 @@ def _merge(into: Tree, over: Tree) -> None:
 
 
 def _merge_below(path: Path, low: dict[str, Any], high: dict[str, Any], into: Tree, over: Tree) -> None:
+    if path in ONE_KIND:
+        for rival in [name for name in low if high and name not in high]:
+            _forget(into, (*path, rival))
+            del low[rival]
     for name, value in high.items():
         inner = (*path, name)
         if isinstance(value, dict) and isinstance(low.get(name), dict):

@@ -38,7 +38,9 @@ FOREIGN_KEYS = {
     "maxnumqueuedtokens": "limits.max_waiting_tokens",
     "maxnumseqs": "engine.scheduling.max_running",
     "maxqueue": "limits.max_waiting",
-    "modelpath": "model.path",
+    "hfmodelid": "model.source.huggingface.repo",
+    "modelid": "model.source.huggingface.repo",
+    "modelpath": "model.source.path",
     "name": "model.names",
     "nthreads": "hardware.threads",
     "prefixcaching": "engine.cache.prefix",
@@ -48,7 +50,8 @@ FOREIGN_KEYS = {
     "servedmodelname": "model.names",
     "servednames": "model.names",
     "shutdowntimeout": "lifecycle.drain",
-    "source": "model.path",
+    "repository": "model.source.huggingface.repo",
+    "storageuri": "model.source.gs.uri",
     "startuptimeout": "health.startup_budget",
     "utilization": "hardware.memory_share",
     "workers": "parallelism.data",
@@ -70,8 +73,10 @@ FOREIGN_WORDS = {
     "plain": "text",
     "none": "off",
     "false": "off",
-    "v1": "slipway/v1",
+    "v1": "slipway/v2",
+    "v2": "slipway/v2",
 }
+SECTION_TEXT = {"model": "write {{source: {{path: {}}}}}", "model.source": "write {{path: {}}}"}
 _UNITS = {
     "size": {"b": "B", "k": "KiB", "m": "MiB", "g": "GiB", "t": "TiB", "kb": "KB", "mb": "MB", "gb": "GB", "tb": "TB"}
     | {f"{u}i": f"{u.upper()}iB" for u in "kmgt"}
@@ -151,7 +156,7 @@ def _suggest_text(key: Key, text: str) -> str:
     if key.kind == "section":
         if match := re.match(r"([A-Za-z_]\w*):(\S.*)", text):
             return f"a space must follow the colon: {match[1]}: {match[2]}"
-        return f"write {{path: {text}}}" if key.name == "model" else ""
+        return SECTION_TEXT[key.name].format(text) if key.name in SECTION_TEXT else ""
     if "array" in key.types:
         return f"write [{text}]"
     if key.choices and (near := _word(key.choices, text)):

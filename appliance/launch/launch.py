@@ -50,6 +50,7 @@ def serve(plan: "Plan") -> int:
         restarts=Policy(restart.max, restart.window),
         secrets=secret_names(manifest),
         other_cpus=plan.other_cpus,
+        job=plan.job,
     )
     return launch(service, settings.environment())
 

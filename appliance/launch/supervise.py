@@ -27,6 +27,7 @@ import msgspec
 from appliance.gateway import config as gateway_config
 from appliance.gateway.config import GatewayConfig
 from appliance.launch import sentinel
+from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
@@ -49,6 +50,7 @@ class Service:
     restarts: sentinel.Policy
     secrets: tuple[str, ...] = ()
     other_cpus: tuple[int, ...] = ()
+    job: Job | None = None  # downloaded by each engine's program before it becomes the engine
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,15 @@ def programs(service: Service, directory: Path) -> tuple[Program, ...]:
         msgspec.structs.replace(service.gateway, engines=tuple(str(socket) for socket in sockets)), path
     )
     found = [gateway_program(service, (sys.executable, "-P", "-m", "appliance.gateway", str(path)))]
+    if service.job is not None:
+        (directory / "download.json").write_bytes(msgspec.json.encode(service.job))
     for name, config, socket in zip(engine_names(service), service.engines, sockets, strict=True):
         path = directory / f"{name}.json"
         engine_config.write_config(msgspec.structs.replace(config, socket=str(socket)), path)
-        argv = (sys.executable, "-P", "-m", "engine", str(path))
+        argv: tuple[str, ...] = (sys.executable, "-P", "-m", "engine", str(path))
+        if service.job is not None:
+            before = ("appliance.source", str(directory / "download.json"), str(socket))
+            argv = (sys.executable, "-P", "-m", *before, *argv)
         found.append(engine_program(service, name, argv, threads=config.threads))
     return tuple(found)
 
@@ -93,7 +100,9 @@ def gateway_program(service: Service, argv: tuple[str, ...]) -> Program:
 
 
 def engine_program(service: Service, name: str, argv: tuple[str, ...], *, threads: int) -> Program:
-    return Program(name, argv, "engines", 20, ENGINE_STOP_S, environment=_threads(threads))
+    token = service.job.order.token if service.job else None
+    secrets = (token.env,) if token and token.env else ()
+    return Program(name, argv, "engines", 20, ENGINE_STOP_S, environment=_threads(threads), secrets=secrets)
 
 
 def _threads(count: int) -> dict[str, str]:

@@ -29,6 +29,8 @@ from appliance.plan.kernels import (
 from appliance.plan.machine import Machine
 from appliance.plan.memory import ELEMENT_BYTES, Memory, graph_bytes
 from appliance.plan.placement import Places, place
+from appliance.source.facts import Facts
+from appliance.source.order import Job
 from engine.api.config import EngineConfig, WeightBits
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint
@@ -62,10 +64,14 @@ class Plan:
     machine: Machine
     effective: tuple[Effective, ...]
     other_cpus: tuple[int, ...] = ()
+    job: Job | None = None  # what is to be downloaded before an engine starts
+    warnings: tuple[str, ...] = ()
+    origin: str = ""  # the checkpoint's source with its version, and where it lies here
 
 
-def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
-    """What will run. Raises Refused for what this machine or this checkpoint cannot do."""
+def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: Facts | None = None) -> Plan:
+    """What will run. `origin`: where the checkpoint comes from, if that is not its own path.
+    Raises Refused for what this machine or this checkpoint cannot do."""
     manifest = settings.manifest
     device = _device(settings, machine)
     dtype = dtype_of(settings, checkpoint, machine, device.value)
@@ -121,10 +127,11 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         trust_remote_code=manifest.model.trust_remote_code,
     )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
-    names = manifest.model.names or (checkpoint.path.name,)
+    origin = origin or Facts(checkpoint.path, checkpoint.path, "")
+    names = manifest.model.names or (origin.name or checkpoint.path.name,)
     choices: dict[str, Choice[Any]] = {
-        "model.path": Choice(str(checkpoint.path)),
-        "model.names": Choice(list(names), "the name of the checkpoint's folder"),
+        **_source(manifest, origin),
+        "model.names": Choice(list(names), "the last part of the source's name"),
         "model.dtype": dtype,
         "model.max_context": max_context,
         "quantization.weights": weights,
@@ -150,8 +157,20 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Plan:
         memory=memory,
         machine=machine,
         other_cpus=places.others,
+        job=origin.job,
+        origin=f"{origin.shown or origin.path}: {origin.note}" if origin.note else str(origin.path),
         effective=_effective(settings, choices),
     )
+
+
+def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
+    """Where the checkpoint lies, behind the key that named it."""
+    kind = manifest.model.source.kind
+    if kind == "huggingface":
+        return {"model.source.huggingface.revision": Choice(origin.revision, origin.note)}
+    if kind in ("http", "s3", "gs"):
+        return {f"model.source.{kind}.{'url' if kind == 'http' else 'uri'}": Choice(origin.shown, origin.note)}
+    return {"model.source.path": Choice(str(origin.path))} if kind == "path" else {}
 
 
 def fingerprint(manifest: Manifest) -> str:
@@ -206,8 +225,11 @@ def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Eff
         if "*" in key.path:
             continue
         value: Any = values
-        for part in key.path:
-            value = value[part]
+        for part in key.path[:-1]:
+            value = None if value is None else value[part]
+        if value is None or (key.path[:2] == ("model", "source") and value[key.path[-1]] is None):
+            continue  # of another kind of source
+        value = value[key.path[-1]]
         choice = choices.get(key.name)
         if choice and choice.reason:
             found.append(Effective(key.name, value, settings.origin(key), choice.value, choice.reason))

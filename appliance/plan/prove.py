@@ -4,6 +4,7 @@ Reads files, never weights, and never imports torch.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,9 +12,13 @@ import msgspec
 from appliance import exits
 from appliance.declare.problems import Problem, Refused
 from appliance.declare.settings import Given, Settings, load
+from appliance.declare.versions import spoken
 from appliance.manifest import SecretFile
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
+from appliance.source.facts import Facts, NotHere, facts
+from appliance.source.order import Local, find, policy
+from appliance.source.remote import SourceError
 from engine.api.errors import CheckpointError, EngineError
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 
@@ -35,29 +40,87 @@ TOKENIZERS = {"tokenizer.json": _TokenizerFile, "tekken.json": _TekkenFile}
 
 
 def prove(given: Given, machine: Machine | None = None) -> Plan:
-    """The plan for what is given, on this machine unless another is described. Raises Refused with what is wrong."""
+    """The plan for what is given, on this machine unless another is described. Of a checkpoint that lies elsewhere its
+    small files are downloaded and the headers of its weights are read. Raises Refused with what is wrong, NotPlanned if
+    nothing is known of the checkpoint before it is downloaded."""
     settings = load(given)
-    problems = list(_files(settings, given.environ))
+    with spoken(settings.older):
+        return _prove(settings, given.environ, machine)
+
+
+class NotPlanned(Refused):
+    """All that can be seen is right, but the checkpoint has to be downloaded first."""
+
+
+def _prove(settings: Settings, environ: Mapping[str, str], machine: Machine | None) -> Plan:
+    problems = list(_files(settings, environ))
+    key = source_key(settings)
+    at, name = settings.place(key), ".".join(key)
+    found = find(settings, environ)
+    if problems and not isinstance(found, Local):
+        raise Refused(problems)  # a token that cannot be read asks no server
     try:
-        checkpoint = _checkpoint(settings)
+        with facts(found, policy(settings, environ), environ) as known:
+            checkpoint = _checkpoint(settings, known)
+    except NotHere as error:
+        raise NotPlanned([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
+    except SourceError as error:
+        raise Refused([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
     except EngineError as error:
-        at = settings.place(("model", "path"))
-        raise Refused([*problems, Problem(at, "model.path", str(error))], exits.CHECKPOINT) from error
+        raise Refused([*problems, Problem(at, name, str(error))], exits.CHECKPOINT) from error
     if problems:
         raise Refused(problems)
     if machine is None:
         machine = read_machine(gpus=settings.manifest.hardware.device != "cpu")
-    return plan(settings, checkpoint, machine)
+    found_plan = plan(settings, checkpoint, machine, known)
+    warning = settings.older.warning(str(settings.path)) if settings.older else ""
+    return replace(found_plan, warnings=(warning,) if warning else ())
 
 
-def _checkpoint(settings: Settings) -> Checkpoint:
+def bring_whole(given: Given) -> Path:
+    """Downloads what is not here yet, with progress on standard error. The folder of the checkpoint. Raises Refused."""
+    from appliance.source.bring import bring, to_stderr
+
+    settings = load(given)
+    with spoken(settings.older):
+        problems = list(_files(settings, given.environ))
+        if problems:
+            raise Refused(problems)
+        found = find(settings, given.environ)
+        if isinstance(found, Local):
+            return found.path
+        try:
+            return bring(found, policy(settings, given.environ), given.environ, to_stderr)
+        except SourceError as error:
+            key = source_key(settings)
+            raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.SOURCE) from error
+
+
+def source_key(settings: Settings) -> tuple[str, ...]:
+    """The key that names the checkpoint."""
+    kind = settings.manifest.model.source.kind
+    below = {"huggingface": ("repo",), "http": ("url",), "s3": ("uri",), "gs": ("uri",)}
+    return ("model", "source", kind, *below.get(kind, ()))
+
+
+def _checkpoint(settings: Settings, known: Facts) -> Checkpoint:
     """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
-    folder = settings.path.resolve().parent / settings.manifest.model.path
-    checkpoint = read_checkpoint(folder.resolve(), settings.manifest.model.trust_remote_code)
-    check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
-    present = next((name for name in TOKENIZERS if (checkpoint.path / name).exists()), "tokenizer.json")
-    _check_tokenizer(checkpoint.path / present)
-    return checkpoint
+    try:
+        checkpoint = read_checkpoint(known.folder, settings.manifest.model.trust_remote_code)
+        check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
+        present = next((name for name in TOKENIZERS if (checkpoint.path / name).exists()), "tokenizer.json")
+        _check_tokenizer(checkpoint.path / present)
+    except EngineError as error:
+        if known.folder == known.path:
+            raise
+        raise type(error)(str(error).replace(str(known.folder), known.shown)) from error
+    if known.folder == known.path:
+        return checkpoint
+    tensors = {
+        name: replace(info, file=known.path / info.file.relative_to(known.folder))
+        for name, info in checkpoint.tensors.items()
+    }
+    return replace(checkpoint, path=known.path, tensors=tensors)
 
 
 def _check_tokenizer(path: Path) -> None:

@@ -26,7 +26,7 @@ def _numbers(engine: EngineConfig) -> str:
 
 
 def as_text(plan: Plan) -> str:
-    lines = [f"{plan.path}", summary(plan), ""]
+    lines = [f"{plan.path}", summary(plan), f"checkpoint: {plan.origin}", ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
     lines += ["", *_memory(plan)]
     return "\n".join(lines)
@@ -70,6 +70,7 @@ def as_json(plan: Plan) -> str:
         "manifest": str(plan.path),
         "sha256": plan.sha256,
         "architecture": plan.architecture,
+        "checkpoint": plan.origin,
         "effective": [msgspec.to_builtins(effective) for effective in plan.effective],
         "engines": [msgspec.to_builtins(engine) for engine in plan.engines],
         "gateway": msgspec.to_builtins(plan.gateway),

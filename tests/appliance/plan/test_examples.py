@@ -11,6 +11,7 @@ from appliance import __version__
 from appliance.declare.keys import keys, leaves
 from appliance.declare.schema_file import manifest_page, manifest_schema, schema_text
 from appliance.declare.settings import Given, load
+from appliance.declare.upgrade import upgrade
 from appliance.plan.machine import Gpu, Machine
 from appliance.plan.plan import plan
 from engine.models.checkpoint import Checkpoint
@@ -59,12 +60,12 @@ def test_an_example_is_loaded_and_planned(path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_valid_by_the_schema_that_editors_use(path: Path) -> None:
-    jsonschema.Draft202012Validator(manifest_schema()).validate(yaml.safe_load(path.read_text()))
+    jsonschema.Draft202012Validator(manifest_schema()).validate(yaml.safe_load(upgrade(path.read_bytes(), path.name)))
 
 
 def test_the_demo_is_served_under_its_name_on_the_port_that_make_serve_tells() -> None:
     manifest = load(Given(ROOT / "manifests/demo.yaml")).manifest
-    assert (manifest.model.path, manifest.model.names, manifest.endpoints.port) == ("demo", ("demo",), 8000)
+    assert (manifest.model.source.path, manifest.model.names, manifest.endpoints.port) == ("demo", ("demo",), 8000)
 
 
 def test_the_schema_is_one_of_draft_2020_12_with_a_meaning_for_every_key() -> None:
@@ -85,11 +86,15 @@ def test_the_schema_is_one_of_draft_2020_12_with_a_meaning_for_every_key() -> No
         {"secrets": {"key": "hunter2"}},
         {"secrets": {"KEY": {"env": "A"}}},
         {"hardware": {"memory_share": 1.5}},
-        {"apiVersion": "slipway/v2"},
+        {"apiVersion": "slipway/v3"},
+        {"model": {"source": {"path": "/m", "vertex": {}}}},
+        {"model": {"source": {}}},
+        {"model": {"source": {"sagemaker": None}}},
+        {"model": {"path": "/m"}},
     ],
 )
 def test_the_schema_refuses_what_the_loader_refuses(wrong: dict[str, object]) -> None:
-    manifest = {"apiVersion": "slipway/v1", "model": {"path": "/m"}} | wrong
+    manifest = {"apiVersion": "slipway/v2", "model": {"source": {"path": "/m"}}} | wrong
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft202012Validator(manifest_schema()).validate(manifest)
 

@@ -254,9 +254,9 @@ def test_the_fingerprint_depends_on_values_not_on_spelling(tmp_path: Path) -> No
 def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
     found = {one.key: one for one in planned(tmp_path, "limits.max_stop=2").effective}
     assert found["limits.max_stop"].origin == "--set limits.max_stop"
-    assert found["model.path"].origin == f"{tmp_path / 'm.yaml'}:2:15"
+    assert found["model.source.path"].origin == f"{tmp_path / 'm.yaml'}:2:15"
     assert found["limits.max_body"].origin == "default"
-    assert len(found) == 59
+    assert len(found) == 66
     assert all(one.reason for one in found.values() if one.value == "auto" and one.key != "model.generation_config")
 
 

@@ -1,0 +1,127 @@
+"""Older versions of the manifest's language: what their keys are called now. A file of an older version is read as if
+it had been written in the present one, each value keeping its place; `slipway upgrade` rewrites it by the same table.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from appliance.declare.locate import Fault, Path, Place, Tree, dotted
+from appliance.declare.problems import Problem, Refused
+from appliance.manifest import API_VERSION
+
+
+@dataclass(frozen=True)
+class Rename:
+    """A key that is now one level deeper, below a section that the older version does not have."""
+
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        assert self.new[:-2] == self.old[:-1], "a key moves to a new section in its own place"
+
+    @property
+    def section(self) -> tuple[str, ...]:
+        return self.new[:-1]
+
+
+@dataclass(frozen=True)
+class Older:
+    """`dropped_in`: the version of Slipway that no longer reads it."""
+
+    name: str
+    renames: tuple[Rename, ...]
+    dropped_in: str
+
+    def warning(self, file: str) -> str:
+        return (
+            f"{file}: apiVersion {self.name} is read as {API_VERSION} until Slipway {self.dropped_in}; "
+            f"rewrite it with: slipway upgrade --write {file}"
+        )
+
+
+OLDER = (Older("slipway/v1", (Rename(("model", "path"), ("model", "source", "path")),), dropped_in="0.3"),)
+
+
+def older(value: Any) -> Older | None:
+    """The older version that a manifest's value names."""
+    name = value.get("apiVersion") if isinstance(value, dict) else None
+    return next((version for version in OLDER if version.name == name), None)
+
+
+def bases(value: Any) -> Iterator[Path]:
+    """Where in a file the keys of a manifest stand: at the top, in each overlay, in what each profile sets."""
+    yield ()
+    overlays = _at(value, ("overlays",))
+    yield from (("overlays", name) for name in overlays) if isinstance(overlays, dict) else ()
+    profiles = _at(value, ("hardware", "profiles"))
+    yield from (("hardware", "profiles", n, "set") for n in range(len(profiles))) if isinstance(profiles, list) else ()
+
+
+def translate(tree: Tree) -> Older | None:
+    """Makes the tree of one file one of the present version, in place. Returns the version it was written in, None for
+    the present one. What only the present version has is a fault in an older file."""
+    version = older(tree.value)
+    if version is None:
+        return None
+    for base in list(bases(tree.value)):
+        for rename in version.renames:
+            _move(tree, version, (*base, *rename.old), (*base, *rename.new))
+    tree.value["apiVersion"] = API_VERSION
+    return version
+
+
+def _move(tree: Tree, version: Older, old: Path, new: Path) -> None:
+    above, section = _at(tree.value, old[:-1]), new[:-1]
+    if not isinstance(above, dict):
+        return
+    if section[-1] in above:
+        hint = f"write apiVersion: {API_VERSION}, and {dotted(new)} for {dotted(old)}"
+        message = f"belongs to {API_VERSION}, but the file is of {version.name}"
+        tree.faults.append(Fault(section, tree.keys.get(section, Place("")), message, hint=hint))
+    elif old[-1] in above:
+        place = tree.keys[old]
+        above[section[-1]] = {new[-1]: above.pop(old[-1])}
+        for places in (tree.keys, tree.values):
+            for path in [path for path in places if path[: len(old)] == old]:
+                places[(*new, *path[len(old) :])] = places.pop(path)
+        tree.keys[section] = tree.values[section] = place
+        tree.faults = [_moved(fault, old, new) for fault in tree.faults]
+
+
+def _moved(fault: Fault, old: Path, new: Path) -> Fault:
+    return replace(fault, path=(*new, *fault.path[len(old) :])) if fault.path[: len(old)] == old else fault
+
+
+def _at(value: Any, path: Path) -> Any:
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+@contextmanager
+def spoken(version: Older | None) -> Iterator[None]:
+    """Problems that are raised within name keys as the file of that version has them."""
+    try:
+        yield
+    except Refused as refused:
+        if version is None:
+            raise
+        raise Refused([_spoken(problem, version) for problem in refused.problems], refused.cause) from refused
+
+
+def _spoken(problem: Problem, version: Older) -> Problem:
+    if not problem.place.line:
+        return problem  # of an option or variable, which has the present names
+    for rename in version.renames:
+        new, old = dotted(rename.new), dotted(rename.old)
+        if problem.key == new:
+            return replace(problem, key=old)
+        if problem.key == dotted(rename.section):
+            return replace(problem, message=f"{problem.message}; in {version.name} it is written {old}: …")
+    return problem
