@@ -151,6 +151,12 @@ class Source(Section):
     def kind(self) -> str:
         return next(name for name, value in self if value is not None)
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key that names the checkpoint."""
+        below = {"huggingface": ("repo",), "http": ("url",), "s3": ("uri",), "gs": ("uri",)}
+        return ("model", "source", self.kind, *below.get(self.kind, ()))
+
     @model_validator(mode="after")
     def _one_kind(self) -> "Source":
         given = [name for name, value in self if value is not None]
@@ -225,8 +231,10 @@ class Hardware(Section):
     """Which kernels compute: auto takes triton on a GPU, the fastest compiled ones on a CPU, torch where none are."""
     batch_invariant: bool = False
     """Let no request's numbers depend on the requests beside it; costs speed on a GPU, nothing on a CPU."""
-    graphs: bool = True
-    """Capture decode steps as CUDA graphs at start; only a GPU has them."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """How torch multiplies float32 matrices: highest exactly, high in TF32, medium in bfloat16, where a device can."""
+    graphs: bool | Auto = "auto"
+    """Capture decode steps as CUDA graphs at start; auto does where Triton kernels compute, which alone have them."""
     kv_cache_memory: BytesOrAuto = "auto"
     """Memory for the KV cache of one engine, such as 4GiB; auto is what memory_share leaves after the weights."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
@@ -234,8 +242,8 @@ class Hardware(Section):
 
 
 class Scheduling(Section):
-    max_running: Annotated[int, Field(ge=1, le=4096)] = 256
-    """Most requests in one step; further ones wait."""
+    max_running: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
+    """Most requests in one step; further ones wait. auto is 256, or fewer where their logits would fill the memory."""
     max_step_tokens: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Most tokens computed in one step (chunked prefill cuts longer prompts); auto is 512 on a CPU, 8192 on a GPU."""
     policy: Literal["fcfs", "priority"] = "fcfs"
@@ -245,8 +253,8 @@ class Scheduling(Section):
 
 
 class Cache(Section):
-    block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Tokens in one block of the KV cache."""
+    block_tokens: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
+    """Tokens in one block of the KV cache; auto is 16, whole vectors of the compiled kernels of a CPU."""
     prefix: bool = True
     """Reuse cached blocks of equal prompt prefixes."""
 
@@ -318,6 +326,12 @@ class Limits(Section):
 class Health(Section):
     startup_budget: Seconds = 1800.0
     """Time in which the engine must become ready after the start before the appliance gives up."""
+    stalled_loading: Seconds = 300.0
+    """An engine whose start makes no progress for so long is killed and started again; 0s never."""
+    stalled_busy: Seconds = 90.0
+    """The same for one that has work and finishes no step, or five times its longest step; 0s never."""
+    stalled_idle: Seconds = 60.0
+    """The same for one without work that does not compute the probes it gives itself, three in this time; 0s never."""
 
 
 class Restart(Section):
@@ -325,6 +339,12 @@ class Restart(Section):
     """Restarts of one engine within the window; one more and the appliance exits."""
     window: Seconds = 600.0
     """Span over which restarts are counted."""
+    backoff: Seconds = 1.0
+    """Wait before the second restart within the window, doubled for each further one; the first never waits."""
+    longest_backoff: Seconds = 30.0
+    """The longest of these waits."""
+    hold: Seconds = 10.0
+    """New requests wait for a dead engine that is back within this time, else they get 503; open ones always wait."""
 
 
 class Lifecycle(Section):

@@ -20,7 +20,8 @@ from queue import SimpleQueue
 
 from engine.api.config import EngineConfig, read_config
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, ConfigError, EngineError, OutOfMemory
-from engine.api.messages import Failed, FromEngine, Loading, Ready, Submit, Taken, ToEngine
+from engine.api.messages import Failed, FromEngine, Loading, Ready, Sampling, Submit, Taken, ToEngine
+from engine.api.pulse import Pulse, State
 from engine.api.server import Connection, Server
 from engine.core.grammars import Compiler
 from engine.core.loop import Loop, Worker, build_loop
@@ -31,6 +32,7 @@ PROGRESS_S = 0.1  # Loading is sent no more often within a phase
 STOP_S = 0.5  # a step that runs when SIGTERM comes has this long to end
 LAST_WORDS_S = 1.0  # a gateway has this long to connect and hear why the start failed
 PR_SET_PDEATHSIG = 1
+PROBE = Submit("probe", (0,), Sampling(temperature=0.0), max_tokens=1)  # its token goes to nobody
 
 
 class Engine:
@@ -46,6 +48,7 @@ class Engine:
         self._connection: Connection | None = None  # the newest; messages to it while loading
         self._listener: Connection | None = None  # whose requests the loop serves; used in the loop's thread only
         self._connected = threading.Event()
+        self._pulse = Pulse(config.pulse)
         self._ended: SimpleQueue[None] = SimpleQueue()  # its put may interrupt its get, as a signal handler does
         self._code = 0
         self._server = Server(config.socket, opened=self._opened, received=self._received, closed=self._closed)
@@ -71,7 +74,8 @@ class Engine:
             memory: dict[str, Taken] = {}
             worker = self._build_worker(self._config, self._progress, memory.__setitem__)
             _check_room(self._config, worker)
-            loop = build_loop(self._config, worker, self._send, partial(_open_compiler, self._config, worker))
+            open_compiler = partial(_open_compiler, self._config, worker)
+            loop = build_loop(self._config, worker, self._send, open_compiler, self._pulse.beat)
             ready = _facts(self._config, worker, memory)
             if memory:
                 print(f"slipway engine: {memory_line(self._config, memory)}", file=sys.stderr, flush=True)
@@ -81,13 +85,16 @@ class Engine:
                     loop.call(partial(self._attach, self._connection, ready))
                 self._ready = ready
             gc.collect()
+            if self._config.probe_s:
+                threading.Thread(target=self._probe, args=(loop,), name="probe", daemon=True).start()
             gc.freeze()  # modules and the model live as long as the process: no collection needs to walk them
             loop.run()
             if self._listener is not None:
                 self._listener.flush(LAST_WORDS_S)
             worker.close()
         except EngineError as error:
-            self._give_up(EXIT_PERMANENT, error.code, str(error))
+            # One that served can serve again: what a step raised came with what it was given.
+            self._give_up(EXIT_PERMANENT if self._ready is None else EXIT_CRASH, error.code, str(error))
         except (
             Exception
         ) as error:  # the last place: whatever it is, the gateway and the log are told and the process ends
@@ -95,7 +102,15 @@ class Engine:
             self._give_up(EXIT_CRASH, "crash", f"{type(error).__name__}: {error}")
         self._ended.put(None)
 
+    def _probe(self, loop: Loop) -> None:
+        """An idle engine proves now and then that it could compute: that shows in its pulse."""
+        while True:
+            time.sleep(self._config.probe_s)
+            if self._pulse.state is State.IDLE:
+                loop.post([PROBE])
+
     def _progress(self, phase: str, fraction: float) -> None:
+        self._pulse.beat(State.LOADING)
         now = time.monotonic()
         with self._lock:
             if phase == self._loading.phase and fraction < 1 and now - self._loading_at < PROGRESS_S:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from appliance import __version__, exits
 
@@ -107,6 +107,21 @@ def _manifest(command: argparse.ArgumentParser) -> None:
     command.add_argument("manifest", metavar="MANIFEST", type=Path, help="the manifest, a YAML file")
 
 
+def _format(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--format",
+        choices=("text", "json", "github", "sarif"),
+        default="text",
+        help="how problems of the manifest are told: text, json, github (lines of a workflow), sarif (code scanning)",
+    )
+
+
+def _fix(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--fix", action="store_true", help="correct in the file what leaves no doubt, say what was changed, then check"
+    )
+
+
 def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("-j", "--json", action="store_true", help="print JSON")
 
@@ -136,14 +151,18 @@ def _prove(options: argparse.Namespace) -> Any:
     from appliance.declare.settings import Given, environment
     from appliance.plan.prove import prove
 
-    plan = prove(Given(options.manifest, options.options, environment()))
-    for warning in plan.warnings:
-        print(warning, file=sys.stderr)
-    return plan
+    return prove(Given(options.manifest, options.options, environment()))
 
 
-def _refusing(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """A command that ends with one message and the code of its cause where the manifest is refused."""
+def _warn(plan: Any, options: argparse.Namespace, to: TextIO) -> None:
+    from appliance.command.refusal import warn
+
+    warn(plan.notices, options.format, to)
+
+
+def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False) -> Callable[[argparse.Namespace], int]:
+    """A command that ends with one message and the code of its cause where the manifest is refused. `report`: what a
+    program reads of it is its output, and no message beside it."""
 
     def refusing(options: argparse.Namespace) -> int:
         from appliance.declare.problems import Refused
@@ -151,18 +170,31 @@ def _refusing(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
         try:
             return run(options)
         except Refused as refused:
-            count = len(refused.problems)
-            print(f"{refused}\n{options.manifest}: {count} problem{'s' * (count > 1)}", file=sys.stderr)
+            from appliance.command.refusal import tell
+
+            form = getattr(options, "format", "text")
+            tell(refused, options.manifest, form, sys.stdout if report and form != "text" else sys.stderr)
             return refused.cause.number
 
     return refusing
 
 
-@_refusing
 def check(options: argparse.Namespace) -> int:
     from appliance.plan.report import summary
 
-    print(f"{options.manifest}: ok, {summary(_prove(options))}")
+    if options.fix:
+        from appliance.command.refusal import mend
+
+        mend(lambda: _prove(options))
+    plan = _prove(options)
+    if options.format in ("json", "sarif"):
+        from appliance.command.formats import FORMATS
+        from appliance.declare.findings import findings
+
+        print(FORMATS[options.format](findings(plan.notices)))
+    else:
+        _warn(plan, options, sys.stderr if options.format == "text" else sys.stdout)
+        print(f"{options.manifest}: ok, {summary(plan)}")
     return exits.OK.number
 
 
@@ -171,6 +203,7 @@ def show_plan(options: argparse.Namespace) -> int:
     from appliance.plan.report import as_json, as_text
 
     plan = _prove(options)
+    _warn(plan, options, sys.stderr)
     print(as_json(plan) if options.json else as_text(plan))
     return exits.OK.number
 
@@ -194,6 +227,7 @@ def serve(options: argparse.Namespace) -> int:
     except NotPlanned:
         bring_whole(Given(options.manifest, options.options, environment()))
         plan = _prove(options)
+    _warn(plan, options, sys.stderr)
     from appliance.launch.launch import serve as launch
 
     code: int = launch(plan)
@@ -243,12 +277,16 @@ def environment_report(options: argparse.Namespace) -> int:
 Run = Callable[[argparse.Namespace], int]
 Command = tuple[Run, str, tuple[Callable[[argparse.ArgumentParser], None], ...]]
 COMMANDS: dict[str, Command] = {
-    "serve": (serve, "Check a manifest, then run its service in the foreground until SIGTERM.", (_manifest,)),
-    "check": (check, "Check a manifest, its checkpoint and this machine; start nothing.", (_manifest,)),
+    "serve": (serve, "Check a manifest, then run its service in the foreground until SIGTERM.", (_manifest, _format)),
+    "check": (
+        _refusing(check, report=True),
+        "Check a manifest, its checkpoint and this machine; start nothing.",
+        (_manifest, _format, _fix),
+    ),
     "plan": (
         show_plan,
         "Print what would run: every value with its source, memory by part.",
-        (_manifest, _json),
+        (_manifest, _json, _format),
     ),
     "fetch": (fetch, "Download what model.source names into the cache; start nothing.", (_manifest,)),
     "upgrade": (

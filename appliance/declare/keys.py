@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from appliance.manifest import Manifest
+from pydantic import ValidationError
+
+from appliance.manifest import API_VERSION, Manifest
 
 Json = dict[str, Any]
 
@@ -16,7 +18,8 @@ Json = dict[str, Any]
 @dataclass(frozen=True)
 class Key:
     """`kind`: "section" has keys below, "map" has names of the operator's choice, "value" is a leaf. `types` are
-    the JSON types of its values, `choices` its fixed words, `form` "size" or "duration" where a unit is written."""
+    the JSON types of its values, `choices` its fixed words, `form` "size" or "duration" where a unit is written.
+    `least`, `above` and `most` bound a number, where it is bounded."""
 
     path: tuple[str, ...]
     kind: str
@@ -27,6 +30,9 @@ class Key:
     default: Any
     text: str
     form: str = ""
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
 
     @property
     def name(self) -> str:
@@ -103,6 +109,20 @@ def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
     return tuple(p[-1] for p in keys() if p[:-1] == above and p[-1] != "*")
 
 
+def takes(path: tuple[str, ...], value: Any) -> bool:
+    """Whether a key takes a value, whatever else the manifest says."""
+    whole: Json = {"apiVersion": API_VERSION, "model": {"source": {"path": "/"}}}
+    inner = whole
+    for part in path[:-1]:
+        inner = inner.setdefault(part, {})
+    inner[path[-1]] = value
+    try:
+        Manifest.model_validate(whole)
+    except ValidationError as error:
+        return not any(detail["loc"][: len(path)] == path for detail in error.errors(include_url=False))
+    return True
+
+
 def leaves() -> tuple[Key, ...]:
     """The keys that hold values: what a plan lists."""
     return tuple(key for key in keys().values() if key.kind == "value")
@@ -125,7 +145,8 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
     form = next((option["format"] for option in (resolved, *options) if "format" in option), "")
     named = resolved.get("patternProperties") or ({"": resolved["additionalProperties"]} if _is_map(resolved) else {})
     kind = "section" if "properties" in resolved else "map" if named else "value"
-    yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form)
+    bounds = (_bound(options, name) for name in ("minimum", "exclusiveMinimum", "maximum"))
+    yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form, *bounds)
     if kind == "section":
         yield from _walk(resolved, path)
     for inner in map(_resolve, named.values()):
@@ -133,6 +154,10 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
         yield Key((*path, "*"), "section", frozenset({"object"}), (), _allowed(inner), False, None, meaning)
         for option in map(_resolve, inner["anyOf"]):
             yield from _walk({**option, "required": ()}, (*path, "*"))
+
+
+def _bound(options: list[Json], name: str) -> float | None:
+    return next((option[name] for option in options if name in option), None)
 
 
 def _is_map(node: Json) -> bool:

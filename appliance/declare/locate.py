@@ -8,7 +8,7 @@ indentation, duplicate keys, keys that are no text, anchors, aliases, merge keys
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -27,6 +27,8 @@ from yaml.events import (
     StreamStartEvent,
 )
 
+from appliance.declare.document import within_secrets
+from appliance.declare.remedy import Mend, Remedy, Remove, Strip
 from appliance.declare.scalar import read_plain
 
 Path = tuple[str | int, ...]
@@ -47,13 +49,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that is wrong whatever the key means. `readings` are spellings to use instead, by JSON type."""
+    """Something that is wrong whatever the key means. `readings` are spellings to use instead, by JSON type. Code,
+    remedy and whether it is certain: as in a Problem."""
 
     path: Path
     place: Place
     message: str
     readings: tuple[tuple[str, str], ...] = ()
     hint: str = ""
+    code: str = "not-yaml"
+    remedy: Remedy | None = None
+    certain: bool = True
 
 
 @dataclass
@@ -80,8 +86,9 @@ def read_yaml(data: bytes, source: str) -> Tree:
     text = _decode(data, source, tree)
     if text is None:
         return tree
+    what, hint = "a tab in the indentation", "indent with spaces"
     tabs = [
-        Fault((), Place(source, number, len(match[0])), "a tab in the indentation", hint="indent with spaces")
+        Fault((), Place(source, number, len(match[0])), what, hint=hint, remedy=Mend())
         for number, line in enumerate(text.splitlines(), 1)
         if (match := re.match(r" *\t", line)) and line.strip() and not line.lstrip().startswith("#")
     ]
@@ -143,9 +150,9 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, source: str) -> Fault:
     # The parser says where it gave up; the cause is often a key without a space after its colon, there or a line above.
     for number in (line, line - 1):
         if 0 <= number < len(lines) and (match := re.match(r"\s*(- )?([A-Za-z_]\w*):([^\s/].*)$", lines[number])):
-            fixed = f"{match[2]}: {match[3]}"
+            fixed = f"{match[2]}: {'…' if within_secrets(lines, number + 1) else match[3]}"
             at = Place(source, number + 1, match.start(2) + 1)
-            return Fault((), at, message, hint=f"a space must follow the colon: {fixed}")
+            return Fault((), at, message, hint=f"a space must follow the colon: {fixed}", remedy=Mend())
     hint = ""
     if line < len(lines) and "\t" in lines[line][column : column + 1]:
         hint = "use spaces"
@@ -159,7 +166,7 @@ def _syntax(error: yaml.MarkedYAMLError, text: str, source: str) -> Fault:
         hint = "check the indentation: keys of one section start in the same column"
     elif "expected ',' or" in problem:
         hint = "a { or [ is not closed, or a comma is missing"
-    return Fault((), Place(source, line + 1, column + 1), message, hint=hint)
+    return Fault((), Place(source, line + 1, column + 1), message, hint=hint, remedy=Mend())
 
 
 _FRAME = (StreamStartEvent, StreamEndEvent, DocumentStartEvent, DocumentEndEvent)
@@ -217,11 +224,14 @@ class _Builder:
             )
             return None
         if event.anchor is not None:
-            self._fault(
-                path, event, f"anchor &{event.anchor}", hint="anchors and aliases are not allowed: repeat the value"
-            )
+            hint = "anchors and aliases are not allowed: repeat the value"
+            fault = Fault(path, self._place(event), f"anchor &{event.anchor}", hint=hint, code="no-plain-yaml")
+            self._tree.faults.append(replace(fault, remedy=Strip(len(event.anchor) + 2)))
         if event.tag is not None:
-            self._fault(path, event, f"tag {event.tag}", hint="tags are not allowed: leave it out, quote what is text")
+            hint = "tags are not allowed: leave it out, quote what is text"
+            fault = Fault(path, self._place(event), f"tag {event.tag}", hint=hint, code="no-plain-yaml")
+            written = re.sub(r"^tag:yaml.org,2002:", "!!", event.tag)
+            self._tree.faults.append(replace(fault, remedy=Strip(len(written) + 1) if written[0] == "!" else None))
         if depth > MAX_DEPTH and not isinstance(event, ScalarEvent):
             problem = f"nested deeper than {MAX_DEPTH} levels"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
@@ -250,11 +260,12 @@ class _Builder:
             place = self._place(event)
             inner = (*path, key if key is not None else "?")
             if key is not None and key in mapping:
-                first = self._tree.keys[inner]
-                message = f"duplicate key; it stands already in line {first.line}"
-                self._fault(inner, event, message, hint="keep one of them")
                 # The first value stays; the second is read for its own faults under a path of its own.
-                self._value(next(events), events, (*path, f"{key} (again)"), depth + 1)
+                again = self._value(next(events), events, (*path, f"{key} (again)"), depth + 1)
+                message = f"duplicate key; it stands already in line {self._tree.keys[inner].line}"
+                hint = "keep one of them" if again != mapping[key] else "leave one out: they are equal"
+                fault = Fault(inner, place, message, hint=hint, code="duplicate-key", remedy=Remove())
+                self._tree.faults.append(replace(fault, certain=again == mapping[key]))
                 continue
             if key is not None:
                 self._tree.keys[inner] = place
@@ -293,4 +304,4 @@ class _Builder:
         return Place(self._source, mark.line + 1, mark.column + 1)
 
     def _fault(self, path: Path, event: Event, message: str, hint: str = "") -> None:
-        self._tree.faults.append(Fault(path, self._place(event), message, hint=hint))
+        self._tree.faults.append(Fault(path, self._place(event), message, hint=hint, code="no-plain-yaml"))

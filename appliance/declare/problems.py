@@ -1,9 +1,10 @@
 """What is wrong with a manifest, each with its place, and all together in one message.
 
-A line reads `file:line:column: path.of.key: what was given; what is allowed; a suggestion`. Values below `secrets` are
-never repeated: what stands there by mistake may be the secret itself.
+A line reads `file:line:column: path.of.key: what was given; what is allowed; a suggestion`. Values below `secrets`, and
+what looks like a secret elsewhere, are never repeated: what stands there by mistake may be the secret itself.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,18 +13,35 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from appliance import exits
+from appliance.declare.document import is_hidden, is_secret, masked, names_secret
 from appliance.declare.keys import children, find
 from appliance.declare.locate import Fault, Path, Place, Tree, dotted
-from appliance.declare.suggest import suggest_key, suggest_value
+from appliance.declare.remedy import Add, Hint, Move, Remedy, Write
+from appliance.declare.suggest import hint_for_key, suggest_key, suggest_name, suggest_value
 
 MAX_GIVEN = 60
+NOT_SHOWN = "the value given (not shown)"
 
 
 @dataclass(frozen=True)
 class Problem:
+    """`message` says all of it; `given`, `allowed` and `hint` are its parts where it has them. `remedy` is what would
+    put it right, `certain` whether nothing else can have been meant. `code` is one of CODES."""
+
     place: Place
     key: str
     message: str
+    given: str = ""
+    allowed: str = ""
+    hint: str = ""
+    remedy: Remedy | None = None
+    certain: bool = True
+    code: str = "impossible"
+
+    @property
+    def level(self) -> str:
+        """A warning refuses nothing."""
+        return "warning" if self.code == "deprecated" else "error"
 
     def __str__(self) -> str:
         source = self.place.source.replace("-", "_")  # a flag writes the key's underscores as dashes
@@ -32,32 +50,43 @@ class Problem:
 
 
 class Refused(Exception):
-    """A manifest that cannot be served. `problems` are in file order, those of options and variables last; `cause` says
-    with which code a command ends."""
+    """A manifest that cannot be served. `problems` are in the order of the files, those of options and variables last;
+    of several files the first that has one comes first. `cause` says with which code a command ends."""
 
     def __init__(self, problems: Iterable[Problem], cause: exits.Exit = exits.MANIFEST) -> None:
         self.cause = cause
-        self.problems = sorted(problems, key=lambda p: (p.place.line == 0, p.place.line, p.place.column))
+        given = list(problems)
+        files = list(dict.fromkeys(p.place.source for p in given))
+        order = {source: number for number, source in enumerate(files)}
+        self.problems = sorted(
+            given, key=lambda p: (p.place.line == 0, order[p.place.source], p.place.line, p.place.column)
+        )
         super().__init__("\n".join(map(str, self.problems)))
 
 
 def from_fault(fault: Fault) -> Problem | None:
     """A fault of spelling; None where the key takes just this word (`log_outputs: off`), so nothing is ambiguous."""
     key = find(fault.path) if fault.path else None
+    name = dotted(fault.path)
     if not fault.readings:
-        return Problem(fault.place, dotted(fault.path), _join(fault.message, fault.hint))
+        message = _join(fault.message, fault.hint)
+        hint = Hint(fault.hint, fault.remedy, fault.certain)
+        return _said(fault.place, fault.path, message, hint, code=fault.code)
     raw = fault.readings[-1][1].strip('"')
     if key and raw in key.choices:
         return None
     item = bool(fault.path) and isinstance(fault.path[-1], int)
     types = frozenset({"string"}) if item else key.types if key else frozenset()
     fitting = [text for kind, text in fault.readings if kind in types or (kind == "integer" and "number" in types)]
-    if fault.path[:1] == ("secrets",):
-        return Problem(fault.place, dotted(fault.path), "ambiguous (value not shown); put it in quotes")
+    if is_secret(fault.path):
+        message = "ambiguous (value not shown); put it in quotes"
+        return Problem(fault.place, name, message, hint="put it in quotes", code="ambiguous")
     if key and not fitting:
-        return Problem(fault.place, dotted(fault.path), _join(fault.message, f"must be {key.allowed}"))
-    write = " or ".join(fitting or [text for _, text in fault.readings])
-    return Problem(fault.place, dotted(fault.path), _join(fault.message, f"write {write}"))
+        allowed = f"must be {key.allowed}"
+        return Problem(fault.place, name, _join(fault.message, allowed), raw, key.allowed, code="ambiguous")
+    words = "write " + " or ".join(fitting or [text for _, text in fault.readings])
+    hint = Hint(words, Write(fitting[0]) if fitting else None, len(fitting) == 1)
+    return _said(fault.place, fault.path, _join(fault.message, words), hint, raw, code="ambiguous")
 
 
 def from_validation(error: ValidationError, tree: Tree) -> list[Problem]:
@@ -68,8 +97,15 @@ def from_validation(error: ValidationError, tree: Tree) -> list[Problem]:
         path = _path(detail, tree.value)
         if any(path[: len(known)] == known for known in faulty if known) or path in found:
             continue
-        found[path] = _problem(detail, path, tree)
+        # One mistake, one message: a key that is there under another name is told there.
+        if detail["type"] != "missing" or not _misspelt(path, tree):
+            found[path] = _problem(detail, path, tree)
     return list(found.values())
+
+
+def _misspelt(path: Path, tree: Tree) -> bool:
+    """Whether an unknown key beside a missing one was meant to be it, or one below it."""
+    return any(meant[: len(path)] == path for other in _siblings(path, tree) for meant in suggest_key(other)[1])
 
 
 def _path(detail: ErrorDetails, value: Any) -> Path:
@@ -86,86 +122,142 @@ def _path(detail: ErrorDetails, value: Any) -> Path:
 
 
 def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
-    name = dotted(path)
     if path[:1] == ("secrets",):
         return _secret_problem(path, tree)
     match detail["type"]:
         case "missing":
-            key = find(path)
-            allowed = key.allowed if key else ""
-            near = next((other for other in _siblings(path, tree) if _stands_for(other, path)), None)
-            hint = f"is {dotted(near)} meant to be it?" if near else ""
-            return Problem(_above(path, tree), name, _join("missing", f"must be {allowed}", hint))
+            return _missing(path, tree)
         case "extra_forbidden":
-            return Problem(tree.keys.get(path, _above(path, tree)), name, unknown_key(path))
+            place, hint = tree.keys.get(path, _above(path, tree)), hint_for_key(path, _at(path, tree), tree.value)
+            return _said(place, path, unknown_key(path), hint, given(path, _at(path, tree)), code="unknown-key")
         case "unknown_secret":
-            path = tuple(detail["ctx"]["key"].split("."))
-            known = ", ".join(tree.value.get("secrets", {})) or "no names at all"
-            message = f"{given(path, _at(path, tree))} is no name in secrets; secrets has {known}"
-            return Problem(tree.values.get(path, _above(path, tree)), dotted(path), message)
+            return _unknown_secret(tuple(detail["ctx"]["key"].split(".")), tree)
         case "one_kind":
-            empty = next((name for name, inner in (_at(path, tree) or {}).items() if inner is None), None)
-            hint = f"write {empty}: {{}}" if empty in ("sagemaker", "vertex") else ""
-            return Problem(tree.values.get(path, _above(path, tree)), name, _join(str(detail["msg"]), hint))
+            return _not_one_kind(str(detail["msg"]), path, tree)
     key, value = find(path), _at(path, tree)
+    place = tree.values.get(path, _above(path, tree))
     if key is None:
-        return Problem(tree.values.get(path, _above(path, tree)), name, str(detail["msg"]))
-    allowed = "text" if path and isinstance(path[-1], int) else key.allowed
-    hint = suggest_value(key, value, item=bool(path) and isinstance(path[-1], int))
-    return Problem(
-        tree.values.get(path, _above(path, tree)), name, _join(given(path, value), f"must be {allowed}", hint)
-    )
+        return Problem(place, dotted(path), str(detail["msg"]), code="wrong-value")
+    item = bool(path) and isinstance(path[-1], int)
+    allowed = "text" if item else key.allowed
+    hint = Hint() if is_hidden(path, value) else suggest_value(key, value, item=item)
+    said = given(path, value)
+    message = _join(said, f"must be {allowed}", hint.text)
+    return _said(place, path, message, hint, said, allowed, code="wrong-value")
+
+
+def _said(
+    place: Place, path: Path, message: str, hint: Hint, said: str = "", allowed: str = "", *, code: str
+) -> Problem:
+    return Problem(place, dotted(path), message, said, allowed, hint.text, hint.remedy, certain=hint.certain, code=code)
+
+
+def _missing(path: Path, tree: Tree) -> Problem:
+    key = find(path)
+    allowed = key.allowed if key else ""
+    hint = Hint()
+    if key and len(path) == 1 and len(key.choices) == 1:
+        hint = Hint(f"write {key.name}: {key.choices[0]}", Add(key.name, key.choices[0]))
+    message = _join("missing", f"must be {allowed}", hint.text)
+    return _said(_above(path, tree), path, message, hint, allowed=allowed, code="missing-key")
 
 
 def unknown_key(path: Path) -> str:
-    """What to say about a key that the schema does not have."""
-    above = path[:-1]
-    known = ", ".join(children(above))
-    where = dotted(above) or "the manifest"
+    """What to say about a key that the schema does not have: the one that was meant, else all that there are."""
     hint, _ = suggest_key(path)
-    return _join("unknown key", f"{where} has {known}" if known else f"{where} has no keys below it", hint)
+    if hint:
+        return _join("unknown key", hint)
+    known = ", ".join(children(path[:-1]))
+    where = dotted(path[:-1]) or "the manifest"
+    return _join("unknown key", f"{where} has {known}" if known else f"{where} has no keys below it")
+
+
+def _not_one_kind(message: str, path: Path, tree: Tree) -> Problem:
+    """Of a section that takes exactly one of its keys."""
+    inside = _at(path, tree) or {}
+    empty = [name for name, value in inside.items() if value is None and not children((*path, name))]
+    if len(inside) == 1 and empty:
+        inner, hint = (*path, empty[0]), Hint(f"write {empty[0]}: {{}}", Write("{}"))
+        return _said(tree.values[inner], inner, _join("empty", hint.text), hint, "empty", "{}", code="wrong-value")
+    allowed = f"exactly one of {', '.join(children(path))}"
+    place = tree.values.get(path, _above(path, tree))
+    return _said(place, path, message, Hint(), given(path, inside), allowed, code="wrong-value")
+
+
+def _unknown_secret(path: Path, tree: Tree) -> Problem:
+    names, value = list(tree.value.get("secrets", {})), str(_at(path, tree))
+    said = given(path, value) if not names_secret(value, names) else f'"{value}"'
+    near = suggest_name(value, names)
+    hint = Hint(f"did you mean {near}?", Write(near)) if near else Hint()
+    allowed = ", ".join(names) or "no names at all"
+    message = _join(f"{said} is no name in secrets", f"secrets has {allowed}", hint.text)
+    place = tree.values.get(path, _above(path, tree))
+    return _said(place, path, message, hint, said, allowed, code="unknown-secret")
+
+
+_FORMS = "a secret is {file: path} or {env: NAME}, never the value itself"
 
 
 def _secret_problem(path: Path, tree: Tree) -> Problem:
-    allowed = "a secret is {file: path} or {env: NAME}, never the value itself"
-    if len(path) == 1:
-        return Problem(tree.values.get(path, _above(path, tree)), "secrets", f"must be a mapping of names; {allowed}")
     path = path[:2]
     value = _at(path, tree)
+    here = tree.values.get(path, _above(path, tree))
+    if len(path) == 1:
+        return _said(here, path, f"must be a mapping of names; {_FORMS}", Hint(), allowed=_FORMS, code="wrong-secret")
     if not isinstance(value, dict):
-        kind = "empty" if value is None else "a literal value"
-        return Problem(tree.values.get(path, _above(path, tree)), dotted(path), f"{kind} (not shown); {allowed}")
+        kind, code = ("empty", "wrong-secret") if value is None else ("a literal value", "literal-secret")
+        return _said(here, path, f"{kind} (not shown); {_FORMS}", Hint(), NOT_SHOWN, _FORMS, code=code)
     for name, inner in value.items():
-        place = tree.keys.get((*path, name), _above((*path, name), tree))
+        inside = (*path, name)
+        place = tree.keys.get(inside, _above(inside, tree))
         if name not in ("file", "env"):
-            hint = suggest_key((*path, name))[0]
-            return Problem(place, dotted((*path, name)), _join("unknown key", allowed, hint))
+            hint = hint_for_key(inside, inner, tree.value)
+            code = "wrong-secret" if hint.remedy else "literal-secret"
+            return _said(place, inside, _join("unknown key", _FORMS, hint.text), hint, allowed=_FORMS, code=code)
         if not isinstance(inner, str):
-            return Problem(place, dotted((*path, name)), "must be text (value not shown)")
+            return _said(place, inside, "must be text (value not shown)", Hint(), allowed="text", code="wrong-secret")
     place = tree.keys.get(path, _above(path, tree))
-    if len(value) == 1:
+    if len(value) != 1:
+        message = f"{'both file and env' if value else 'nothing in it'}; {_FORMS}"
+        return _said(place, path, message, Hint(), allowed=_FORMS, code="wrong-secret")
+    if "env" in value and not _is_variable(value["env"]):
         wrong_name = "not a name of an environment variable (not shown; a secret itself must not stand here)"
-        if "env" in value:
-            return Problem(tree.values.get((*path, "env"), place), dotted((*path, "env")), wrong_name)
-        wrong = f"not a name for a secret; must match {NAME_PATTERN}"
-        return Problem(place, dotted(path), wrong)
-    return Problem(place, dotted(path), f"{'both file and env' if value else 'nothing in it'}; {allowed}")
+        at = tree.values.get((*path, "env"), place)
+        return _said(at, (*path, "env"), wrong_name, Hint(), NOT_SHOWN, "a name", code="literal-secret")
+    return _said(place, path, *_wrong_name(path), allowed=f"text that matches {NAME_PATTERN}", code="wrong-secret")
 
 
 NAME_PATTERN = "^[a-z0-9][a-z0-9._-]{0,62}$"
+_NAME, _VARIABLE = re.compile(NAME_PATTERN), re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _is_variable(name: str) -> bool:
+    return bool(_VARIABLE.fullmatch(name))
+
+
+def _wrong_name(path: Path) -> tuple[str, Hint]:
+    lower = str(path[-1]).lower().replace(" ", "-")
+    hint = Hint(f"did you mean {lower}?", Move((path[0], lower)), certain=False) if _NAME.match(lower) else Hint()
+    return _join(f"not a name for a secret; must match {NAME_PATTERN}", hint.text), hint
+
+
+def unread(place: Place, path: Path, what: str, hint: Hint | None = None) -> Problem:
+    """A file or variable that the manifest names and that is not as it should be."""
+    hint = hint or Hint()
+    return _said(place, path, _join(what, hint.text), hint, code="unread")
 
 
 def given(path: Path, value: Any) -> str:
-    """A value as it was given, short, and not at all below `secrets`."""
-    if path[:1] == ("secrets",):
-        return "the value given (not shown)"
+    """A value as it was given, short, and not at all where it may be a secret."""
+    if is_secret(path):
+        return NOT_SHOWN
     match value:
         case None:
             return "empty"
         case bool():
             return "true" if value else "false"
         case str():
-            text = f'"{value}"'
+            text = f'"{masked(value)}"'
         case dict():
             text = "a mapping" + (f" with {', '.join(map(str, value))}" if value else "")
         case list():
@@ -196,11 +288,6 @@ def _siblings(path: Path, tree: Tree) -> list[Path]:
     except (KeyError, TypeError):
         return []
     return [(*path[:-1], name) for name in value if find((*path[:-1], name)) is None] if isinstance(value, dict) else []
-
-
-def _stands_for(other: Path, path: Path) -> bool:
-    """Whether an unknown key may be meant for a key, or for one below it."""
-    return any(target[: len(path)] == path for target in suggest_key(other)[1])
 
 
 def _join(*parts: str) -> str:

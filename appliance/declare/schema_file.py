@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 from appliance.declare.keys import Key, keys, schema
+from appliance.declare.variables import variables_table
 
 
 def manifest_schema() -> dict[str, Any]:
@@ -29,6 +30,7 @@ def manifest_page() -> str:
         below = [other for other in keys().values() if other.path[:-1] == key.path and other.kind == "value"]
         lines += [f"## `{key.name}`", "", key.text, ""]
         lines += [*_table(below), ""] if below else []
+    lines += [VARIABLES_HEAD, *variables_table()]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -55,8 +57,8 @@ apiVersion: slipway/v2
 model: {source: {path: /models/Qwen3-0.6B}}
 ```
 
-- `slipway check M` says what is wrong, with file, line and column; `slipway plan M` says what would run and where each
-  value comes from; `slipway schema` prints the JSON Schema for editors.
+- `slipway check M` says what is wrong, with file, line and column, and `--fix` corrects it; `slipway plan M` says what
+  would run and where each value comes from; `slipway schema` prints the JSON Schema for editors.
 - Precedence, highest first: the command line, environment `SLIPWAY__SECTION__KEY`, the manifest, the defaults below.
   Mappings are merged key by key, everything else is replaced.
 - On the command line of `serve`, `plan` and `check` every key is a flag: `--engine.cache.block-tokens 32` (dashes and
@@ -76,4 +78,11 @@ model: {source: {path: /models/Qwen3-0.6B}}
 `apiVersion` must be given and is `slipway/v2`. Files of `slipway/v1` are still read, with a warning;
 `slipway upgrade --write FILE` rewrites them and keeps comments, order and quotes.
 [sources.md](sources.md) tells every kind of `model.source`.
+"""
+
+VARIABLES_HEAD = """\
+## Environment variables
+
+`SLIPWAY__SECTION__KEY` sets a key: `SLIPWAY__ENDPOINTS__PORT=9000`. Beside those, and the variables that `secrets`
+names, Slipway reads:
 """

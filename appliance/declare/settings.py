@@ -14,6 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from appliance.declare import variables
+from appliance.declare.deprecated import current, rename
 from appliance.declare.keys import Key, children, find, leaves
 from appliance.declare.locate import Fault, Path, Place, Tree, read_value, read_yaml
 from appliance.declare.problems import Problem, Refused, from_fault, from_validation, unknown_key
@@ -51,6 +53,7 @@ class Settings:
     path: File
     cache: File | None = None  # folder for what may be lost, after the XDG base directory specification
     older: Older | None = None  # the version that the file is written in, if it is not the present one
+    notices: tuple[Problem, ...] = ()  # of deprecated names, for the operator; one each
 
     def origin(self, key: Key | Path) -> str:
         """`m.yaml:3:9`, `SLIPWAY__ENDPOINTS__PORT`, `--set endpoints.port`, or `default`."""
@@ -72,27 +75,30 @@ def environment() -> dict[str, str]:
 
 
 def cache_folder(environ: Mapping[str, str]) -> File | None:
-    if cache := environ.get("XDG_CACHE_HOME"):
+    if cache := variables.value(environ, "XDG_CACHE_HOME"):
         return File(cache) / "slipway"
-    home = environ.get("HOME")
+    home = variables.value(environ, "HOME")
     return File(home) / ".cache" / "slipway" if home else None
 
 
 def load(given: Given) -> Settings:
     """Reads, merges and checks all sources. Raises Refused with every problem found."""
     merged = Tree(value={})
-    older = None
+    notices: list[Problem] = []
+    older: Older | None = None
     for name, read in reversed(SOURCES):
         tree = read(given)
-        if name == "manifest":
-            older = translate(tree)
+        if name == "manifest" and (older := translate(tree)):
+            notices.append(older.warning(tree))
+        notices += rename(tree)
         _merge(merged, tree)
     with spoken(older):
-        return _checked(given, merged, older)
+        return _checked(given, merged, older, notices)
 
 
-def _checked(given: Given, merged: Tree, older: Older | None) -> Settings:
+def _checked(given: Given, merged: Tree, older: Older | None, notices: list[Problem]) -> Settings:
     problems = [problem for fault in merged.faults if (problem := from_fault(fault))]
+    problems += variables.wrong(given.environ)
     if any(not fault.path for fault in merged.faults):
         raise Refused(problems)  # the file could not be read as a whole: what is missing in it means nothing
     try:
@@ -101,7 +107,7 @@ def _checked(given: Given, merged: Tree, older: Older | None) -> Settings:
         raise Refused([*problems, *from_validation(error, merged)]) from error
     if problems:
         raise Refused(problems)
-    return Settings(manifest, merged, given.manifest, cache_folder(given.environ), older)
+    return Settings(manifest, merged, given.manifest, cache_folder(given.environ), older, tuple(notices))
 
 
 # -- sources ----------------------------------------------------------------------------------------------------------
@@ -125,7 +131,9 @@ def read_environment(given: Given) -> Tree:
         path = _path_of(name)
         place = Place(name)
         if path is None:
-            tree.faults.append(Fault((name,), place, "unknown setting", hint=_suggest_variable(name)))
+            tree.faults.append(
+                Fault((name,), place, "unknown setting", hint=_suggest_variable(name), code="unknown-key")
+            )
         else:
             _merge(tree, _single(path, given.environ[name], place))
     return tree
@@ -136,9 +144,9 @@ def read_options(given: Given) -> Tree:
     for option in given.options:
         path = tuple(option.key.split("."))
         place = Place(option.flag)
-        unknown = next((n for n in range(1, len(path) + 1) if find(path[:n]) is None), 0)
+        unknown = next((n for n in range(1, len(path) + 1) if current(path) == path and find(path[:n]) is None), 0)
         if unknown:
-            tree.faults.append(Fault(path, place, unknown_key(path[:unknown])))
+            tree.faults.append(Fault(path, place, unknown_key(path[:unknown]), code="unknown-key"))
         else:
             _merge(tree, _single(path, option.text, place))
     return tree
@@ -166,9 +174,7 @@ def _path_of(name: str) -> tuple[str, ...] | None:
     for part in name[len(PREFIX) :].split("__"):
         known = next((child for child in children(path) if child.upper() == part.upper()), None)
         path = (*path, known or part.lower())
-        if find(path) is None:
-            return None
-    return path
+    return path if find(current(path)) else None
 
 
 def _suggest_variable(name: str) -> str:

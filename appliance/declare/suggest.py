@@ -1,11 +1,17 @@
-"""Did-you-mean: from what was written to what was probably meant, for keys and for values."""
+"""Did-you-mean: from what was written to what was probably meant, for keys, values and names."""
 
 import difflib
+import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
-from appliance.declare.keys import Key, children, keys
-from appliance.declare.locate import Path
+from appliance.declare.document import is_hidden
+from appliance.declare.foreign import OTHER_SERVERS
+from appliance.declare.keys import Key, children, keys, takes
+from appliance.declare.locate import Path, Place, Tree, read_value
+from appliance.declare.remedy import Hint, Mend, Move, Remove, Write
+from appliance.declare.scalar import read_plain
 
 # What other servers and other parts of this manifest call it → the key here.
 FOREIGN_KEYS = {
@@ -51,11 +57,10 @@ FOREIGN_KEYS = {
     "servednames": "model.names",
     "shutdowntimeout": "lifecycle.drain",
     "repository": "model.source.huggingface.repo",
-    "storageuri": "model.source.gs.uri",
     "startuptimeout": "health.startup_budget",
     "utilization": "hardware.memory_share",
     "workers": "parallelism.data",
-}
+} | OTHER_SERVERS
 FOREIGN_WORDS = {
     "gpu": "cuda",
     "nvidia": "cuda",
@@ -76,7 +81,6 @@ FOREIGN_WORDS = {
     "v1": "slipway/v2",
     "v2": "slipway/v2",
 }
-SECTION_TEXT = {"model": "write {{source: {{path: {}}}}}", "model.source": "write {{path: {}}}"}
 _UNITS = {
     "size": {"b": "B", "k": "KiB", "m": "MiB", "g": "GiB", "t": "TiB", "kb": "KB", "mb": "MB", "gb": "GB", "tb": "TB"}
     | {f"{u}i": f"{u.upper()}iB" for u in "kmgt"}
@@ -86,6 +90,13 @@ _UNITS = {
     | dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), "h")
     | dict.fromkeys(("ms", "msec", "millis"), "ms"),
 }
+
+
+# Numbers that name something: the nearest that is allowed is no better than any other.
+_NAMING = ("endpoints.port",)
+
+
+LEAVE_OUT = "leave it out"
 
 
 def flat(name: str) -> str:
@@ -106,7 +117,7 @@ def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
         return f"it belongs to {' or '.join(_section(key) for key in elsewhere)}", tuple(k.path for k in elsewhere)
     if (target := FOREIGN_KEYS.get(word)) is not None:
         if not target:
-            return "leave it out", ()
+            return LEAVE_OUT, ()
         return f"here this is {target}", (tuple(target.split(".")),)
     if close := difflib.get_close_matches(name.lower(), here, 1, 0.6):
         return f"did you mean {close[0]}?", ((*above, close[0]),)
@@ -120,77 +131,190 @@ def _section(key: Key) -> str:
     return ".".join(key.path[:-1]) + f": {key.path[-1]}" if len(key.path) > 1 else "the top level"
 
 
-def suggest_value(key: Key, value: Any, item: bool = False) -> str:
-    """A hint for a value that its key does not take; "" where nothing is near."""
+def hint_for_key(path: Path, value: Any, tree: Any) -> Hint:
+    """The hint for an unknown key with its value, in the mapping `tree` of the whole manifest."""
+    text, targets = suggest_key(path)
+    if text == LEAVE_OUT:
+        return Hint(text, Remove())
+    if len(targets) != 1 or _holds(tree, targets[0]):
+        return Hint(text)
+    target = targets[0]
+    words = tuple(str(part) for part in target)
+    if (key := keys().get(words)) is None:
+        return Hint(text, Move(target))  # below a name of the operator's choice
+    certain = flat(str(path[-1])) in (flat(words[-1]), *FOREIGN_KEYS) or _alone(str(path[-1]), path[:-1])
+    if key.kind != "value":
+        return Hint(text, Move(target) if isinstance(value, dict) else None, certain)
+    if takes(words, value):
+        return Hint(text, Move(target), certain)
+    inner = Hint() if is_hidden(path, value) else suggest_value(key, value)
+    return Hint(text, Move(target, inner.remedy.text) if isinstance(inner.remedy, Write) else None, certain)
+
+
+def _alone(name: str, above: Path) -> bool:
+    """Whether no second key is as near as the first."""
+    close = difflib.get_close_matches(name.lower(), children(above), 2, 0.6)
+    ratios = [difflib.SequenceMatcher(None, word, name.lower()).ratio() for word in close]
+    return len(ratios) < 2 or ratios[0] - ratios[1] > 0.05
+
+
+def _holds(tree: Any, path: Path) -> bool:
+    for part in path:
+        if not isinstance(tree, dict) or part not in tree:
+            return False
+        tree = tree[part]
+    return True
+
+
+def suggest_value(key: Key, value: Any, item: bool = False) -> Hint:
+    """A hint for a value that its key does not take; an empty one where nothing is near. A remedy is a value that the
+    key takes."""
+    text, write, certain = _value(key, value, item)
+    if not write:
+        return Hint(text, Remove() if text.startswith("leave the key out") else None)
+    read = read_value(write, Place(""), (), Tree(value={}))
+    fits = isinstance(read, str) if item else takes(key.path, read)
+    remedy = Mend() if text.startswith("a space must follow") else Write(write)
+    return Hint(text, remedy if fits else None, certain)
+
+
+def _value(key: Key, value: Any, item: bool) -> tuple[str, str, bool]:
+    """The words of a hint, the YAML text to write, and whether nothing else was meant."""
     if item:
-        return f'write "{_plain(value)}"' if isinstance(value, int | float) else ""
+        return _say("write", quoted(_plain(value))) if isinstance(value, int | float) else NOTHING
     if isinstance(value, str):
-        return _suggest_text(key, value.strip())
+        return _text(key, value.strip())
     if isinstance(value, bool):
         if "off" in key.choices and not value:
-            return "did you mean off?"
-        return f'write "{_plain(value)}"' if key.types == {"string"} and not key.choices else ""
-    if isinstance(value, float) and value.is_integer() and "integer" in key.types and "number" not in key.types:
-        return f"write {int(value)}"
+            return _mean("off")
+        if key.types == {"string"} and not key.choices:
+            return _say("write", quoted(_plain(value)))
+        if key.types == {"array"}:
+            return _say("write", f"[{quoted(_plain(value))}]")
+        return _mean("auto" if value else "none") if {"auto", "none"} <= {*key.choices} else NOTHING
     if isinstance(value, int | float):
-        if key.allowed.startswith("a number") and "at most 1" in key.allowed and 1 < value <= 100:
-            return f"write {value / 100:g} for {value:g} %"
-        return f'write "{_plain(value)}"' if "string" in key.types and not key.choices and not key.form else ""
-    if (
-        isinstance(value, list)
-        and "array" not in key.types
-        and len(value) == 1
-        and not isinstance(value[0], list | dict)
-    ):
-        return f"write {_plain(value[0])}, without brackets"
+        return _number(key, value)
+    if isinstance(value, list) and "array" not in key.types and len(value) == 1:
+        if isinstance(value[0], list | dict):
+            return NOTHING
+        return f"write {_plain(value[0])}, without brackets", scalar(value[0]), True
     if value is None and "object" in key.types:
-        return "leave the key out, or write keys below it"
-    return ""
+        return "leave the key out, or write keys below it", "", True
+    if value is None and not key.required:
+        return "leave the key out, or write a value", "", True
+    return NOTHING
+
+
+def _number(key: Key, value: float) -> tuple[str, str, bool]:
+    whole = isinstance(value, float) and value.is_integer()
+    if whole and "integer" in key.types and "number" not in key.types:
+        return _say("write", str(int(value)))
+    if key.types == {"boolean"}:
+        return _say("write", {0: "false", 1: "true"}[int(value)]) if value in (0, 1) else NOTHING
+    if key.types == {"array"}:
+        return _say("write", f"[{quoted(_plain(value))}]")
+    if key.allowed.startswith("a number") and key.above == 0 and key.most == 1 and 1 < value <= 100:
+        return f"write {value / 100:g} for {value:g} %", f"{value / 100:g}", True
+    if key.most is not None and value > key.most and key.name not in _NAMING:
+        return "", f"{key.most:g}", False  # the words say already what is allowed
+    if key.least is not None and value < key.least and key.name not in _NAMING:
+        return "", f"{key.least:g}", False
+    if "string" in key.types and not key.choices and not key.form:
+        return _say("write", quoted(_plain(value)))
+    return NOTHING
+
+
+NOTHING = ("", "", True)
+
+
+def _say(verb: str, text: str) -> tuple[str, str, bool]:
+    return f"{verb} {text}", text, True
+
+
+def _mean(text: str, certain: bool = True) -> tuple[str, str, bool]:
+    return f"did you mean {text}?", text, certain
 
 
 def _plain(value: Any) -> str:
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
-def _suggest_text(key: Key, text: str) -> str:
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def scalar(value: Any) -> str:
+    """A value as YAML text, in quotes where it would be read as something else without."""
+    if not isinstance(value, str):
+        return _plain(value)
+    simple = re.fullmatch(r"[A-Za-z0-9_./~][\w./ +~%@-]*", value) and value == value.strip()
+    return value if simple and read_plain(value) == (value, "", ()) else quoted(value)
+
+
+def _text(key: Key, text: str) -> tuple[str, str, bool]:
     if key.kind == "section":
         if match := re.match(r"([A-Za-z_]\w*):(\S.*)", text):
-            return f"a space must follow the colon: {match[1]}: {match[2]}"
-        return SECTION_TEXT[key.name].format(text) if key.name in SECTION_TEXT else ""
+            inside = f"{match[1]}: {match[2]}"
+            return f"a space must follow the colon: {inside}", f"{{{inside}}}", True
+        return _source(key.name, text)
     if "array" in key.types:
-        return f"write [{text}]"
+        return _say("write", f"[{', '.join(scalar(part.strip()) for part in text.split(','))}]")
     if key.choices and (near := _word(key.choices, text)):
-        return f"did you mean {near}?"
-    if key.form and (near := _quantity(key.form, text)):
-        return f"did you mean {near}?"
+        return _mean(*near)
+    if key.form and (near_quantity := _quantity(key.form, text)):
+        return _mean(near_quantity)
     if "boolean" in key.types:
-        if text.lower() in ("true", "yes", "on", "1", "enabled"):
-            return "write true, without quotes"
-        if text.lower() in ("false", "no", "off", "0", "disabled", "none"):
-            return "write false, without quotes"
-        return ""
+        if text.lower() in ("true", "yes", "on", "1", "enabled", "enable", "y"):
+            return "write true, without quotes", "true", True
+        if text.lower() in ("false", "no", "off", "0", "disabled", "disable", "none", "n"):
+            return "write false, without quotes", "false", True
+        return NOTHING
     if match := re.fullmatch(r"([\d.]+)\s*%", text):
-        return f"write {float(match[1]) / 100:g}" if "number" in key.types else ""
+        return _say("write", f"{float(match[1]) / 100:g}") if "number" in key.types else NOTHING
     if {"integer", "number"} & key.types:
         if re.fullmatch(r"-?\d+(\.\d+)?", text):
-            return f"write {text}, without quotes"
+            return f"write {text}, without quotes", text, True
         if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kKmM])", text):
-            return f"write {int(float(match[1]) * (1024 if match[2] in 'kK' else 1024**2))}"
+            return _say("write", str(int(float(match[1]) * (1024 if match[2] in "kK" else 1024**2))))
         if re.fullmatch(r"\d{1,3}([, ]\d{3})+", text):
-            return f"write {re.sub('[, ]', '', text)}"
+            return _say("write", re.sub("[, ]", "", text))
         if "null" in key.types and text.lower() in ("none", "off", "auto", "default", "unlimited"):
-            return "leave the key out"
-    return ""
+            return "leave the key out", "", True
+        if "auto" in key.choices and text.lower() in ("none", "off", "default", "max", "all", "-1"):
+            return _mean("auto")
+    return NOTHING
 
 
-def _word(choices: tuple[str, ...], text: str) -> str:
+def _source(section: str, text: str) -> tuple[str, str, bool]:
+    """The source that a text in place of a section names: an address, a repository of the hub, or a folder."""
+    if section not in ("model", "model.source"):
+        return NOTHING
+    kinds = {"s3": "s3: {uri", "gs": "gs: {uri", "http": "http: {url", "https": "http: {url"}
+    kind = kinds.get(text.partition("://")[0]) if "://" in text else None
+    if kind is None and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text):
+        kind = "huggingface: {repo"
+    source = f"{{{kind}: {scalar(text)}}}}}" if kind else f"{{path: {scalar(text)}}}"
+    source = f"{{source: {source}}}" if section == "model" else source
+    return f"write {source}", source, not kind or "://" in text
+
+
+def nearest_word(choices: tuple[str, ...], text: str) -> str:
+    """The one of these words that was meant, "" if none is near."""
+    near = _word(choices, text)
+    return near[0] if near else ""
+
+
+def _word(choices: tuple[str, ...], text: str) -> tuple[str, bool] | None:
+    """The word that was meant, and whether it is another spelling of it and no mere likeness."""
     lowered = text.lower()
     if lowered in choices:
-        return lowered
+        return lowered, True
     if FOREIGN_WORDS.get(lowered) in choices:
-        return FOREIGN_WORDS[lowered]
-    close = difflib.get_close_matches(lowered, choices, 1, 0.6)
-    return close[0] if close else ""
+        return FOREIGN_WORDS[lowered], True
+    if same := [word for word in choices if flat(word) == flat(text)]:
+        return same[0], True
+    close = difflib.get_close_matches(lowered, choices, 2, 0.6)
+    return (close[0], len(close) == 1) if close else None
 
 
 def _quantity(form: str, text: str) -> str:
@@ -199,3 +323,11 @@ def _quantity(form: str, text: str) -> str:
     if match and form == "duration" and match[2].lower() in ("d", "day", "days"):
         return f"{float(match[1]) * 24:g}h"
     return f"{match[1]}{unit}" if match and unit else ""
+
+
+def suggest_name(word: str, names: Iterable[str]) -> str:
+    """The one of these names that was meant: of secrets, overlays, profiles, served models; "" if none is near."""
+    known = list(names)
+    same = [name for name in known if flat(name) == flat(word)]
+    close = same or difflib.get_close_matches(word.lower(), [name.lower() for name in known], 1, 0.6)
+    return next((name for name in known if close and name.lower() == close[0].lower()), "")

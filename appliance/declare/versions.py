@@ -2,6 +2,7 @@
 it had been written in the present one, each value keeping its place; `slipway upgrade` rewrites it by the same table.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 from appliance.declare.locate import Fault, Path, Place, Tree, dotted
 from appliance.declare.problems import Problem, Refused
+from appliance.declare.remedy import Move, Write
 from appliance.manifest import API_VERSION
 
 
@@ -35,11 +37,11 @@ class Older:
     renames: tuple[Rename, ...]
     dropped_in: str
 
-    def warning(self, file: str) -> str:
-        return (
-            f"{file}: apiVersion {self.name} is read as {API_VERSION} until Slipway {self.dropped_in}; "
-            f"rewrite it with: slipway upgrade --write {file}"
-        )
+    def warning(self, tree: Tree) -> Problem:
+        place = tree.values[("apiVersion",)]
+        said = f"{self.name} is read as {API_VERSION} until Slipway {self.dropped_in}"
+        hint = f"rewrite it with: slipway upgrade --write {place.source}"
+        return Problem(place, "apiVersion", f"{said}; {hint}", self.name, API_VERSION, hint, code="deprecated")
 
 
 OLDER = (Older("slipway/v1", (Rename(("model", "path"), ("model", "source", "path")),), dropped_in="0.3"),)
@@ -120,8 +122,25 @@ def _spoken(problem: Problem, version: Older) -> Problem:
         return problem  # of an option or variable, which has the present names
     for rename in version.renames:
         new, old = dotted(rename.new), dotted(rename.old)
-        if problem.key == new:
-            return replace(problem, key=old)
         if problem.key == dotted(rename.section):
-            return replace(problem, message=f"{problem.message}; in {version.name} it is written {old}: …")
+            message = f"{problem.message}; in {version.name} it is written {old}: …"
+            return replace(problem, message=message, hint="", remedy=None)
+        message, hint = (_older_words(text, rename) for text in (problem.message, problem.hint))
+        remedy = problem.remedy
+        if isinstance(remedy, Write):
+            remedy = Write(_older_words(remedy.text, rename))
+        elif isinstance(remedy, Move) and remedy.path == rename.new:
+            remedy = replace(remedy, path=rename.old)
+        key = old if problem.key == new else problem.key
+        problem = replace(problem, key=key, message=message, hint=hint, remedy=remedy)
+        if isinstance(remedy, Write | Move) and f"{rename.section[-1]}: {{" in getattr(remedy, "text", ""):
+            problem = replace(problem, remedy=None)  # of what the older version cannot say
     return problem
+
+
+def _older_words(text: str, rename: Rename) -> str:
+    """What says where or how to write the key, as the older version has it."""
+    section, name = rename.section[-1], rename.new[-1]
+    text = text.replace(dotted(rename.new), dotted(rename.old))
+    text = text.replace(f"{dotted(rename.section)}: {name}", f"{dotted(rename.old[:-1])}: {rename.old[-1]}")
+    return re.sub(rf"{section}: \{{{name}: ([^{{}}]*)\}}", rf"{rename.old[-1]}: \1", text)

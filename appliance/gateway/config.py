@@ -29,7 +29,9 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`engines` are the Unix sockets of the engine processes; `names` the served names, canonical first. Durations in
     seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts
-    the model's logits."""
+    the model's logits. `outputs_sha256` changes with what may change a reply's tokens, and with nothing else. `hold_s`:
+    new requests wait for an engine whose restart takes no longer. `pardons` is the pipe to the sentinel
+    (appliance/launch/sentinel.py)."""
 
     host: str
     port: int
@@ -56,6 +58,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_stop: int = 16
     sampling: SamplingDefaults = SamplingDefaults()
     drain_s: float = 8.0
+    hold_s: float = 10.0
+    pardons: str = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_requests: bool = False
@@ -63,6 +67,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     vllm_metrics: bool = True
     version: str = ""
     manifest_sha256: str = ""
+    outputs_sha256: str = ""
 
 
 def read_config(path: Path) -> GatewayConfig:

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +25,7 @@ from appliance.gateway.router import Router
 from appliance.http.app import build_app
 from appliance.http.service import Service
 from appliance.http.text import load_text
+from appliance.launch.pardon import send_pardon
 from appliance.observe.log import RequestLog, set_up_logging
 from appliance.observe.metrics import Metrics, now
 from engine.api.errors import EXIT_PERMANENT, CheckpointError, ConfigError
@@ -75,7 +77,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 def build_service(config: GatewayConfig) -> Service:
     metrics = Metrics(config)
-    router = Router(config.engines, config.max_waiting, metrics, max_waiting_tokens=config.max_waiting_tokens)
+    router = Router(
+        config.engines,
+        config.max_waiting,
+        metrics,
+        max_waiting_tokens=config.max_waiting_tokens,
+        hold_s=config.hold_s,
+        pardon=partial(send_pardon, config.pardons),
+    )
     return Service(config, router, metrics, RequestLog(config))
 
 

@@ -1,8 +1,8 @@
-"""Requests to engines: the least loaded one takes the next, unless a request names its engine or its session; what
-each was asked and gave is journaled here.
+"""Requests to engines: the least loaded one takes the next, unless a request names its engine or its session.
 
 The gateway owns a request, the engine is disposable: a `Generation` keeps its Submit and the ids it was given, which is
-all that another engine needs to go on (`Submit.emitted`).
+all that another engine needs to go on (`Submit.emitted`). Requests whose engine died wait in the hall, with new ones
+that come meanwhile, until an engine serves; `Quarantine` says which of them may go at once and which have to be tried.
 """
 
 import asyncio
@@ -10,18 +10,17 @@ import contextlib
 import hashlib
 import itertools
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-
-import msgspec
 
 from appliance.gateway.admission import Admission, loading_retry_after_s
-from appliance.http.errors import EngineFailed, Overloaded, Unavailable
+from appliance.gateway.generation import Generation
+from appliance.gateway.quarantine import SUSPECT_DEATHS, Quarantine
+from appliance.http.errors import EngineFailed, Overloaded, Quarantined, Unavailable
 from appliance.observe.metrics import Metrics, now
 from engine.api.client import EngineClient, EngineState
-from engine.api.errors import EngineError, EngineGone, RequestError
-from engine.api.messages import Delta, Finish, Output, Stats, Submit, Timing
+from engine.api.errors import EngineError, RequestError
+from engine.api.messages import Output, Sampling, Stats, Submit
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +52,16 @@ class Load:
 
 @dataclass
 class Engine:
-    """One engine process as the router sees it. `label` is its index as text, as metrics show it."""
+    """One engine process as the router sees it. `label` is its index as text, as metrics show it. `reserved`: a suspect
+    is tried alone on it. `start_s`: what its last start took; `since_s`: when its state last changed."""
 
     index: int
     client: EngineClient
     since_s: float
     was_ready: bool = False
-    open: dict[str, "Generation"] = field(default_factory=dict)
+    start_s: float = 0.0
+    reserved: bool = False
+    open: dict[str, Generation] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -68,6 +70,12 @@ class Engine:
     @property
     def serves(self) -> bool:
         return self.client.state.kind == "ready"
+
+    def returns_within(self, hold_s: float) -> bool:
+        """Whether it is being started again, and will be back soon: its last start took no longer than `hold_s`, and
+        it is not gone for longer either."""
+        gone = self.was_ready and not self.serves
+        return gone and self.start_s <= hold_s and now() - self.since_s <= hold_s
 
     @property
     def phase(self) -> str:
@@ -86,135 +94,31 @@ class Engine:
         return 1.0 if self.serves else self.client.state.fraction
 
 
-class Generation:
-    """One sequence under way: an async iterator of its deltas, to be used in `async with`, which ends what still runs.
-
-    The journal of the request: `submit` as the route made it, `emitted` every id given so far, `engine` who gives them.
-    """
-
-    def __init__(self, router: "Router", engine: Engine, submit: Submit, engine_id: str) -> None:
-        self.submit = submit
-        self.engine = engine
-        self.engine_id = engine_id
-        self.emitted: list[int] = []
-        self.timing: Timing | None = None
-        self.started = False
-        self._router = router
-        self._over = False
-        self._uncounted = len(submit.prompt)
-        self._arrived_s = self._last_s = self._first_s = now()
-        self._deltas = engine.client.generate(msgspec.structs.replace(submit, id=engine_id))
-
-    @property
-    def cached_tokens(self) -> int:
-        return self.timing.cached_tokens if self.timing else 0
-
-    async def __aenter__(self) -> "Generation":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        if self._over:
-            raise StopAsyncIteration
-        try:
-            delta = await anext(self._deltas)
-        except RequestError:
-            self._end("error")
-            raise
-        except EngineGone as error:
-            self._end("error")
-            raise EngineFailed from error
-        except EngineError as error:
-            log.error("engine %s gave up a request: %s", self.engine.label, error.code)
-            self._end("error")
-            raise EngineFailed from error
-        self._take(delta)
-        return msgspec.structs.replace(delta, id=self.submit.id)
-
-    def take_prompt(self) -> int:
-        """Tokens of the prompt the first time, then 0."""
-        tokens, self._uncounted = self._uncounted, 0
-        return tokens
-
-    def stop(self) -> None:
-        """The reply is complete although the engine goes on: a stop string was met."""
-        self.engine.client.abort([self.engine_id])
-        self._end("stop")
-
-    async def aclose(self) -> None:
-        """Ends the request; a running one is aborted in the engine."""
-        self._end("abort")
-        await self._deltas.aclose()
-
-    def _take(self, delta: Delta) -> None:
-        moment, metrics, label = now(), self._router.metrics, self.engine.label
-        self.timing = delta.timing or self.timing
-        if not self.started:
-            self.started = True
-            self._router.admission.started(moment)
-            self._router.backlog.started(moment, len(self.submit.prompt))
-            metrics.prompt(label, len(self.submit.prompt), self.cached_tokens)
-        count = len(delta.ids)
-        if count:
-            metrics.add("generation_tokens", count, label)
-            pauses = count if self.emitted else count - 1
-            if not self.emitted:
-                self._first_s = moment
-                metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
-            if pauses:
-                # Deltas that waited for a slow client come as one: the pause is shared among their tokens.
-                share_s = (moment - self._last_s) / pauses if self.emitted else 0.0
-                metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses)
-            self.emitted += delta.ids
-            self._last_s = moment
-        if delta.finish is not None:
-            self._end(delta.finish)
-
-    def _end(self, reason: Finish) -> None:
-        if self._over:
-            return
-        self._over = True
-        del self.engine.open[self.engine_id]
-        metrics, label = self._router.metrics, self.engine.label
-        metrics.finished(label, reason, len(self.emitted), self.submit.max_tokens)
-        if reason != "error" and self.emitted:
-            self._observe_times(metrics, label)
-
-    def _observe_times(self, metrics: Metrics, label: str) -> None:
-        metrics.observe("request_duration_seconds", self._last_s - self._arrived_s, label)
-        decode_s = self._last_s - self._first_s
-        timing = self.timing
-        if timing is not None and timing.first_token:
-            # A reply that was cut at a stop string has no last delta of the engine's: then our own clock tells.
-            decode_s = (timing.last_token - timing.first_token) or decode_s
-            prefill_s = timing.first_token - timing.scheduled
-            metrics.observe("request_queue_time_seconds", timing.scheduled - timing.arrived, label)
-            metrics.observe("request_prefill_time_seconds", prefill_s, label)
-            metrics.observe("request_inference_time_seconds", prefill_s + decode_s, label)
-            metrics.observe("request_decode_time_seconds", decode_s, label)
-            metrics.observe("request_preemptions", timing.preemptions, label)
-        if len(self.emitted) > 1:
-            pause_s = decode_s / (len(self.emitted) - 1)
-            metrics.observe("request_time_per_output_token_seconds", pause_s, label)
-
-
 class Router:
     """The engines and every open request. Runs in one event loop; `start` connects, `stop` lets go."""
 
     def __init__(
-        self, sockets: Sequence[str], max_waiting: int, metrics: Metrics, *, max_waiting_tokens: int | None = None
+        self,
+        sockets: Sequence[str],
+        max_waiting: int,
+        metrics: Metrics,
+        *,
+        max_waiting_tokens: int | None = None,
+        hold_s: float = 10.0,
+        pardon: Callable[[str, int], None] | None = None,
     ) -> None:
+        """`hold_s`: new requests wait for engines that come back within it. `pardon(program, deaths)`: so many deaths
+        of an engine have their cause in a request, not in the engine."""
         self.metrics = metrics
+        self.quarantine = Quarantine()
         self.admission = Admission(max_waiting)
         self.backlog = Admission(max_waiting_tokens)
         self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
+        self._pardon = pardon or (lambda program, deaths: None)
+        self._hold_s = hold_s
+        self._hall: dict[str, Generation] = {}
+        self._trial: Engine | None = None  # where the cohort of suspects runs
+        self._probing: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self._letting_go = False
@@ -238,9 +142,12 @@ class Router:
 
     async def stop(self) -> None:
         self._letting_go = True
-        for task in self._tasks:
+        for generation in self._hall.values():
+            generation.refuse(EngineFailed())
+        tasks = [*self._tasks, *([self._probing] if self._probing else [])]
+        for task in tasks:
             task.cancel()
-        for task in self._tasks:
+        for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
@@ -248,13 +155,16 @@ class Router:
         ready = engine.client.ready
         if state.kind == "ready" and ready is not None:
             engine.was_ready = True
+            engine.start_s = sum(ready.seconds.values())
             self.metrics.engine_up(engine.index, ready)
             log.info("engine %s serves: %d KV blocks of %d tokens", engine.label, ready.kv_blocks, ready.block_tokens)
+            self._release()
         elif state.kind in ("down", "failed") and not self._letting_go:
             self.metrics.engine_down(engine.index)
             engine.since_s = now()
             if engine.was_ready or state.kind == "failed":
                 log.error("engine %s is gone: %s", engine.label, state.message or "its connection ended")
+            self._died(engine)
 
     def _count_step(self, engine: Engine, output: Output) -> None:
         """Tokens of a step as the reference engine counts them: a prompt counts whole, with its first token."""
@@ -271,13 +181,27 @@ class Router:
         return any(engine.serves for engine in self.engines)
 
     @property
+    def accepts(self) -> bool:
+        """Whether a new request would be served, now or when an engine is back."""
+        return any(engine.serves or engine.returns_within(self._hold_s) for engine in self.engines)
+
+    @property
     def open(self) -> int:
-        return sum(len(engine.open) for engine in self.engines)
+        return len(self._generations())
+
+    @property
+    def held(self) -> int:
+        """Requests that wait for an engine to come back."""
+        return len(self._hall)
+
+    def _generations(self) -> list[Generation]:
+        placed = [generation for engine in self.engines for generation in engine.open.values()]
+        return [*placed, *self._hall.values()]
 
     @property
     def waiting(self) -> int:
         """Requests without a first token that no engine reported as running, an estimate at most a step old."""
-        unstarted = sum(not generation.started for engine in self.engines for generation in engine.open.values())
+        unstarted = sum(not generation.started for generation in self._generations())
         running = sum(engine.client.stats.running for engine in self.engines if engine.serves)
         return min(unstarted, max(0, self.open - running))
 
@@ -285,19 +209,21 @@ class Router:
     def waiting_tokens(self) -> int:
         """Prompt tokens of all requests without a first token. Each choice of a request counts its prompt; what a
         running one has computed of it, or will find in the prefix cache, only its engine knows."""
-        generations = (generation for engine in self.engines for generation in engine.open.values())
-        return sum(len(generation.submit.prompt) for generation in generations if not generation.started)
+        return sum(len(each.submit.prompt) for each in self._generations() if not each.started)
 
     def generate(self, submit: Submit, where: Placement = ANYWHERE) -> Generation:
-        """Gives the request to an engine. Raises Unavailable when none serves, or not the one it wants, Overloaded when
-        too much waits, RequestError for an engine that does not exist. `submit.id` need not be unique."""
+        """Gives the request to an engine. Raises Unavailable when none serves or is coming back, or not the one it
+        wants, Overloaded when too much waits, Quarantined for what ended engines before, RequestError for an engine
+        that does not exist. `submit.id` need not be unique."""
         return self.generate_all([submit], where)[0]
 
     def generate_all(self, submits: Sequence[Submit], where: Placement = ANYWHERE) -> list[Generation]:
         """The same for several sequences of one request: all are admitted or none."""
-        wanted = self._wanted(where)
+        self._check_rank(where.rank)
         self._admit()
-        return [self._open(submit, wanted or self._least_loaded()) for submit in submits]
+        if any(self.quarantine.refuses(submit) for submit in submits):
+            raise Quarantined
+        return [self._open(submit, where) for submit in submits]
 
     def load(self) -> Load:
         stats = [engine.client.stats for engine in self.engines if engine.serves]
@@ -308,9 +234,122 @@ class Router:
         """Ends every open request: its stream gets a last delta with finish "abort"."""
         for engine in self.engines:
             engine.client.abort(list(engine.open))
+        for generation in list(self._hall.values()):
+            generation.refuse("abort")
+
+    # Called by generations
+
+    def interrupted(self, generation: Generation) -> None:
+        """Its engine is gone, and it has read all that this gave: it waits until another one serves."""
+        generation.interrupt()
+        if self._letting_go:
+            generation.refuse(EngineFailed())
+        self.metrics.add("request_interruptions", 1)
+        self._hall[generation.key] = generation
+        self._release()
+        self._count_held()
+
+    def gained(self, generation: Generation) -> None:
+        if self.quarantine.gained(generation.key, len(generation.emitted)):
+            self._release()
+
+    def ended(self, generation: Generation) -> None:
+        """It is over, whyever; nothing of it is kept."""
+        self._hall.pop(generation.key, None)
+        if generation.engine is not None:
+            generation.engine.open.pop(generation.key, None)
+        if self.quarantine.ended(generation.key):
+            self._release()
+        self._count_held()
+
+    # The hall
+
+    def _count_held(self) -> None:
+        self.metrics.set("requests_held", len(self._hall))
+
+    def _release(self) -> None:
+        """Gives engines to those that wait, as far as there are some and the quarantine lets them go."""
+        if self._letting_go or not self._hall:
+            return
+        self._start_trial()
+        for generation in list(self._hall.values()):
+            engine = self._engine_for(generation)
+            if engine is not None:
+                del self._hall[generation.key]
+                generation.place(engine)
+        self._count_held()
+
+    def _engine_for(self, generation: Generation) -> Engine | None:
+        if not self.quarantine.is_suspect(generation.key):
+            return self._choose(generation)
+        if self._trial is None or not self._trial.serves or not self.quarantine.runs(generation.key):
+            return None
+        return None if self._probing else self._trial
+
+    def _choose(self, generation: Generation) -> Engine | None:
+        """The engine that it wants and that can take it now."""
+        free = [engine for engine in self.engines if engine.serves and not engine.reserved]
+        if generation.rank is not None:
+            free = [engine for engine in free if engine.index == generation.rank]
+        if not free:
+            return None
+        if generation.session and generation.rank is None:
+            # The highest of one draw an engine: when one goes, only its own sessions move, and they come back to it.
+            return max(free, key=lambda engine: _draw(generation.session, engine.index))
+        return min(free, key=lambda engine: len(engine.open))
+
+    # Suspects
+
+    def _start_trial(self) -> None:
+        """Lets the next cohort of suspects run if none does; one that must be alone waits for a probe before it."""
+        if not self.quarantine.alone:
+            for engine in self.engines:
+                engine.reserved = False
+        serving = [engine for engine in self.engines if engine.serves]
+        if not self.quarantine.on or not serving:
+            return
+        engine = min(serving, key=lambda each: len(each.open))
+        keys, alone = self.quarantine.next_cohort(idle=not engine.open)
+        if not keys:
+            return
+        self._trial = engine
+        log.warning("%d requests are tried apart from others: engines died under them", len(keys))
+        if alone:
+            engine.reserved = True
+            self._probing = asyncio.create_task(self._probe(engine))
+
+    async def _probe(self, engine: Engine) -> None:
+        """One token for nobody: an engine that answers is well, and what it then dies of is what it is given."""
+        submit = Submit(f"probe#{next(self._numbers)}", (0,), Sampling(temperature=0), max_tokens=1)
+        try:
+            async for _ in engine.client.generate(submit):
+                pass
+        except EngineError:
+            self.quarantine.withdraw()
+            engine.reserved = False
+        self._probing = None
+        self._release()
+
+    def _died(self, engine: Engine) -> None:
+        """Asks the quarantine what the death of an engine says of the requests that it had."""
+        engine.reserved = False
+        flying = {generation.key: generation for generation in engine.open.values()}
+        if not flying:
+            return
+        verdict = self.quarantine.died([generation.flight for generation in flying.values()])
+        log.warning("%d requests wait for an engine to go on", len(flying))
+        if verdict.explained:
+            self._pardon(f"engine-{engine.label}", 1)
+        for key in verdict.convicted:
+            generation = flying[key]
+            self.quarantine.convict(generation.submit, len(generation.emitted))
+            self.metrics.add("requests_quarantined", 1)
+            log.error("request %s is quarantined: engines die under it, and under it alone", generation.submit.id)
+            self._pardon(f"engine-{engine.label}", SUSPECT_DEATHS)
+            generation.refuse(Quarantined(len(generation.emitted)))
 
     def _admit(self) -> None:
-        if not self.serves:
+        if not self.accepts:
             raise Unavailable(self._why_not(), self._retry_after_s(self.engines))
         self._refuse_over(self.admission, self.waiting, "max_num_queued_reqs", BUSY)
         self._refuse_over(self.backlog, self.waiting_tokens, "max_num_queued_tokens", BACKLOG)
@@ -321,17 +360,10 @@ class Router:
             log.info("a request is refused: %d wait, the limit is %d (%s)", waiting, admission.limit, reason)
             raise Overloaded(message, admission.retry_after_s(waiting, now()))
 
-    def _wanted(self, where: Placement) -> Engine | None:
-        """The engine that the request wants, or None where any will do."""
-        if where.rank is not None:
-            return self._of_rank(where.rank)
-        serving = [engine for engine in self.engines if engine.serves]
-        if not where.session or not serving:
-            return None
-        # The highest of one draw an engine: when an engine goes, only its own sessions move, and they come back to it.
-        return max(serving, key=lambda engine: _draw(where.session, engine.index))
-
-    def _of_rank(self, rank: int) -> Engine:
+    def _check_rank(self, rank: int | None) -> None:
+        """A pinned request is pinned: no other engine serves it."""
+        if rank is None:
+            return
         name, last = "X-data-parallel-rank", len(self.engines) - 1
         if not 0 <= rank <= last:
             possible = f"0 to {last}" if last else "0 only"
@@ -341,15 +373,17 @@ class Router:
         if not engine.serves and self.serves:
             message = f"Engine {rank}, which {name} names, is not ready: {engine.phase} ({engine.progress:.0%})."
             raise Unavailable(f"{message} Leave the header out to use another one.", self._retry_after_s([engine]))
-        return engine
 
-    def _least_loaded(self) -> Engine:
-        return min((engine for engine in self.engines if engine.serves), key=lambda each: len(each.open))
-
-    def _open(self, submit: Submit, engine: Engine) -> Generation:
-        engine_id = f"{submit.id}#{next(self._numbers)}"
-        engine.open[engine_id] = Generation(self, engine, submit, engine_id)
-        return engine.open[engine_id]
+    def _open(self, submit: Submit, where: Placement) -> Generation:
+        key = f"{submit.id}#{next(self._numbers)}"
+        generation = Generation(self, submit, key, where.rank, where.session)
+        engine = self._choose(generation)
+        if engine is not None:
+            generation.place(engine)
+        else:
+            self._hall[key] = generation
+            self._count_held()
+        return generation
 
     def _why_not(self) -> str:
         best = max(self.engines, key=lambda engine: engine.progress)

@@ -115,6 +115,20 @@ class EngineFailed(ApiError):
         super().__init__(message)
 
 
+class Quarantined(ApiError):
+    """Engines died under this very request, the last ones while it ran alone: it is not tried again."""
+
+    status = 422
+    type = "UnprocessableEntityError"
+
+    def __init__(self, tokens: int | None = None) -> None:
+        at = "" if tokens is None else f" at token {tokens} of its reply"
+        super().__init__(
+            f"This request is quarantined: engines ended under it{at}, the last times while it ran alone. It and "
+            "others with the same content are refused; change its content or parameters."
+        )
+
+
 class NotSupported(ApiError):
     """No retry will help, and the SDKs retry each 5xx unless they are told."""
 

@@ -101,7 +101,7 @@ class Header:
 
 def header(service: Service, request: Request, prefix: str, kind: str, model: str) -> Header:
     config = service.config
-    fingerprint = f"slipway-{config.version}-{config.manifest_sha256[:8]}"
+    fingerprint = f"slipway-{config.version}-{config.outputs_sha256[:8]}"
     return Header(f"{prefix}-{request.state.request_id}", kind, int(time.time()), model, fingerprint)
 
 

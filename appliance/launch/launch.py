@@ -15,6 +15,7 @@ from appliance import exits
 from appliance.declare import settings
 from appliance.launch import listen, rundir, supervise
 from appliance.launch.console import Console
+from appliance.launch.hangs import Budgets
 from appliance.launch.sentinel import Policy
 from appliance.launch.supervise import Program, Service
 from appliance.launch.tree import Outcome, Tree
@@ -42,12 +43,13 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def serve(plan: "Plan") -> int:
     """Launches a plan in the foreground. Returns the exit code when everything has ended."""
     manifest = plan.manifest
-    restart = manifest.lifecycle.restart
+    restart, health = manifest.lifecycle.restart, manifest.health
     service = Service(
         gateway=plan.gateway,
         engines=plan.engines,
         startup_s=manifest.health.startup_budget,
-        restarts=Policy(restart.max, restart.window),
+        restarts=Policy(restart.max, restart.window, restart.backoff, restart.longest_backoff),
+        budgets=Budgets(health.stalled_loading, health.stalled_busy, health.stalled_idle),
         secrets=secret_names(manifest),
         other_cpus=plan.other_cpus,
         job=plan.job,

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from appliance.declare import variables
+
 _PREFIX = "slipway-"
 # A Unix socket's path has at most 107 bytes; the longest name below the directory is "supervisor.sock.<pid>".
 _LONGEST = 107 - len("/supervisor.sock.4194304")
@@ -28,7 +30,7 @@ class NoRunDirectory(Exception):
 
 def places(environment: Mapping[str, str]) -> list[Path]:
     """Where a run directory may lie, best first."""
-    named = [environment.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp", "/dev/shm"]
+    named = [variables.value(environment, "XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp", "/dev/shm"]
     return [Path(name) for name in dict.fromkeys(named) if name and Path(name).is_absolute()]
 
 

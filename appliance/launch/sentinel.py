@@ -1,8 +1,9 @@
 """Supervisor's event listener: hears of each program's death and decides whether it is started again.
 
-The rule: a program that ends with the permanent code ends the appliance; any other end is a crash. The first restart in
-the window is immediate, the next wait 1, 2, 4 … seconds; more than `max` within `window_s` end the appliance. Restarts
-go through Supervisor; what ends the appliance is a notice to the launcher, which alone ends things.
+The rule: a program that ends with the permanent code ends the appliance; any other end is a crash. Each restart within
+the window waits as long as the policy says for it; more than `max` within `window_s` end the appliance. Restarts
+go through Supervisor; what ends the appliance is a notice to the launcher, which alone ends things. Deaths that the
+gateway found a request to be the cause of do not count (pardon.py).
 
 Protocol of Supervisor's listeners: we print READY, get a header line of key:value tokens with `len` and as many bytes
 of payload, and print RESULT. Nothing else may go to standard output.
@@ -11,6 +12,7 @@ of payload, and print RESULT. Nothing else may go to standard output.
 import contextlib
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -22,32 +24,42 @@ from typing import Any, Literal, cast
 import msgspec
 from supervisor.xmlrpc import Faults, SupervisorTransport
 
+from appliance.launch.hangs import Budgets, Hangs
+from appliance.launch.pardon import read_pardons
 from engine.api.errors import EXIT_PERMANENT
+from engine.api.pulse import read_pulse
 
-_LONGEST_DELAY_S = 30.0
+LOOK_S = 0.5  # between two looks at the engines' pulses
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """How many restarts of one program are allowed within a span."""
+    """How many restarts of one program are allowed within a span, and the waits: none before the first, `backoff_s`
+    before the second, doubled for each further one up to `longest_s`."""
 
     max: int
     window_s: float
+    backoff_s: float = 1.0
+    longest_s: float = 30.0
 
     def delay(self, deaths: list[float], now: float) -> float | None:
         """Seconds until the restart after the last of `deaths` (times, in order), or None if it is one too many."""
         recent = sum(1 for death in deaths if now - death < self.window_s)
         if recent > self.max:
             return None
-        return 0.0 if recent <= 1 else min(2.0 ** (recent - 2), _LONGEST_DELAY_S)
+        return 0.0 if recent <= 1 else min(self.backoff_s * 2.0 ** (recent - 2), self.longest_s)
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """`supervisor` is the path of Supervisor's Unix socket, `notices` that of the pipe to the launcher."""
+    """`supervisor` is the path of Supervisor's Unix socket, `notices` that of the pipe to the launcher, `pardons` that
+    of the pipe from the gateway; `pulses` are the files of the engines' signs of life, by program."""
 
     supervisor: str
     password: str
     notices: str
+    pardons: str
     policy: Policy
+    budgets: Budgets
+    pulses: dict[str, str]
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +92,7 @@ class Sentinel:
         self._start = start
         self._status = status
         self._deaths: dict[str, list[float]] = {}
+        self._hung: dict[str, str] = {}
         self._due: dict[str, float] = {}
 
     def next_due(self) -> float | None:
@@ -97,19 +110,30 @@ class Sentinel:
         elif kind == "PROCESS_STATE_EXITED" and name not in self._due:
             self.died(name, now)
 
+    def pardoned(self, program: str, deaths: int) -> None:
+        """So many of the program's last deaths had their cause outside it: they no longer count."""
+        for name, known in self._deaths.items():
+            if name.rpartition(":")[2] == program and deaths > 0:
+                del known[-deaths:]
+
+    def hung(self, program: str, why: str) -> None:
+        """The program's next death is that of one that hung."""
+        self._hung[program] = why
+
     def died(self, name: str, now: float) -> None:
         """Schedules the restart, or reports that a restart cannot help or that there were too many."""
         program = name.rpartition(":")[2]
         status = self._status(name)
         if status is None:
             return
+        hung = self._hung.pop(program, "")
         if status == EXIT_PERMANENT:
             self._notify(Notice(kind="permanent", program=program))
             return
         deaths = [death for death in self._deaths.get(name, []) if now - death < self._policy.window_s]
         deaths.append(now)
         self._deaths[name] = deaths
-        how = "killed by a signal" if status < 0 else f"exit code {status}"
+        how = hung or ("killed by a signal" if status < 0 else f"exit code {status}")
         delay = self._policy.delay(deaths, now)
         if delay is None:
             self._notify(Notice(kind="exhausted", program=program, how=how))
@@ -201,6 +225,7 @@ class _Ends:
 def main(path: Path) -> int:
     config = msgspec.json.decode(path.read_bytes(), type=Config)
     pipe = os.open(config.notices, os.O_RDWR)  # for writing alone it would wait for a launcher that may be gone
+    pardons = os.open(config.pardons, os.O_RDWR | os.O_NONBLOCK)  # both ends: no end of file when the gateway goes
     supervisor = _Supervisor(config.supervisor, config.password)
     sentinel = Sentinel(
         config.policy,
@@ -208,26 +233,52 @@ def main(path: Path) -> int:
         start=supervisor.start,
         status=supervisor.status,
     )
-    ends = _Ends()
+    ends, hangs = _Ends(), Hangs(config.budgets)
     for program in supervisor.all():
         if program["statename"] == "EXITED":  # it died while no sentinel was there
             sentinel.died(f"{program['group']}:{program['name']}", time.monotonic())
         elif program["pid"] and program["name"] != "sentinel":
             ends.watch(program["pid"])
-    _listen(sentinel, supervisor, ends)
+            if program["name"] in config.pulses:
+                hangs.started(program["name"], program["pid"], time.monotonic())
+    pulses = {program: Path(file) for program, file in config.pulses.items()}
+    _listen(sentinel, supervisor, ends, pardons, hangs, pulses)
     return 0
 
 
-def _listen(sentinel: Sentinel, supervisor: _Supervisor, ends: _Ends) -> None:
+def _end_hung(sentinel: Sentinel, hangs: Hangs, pulses: Mapping[str, Path]) -> None:
+    """Kills what hangs: its death is then handled as any other. A stopped process does not hear a SIGTERM."""
+    for program, file in pulses.items():
+        why = hangs.look(program, read_pulse(file), time.monotonic())
+        pid = hangs.pid(program)
+        if why and pid:
+            hangs.ended(program)
+            sentinel.hung(program, why)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _listen(
+    sentinel: Sentinel,
+    supervisor: _Supervisor,
+    ends: _Ends,
+    pardons: int,
+    hangs: Hangs,
+    pulses: Mapping[str, Path],
+) -> None:
     """Handles events until Supervisor closes the pipe."""
     buffer = bytearray()
     _write(1, b"READY\n")
     while True:
         due = sentinel.next_due()
-        timeout = None if due is None else max(0.0, due - time.monotonic())
-        readable = select.select([0, *ends.descriptors], [], [], timeout)[0]
+        timeout = LOOK_S if due is None else max(0.0, min(LOOK_S, due - time.monotonic()))
+        readable = select.select([0, pardons, *ends.descriptors], [], [], timeout)[0]
         if ends.take(readable):
             wake_supervisor(supervisor.path)
+        if pardons in readable:
+            for pardon in read_pardons(os.read(pardons, 65536)):
+                sentinel.pardoned(pardon.program, pardon.deaths)
+        _end_hung(sentinel, hangs, pulses)
         sentinel.start_due(time.monotonic())
         if 0 not in readable:
             continue
@@ -239,6 +290,10 @@ def _listen(sentinel: Sentinel, supervisor: _Supervisor, ends: _Ends) -> None:
             kind, payload = event
             if kind == "PROCESS_STATE_RUNNING":
                 ends.watch(int(payload["pid"]))
+                if payload["processname"] in pulses:
+                    hangs.started(payload["processname"], int(payload["pid"]), time.monotonic())
+            elif kind == "PROCESS_STATE_EXITED":
+                hangs.ended(payload["processname"])
             sentinel.event(kind, payload, time.monotonic())
             sentinel.start_due(time.monotonic())
             _write(1, b"RESULT 2\nOKREADY\n")

@@ -27,11 +27,13 @@ import msgspec
 from appliance.gateway import config as gateway_config
 from appliance.gateway.config import GatewayConfig
 from appliance.launch import sentinel
+from appliance.launch.hangs import Budgets
 from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
 
+PARDONS = "pardons"
 ENGINE_STOP_S = 2  # time an engine gets from SIGTERM to SIGKILL: it has nothing to save
 # Where cores are shared, a third of an engine thread's weight: a step goes first, and the gateway still gets a quarter
 # of a core that it competes for, so that sockets and tokens never wait long. 19 would leave it 1.5 %.
@@ -42,12 +44,13 @@ NICE = 5
 class Service:
     """What is to be launched. `gateway.engines` and each engine's `socket` are filled in when the run directory exists.
     `secrets` names the environment variables that only the gateway gets. `other_cpus`: where all but the engines run
-    (empty: anywhere)."""
+    (empty: anywhere). `budgets`: when an engine counts as hung."""
 
     gateway: GatewayConfig
     engines: tuple[EngineConfig, ...]
     startup_s: float
     restarts: sentinel.Policy
+    budgets: Budgets = Budgets()
     secrets: tuple[str, ...] = ()
     other_cpus: tuple[int, ...] = ()
     job: Job | None = None  # downloaded by each engine's program before it becomes the engine
@@ -78,17 +81,22 @@ def programs(service: Service, directory: Path) -> tuple[Program, ...]:
     sockets = [directory / f"{name}.sock" for name in engine_names(service)]
     path = directory / "gateway.json"
     gateway_config.write_config(
-        msgspec.structs.replace(service.gateway, engines=tuple(str(socket) for socket in sockets)), path
+        msgspec.structs.replace(
+            service.gateway, engines=tuple(str(socket) for socket in sockets), pardons=str(directory / PARDONS)
+        ),
+        path,
     )
     found = [gateway_program(service, (sys.executable, "-P", "-m", "appliance.gateway", str(path)))]
     if service.job is not None:
         (directory / "download.json").write_bytes(msgspec.json.encode(service.job))
     for name, config, socket in zip(engine_names(service), service.engines, sockets, strict=True):
         path = directory / f"{name}.json"
-        engine_config.write_config(msgspec.structs.replace(config, socket=str(socket)), path)
+        pulse = str(directory / f"{name}.pulse")
+        told = msgspec.structs.replace(config, socket=str(socket), pulse=pulse, probe_s=service.budgets.probe_s)
+        engine_config.write_config(told, path)
         argv: tuple[str, ...] = (sys.executable, "-P", "-m", "engine", str(path))
         if service.job is not None:
-            before = ("appliance.source", str(directory / "download.json"), str(socket))
+            before = ("appliance.source", str(directory / "download.json"), str(socket), pulse)
             argv = (sys.executable, "-P", "-m", *before, *argv)
         found.append(engine_program(service, name, argv, threads=config.threads))
     return tuple(found)
@@ -118,7 +126,10 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         supervisor=str(directory / "supervisor.sock"),
         password=password,
         notices=str(directory / "notices"),
+        pardons=str(directory / PARDONS),
         policy=service.restarts,
+        budgets=service.budgets,
+        pulses={name: str(directory / f"{name}.pulse") for name in engine_names(service)},
     )
     (directory / "sentinel.json").write_bytes(msgspec.json.encode(watch))
     listener = Program(
@@ -133,6 +144,7 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         (directory / f"{program.name}.sh").write_bytes(os.fsencode(script(program, secret_files)))
         os.mkfifo(directory / f"{program.name}.log", 0o600)
     os.mkfifo(directory / "notices", 0o600)
+    os.mkfifo(directory / PARDONS, 0o600)
     (directory / "supervisord.conf").write_text(configuration(programs, password, root=os.geteuid() == 0))
 
 

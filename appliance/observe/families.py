@@ -63,6 +63,7 @@ def gauges() -> tuple[Family, ...]:
             (("capacity",), ("deferred",)),
         ),
         Family("gauge", "kv_cache_usage_ratio", "Used share of the KV cache blocks, 0 to 1.", "kv_cache_usage_perc"),
+        Family("gauge", "requests_held", "Sequences that wait for an engine to come back.", per_engine=False),
         Family("gauge", "engine_up", "Whether the gateway has a serving engine behind this label."),
         Family("gauge", "open_requests", "HTTP requests that hold the service, streams included.", per_engine=False),
     )
@@ -104,6 +105,18 @@ def counters() -> tuple[Family, ...]:
         counter("prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache.", "prefix_cache_queries"),
         counter("prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache.", "prefix_cache_hits"),
         Family("counter", "recomputed_tokens", "Tokens computed again after a preemption."),
+        Family(
+            "counter",
+            "request_interruptions",
+            "Times a sequence lost its engine and waited for another one to go on.",
+            per_engine=False,
+        ),
+        Family(
+            "counter",
+            "requests_quarantined",
+            "Sequences that were proven to end engines and are refused from then on.",
+            per_engine=False,
+        ),
         Family("counter", "engine_restarts", "Times a serving engine went away and came back."),
         Family(
             "counter",
@@ -151,5 +164,11 @@ def histograms(max_context: int) -> tuple[Family, ...]:
         histogram("request_queue_time_seconds", "Arrival to first scheduling.", _REQUEST_S),
         histogram("request_inference_time_seconds", "First scheduling to last token.", _REQUEST_S),
         histogram("request_prefill_time_seconds", "First scheduling to first token.", _REQUEST_S),
+        Family(
+            "histogram",
+            "interruption_seconds",
+            "Pause of a sequence between the loss of its engine and the next one.",
+            buckets=_REQUEST_S,
+        ),
         histogram("request_decode_time_seconds", "First token to last token.", _REQUEST_S),
     )

@@ -16,6 +16,7 @@ from appliance.plan.memory import (
     CPU_CACHE_BYTES,
     Memory,
     graph_bytes,
+    logits_bytes,
     longest_sequence,
     pool_bytes,
     spell_bytes,
@@ -26,6 +27,8 @@ from engine.kv.layout import Layout
 from engine.models.checkpoint import Checkpoint, weight_bytes
 
 Device = Literal["cpu", "cuda"]
+MAX_RUNNING = 256
+LOGITS_PART = 8  # of the usable memory, the most that logits of running requests may take before auto takes fewer
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,25 @@ class Room:
         )
 
 
+def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, device: Device) -> Choice[int]:
+    """The most requests in a step: auto takes MAX_RUNNING, or fewer where the logits of so many would take more than a
+    part of the memory that the cache needs."""
+    wanted = manifest.engine.scheduling.max_running
+    if wanted != "auto":
+        return Choice(wanted)
+    free = machine.gpus[0].free if device == "cuda" else machine.memory_free
+    budget = int(free * manifest.hardware.memory_share) // manifest.parallelism.data
+    rows = MAX_RUNNING
+    while rows > 1 and logits_bytes(checkpoint.model, rows) > budget // LOGITS_PART:
+        rows //= 2
+    if rows == MAX_RUNNING:
+        return Choice(
+            rows, f"the most that auto takes; logits take {spell_bytes(logits_bytes(checkpoint.model, rows))}"
+        )
+    taken, most = spell_bytes(logits_bytes(checkpoint.model, MAX_RUNNING)), spell_bytes(budget // LOGITS_PART)
+    return Choice(rows, f"logits of {MAX_RUNNING} would take {taken}, and {most} are an eighth of what is usable")
+
+
 def measure(
     settings: Settings,
     checkpoint: Checkpoint,
@@ -57,6 +79,7 @@ def measure(
     device: Device,
     element_bytes: int,
     step_tokens: int,
+    rows: int,
     compiled: bool,
     bits: WeightBits,
     graph_sizes: Sequence[int],
@@ -77,7 +100,7 @@ def measure(
             checkpoint.model,
             device=device,
             step_tokens=step_tokens,
-            rows=manifest.engine.scheduling.max_running,
+            rows=rows,
             element_bytes=element_bytes,
         )
         + graph_bytes(checkpoint.model, sizes=graph_sizes, element_bytes=element_bytes),
@@ -86,14 +109,14 @@ def measure(
 
 
 def share_out(
-    settings: Settings, checkpoint: Checkpoint, room: Room, pages: Layout, device: Device
+    settings: Settings, checkpoint: Checkpoint, room: Room, pages: Layout, device: Device, rows: int
 ) -> tuple[Choice[int], Choice[int], Memory]:
     """The context, the KV memory and the whole balance. Refuses what cannot hold one request."""
     manifest = settings.manifest
     wanted, supported = manifest.model.max_context, checkpoint.model.max_context
     if wanted != "auto" and wanted > supported:
         message = f"{wanted}: the checkpoint supports {supported} tokens; use at most {supported}, or auto"
-        refuse(settings, "model.max_context", message)
+        refuse(settings, "model.max_context", message, instead=str(supported))
     least = 2 if wanted == "auto" else wanted
     available = _available(settings, room, pages, least)
     blocks = pages.blocks(available)
@@ -106,7 +129,7 @@ def share_out(
         )
         refuse(settings, key, message, exits.MEMORY)
     max_context = _context(wanted, supported, longest_sequence(pages, blocks, supported))
-    cache = _cache_bytes(manifest, available, pages, max_context.value, device)
+    cache = _cache_bytes(manifest, available, pages, max_context.value, device, rows)
     blocks = pages.blocks(cache.value)
     memory = Memory(
         free=room.free,
@@ -155,10 +178,12 @@ def _context(wanted: int | Literal["auto"], supported: int, longest: int) -> Cho
     return Choice(supported, "what the checkpoint supports")
 
 
-def _cache_bytes(manifest: Manifest, available: int, pages: Layout, max_context: int, device: Device) -> Choice[int]:
+def _cache_bytes(
+    manifest: Manifest, available: int, pages: Layout, max_context: int, device: Device, rows: int
+) -> Choice[int]:
     if manifest.hardware.kv_cache_memory != "auto":
         return Choice(available)
-    most = pool_bytes(pages, max_context, manifest.engine.scheduling.max_running)
+    most = pool_bytes(pages, max_context, rows)
     if most <= available and (device == "cuda" or most <= CPU_CACHE_BYTES):
         return Choice(most, f"{spell_bytes(most)}, all that max_running requests of max_context need")
     one = max(CPU_CACHE_BYTES, pool_bytes(pages, max_context))

@@ -5,6 +5,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from appliance import exits
 from appliance.declare.problems import Problem, Refused
+from appliance.declare.remedy import Write
 from appliance.declare.settings import Settings
 
 T = TypeVar("T")
@@ -18,6 +19,11 @@ class Choice(Generic[T]):
     reason: str = ""
 
 
-def refuse(settings: Settings, key: str, message: str, cause: exits.Exit = exits.MANIFEST) -> NoReturn:
-    """Refuses the plan because of one key, at the place where it, or the section around it, was written."""
-    raise Refused([Problem(settings.place(tuple(key.split("."))), key, message)], cause)
+def refuse(
+    settings: Settings, key: str, message: str, cause: exits.Exit = exits.MANIFEST, instead: str = ""
+) -> NoReturn:
+    """Refuses the plan because of one key, at the place where it, or the section around it, was written. `instead` is
+    the nearest value that can be had, as YAML text."""
+    path = tuple(key.split("."))
+    remedy = Write(instead) if instead and path in settings.tree.values else None
+    raise Refused([Problem(settings.place(path), key, message, remedy=remedy, certain=False)], cause)

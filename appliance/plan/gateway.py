@@ -44,6 +44,7 @@ def gateway_config(
     max_context: int,
     sampling: SamplingDefaults,
     sha256: str,
+    outputs_sha256: str,
 ) -> GatewayConfig:
     """`folder` is the manifest's: relative paths start there. The launcher fills in the engines."""
     endpoints, limits, observability = manifest.endpoints, manifest.limits, manifest.observability
@@ -74,6 +75,7 @@ def gateway_config(
         max_stop=limits.max_stop,
         sampling=sampling,
         drain_s=manifest.lifecycle.drain,
+        hold_s=manifest.lifecycle.restart.hold,
         log_level=observability.log_level,
         log_format=observability.log_format,
         log_requests=observability.log_requests,
@@ -81,6 +83,7 @@ def gateway_config(
         vllm_metrics=observability.vllm_metrics,
         version=__version__,
         manifest_sha256=sha256,
+        outputs_sha256=outputs_sha256,
     )
 
 

@@ -41,8 +41,12 @@ def workspace_bytes(model: Model, *, device: str, step_tokens: int, rows: int, e
     """What a step needs beside weights and cache: activations of its widest layer, float32 logits of the rows it
     samples (logits, probabilities, and their sorted copy with indices), and the process itself."""
     widest = max((_activations(block) for block in model.blocks), default=0) + 4 * model.embed.hidden
-    logits = min(rows, step_tokens) * model.embed.vocab * 4 * 5
-    return FIXED_BYTES[device] + step_tokens * widest * element_bytes + logits
+    return FIXED_BYTES[device] + step_tokens * widest * element_bytes + logits_bytes(model, min(rows, step_tokens))
+
+
+def logits_bytes(model: Model, rows: int) -> int:
+    """Logits in float32, probabilities, and their sorted copy with indices."""
+    return rows * model.embed.vocab * 4 * 5
 
 
 def graph_bytes(model: Model, *, sizes: Sequence[int], element_bytes: int) -> int:

@@ -4,38 +4,34 @@ Every `auto` is resolved here, with the reason.
 """
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from appliance.declare.fingerprint import outputs_hash
 from appliance.declare.keys import leaves
+from appliance.declare.problems import Problem
 from appliance.declare.settings import Settings
 from appliance.gateway.config import GatewayConfig
 from appliance.manifest import Manifest
-from appliance.plan.capacity import Device, measure, share_out
-from appliance.plan.choice import Choice, refuse
+from appliance.plan.capacity import Device, batch_limit, measure, share_out
+from appliance.plan.choice import Choice
 from appliance.plan.gateway import gateway_config, sampling_defaults
-from appliance.plan.kernels import (
-    batch_invariant,
-    dtype_of,
-    graph_sizes,
-    is_compiled,
-    kernels,
-    kv_type,
-    weight_bits,
-)
+from appliance.plan.kernels import graph_sizes, resolve
 from appliance.plan.machine import Machine
 from appliance.plan.memory import ELEMENT_BYTES, Memory, graph_bytes
 from appliance.plan.placement import Places, place
+from appliance.plan.precision import matmul_precision
+from appliance.plan.ranks import STEP_TOKENS
+from appliance.rules.rule import is_compiled
 from appliance.source.facts import Facts
 from appliance.source.order import Job
 from engine.api.config import EngineConfig, WeightBits
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint
-
-STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,8 @@ class Effective:
 @dataclass(frozen=True)
 class Plan:
     """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` is that of one
-    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere."""
+    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere.
+    `notices` are warnings for the operator."""
 
     manifest: Manifest
     path: Path
@@ -64,8 +61,8 @@ class Plan:
     machine: Machine
     effective: tuple[Effective, ...]
     other_cpus: tuple[int, ...] = ()
+    notices: tuple[Problem, ...] = ()
     job: Job | None = None  # what is to be downloaded before an engine starts
-    warnings: tuple[str, ...] = ()
     origin: str = ""  # the checkpoint's source with its version, and where it lies here
 
 
@@ -73,56 +70,58 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
     """What will run. `origin`: where the checkpoint comes from, if that is not its own path.
     Raises Refused for what this machine or this checkpoint cannot do."""
     manifest = settings.manifest
-    device = _device(settings, machine)
-    dtype = dtype_of(settings, checkpoint, machine, device.value)
-    chosen = kernels(settings, checkpoint, machine, device.value, dtype.value)
-    weights = weight_bits(settings, checkpoint, chosen.value, dtype.value)
-    kv_dtype = kv_type(settings, checkpoint, machine, dtype.value, chosen.value, weights.value)
-    sizes = graph_sizes(settings, chosen.value)
-    places = place(settings, machine, device.value)
-    step_tokens = _step_tokens(manifest, device.value)
+    resolved = resolve(settings, checkpoint, machine)
+    view = resolved.view
+    element_bytes = ELEMENT_BYTES[view.dtype]
+    running = batch_limit(manifest, checkpoint, machine, view.device)
+    sizes = graph_sizes(view, running.value)
+    places = place(settings, machine, view.device)
+    step_tokens = _step_tokens(manifest, view.device)
+    invariant = view.batch_invariant or is_compiled(view.kernels)
     pages = layout(
         checkpoint.model,
-        block_tokens=manifest.engine.cache.block_tokens,
-        element_bytes=ELEMENT_BYTES[kv_dtype.value],
-        scale_bytes=SCALE_BYTES.get(kv_dtype.value, 0),
+        block_tokens=view.block_tokens,
+        element_bytes=ELEMENT_BYTES[view.kv_cache],
+        scale_bytes=SCALE_BYTES.get(view.kv_cache, 0),
     )
     room = measure(
         settings,
         checkpoint,
         machine,
-        device=device.value,
-        element_bytes=ELEMENT_BYTES[dtype.value],
+        device=view.device,
+        element_bytes=element_bytes,
         step_tokens=step_tokens.value,
-        compiled=is_compiled(chosen.value),
-        bits=weights.value,
+        rows=running.value,
+        compiled=is_compiled(view.kernels),
+        bits=view.weights,
         graph_sizes=sizes,
     )
-    max_context, cache, memory = share_out(settings, checkpoint, room, pages, device.value)
+    max_context, cache, memory = share_out(settings, checkpoint, room, pages, view.device, running.value)
     folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
     config = EngineConfig(
         model=str(checkpoint.path),
-        device=device.value,
-        dtype=dtype.value,
-        kv_dtype=kv_dtype.value,
+        device=view.device,
+        dtype=view.dtype,
+        kv_dtype=view.kv_cache,
         kv_bytes=memory.cache,
-        kv_measured=device.value == "cuda" and manifest.hardware.kv_cache_memory == "auto",
+        kv_measured=view.device == "cuda" and manifest.hardware.kv_cache_memory == "auto",
         weight_bytes=memory.weights,
         workspace_bytes=memory.workspace,
         max_context=max_context.value,
-        block_tokens=manifest.engine.cache.block_tokens,
-        max_running=manifest.engine.scheduling.max_running,
+        block_tokens=view.block_tokens,
+        max_running=running.value,
         max_step_tokens=step_tokens.value,
         policy=manifest.engine.scheduling.policy,
         prefix_cache=manifest.engine.cache.prefix,
         overlap=manifest.engine.scheduling.overlap,
         threads=places.threads.value,
-        kernels=chosen.value,
-        invariant=batch_invariant(settings, chosen.value),
+        kernels=view.kernels,
+        invariant=invariant,
+        matmul_precision=matmul_precision(settings, view.kernels, view.dtype, invariant),
         graph_sizes=sizes,
-        graph_bytes=graph_bytes(checkpoint.model, sizes=sizes, element_bytes=ELEMENT_BYTES[dtype.value]),
-        weights=weights.value,
-        weight_cache=_weight_cache(settings, weights.value),
+        graph_bytes=graph_bytes(checkpoint.model, sizes=sizes, element_bytes=element_bytes),
+        weights=view.weights,
+        weight_cache=_weight_cache(settings, view.weights),
         record_bytes=manifest.engine.record_size,
         trust_remote_code=manifest.model.trust_remote_code,
     )
@@ -132,19 +131,17 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
     choices: dict[str, Choice[Any]] = {
         **_source(manifest, origin),
         "model.names": Choice(list(names), "the last part of the source's name"),
-        "model.dtype": dtype,
+        **resolved.choices,
         "model.max_context": max_context,
-        "quantization.weights": weights,
-        "quantization.kv_cache": kv_dtype,
-        "hardware.device": device,
         "hardware.threads": places.threads,
         "hardware.cpus": places.pinned,
         "hardware.reserved_cores": places.reserved,
-        "hardware.kernels": chosen,
         "hardware.kv_cache_memory": cache,
+        "engine.scheduling.max_running": running,
         "engine.scheduling.max_step_tokens": step_tokens,
         **sampling_choices,
     }
+    effective = _effective(settings, choices)
     return Plan(
         manifest=manifest,
         path=settings.path.resolve(),
@@ -152,15 +149,32 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
         architecture=checkpoint.architecture,
         engines=_engines(config, manifest, folder, places),
         gateway=gateway_config(
-            manifest, checkpoint, folder, names=names, max_context=max_context.value, sampling=sampling, sha256=sha256
+            *(manifest, checkpoint, folder),
+            names=names,
+            max_context=max_context.value,
+            sampling=sampling,
+            sha256=sha256,
+            outputs_sha256=outputs_hash(settled(effective)),
         ),
         memory=memory,
         machine=machine,
         other_cpus=places.others,
+        effective=effective,
+        notices=settings.notices,
         job=origin.job,
         origin=f"{origin.shown or origin.path}: {origin.note}" if origin.note else str(origin.path),
-        effective=_effective(settings, choices),
     )
+
+
+def settled(effective: Iterable[Effective]) -> dict[str, Any]:
+    """Every key with the value that it has come to; keys of sources that are not taken have none."""
+    values = {one.key: one.resolved if one.reason else one.value for one in effective}
+    platform = next((values[key] for key in PLATFORMS if key in values), None)
+    sources = {key.name: None for key in leaves() if key.path[:2] == ("model", "source")}
+    return sources | {"model.source.path": platform} | values
+
+
+PLATFORMS = ("model.source.sagemaker", "model.source.vertex")  # kinds without keys of their own
 
 
 def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
@@ -176,17 +190,6 @@ def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
 def fingerprint(manifest: Manifest) -> str:
     """SHA-256 of the effective manifest, whatever its spelling was."""
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
-
-
-def _device(settings: Settings, machine: Machine) -> Choice[Device]:
-    wanted = settings.manifest.hardware.device
-    if wanted == "cuda" and not machine.gpus:
-        refuse(settings, "hardware.device", f"cuda: there is no usable GPU here ({machine.no_gpu}); use cpu or auto")
-    if wanted != "auto":
-        return Choice(wanted)
-    if machine.gpus:
-        return Choice("cuda", f"there is a {machine.gpus[0].name}")
-    return Choice("cpu", machine.no_gpu)
 
 
 def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:

@@ -3,6 +3,7 @@
 Reads files, never weights, and never imports torch.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,12 @@ from pathlib import Path
 import msgspec
 
 from appliance import exits
-from appliance.declare.problems import Problem, Refused
+from appliance.declare.document import is_secret, masked
+from appliance.declare.files import suggest_file
+from appliance.declare.problems import Problem, Refused, unread
+from appliance.declare.remedy import Hint, Write
 from appliance.declare.settings import Given, Settings, load
+from appliance.declare.suggest import suggest_name
 from appliance.declare.versions import spoken
 from appliance.manifest import SecretFile
 from appliance.plan.machine import Machine, read_machine
@@ -21,6 +26,8 @@ from appliance.source.order import Local, find, policy
 from appliance.source.remote import SourceError
 from engine.api.errors import CheckpointError, EngineError
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
+from engine.models.kv_scales import read_kv_scales
+from engine.models.parts import attentions
 
 
 class _TokenizerFile(msgspec.Struct):
@@ -54,7 +61,7 @@ class NotPlanned(Refused):
 
 def _prove(settings: Settings, environ: Mapping[str, str], machine: Machine | None) -> Plan:
     problems = list(_files(settings, environ))
-    key = source_key(settings)
+    key = settings.manifest.model.source.key
     at, name = settings.place(key), ".".join(key)
     found = find(settings, environ)
     if problems and not isinstance(found, Local):
@@ -67,14 +74,34 @@ def _prove(settings: Settings, environ: Mapping[str, str], machine: Machine | No
     except SourceError as error:
         raise Refused([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
     except EngineError as error:
-        raise Refused([*problems, Problem(at, name, str(error))], exits.CHECKPOINT) from error
+        below = settings.manifest.model.source.path
+        hint = Hint() if below is None else suggest_file(below, settings.path.resolve().parent, holds="config.json")
+        raise Refused([*problems, unread(at, key, str(error), hint)], exits.CHECKPOINT) from error
     if problems:
         raise Refused(problems)
-    if machine is None:
-        machine = read_machine(gpus=settings.manifest.hardware.device != "cpu")
-    found_plan = plan(settings, checkpoint, machine, known)
-    warning = settings.older.warning(str(settings.path)) if settings.older else ""
-    return replace(found_plan, warnings=(warning,) if warning else ())
+    planned = _planned(settings, checkpoint, machine, known)
+    _check_scales(settings, checkpoint, planned)
+    return planned
+
+
+def _planned(settings: Settings, checkpoint: Checkpoint, machine: Machine | None, known: Facts) -> Plan:
+    if machine is not None or settings.manifest.hardware.device != "cpu":
+        return plan(settings, checkpoint, machine or read_machine(), known)
+    try:
+        return plan(settings, checkpoint, read_machine(gpus=False), known)
+    except Refused:
+        # Whether a GPU would change it is worth the second that looking for one takes.
+        return plan(settings, checkpoint, read_machine(), known)
+
+
+def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> None:
+    """fp8 pages take the scales that a checkpoint folder may bring, which must be whole then."""
+    if found.engines[0].kv_dtype == "fp8":
+        try:
+            read_kv_scales(checkpoint.path, len(attentions(checkpoint.model)))
+        except CheckpointError as error:
+            key = ("quantization", "kv_cache")
+            raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error
 
 
 def bring_whole(given: Given) -> Path:
@@ -92,15 +119,8 @@ def bring_whole(given: Given) -> Path:
         try:
             return bring(found, policy(settings, given.environ), given.environ, to_stderr)
         except SourceError as error:
-            key = source_key(settings)
+            key = settings.manifest.model.source.key
             raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.SOURCE) from error
-
-
-def source_key(settings: Settings) -> tuple[str, ...]:
-    """The key that names the checkpoint."""
-    kind = settings.manifest.model.source.kind
-    below = {"huggingface": ("repo",), "http": ("url",), "s3": ("uri",), "gs": ("uri",)}
-    return ("model", "source", kind, *below.get(kind, ()))
 
 
 def _checkpoint(settings: Settings, known: Facts) -> Checkpoint:
@@ -138,27 +158,41 @@ def _files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
     """What the manifest names and is not there."""
     manifest, folder = settings.manifest, settings.path.resolve().parent
     if manifest.model.chat_template is not None:
-        yield from _readable(settings, ("model", "chat_template"), folder / manifest.model.chat_template)
+        yield from _readable(settings, ("model", "chat_template"), manifest.model.chat_template)
     if manifest.engine.record is not None:
         parent = (folder / manifest.engine.record).parent
         if not parent.is_dir():
-            yield Problem(settings.place(("engine", "record")), "engine.record", f"{parent}: no such directory")
+            yield _no_folder(settings, manifest.engine.record, folder)
     for name, secret in manifest.secrets.items():
         if isinstance(secret, SecretFile):
-            yield from _readable(settings, ("secrets", name, "file"), folder / secret.file)
+            yield from _readable(settings, ("secrets", name, "file"), secret.file)
         elif not environ.get(secret.env):
             what = "is empty" if secret.env in environ else "is not set"
             at = settings.place(("secrets", name, "env"))
-            yield Problem(at, f"secrets.{name}.env", f"the environment variable {secret.env} {what}")
+            near = suggest_name(secret.env, environ) if secret.env not in environ else ""
+            hint = Hint(f"did you mean {near}?", Write(near), certain=False) if near else Hint()
+            yield unread(at, ("secrets", name, "env"), f"the environment variable {secret.env} {what}", hint)
 
 
-def _readable(settings: Settings, key: tuple[str, ...], path: Path) -> Iterator[Problem]:
+def _no_folder(settings: Settings, record: str, folder: Path) -> Problem:
+    above, key = Path(record).parent, ("engine", "record")
+    hint = suggest_file(str(above), folder)
+    if isinstance(hint.remedy, Write):
+        hint = replace(hint, remedy=Write(f"{hint.remedy.text}/{Path(record).name}"))
+    return unread(settings.place(key), key, f"{folder / above}: no such directory", hint)
+
+
+def _readable(settings: Settings, key: tuple[str, ...], given: str) -> Iterator[Problem]:
+    folder = settings.path.resolve().parent
+    path, place = folder / given, settings.place(key)
+    # What is no path may be the secret itself, written in the place of its file.
+    shown = "the file (name not shown)" if is_secret(key) and not re.search(r"[/.]", given) else masked(str(path))
     try:
         text = path.read_text()
     except UnicodeDecodeError:
-        yield Problem(settings.place(key), ".".join(key), f"{path}: is not UTF-8 text")
+        yield unread(place, key, f"{shown}: is not UTF-8 text")
     except OSError as error:
-        yield Problem(settings.place(key), ".".join(key), f"{path}: {(error.strerror or str(error)).lower()}")
+        yield unread(place, key, f"{shown}: {(error.strerror or str(error)).lower()}", suggest_file(given, folder))
     else:
         if not text.strip():
-            yield Problem(settings.place(key), ".".join(key), f"{path}: is empty")
+            yield unread(place, key, f"{shown}: is empty")

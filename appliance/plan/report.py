@@ -5,9 +5,10 @@ from typing import Any
 
 import msgspec
 
+from appliance.declare.fingerprint import graphs_hash
 from appliance.declare.keys import find, spell
 from appliance.plan.memory import spell_bytes
-from appliance.plan.plan import Effective, Plan
+from appliance.plan.plan import Effective, Plan, settled
 from engine.api.config import EngineConfig
 
 
@@ -69,6 +70,8 @@ def as_json(plan: Plan) -> str:
     value: dict[str, Any] = {
         "manifest": str(plan.path),
         "sha256": plan.sha256,
+        "outputs_sha256": plan.gateway.outputs_sha256,
+        "graphs_sha256": graphs_hash(settled(plan.effective)),
         "architecture": plan.architecture,
         "checkpoint": plan.origin,
         "effective": [msgspec.to_builtins(effective) for effective in plan.effective],

@@ -21,7 +21,7 @@ def bring(order: Order, policy: Policy, environ: Mapping[str, str], say: Callabl
     resolved = resolve(order, policy, environ)
     store, listing = resolved.store, resolved.listing
     if not is_whole(store, listing):
-        progress = Progress(listing.bytes)
+        progress = Progress(listing.bytes, say)
         with _told(lambda: say(f"downloading {store.shown}: {progress.text()}")):
             fetch(store, listing, resolved.shelf, policy, progress)
         if isinstance(store, Archive):

@@ -129,6 +129,7 @@ def _file(store: Store, file: RemoteFile, shelf: Shelf, policy: Policy, progress
                 failures = 1 if attempt.brought else failures + 1
                 if failures >= policy.attempts:
                     raise SourceError(f"{file.name}: given up after {failures} attempts: {error}") from error
+                progress.failed(file.name, f"attempt {failures + 1} of {policy.attempts}", str(error))
                 deadline.pause(min(policy.pause_s * 2 ** (failures - 1), LONGEST_PAUSE_S))
     except BaseException:
         deadline.failed.set()

@@ -12,6 +12,7 @@ import msgspec
 from appliance import exits
 from appliance.declare.problems import Problem, Refused
 from appliance.declare.settings import Settings
+from appliance.declare.variables import is_on, value
 from appliance.manifest import SecretFile
 from appliance.source.archive import Archive
 from appliance.source.fetch import Policy
@@ -87,7 +88,7 @@ def policy(settings: Settings, environ: Mapping[str, str]) -> Policy:
         attempts=download.attempts,
         total_s=download.total_timeout,
         min_free=download.min_free,
-        offline=download.offline or (hub and environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")),
+        offline=download.offline or (hub and is_on(environ, "HF_HUB_OFFLINE")),
     )
 
 
@@ -125,7 +126,7 @@ def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
 
 def _sagemaker(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
     """What the platform laid there first, then HF_MODEL_ID, as the platform's own images have it."""
-    key, repo = ("model", "source", "sagemaker"), environ.get("HF_MODEL_ID", "")
+    key, repo = ("model", "source", "sagemaker"), value(environ, "HF_MODEL_ID")
     found = sorted(path.name for path in SAGEMAKER_MODEL.iterdir()) if SAGEMAKER_MODEL.is_dir() else []
     if any(name.endswith((".safetensors", ".gguf")) or name == "config.json" for name in found):
         return Local(SAGEMAKER_MODEL, f"what SageMaker laid into {SAGEMAKER_MODEL}")
@@ -140,7 +141,7 @@ def _sagemaker(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
     if len(inner) == 1:
         return Local(SAGEMAKER_MODEL / inner[0], f"the only checkpoint below {SAGEMAKER_MODEL}")
     if "/" in repo and not repo.startswith("/"):
-        return _hub(settings, environ, repo, environ.get("HF_MODEL_REVISION") or "main", ())
+        return _hub(settings, environ, repo, value(environ, "HF_MODEL_REVISION") or "main", ())
     if repo:
         return Local(Path(repo), "HF_MODEL_ID")
     what = f"{SAGEMAKER_MODEL} has {', '.join(found[:3])} but no checkpoint" if found else f"{SAGEMAKER_MODEL} is empty"
@@ -148,7 +149,7 @@ def _sagemaker(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
 
 
 def _vertex(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
-    key, uri = ("model", "source", "vertex"), environ.get("AIP_STORAGE_URI", "")
+    key, uri = ("model", "source", "vertex"), value(environ, "AIP_STORAGE_URI")
     if not uri:
         _refuse(settings, key, "AIP_STORAGE_URI is not set: upload the model with an artifact URI (gs://…)")
     if uri.startswith("gs://"):
@@ -158,20 +159,17 @@ def _vertex(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
 
 def _hub(settings: Settings, environ: Mapping[str, str], repo: str, revision: str, patterns: tuple[str, ...]) -> Order:
     download = settings.manifest.model.download
-    home = (
-        environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or environ.get('HOME', '') + '/.cache'}/huggingface"
-    )
     if download.cache is not None:
         cache = _cache(settings, "huggingface")
     else:
-        cache = Path(environ.get("HF_HUB_CACHE") or f"{home}/hub").expanduser()
+        cache = Path(value(environ, "HF_HUB_CACHE") or f"{_hub_home(environ)}/hub").expanduser()
     return Order(
         kind="huggingface",
         what=repo,
         cache=str(cache),
         revision=revision,
         patterns=patterns,
-        endpoint=(environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/"),
+        endpoint=(value(environ, "HF_ENDPOINT") or ENDPOINT).rstrip("/"),
         token=_token(settings),
         stall_s=download.stall_timeout,
     )
@@ -191,7 +189,7 @@ def _bucket(
         kind=kind,
         what=uri.partition("://")[2].strip("/"),
         cache=str(_cache(settings, kind)),
-        emulated=kind == "gs" and bool(environ.get("STORAGE_EMULATOR_HOST")),
+        emulated=kind == "gs" and bool(value(environ, "STORAGE_EMULATOR_HOST")),
         stall_s=settings.manifest.model.download.stall_timeout,
     )
 
@@ -215,13 +213,18 @@ def _token(settings: Settings) -> Secret | None:
     return Secret(env=secret.env)
 
 
+def _hub_home(environ: Mapping[str, str]) -> str:
+    cache = value(environ, "XDG_CACHE_HOME") or f"{value(environ, 'HOME')}/.cache"
+    return value(environ, "HF_HOME") or f"{cache}/huggingface"
+
+
 def _own_token(environ: Mapping[str, str]) -> str:
     """The hub's own: HF_TOKEN, or what `hf auth login` left."""
-    if token := environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN"):
+    if token := value(environ, "HF_TOKEN") or value(environ, "HUGGING_FACE_HUB_TOKEN"):
         return token.strip()
-    home = environ.get("HF_HOME") or f"{environ.get('HOME', '')}/.cache/huggingface"
+    home = _hub_home(environ)
     try:
-        return Path(environ.get("HF_TOKEN_PATH") or f"{home}/token").read_text().strip()
+        return Path(value(environ, "HF_TOKEN_PATH") or f"{home}/token").read_text().strip()
     except OSError:
         return ""
 

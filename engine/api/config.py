@@ -10,6 +10,7 @@ from engine.api.errors import ConfigError
 Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4"]
+MatmulPrecision = Literal["highest", "high", "medium"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,9 +21,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     variant (kernels/cpu/library.py), triton on a GPU, or torch. `weights` other than stored are rounded as they are
     loaded and kept for the next start in the folder `weight_cache`, if there is one. `kv_measured`: a GPU's pool takes
     the memory that is really left, at most `kv_bytes`. `invariant`: a request's numbers do not depend on the requests
-    beside it. Decode steps of `graph_sizes` rows are captured in at most `graph_bytes`. `load`: random weights need no
-    more of the checkpoint than its config.json. `cpus`: one for each thread of compiled kernels; `process_cpus`: those
-    that the process as a whole may use. Empty: nothing is bound."""
+    beside it. `matmul_precision`: of torch's float32 products. Decode steps of `graph_sizes` rows are captured in at
+    most `graph_bytes`. `load`: random weights need no more of the checkpoint than its config.json. `cpus`: one for each
+    thread of compiled kernels; `process_cpus`: those that the process as a whole may use. Empty: nothing is bound.
+    `pulse`: the file of its signs of life, if somebody watches them; an idle engine gives itself a token to compute
+    every `probe_s` seconds (0: never)."""
 
     model: str
     socket: str = ""
@@ -45,6 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     process_cpus: tuple[int, ...] = ()
     kernels: str = "torch"
     invariant: bool = False
+    matmul_precision: MatmulPrecision = "highest"
     graph_sizes: tuple[int, ...] = ()
     graph_bytes: int = 0
     load: Literal["checkpoint", "random"] = "checkpoint"
@@ -53,6 +57,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     trust_remote_code: bool = False
     record: str | None = None
     record_bytes: int = 256 * 2**20
+    pulse: str = ""
+    probe_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads"):

@@ -16,6 +16,7 @@ import msgspec
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, Submit, ToEngine
+from engine.api.pulse import State
 from engine.core.config import SchedulerConfig
 from engine.core.grammars import Compiler, Grammars, Mask
 from engine.core.plan import StepPlan, StepResult
@@ -49,7 +50,8 @@ class Worker(Protocol):
 
 
 class Loop:
-    """`send` is called in the loop's thread and must not block; `rest` likewise, before the loop sleeps or ends."""
+    """`send` is called in the loop's thread and must not block; `rest` likewise, before the loop sleeps or ends,
+    and `beat`, before it waits for a step (BUSY) and before it sleeps (IDLE)."""
 
     def __init__(
         self,
@@ -60,12 +62,14 @@ class Loop:
         overlap: bool = True,
         grammars: Grammars | None = None,
         rest: Callable[[], None] | None = None,
+        beat: Callable[[State], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
         self.drained = False
         self._worker, self._send, self._clock = worker, send, clock
         self._at_rest = rest or _nothing
+        self._beat = beat or _unwatched
         self._depth = 2 if overlap else 1
         self._grammars = grammars or Grammars(None)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -103,6 +107,7 @@ class Loop:
             assert flying or not (self.scheduler.running or self.scheduler.waiting), "requests wait and nothing can run"
             if flying and (planned is None or len(flying) == self._depth):
                 _, handle = flying.popleft()
+                self._beat(State.BUSY)
                 self._settle(handle.result())
             self._flush()
         for _, handle in flying:
@@ -133,6 +138,7 @@ class Loop:
             self._report()
         self._flush()
         self._at_rest()
+        self._beat(State.IDLE)
 
     def _stop(self) -> None:
         self._stopping = True
@@ -256,6 +262,7 @@ def build_loop(
     worker: Worker,
     send: Callable[[list[FromEngine]], None],
     open_compiler: Callable[[], Compiler] | None = None,
+    beat: Callable[[State], None] | None = None,
 ) -> Loop:
     """The loop over a worker that was built for the same configuration."""
     ropes = dict.fromkeys(part.rope for part in attentions(worker.model) if part.rope is not None)
@@ -272,10 +279,14 @@ def build_loop(
     )
     grammars = Grammars(open_compiler)
     if config.record is None:
-        return Loop(Scheduler(settings), worker, send, overlap=config.overlap, grammars=grammars)
+        return Loop(Scheduler(settings), worker, send, overlap=config.overlap, grammars=grammars, beat=beat)
     recorder = Recorder(settings, config.record, config.record_bytes)
-    return Loop(recorder, worker, send, overlap=config.overlap, grammars=grammars, rest=recorder.rest)
+    return Loop(recorder, worker, send, overlap=config.overlap, grammars=grammars, rest=recorder.rest, beat=beat)
 
 
 def _nothing() -> None:
     """Put in the inbox, it wakes the loop."""
+
+
+def _unwatched(state: State) -> None:
+    """Nobody watches this loop."""

@@ -50,6 +50,7 @@ def build_worker(
     _check_pages(config)
     device, team = _device(config), _team(config)
     torch.set_num_threads(config.threads)
+    torch.set_float32_matmul_precision(config.matmul_precision)
     seconds: dict[str, float] = {}
     took("starting", in_use(device))
     measured = partial(_measured, device=device, seconds=seconds, took=took)

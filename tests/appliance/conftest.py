@@ -55,7 +55,7 @@ class Sequence:
 
     def __init__(self, submit: Submit, cached: int) -> None:
         self.submit = submit
-        self.given = 0
+        self.given = len(submit.emitted)
         self.arrived = time.monotonic()
         self.cached = cached
 

@@ -144,8 +144,9 @@ def test_a_wrong_value_names_its_variable_and_the_choices(
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ("endpoints.prot=1", "--set endpoints.prot: unknown key; endpoints has host, port"),
-        ("port=1", "--set port: unknown key; the manifest has"),
+        ("endpoints.prot=1", "--set endpoints.prot: unknown key; did you mean port?"),
+        ("port=1", "--set port: unknown key; it belongs to endpoints: port"),
+        ("zzz=1", "--set zzz: unknown key; the manifest has apiVersion, model"),
         ("engine.cahce.prefix=true", "did you mean cache?"),
         ("endpoints.port.x=1", "endpoints.port has no keys below it"),
         ("endpoints.port=080", "--set endpoints.port: 080: a leading zero"),

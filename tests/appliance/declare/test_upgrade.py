@@ -188,10 +188,10 @@ def test_a_start_warns_once_and_names_the_command(tmp_path: Path, capsys: pytest
     path.write_text(f"apiVersion: slipway/v1\nmodel: {{path: {folder}}}\n")
     assert main(["check", str(path)]) == 0
     warning = capsys.readouterr().err.splitlines()
-    assert warning == [
-        f"{path}: apiVersion slipway/v1 is read as slipway/v2 until Slipway 0.3; "
+    assert warning[0] == (
+        f"{path}:1:13: apiVersion: slipway/v1 is read as slipway/v2 until Slipway 0.3; "
         f"rewrite it with: slipway upgrade --write {path}"
-    ]
+    )
     assert main(["upgrade", "--write", str(path)]) == 0
     capsys.readouterr()
     assert main(["check", str(path)]) == 0 and not capsys.readouterr().err

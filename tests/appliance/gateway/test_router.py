@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from appliance.gateway.router import Load, Placement, Router
-from appliance.http.errors import EngineFailed, Overloaded, Unavailable
+from appliance.http.errors import EngineFailed, Overloaded, Quarantined, Unavailable
 from appliance.observe.metrics import Metrics
 from engine.api.errors import RequestError
 from engine.api.messages import Sampling, Stats, Submit
@@ -289,7 +289,7 @@ def test_without_an_engine_requests_are_refused_at_once(new_engine, new_config):
     asyncio.run(body())
 
 
-def test_a_dead_engine_fails_its_own_requests_and_the_other_goes_on(routed, new_engine):
+def test_requests_of_a_dead_engine_go_on_with_the_other_behind_their_last_token(routed, new_engine):
     """ER-12 with data parallelism"""
     first, second = new_engine().start(), new_engine().start()
     first.holding = second.holding = True
@@ -299,19 +299,15 @@ def test_a_dead_engine_fails_its_own_requests_and_the_other_goes_on(routed, new_
             async with generation:
                 return [id async for delta in generation for id in delta.ids]
 
-        doomed, safe = (
-            asyncio.ensure_future(collect(each)) for each in router.generate_all([submit("a"), submit("b")])
-        )
+        moved, safe = (asyncio.ensure_future(collect(each)) for each in router.generate_all([submit("a"), submit("b")]))
         await until(lambda: first.open and second.open)
+        await asyncio.to_thread(first.give)
+        await until(lambda: any(generation.emitted for generation in router.engines[0].open.values()))
         await asyncio.to_thread(first.die)
-        with pytest.raises(EngineFailed):
-            await doomed
-        await until(lambda: not router.engines[0].serves)
-        later = router.generate(submit("c"))
-        assert later.engine.index == 1
-        await later.aclose()
+        await until(lambda: len(second.open) == 2)
+        assert second.submits[-1].emitted == (100,)
         await asyncio.to_thread(second.give, 3)
-        assert await safe == [100, 101, 102]
+        assert (await moved, await safe) == ([100, 101, 102], [100, 101, 102])
         assert router.open == 0
 
     routed([first, second], body)
@@ -370,3 +366,161 @@ def test_a_client_that_leaves_before_its_whole_reply_frees_the_request(gateway, 
     eventually("freed", lambda: not engine.open and gateway.service.router.open == 0)
     assert gateway.metric("vllm:request_success_total", finished_reason="abort") == 2
     eventually("no load", lambda: gateway.client.get("/load").json() == {"server_load": 0})
+
+
+# -- engines that die -------------------------------------------------------------------------------------------------
+
+
+async def collected(generation):
+    async with generation:
+        return [id async for delta in generation for id in delta.ids]
+
+
+def test_requests_wait_for_the_next_engine_and_go_on_behind_their_last_token(routed, engine):
+    """A crash is a pause: nothing is lost, repeated or changed"""
+    engine.holding = True
+
+    async def body(router):
+        prompts = [submit(str(number), max_tokens=20 + number) for number in range(5)]
+        reading = [asyncio.ensure_future(collected(each)) for each in router.generate_all(prompts)]
+        await until(lambda: len(engine.open) == 5)
+        for round in range(3):
+            await asyncio.to_thread(engine.give, 5)
+            emitted = 5 * (round + 1)
+            await until(lambda emitted=emitted: all(len(g.emitted) == emitted for g in router._generations()))
+            await asyncio.to_thread(engine.die)
+            await until(lambda: router.held == 5)
+            assert router.waiting == 0 and router.open == 5
+            engine.start()
+            await until(lambda: len(engine.open) == 5)
+        await asyncio.to_thread(engine.give, 9)
+        assert await asyncio.gather(*reading) == [list(range(100, 120 + number)) for number in range(5)]
+        assert router.open == router.held == 0
+
+    routed([engine], body)
+
+
+def test_what_an_engine_gave_before_it_died_is_given_first(routed, engine):
+    """Deltas that the client had not taken yet are counted as emitted"""
+    engine.holding = True
+
+    async def body(router):
+        generation = router.generate(submit(max_tokens=6))
+        first = asyncio.ensure_future(anext(aiter(generation)))
+        await until(lambda: engine.open)
+        await asyncio.to_thread(engine.give)
+        await first
+        await asyncio.to_thread(engine.give, 3)  # nobody takes these
+        await until(lambda: router.engines[0].client.stats.step == 4)
+        await asyncio.to_thread(engine.die)
+        rest = asyncio.ensure_future(collected(generation))
+        await until(lambda: router.held == 1)
+        engine.start()
+        await until(lambda: engine.open)
+        assert engine.submits[-1].emitted == (100, 101, 102, 103)
+        await asyncio.to_thread(engine.give, 2)
+        assert await rest == [101, 102, 103, 104, 105]
+
+    routed([engine], body)
+
+
+def test_a_client_that_leaves_while_its_request_waits_is_forgotten(routed, engine):
+    engine.holding = True
+
+    async def body(router):
+        generation = router.generate(submit(max_tokens=6))
+        reading = asyncio.ensure_future(collected(generation))
+        await until(lambda: engine.open)
+        await asyncio.to_thread(engine.die)
+        await until(lambda: router.held == 1)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        assert router.held == router.open == 0
+        engine.start()
+        await until(lambda: router.serves)
+        assert len(engine.submits) == 1
+
+    routed([engine], body)
+
+
+def test_requests_that_wait_when_the_service_ends_are_aborted_or_fail(routed, engine):
+    engine.holding = True
+
+    async def body(router):
+        async def last(generation):
+            async with generation:
+                return [delta async for delta in generation][-1].finish
+
+        reading = [asyncio.ensure_future(last(each)) for each in router.generate_all([submit("a"), submit("b")])]
+        await until(lambda: len(engine.open) == 2)
+        await asyncio.to_thread(engine.die)
+        await until(lambda: router.held == 2)
+        router.abort_all()
+        assert await asyncio.gather(*reading) == ["abort", "abort"]
+        left = asyncio.ensure_future(collected(router.generate(submit("c"))))
+        await until(lambda: router.held == 1)
+        await router.stop()
+        with pytest.raises(EngineFailed):
+            await left
+
+    routed([engine], body)
+
+
+def test_a_pinned_request_waits_for_its_own_engine(routed, new_engine):
+    first, second = new_engine().start(), new_engine().start()
+    first.holding = second.holding = True
+
+    async def body(router):
+        reading = asyncio.ensure_future(collected(router.generate(submit(), Placement(rank=0))))
+        await until(lambda: first.open)
+        await asyncio.to_thread(first.die)
+        await until(lambda: router.held == 1)
+        assert not second.open
+        first.start()
+        await until(lambda: first.open)
+        await asyncio.to_thread(first.give, 3)
+        assert await reading == [100, 101, 102]
+
+    routed([first, second], body)
+
+
+POISON = 666
+
+
+def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finish(routed, new_engine, caplog):
+    """Poison quarantine, over real sockets: an engine that dies of one prompt, restarted each time"""
+    engine = new_engine().start()
+    engine.holding = True
+    pardons, deaths = [], []
+
+    async def life(router):
+        """Gives tokens; dies whenever the poison would be computed."""
+        while True:
+            if any(POISON in sequence.submit.prompt for sequence in list(engine.open.values())):
+                deaths.append(sorted(sequence.submit.id.partition("#")[0] for sequence in engine.open.values()))
+                await asyncio.to_thread(engine.die)
+                await until(lambda: not router.serves)
+                engine.start()
+            else:
+                await asyncio.to_thread(engine.give)
+            await asyncio.sleep(0)
+
+    async def body(router):
+        router._pardon = lambda program, deaths: pardons.append((program, deaths))
+        living = asyncio.create_task(life(router))
+        good = [asyncio.ensure_future(collected(router.generate(submit(f"g{n}", max_tokens=40)))) for n in range(9)]
+        bad = asyncio.ensure_future(collected(router.generate(submit("bad", prompt=(1, POISON)))))
+        with pytest.raises(Quarantined, match="quarantined") as refused:
+            await bad
+        assert refused.value.status == 422
+        with pytest.raises(Quarantined):
+            router.generate(submit("again", prompt=(1, POISON)))
+        assert await asyncio.gather(*good) == [list(range(100, 140))] * 9
+        living.cancel()
+        assert router.open == router.held == 0 and not router.quarantine.on
+
+    routed([engine], body)
+    assert deaths[-2:] == [["bad"], ["bad"]], "it was proven alone"
+    assert len(deaths) <= 6
+    assert sum(count for _, count in pardons) >= len(deaths) - 1
+    assert "request bad is quarantined" in caplog.text

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from appliance.http.errors import ApiError, BadRequest, NotFound, api_error, error_object, sanitise
-from engine.api.errors import EngineGone, RequestError
+from engine.api.errors import EngineGone, RequestError, StepError
 from engine.api.messages import Failed
 
 
@@ -184,8 +184,8 @@ def test_an_engine_that_refuses_a_request_is_a_400_with_its_param(gateway, engin
     assert "12 blocks" in error["message"]
 
 
-def test_an_engine_that_dies_under_a_request_is_a_500_that_says_nothing_else(gateway, engine, eventually):
-    """ER-12 running requests of a dead engine"""
+def test_a_request_that_its_engine_gives_up_is_a_500_that_says_nothing_else(gateway, engine, eventually):
+    """ER-12 a fault of one request, such as logits that are no numbers"""
     import threading
 
     engine.holding = True
@@ -193,7 +193,7 @@ def test_an_engine_that_dies_under_a_request_is_a_500_that_says_nothing_else(gat
     thread = threading.Thread(target=lambda: replies.append(gateway.generate(max_tokens=5)))
     thread.start()
     eventually("submitted", lambda: len(engine.open) == 1)
-    engine.die()
+    engine.say(Failed(engine.submits[0].id, StepError.code, "row 3 of /srv/models/x has NaN"))
     thread.join()
     assert error_of(replies[0], 500)["message"] == "The server had an error while processing your request."
 
@@ -206,7 +206,7 @@ def test_a_failure_after_the_first_byte_is_a_record_in_the_stream(gateway, engin
         engine.give(1)
         lines = stream.iter_lines()
         assert json.loads(next(lines).removeprefix("data: ")) == {"ids": [100], "finish": None}
-        engine.die()
+        engine.say(Failed(engine.submits[0].id, StepError.code, "NaN"))
         rest = [line for line in lines if line]
     error = json.loads(rest[0].removeprefix("data: "))["error"]
     assert error.keys() == KEYS

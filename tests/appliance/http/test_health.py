@@ -1,5 +1,8 @@
 """Probes: what they say while the engine loads, serves, dies and drains."""
 
+import threading
+
+import msgspec
 import pytest
 
 from engine.api.messages import Failed, Loading
@@ -71,19 +74,35 @@ def test_an_engine_that_gave_up_is_shown_as_failed(start_gateway, engine, eventu
 
 
 def test_a_dead_engine_is_seen_and_its_return_too(gateway, engine, eventually):
-    """ER-12 engine dead: /health 503, new requests 503 with Retry-After, the gateway lives on."""
+    """ER-12 engine dead: /health 503, new requests wait for the next one, the gateway lives on."""
     engine.die()
     eventually("unhealthy", lambda: gateway.client.get("/health").status_code == 503)
     assert gateway.client.get("/ready").json()["status"] == "restarting"
     assert gateway.client.get("/live").status_code == 200
+    replies = []
+    waiting = threading.Thread(target=lambda: replies.append(gateway.generate()))
+    waiting.start()
+    eventually("it waits", lambda: gateway.metric("slipway_requests_held") == 1)
+    engine.start()
+    eventually("back", lambda: gateway.client.get("/ready").status_code == 200)
+    waiting.join()
+    assert replies[0].status_code == 200 and gateway.metric("slipway_requests_held") == 0
+    assert gateway.metric("slipway_engine_restarts_total") == 1
+
+
+def test_new_requests_are_refused_where_a_restart_takes_longer_than_they_would_wait(
+    start_gateway, new_engine, eventually
+):
+    """ER-12 503 with Retry-After for new requests"""
+    engine = new_engine()
+    engine.first = [msgspec.structs.replace(engine.READY, seconds={"loading": 31.0})]
+    gateway = start_gateway(engine.start(), hold_s=30.0)
+    engine.die()
+    eventually("unhealthy", lambda: gateway.client.get("/health").status_code == 503)
     refused = gateway.generate()
     assert refused.status_code == 503
     assert refused.json()["error"]["type"] == "ServiceUnavailableError"
     assert int(refused.headers["retry-after"]) >= 1
-    engine.start()
-    eventually("back", lambda: gateway.client.get("/ready").status_code == 200)
-    assert gateway.generate().status_code == 200
-    assert gateway.metric("slipway_engine_restarts_total") == 1
 
 
 def test_one_of_two_engines_is_enough_to_be_ready(start_gateway, new_engine, eventually):

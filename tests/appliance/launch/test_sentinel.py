@@ -36,6 +36,35 @@ def test_the_first_restart_is_at_once_and_the_next_ones_wait_longer_and_longer()
     assert delays == [0, 1, 2, 4, 8, 16, 30, 30, 30]
 
 
+def test_the_waits_are_the_manifest_s():
+    policy = Policy(max=9, window_s=1000.0, backoff_s=3.0, longest_s=10.0)
+    assert [policy.delay([0.0] * deaths, 0.0) for deaths in range(1, 11)] == [0, 3, 6, 10, 10, 10, 10, 10, 10, None]
+    assert Policy(max=9, window_s=1000.0, backoff_s=0.0).delay([0.0] * 9, 0.0) == 0
+
+
+def test_deaths_with_a_cause_of_their_own_do_not_count():
+    world = World(Policy(max=2, window_s=600.0))
+    for now in (1, 2, 3, 4, 5, 6):
+        world.dies(now)
+        world.sentinel.start_due(now + 60)
+        world.sentinel.pardoned("engine-0", 1)
+        world.sentinel.pardoned("engine-1", 5)
+    assert {notice.kind for notice in world.notices} == {"restart"}
+    for now in (7, 8, 9):
+        world.dies(now)
+        world.sentinel.start_due(now + 60)
+    assert world.notices[-1].kind == "exhausted"
+
+
+def test_the_death_of_what_hung_says_so():
+    world = World(Policy(max=5, window_s=600.0))
+    world.sentinel.hung("engine-0", "hung: no step was finished for 90 s")
+    world.dies(1)
+    world.sentinel.start_due(1)
+    world.dies(2)
+    assert [notice.how for notice in world.notices] == ["hung: no step was finished for 90 s", "killed by a signal"]
+
+
 @pytest.mark.parametrize("most", [0, 1, 5])
 def test_one_restart_too_many_in_the_window_is_reported_and_not_made(most):
     world = World(Policy(max=most, window_s=600.0))

@@ -100,10 +100,15 @@ def test_the_gauges_of_a_dead_engine_are_zero(gateway, engine, eventually):
     with gateway.client.stream("POST", "/test/generate", json={"max_tokens": 9, "stream": True}) as stream:
         eventually("waiting", lambda: gateway.metric("vllm:num_requests_waiting") == 1)
         engine.die()
+        eventually("down", lambda: gateway.metric("slipway_engine_up") == 0)
+        assert gateway.metric("vllm:num_requests_waiting") == 0
+        eventually("held", lambda: gateway.metric("slipway_requests_held") == 1)
+        engine.holding = False
+        engine.start()
         stream.read()
-    eventually("down", lambda: gateway.metric("slipway_engine_up") == 0)
-    assert gateway.metric("vllm:num_requests_waiting") == 0
-    assert gateway.metric("vllm:request_success_total", finished_reason="error") == 1
+    assert gateway.metric("slipway_request_interruptions_total") == 1
+    assert gateway.metric("slipway_interruption_seconds_count") == 1
+    assert gateway.metric("vllm:request_success_total", finished_reason="length") == 1
 
 
 def test_children_of_one_request_are_counted_singly(gateway):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from appliance import exits
+from appliance.declare.keys import leaves
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Given, Option, Settings, load
 from appliance.plan.machine import Gpu, Machine
@@ -164,7 +165,7 @@ def test_a_context_beyond_the_models_is_refused_with_the_limit(tmp_path: Path) -
 
 def test_a_gpu_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     message = str(refused(tmp_path, "hardware.device=cuda"))
-    assert "no usable GPU here (no driver); use cpu or auto" in message
+    assert "no usable GPU here (no driver); use auto or cpu" in message
 
 
 @pytest.mark.parametrize("count", [0, 10 * MIB, 400 * MIB])
@@ -251,12 +252,23 @@ def test_the_fingerprint_depends_on_values_not_on_spelling(tmp_path: Path) -> No
     assert fingerprint(settings(tmp_path, "limits.max_stop=17").manifest) != plain
 
 
+def test_the_hash_of_outputs_follows_settled_values_and_no_others(tmp_path: Path) -> None:
+    """What replies carry as system_fingerprint: a port is none of it, an `auto` that comes out otherwise is."""
+    plain = planned(tmp_path).gateway.outputs_sha256
+    for same in ("endpoints.port=9", "limits.max_stop=3", "hardware.threads=6", "model.max_context=1000"):
+        assert planned(tmp_path, same).gateway.outputs_sha256 == plain, same
+    for other in ("engine.sampling.temperature=0.5", "hardware.threads=5", "model.dtype=float16"):
+        assert planned(tmp_path, other).gateway.outputs_sha256 != plain, other
+    assert planned(tmp_path, machine=replace(CPU, cores=5)).gateway.outputs_sha256 != plain
+
+
 def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
     found = {one.key: one for one in planned(tmp_path, "limits.max_stop=2").effective}
     assert found["limits.max_stop"].origin == "--set limits.max_stop"
     assert found["model.source.path"].origin == f"{tmp_path / 'm.yaml'}:2:15"
     assert found["limits.max_body"].origin == "default"
-    assert len(found) == 66
+    other = [key.name for key in leaves() if key.path[:2] == ("model", "source") and key.path[2] != "path"]
+    assert set(found) == {key.name for key in leaves() if "*" not in key.path} - set(other)
     assert all(one.reason for one in found.values() if one.value == "auto" and one.key != "model.generation_config")
 
 
@@ -308,7 +320,7 @@ def test_a_gpu_computes_with_triton_and_captures_decode_steps(tmp_path: Path) ->
 def test_without_triton_a_gpu_computes_with_torch_and_the_plan_says_so(tmp_path: Path) -> None:
     found = planned(tmp_path, machine=GPU_HOST)
     assert found.engines[0].graph_sizes == () and not found.engines[0].invariant
-    assert "triton is not installed" in reason(found, "hardware.kernels")[1]
+    assert "Triton is not installed" in reason(found, "hardware.kernels")[1]
 
 
 @pytest.mark.parametrize("dim", [12, 264])
@@ -316,7 +328,7 @@ def test_heads_that_no_kernel_of_a_gpu_serves_are_torchs(tmp_path: Path, dim: in
     facts = checkpoint(dim=dim)
     found = planned(tmp_path, machine=GPU_KERNELS, facts=facts)
     assert found.engines[0].kernels == "torch"
-    words = f"heads of {dim}: triton kernels serve multiples of 8 up to 256"
+    words = f"the model has heads of {dim}: Triton kernels serve multiples of 8 up to 256"
     assert reason(found, "hardware.kernels") == ("torch", words)
     with pytest.raises(Refused, match=words):
         planned(tmp_path, "hardware.kernels=triton", machine=GPU_KERNELS, facts=facts)
@@ -336,8 +348,8 @@ def sparse() -> Checkpoint:
 def test_a_model_with_experts_is_torchs_on_a_gpu_and_compiled_on_a_cpu(tmp_path: Path) -> None:
     found = planned(tmp_path, machine=GPU_KERNELS, facts=sparse())
     assert found.engines[0].kernels == "torch" and found.engines[0].graph_sizes == ()
-    assert reason(found, "hardware.kernels") == ("torch", "experts: triton kernels serve models without")
-    with pytest.raises(Refused, match="triton: the model has experts: triton kernels serve models without; use torch"):
+    assert reason(found, "hardware.kernels") == ("torch", "the model has experts: Triton kernels serve models without")
+    with pytest.raises(Refused, match="Triton kernels serve models without; use auto or torch"):
         planned(tmp_path, "hardware.kernels=triton", machine=GPU_KERNELS, facts=sparse())
     assert planned(tmp_path, machine=COMPILED, facts=sparse()).engines[0].kernels == "avx512"
 
@@ -413,28 +425,50 @@ def test_a_gpu_without_bfloat16_computes_in_float16(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sets", "machine", "words"),
     [
-        (["hardware.kernels=triton"], COMPILED, "triton: its kernels are for a GPU, and this is cpu"),
-        (["hardware.kernels=triton"], GPU_HOST, "triton: it is not installed"),
-        (["quantization.kv_cache=fp8"], CPU, "fp8: only triton kernels read it, and torch serves; use auto"),
+        (
+            ["hardware.kernels=triton"],
+            COMPILED,
+            "GPU; there is no usable GPU here (no driver); use auto, torch, avx512",
+        ),
+        (
+            ["hardware.kernels=triton"],
+            GPU_HOST,
+            "install the release that this torch asks for; use auto or torch",
+        ),
+        (
+            ["quantization.kv_cache=fp8"],
+            CPU,
+            "read fp8 pages; Triton kernels are for a GPU; there is no usable GPU",
+        ),
         (
             ["quantization.kv_cache=int8"],
             GPU_KERNELS,
-            "int8: only compiled kernels of a CPU read it, and triton serves; use auto, bfloat16 or fp8",
+            "int8: only compiled kernels of a CPU read int8 pages; no compiled kernels are here: install with a C++ "
+            "compiler; use auto, bfloat16 or fp8",
         ),
         (
             ["quantization.kv_cache=int8"],
             CPU,
-            "only compiled kernels of a CPU read it, and torch serves; use auto, float32 or bfloat16 or float16",
+            "no compiled kernels are here: install with a C++ compiler; use auto, float32, bfloat16 or float16",
         ),
-        (["quantization.kv_cache=fp8"], COMPILED, "float16 or int8"),
-        (["quantization.kv_cache=fp8"], OLD_GPU, "NVIDIA A100 has no such type"),
+        (["quantization.kv_cache=fp8"], COMPILED, "use auto, float32, bfloat16, float16 or int8"),
+        (
+            ["quantization.kv_cache=fp8"],
+            OLD_GPU,
+            "NVIDIA A100 has no fp8 (compute capability 8.9",
+        ),
         (
             ["quantization.kv_cache=float16"],
             GPU_KERNELS,
-            "the pages have the type of the activations, or 8 bits; use auto, bfloat16 or fp8",
+            "pages have the type of the activations, or fp8; use auto, bfloat16 or fp8, or hardware.device: cpu, or "
+            "model.dtype: float16, or hardware.kernels: torch",
         ),
-        (["hardware.batch_invariant=true"], CPU, "true: torch serves here, whose sums depend on the size of the batch"),
-        (["quantization.weights=int8"], GPU_KERNELS, "and triton serves here; use auto"),
+        (["hardware.batch_invariant=true"], CPU, "true: the sums of torch depend on the size of the batch; "),
+        (
+            ["quantization.weights=int8"],
+            GPU_KERNELS,
+            "no compiled kernels are here: install with a C++ compiler; use auto",
+        ),
     ],
 )
 def test_what_the_kernels_of_a_gpu_cannot_do_is_refused(
@@ -446,11 +480,27 @@ def test_what_the_kernels_of_a_gpu_cannot_do_is_refused(
 @pytest.mark.parametrize(
     ("sets", "machine", "words"),
     [
-        (["hardware.kernels=amx"], COMPILED, "amx: not compiled, or not for this CPU; use one of avx512, avx2, base"),
-        (["hardware.kernels=avx2", "model.dtype=float16"], COMPILED, "this is float16 on cpu; use auto"),
-        (["hardware.kernels=avx2"], GPU_HOST, "this is bfloat16 on cuda; use auto"),
-        (["quantization.weights=int8"], CPU, "int8: only compiled kernels of a CPU multiply by such weights"),
-        (["quantization.weights=int4", "hardware.kernels=torch"], COMPILED, "torch serves here; use auto"),
+        (
+            ["hardware.kernels=amx"],
+            COMPILED,
+            "amx: this machine has avx512, avx2, base alone of the",
+        ),
+        (
+            ["hardware.kernels=avx2", "model.dtype=float16"],
+            COMPILED,
+            "model.dtype: float16 (--set model.dtype)",
+        ),
+        (["hardware.kernels=avx2"], GPU_HOST, "avx2: no compiled kernels are here"),
+        (
+            ["quantization.weights=int8"],
+            CPU,
+            "only compiled kernels of a CPU multiply by weights that are",
+        ),
+        (
+            ["quantization.weights=int4", "hardware.kernels=torch"],
+            COMPILED,
+            "torch cannot go with quantization.weights",
+        ),
     ],
 )
 def test_what_compiled_kernels_cannot_do_is_refused(
@@ -562,7 +612,9 @@ def test_quantized_weights_are_not_rounded_again(tmp_path: Path) -> None:
     for bits in ("int8", "int4"):
         with pytest.raises(Refused) as caught:
             planned(tmp_path, f"quantization.weights={bits}", machine=COMPILED, facts=quantized())
-        assert f"{bits}: the checkpoint is quantized already, in 4 bits (gptq, groups of 32); use" in str(caught.value)
+        assert f"{bits}: the checkpoint is quantized already, in 4 bits (gptq, groups of 32): round" in str(
+            caught.value
+        )
 
 
 def test_what_a_gguf_file_has_in_other_types_may_be_rounded(tmp_path: Path) -> None:

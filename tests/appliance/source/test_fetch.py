@@ -208,7 +208,7 @@ def test_who_waits_for_another_process_says_so_and_how_far_it_is(web: Files, tmp
 
 def test_progress_tells_rate_and_time_left() -> None:
     now = [0.0]
-    progress = Progress(15_200_000_000, lambda: now[0])
+    progress = Progress(15_200_000_000, clock=lambda: now[0])
     for _ in range(20):
         now[0] += 1.0
         progress.add("a", 100_000_000)

@@ -1,0 +1,134 @@
+"""What a change of a key entails, each key once: what starts again, what is generated, caches, graphs, memory.
+
+A row speaks of its own key alone. Where one key settles the `auto` of another (`hardware.kv_cache_memory` that of
+`model.max_context`), compare resolved values: the other key's row says the rest.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Restart = Literal["none", "gateway", "engine", "service"]
+Outputs = Literal["no", "rounding", "yes"]
+Cache = Literal["weights", "prefix"]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """`restart`: the least that must start again for the key to act; "engine" leaves the gateway and its open requests,
+    "service" is everything. `live`: nothing but the key's readers knows its value, so it could be changed in place; the
+    running code changes nothing in place yet. `outputs`: what the same request with the same seed generates, or where
+    it ends; "rounding": only through sums that depend on how requests fall into steps and on threads, so not with
+    compiled kernels of a CPU, nor with hardware.batch_invariant. `caches`: what was kept no longer fits, the file of
+    rounded weights or the blocks of prefixes. `graphs`: kernels are compiled, or graphs captured, differently.
+    `memory`: bytes move."""
+
+    restart: Restart
+    live: bool = False
+    outputs: Outputs = "no"
+    caches: tuple[Cache, ...] = ()
+    graphs: bool = False
+    memory: bool = False
+
+
+_LIVE = Effect("gateway", live=True)
+_LIVE_OUTPUTS = Effect("gateway", live=True, outputs="yes")
+_GATEWAY = Effect("gateway")
+_SERVICE = Effect("service")
+_THREADS = Effect("engine", outputs="rounding")
+_NUMBERS = Effect("engine", outputs="yes", caches=("prefix",), graphs=True, memory=True)
+_EVERYTHING = Effect("service", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True)
+
+# Key, as in Key.name → effect.
+EFFECTS: dict[str, Effect] = {
+    "apiVersion": Effect("none"),
+    "model.source.path": _EVERYTHING,
+    "model.source.huggingface.repo": _EVERYTHING,
+    "model.source.huggingface.revision": _EVERYTHING,
+    "model.source.huggingface.files": _EVERYTHING,
+    "model.source.http.url": _EVERYTHING,
+    "model.source.http.sha256": _EVERYTHING,
+    "model.source.http.max_size": _SERVICE,  # what a download asks for or allows: the launcher's affair
+    "model.source.s3.uri": _EVERYTHING,
+    "model.source.gs.uri": _EVERYTHING,
+    "model.credentials": _SERVICE,
+    "model.download.cache": _SERVICE,
+    "model.download.stall_timeout": _SERVICE,
+    "model.download.attempts": _SERVICE,
+    "model.download.total_timeout": _SERVICE,
+    "model.download.min_free": _SERVICE,
+    "model.download.offline": _SERVICE,
+    "model.names": _LIVE,
+    "model.dtype": _NUMBERS,
+    "model.max_context": Effect("service", outputs="yes", graphs=True, memory=True),
+    "model.chat_template": Effect("gateway", outputs="yes"),
+    "model.generation_config": Effect("gateway", outputs="yes"),
+    "model.trust_remote_code": Effect("engine"),  # its code is run for no architecture that is served without it
+    "quantization.weights": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
+    "quantization.keep": Effect("engine"),
+    "quantization.kv_cache": _NUMBERS,
+    "parallelism.data": Effect("service", outputs="rounding", memory=True),
+    "hardware.device": _EVERYTHING,
+    "hardware.threads": _THREADS,
+    "hardware.cpus": Effect("service"),  # gateway and sentinel run on the other CPUs
+    "hardware.reserved_cores": Effect("service"),
+    "hardware.kernels": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
+    "hardware.batch_invariant": Effect("engine", outputs="rounding", caches=("prefix",), graphs=True),
+    "hardware.matmul_precision": Effect("engine", outputs="yes", caches=("prefix",), graphs=True),
+    "hardware.graphs": Effect("engine", outputs="rounding", graphs=True, memory=True),
+    "hardware.kv_cache_memory": Effect("engine", outputs="rounding", memory=True),
+    "hardware.memory_share": Effect("engine", outputs="rounding", memory=True),
+    "engine.scheduling.max_running": Effect("engine", outputs="rounding", graphs=True, memory=True),
+    "engine.scheduling.max_step_tokens": Effect("engine", outputs="rounding", graphs=True, memory=True),
+    "engine.scheduling.policy": Effect("engine", outputs="rounding"),
+    "engine.scheduling.overlap": Effect("engine", outputs="rounding"),
+    "engine.cache.block_tokens": Effect("engine", outputs="rounding", caches=("prefix",), graphs=True, memory=True),
+    "engine.cache.prefix": Effect("engine", outputs="rounding"),
+    "engine.sampling.temperature": _LIVE_OUTPUTS,
+    "engine.sampling.top_p": _LIVE_OUTPUTS,
+    "engine.sampling.top_k": _LIVE_OUTPUTS,
+    "engine.sampling.min_p": _LIVE_OUTPUTS,
+    "engine.sampling.repetition_penalty": _LIVE_OUTPUTS,
+    "engine.record": Effect("engine"),
+    "engine.record_size": Effect("engine"),
+    "endpoints.host": _SERVICE,  # the launcher looks for a free port, and tells health checks where
+    "endpoints.port": _SERVICE,
+    "endpoints.api_keys": _LIVE,
+    "endpoints.compat": _LIVE,
+    "endpoints.cors_origins": _LIVE,
+    "endpoints.keep_alive": _LIVE,
+    "endpoints.trust_request_chat_template": _LIVE,
+    "endpoints.docs": _GATEWAY,  # routes are made once
+    "limits.max_waiting": _LIVE,
+    "limits.max_waiting_tokens": _LIVE,
+    "limits.max_body": _LIVE,
+    "limits.max_output_tokens": _LIVE_OUTPUTS,
+    "limits.max_choices": _LIVE,
+    "limits.max_prompts": _LIVE,
+    "limits.max_logprobs": _LIVE,
+    "limits.max_stop": _LIVE,
+    "health.startup_budget": _SERVICE,
+    "health.stalled_loading": _SERVICE,
+    "health.stalled_busy": _SERVICE,
+    "health.stalled_idle": _SERVICE,
+    "lifecycle.drain": _SERVICE,  # Supervisor waits as long
+    "lifecycle.restart.max": _SERVICE,
+    "lifecycle.restart.window": _SERVICE,
+    "lifecycle.restart.backoff": _SERVICE,
+    "lifecycle.restart.longest_backoff": _SERVICE,
+    "lifecycle.restart.hold": _LIVE,
+    "observability.log_level": _LIVE,
+    "observability.log_format": _SERVICE,  # the launcher's own lines have it too
+    "observability.log_requests": _LIVE,
+    "observability.log_outputs": _LIVE,
+    "observability.vllm_metrics": _GATEWAY,  # families are registered once
+    "secrets.*.file": _LIVE,
+    "secrets.*.env": _SERVICE,  # the launcher takes the value from its own environment
+}
+
+
+def effect(key: str) -> Effect:
+    """The effect of a key, named as in a plan; `secrets.NAME` stands for all below it. Raises KeyError."""
+    if key.startswith("secrets."):
+        _, _, rest = key.partition(".")
+        return EFFECTS[f"secrets.*.{rest.partition('.')[2] or 'env'}"]
+    return EFFECTS[key]

@@ -1,0 +1,53 @@
+"""What other servers call the keys of this manifest: options, variables and fields, without marks and in small letters.
+
+Sources: the command-line references of vLLM, text-generation-inference, SGLang and llama.cpp's server, the environment
+variables of NVIDIA NIM, and the fields of KServe's InferenceService.
+"""
+
+OTHER_SERVERS = {
+    # vLLM
+    "enablelogrequests": "observability.log_requests",
+    "alloworigins": "endpoints.cors_origins",
+    "allowedorigins": "endpoints.cors_origins",
+    # text-generation-inference
+    "corsalloworigin": "endpoints.cors_origins",
+    "cudamemoryfraction": "hardware.memory_share",
+    "hostname": "endpoints.host",
+    "maxbatchprefilltokens": "engine.scheduling.max_step_tokens",
+    "maxbestof": "limits.max_choices",
+    "maxconcurrentrequests": "engine.scheduling.max_running",
+    "maxstopsequences": "limits.max_stop",
+    "maxtotaltokens": "model.max_context",
+    "modelid": "model.source.huggingface.repo",
+    "payloadlimit": "limits.max_body",
+    # SGLang
+    "chunkedprefillsize": "engine.scheduling.max_step_tokens",
+    "contextlen": "model.max_context",
+    "maxqueuedrequests": "limits.max_waiting",
+    "maxrunningrequests": "engine.scheduling.max_running",
+    "memfractionstatic": "hardware.memory_share",
+    "pagesize": "engine.cache.block_tokens",
+    "schedulepolicy": "engine.scheduling.policy",
+    "dpsize": "parallelism.data",
+    # llama.cpp
+    "alias": "model.names",
+    "cachetypek": "quantization.kv_cache",
+    "cachetypev": "quantization.kv_cache",
+    "chattemplatefile": "model.chat_template",
+    "nbatch": "engine.scheduling.max_step_tokens",
+    "nctx": "model.max_context",
+    "nparallel": "engine.scheduling.max_running",
+    # NVIDIA NIM
+    "nimkvcachepercent": "hardware.memory_share",
+    "nimloglevel": "observability.log_level",
+    "nimmaxmodellen": "model.max_context",
+    "nimmodelname": "model.source.path",
+    "nimmodelpath": "model.source.path",
+    "nimservedmodelname": "model.names",
+    "nimserverport": "endpoints.port",
+    # KServe
+    "containerconcurrency": "engine.scheduling.max_running",
+    "minreplicas": "parallelism.data",
+    "maxreplicas": "parallelism.data",
+    "storageuri": "model.source",
+}

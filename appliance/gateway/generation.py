@@ -1,0 +1,219 @@
+"""One sequence under way, from its admission to its last token, whatever engines come and go under it.
+
+It is the journal of its request: `submit` as the route made it, `emitted` every id given so far. When its engine dies
+it waits in the router's hall, and another engine goes on behind the last id: noise is keyed by position and rows do not
+depend on their neighbours, so its tokens are those that the first engine would have given.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from appliance.http.errors import EngineFailed
+from appliance.observe.metrics import Metrics, now
+from engine.api.errors import EngineError, EngineGone, RequestError
+from engine.api.messages import Delta, Finish, Submit, Timing
+
+if TYPE_CHECKING:
+    from appliance.gateway.router import Engine, Router
+
+log = logging.getLogger(__name__)
+
+
+class Generation:
+    """An async iterator of the sequence's deltas, to be used in `async with`, which ends what still runs. `engine` is
+    the one that computes it, None while it waits for one; `rank` and `session` say which it wants."""
+
+    def __init__(self, router: "Router", submit: Submit, key: str, rank: int | None, session: str) -> None:
+        self.submit = submit
+        self.key = key
+        self.rank = rank
+        self.session = session
+        self.engine: Engine | None = None
+        self.emitted: list[int] = []
+        self.timing: Timing | None = None
+        self.started = False
+        self.interruptions = 0
+        self._router = router
+        self._deltas: AsyncGenerator[Delta, None] | None = None
+        self._placed = asyncio.Event()
+        self._fate: Exception | Finish | None = None  # what ends it while it waits
+        self._over = False
+        self._label = "0"  # of the engine that computes it, or did
+        self._gained = False  # something on this engine
+        self._earlier: Timing | None = None  # of the engines before this one
+        self._uncounted = len(submit.prompt)
+        self._arrived_s = self._last_s = self._first_s = self._held_s = now()
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.timing.cached_tokens if self.timing else 0
+
+    @property
+    def flight(self) -> tuple[str, int, bool]:
+        """What the quarantine needs to know when the engine dies: key, tokens so far, whether this engine gave any."""
+        return self.key, len(self.emitted), self._gained
+
+    # The router's side
+
+    def place(self, engine: "Engine") -> None:
+        """This engine computes it from now on, behind what was given."""
+        self.engine, self._label, self._gained = engine, engine.label, False
+        engine.open[self.key] = self
+        self._deltas = engine.client.generate(
+            msgspec.structs.replace(self.submit, id=self.key, emitted=tuple(self.emitted))
+        )
+        if self.interruptions:
+            log.info("request %s goes on behind token %d after %.1f s", self.submit.id, len(self.emitted), self.pause_s)
+            self._router.metrics.observe("interruption_seconds", self.pause_s, self._label)
+        self._placed.set()
+
+    def interrupt(self) -> None:
+        """Its engine is gone. It waits, and its client with it."""
+        if self.engine is not None:
+            self.engine.open.pop(self.key, None)
+        self.engine = self._deltas = None
+        self._earlier = self.timing
+        if self._fate is None:
+            self._placed.clear()
+        self.interruptions += 1
+        self._held_s = now()
+
+    def refuse(self, fate: Exception | Finish) -> None:
+        """Ends it while it waits: with this error, or with a last delta of this reason."""
+        self._fate = fate
+        self._placed.set()
+
+    @property
+    def pause_s(self) -> float:
+        """How long it has waited for an engine."""
+        return now() - self._held_s
+
+    # The route's side
+
+    async def __aenter__(self) -> "Generation":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._over:
+            await self._placed.wait()
+            if self._fate is not None:
+                return self._meet(self._fate)
+            assert self._deltas is not None, "a placed request has an engine"
+            try:
+                delta = await anext(self._deltas)
+            except RequestError:
+                self._end("error")
+                raise
+            except EngineGone:
+                self._router.interrupted(self)
+                continue
+            except EngineError as error:
+                log.error("engine %s gave up a request: %s", self._label, error.code)
+                self._end("error")
+                raise EngineFailed from error
+            self._take(delta)
+            return msgspec.structs.replace(delta, id=self.submit.id)
+        raise StopAsyncIteration
+
+    def take_prompt(self) -> int:
+        """Tokens of the prompt the first time, then 0."""
+        tokens, self._uncounted = self._uncounted, 0
+        return tokens
+
+    def stop(self) -> None:
+        """The reply is complete although the engine goes on: a stop string was met."""
+        if self.engine is not None:
+            self.engine.client.abort([self.key])
+        self._end("stop")
+
+    async def aclose(self) -> None:
+        """Ends the request; a running one is aborted in the engine."""
+        deltas = self._deltas
+        self._end("abort")
+        if deltas is not None:
+            await deltas.aclose()
+
+    def _meet(self, fate: Exception | Finish) -> Delta:
+        if isinstance(fate, Exception):
+            self._end("error")
+            raise fate
+        self._end(fate)
+        return Delta(self.submit.id, finish=fate)
+
+    def _take(self, delta: Delta) -> None:
+        moment, metrics, label = now(), self._router.metrics, self._label
+        if delta.timing is not None:
+            self.timing = _joined(self._earlier, delta.timing)
+        if not self.started:
+            self.started = True
+            self._router.admission.started(moment)
+            self._router.backlog.started(moment, len(self.submit.prompt))
+            metrics.prompt(label, len(self.submit.prompt), self.cached_tokens)
+        count = len(delta.ids)
+        if count:
+            metrics.add("generation_tokens", count, label)
+            pauses = count if self.emitted else count - 1
+            if not self.emitted:
+                self._first_s = moment
+                metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
+            if pauses:
+                # Deltas that waited for a slow client come as one: the pause is shared among their tokens.
+                share_s = (moment - self._last_s) / pauses if self.emitted else 0.0
+                metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses)
+            self.emitted += delta.ids
+            self._gained = True
+            self._last_s = moment
+        if delta.finish is not None:
+            self._end(delta.finish)
+        elif count:
+            self._router.gained(self)
+
+    def _end(self, reason: Finish) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._router.ended(self)
+        metrics, label = self._router.metrics, self._label
+        metrics.finished(label, reason, len(self.emitted), self.submit.max_tokens)
+        if reason != "error" and self.emitted:
+            self._observe_times(metrics, label)
+
+    def _observe_times(self, metrics: Metrics, label: str) -> None:
+        metrics.observe("request_duration_seconds", self._last_s - self._arrived_s, label)
+        decode_s = self._last_s - self._first_s
+        timing = self.timing
+        if timing is not None and timing.first_token:
+            # A reply that was cut at a stop string has no last delta of the engine's: then our own clock tells.
+            decode_s = (timing.last_token - timing.first_token) or decode_s
+            prefill_s = timing.first_token - timing.scheduled
+            metrics.observe("request_queue_time_seconds", timing.scheduled - timing.arrived, label)
+            metrics.observe("request_prefill_time_seconds", prefill_s, label)
+            metrics.observe("request_inference_time_seconds", prefill_s + decode_s, label)
+            metrics.observe("request_decode_time_seconds", decode_s, label)
+            metrics.observe("request_preemptions", timing.preemptions, label)
+        if len(self.emitted) > 1:
+            pause_s = decode_s / (len(self.emitted) - 1)
+            metrics.observe("request_time_per_output_token_seconds", pause_s, label)
+
+
+def _joined(before: Timing | None, after: Timing) -> Timing:
+    """Times over all engines, which share the machine's monotonic clock: arrival, first token and cache of the first
+    that told them, the end of the last."""
+    if before is None or not before.first_token:
+        return after
+    return msgspec.structs.replace(
+        before, last_token=after.last_token, preemptions=before.preemptions + after.preemptions
+    )

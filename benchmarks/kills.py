@@ -1,0 +1,293 @@
+"""`python -m benchmarks.kills [--kills 100] [--streams 32]`: the demo's engine is killed again and again under load.
+
+Clients ask a mix of everything that a reply can be made of: chat and completions, streamed and whole, greedy and
+sampled, logprobs, several choices, stop strings, JSON schemas, tool calls. Each reply is compared with the one that the
+same request got before any kill. Exit code 1 when a request failed or one token differs.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.machine import facts
+from benchmarks.serve import spread
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_S = 300.0
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "ages": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["name", "ages"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def chat(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/chat/completions", {"messages": [{"role": "user", "content": text}], **fields}
+
+
+def completion(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "/v1/completions", {"prompt": text, "ignore_eos": True, **fields}
+
+
+def mix(tokens: int) -> list[tuple[str, dict[str, Any]]]:
+    """Requests of every kind, each streamed and whole; sampled ones have their seed."""
+    sampled = {"temperature": 1.0, "seed": 7}
+    asks = [
+        completion("Once upon a time", max_tokens=tokens, temperature=0),
+        completion("Tell me more", max_tokens=tokens, **sampled),
+        completion("a b c", max_tokens=tokens, logprobs=3, **sampled),
+        completion("The sun", max_tokens=tokens, n=3, top_p=0.9, **sampled),
+        completion("One two", max_tokens=tokens, stop=[" the", "zq"], min_tokens=8, **sampled),
+        completion("Repeat", max_tokens=tokens, presence_penalty=0.5, frequency_penalty=0.3, **sampled),
+        chat("What is 17 + 25?", max_tokens=tokens, temperature=0, logprobs=True, top_logprobs=2),
+        chat("Give me a person", max_tokens=tokens, response_format=_json_format(), **sampled),
+        chat("What is the weather in Oslo?", max_tokens=tokens, tools=[TOOL], tool_choice="required", temperature=0),
+    ]
+    return [(path, {**body, "stream": stream}) for path, body in asks for stream in (True, False)]
+
+
+def _json_format() -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+
+
+@dataclass
+class Reply:
+    """What a client got, without what is new in each reply (ids, times): for every choice its text, its calls, its
+    logprobs and why it ended. `pauses_s` are the times between records of a stream."""
+
+    choices: dict[int, dict[str, Any]] = field(default_factory=dict)
+    error: str = ""
+    pauses_s: list[float] = field(default_factory=list)
+
+    def choice(self, index: int) -> dict[str, Any]:
+        return self.choices.setdefault(
+            index, {"text": "", "reasoning": "", "calls": {}, "logprobs": [], "finish": None}
+        )
+
+    def take(self, choice: dict[str, Any]) -> None:
+        own = self.choice(choice["index"])
+        message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        own["text"] += message.get("content") or ""
+        own["reasoning"] += message.get("reasoning") or ""
+        for index, call in enumerate(message.get("tool_calls") or []):
+            known = own["calls"].setdefault(call.get("index", index), {"name": "", "arguments": ""})
+            known["name"] += call["function"].get("name") or ""
+            known["arguments"] += call["function"].get("arguments") or ""
+        own["logprobs"] += _logprobs(choice.get("logprobs") or {})
+        own["finish"] = choice.get("finish_reason") or own["finish"]
+
+
+def _logprobs(given: dict[str, Any]) -> list[Any]:
+    if "content" in given:
+        return list(given["content"] or [])
+    return list(zip(given.get("tokens") or [], given.get("token_logprobs") or [], strict=True))
+
+
+async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Reply:
+    """One request; what goes wrong is in the reply."""
+    reply = Reply()
+    try:
+        if not body["stream"]:
+            answer = await client.post(path, json=body)
+            if answer.status_code != 200:
+                reply.error = f"{answer.status_code}: {answer.text[:200]}"
+            else:
+                for choice in answer.json()["choices"]:
+                    reply.take(choice)
+            return reply
+        async with client.stream("POST", path, json=body) as answer:
+            if answer.status_code != 200:
+                reply.error = f"{answer.status_code}: {(await answer.aread())[:200]!r}"
+                return reply
+            async for record in _records(answer, reply.pauses_s):
+                if "error" in record:
+                    reply.error = str(record["error"])
+                for choice in record.get("choices", []):
+                    reply.take(choice)
+    except httpx.HTTPError as error:
+        reply.error = f"{type(error).__name__}: {error}"
+    return reply
+
+
+async def _records(answer: httpx.Response, pauses_s: list[float]) -> AsyncIterator[dict[str, Any]]:
+    last, done = time.perf_counter(), False
+    async for line in answer.aiter_lines():
+        if not line.startswith("data: "):
+            continue
+        now = time.perf_counter()
+        pauses_s.append(now - last)
+        last = now
+        if line == "data: [DONE]":
+            done = True
+        else:
+            yield json.loads(line[6:])
+    if not done:
+        raise httpx.RemoteProtocolError("the stream ended without [DONE]")
+
+
+@dataclass
+class Result:
+    """Counts of requests; `differing` holds the first few that were not the same, `gaps_s` the longest pause of each
+    stream that a kill interrupted, `restarts_s` the times from a kill until the service was ready again."""
+
+    kills: int = 0
+    requests: int = 0
+    failed: list[str] = field(default_factory=list)
+    differing: list[str] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+    restarts_s: list[float] = field(default_factory=list)
+
+
+async def torment(url: str, engine: "Engine", *, kills: int, streams: int, tokens: int, seed: int = 0) -> Result:
+    """Kills the engine `kills` times, at random moments while `streams` clients ask without a pause."""
+    rng, result, asks = random.Random(seed), Result(), mix(tokens)
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as client:
+        expected = [await ask(client, *each) for each in asks]
+        for (path, body), reply in zip(asks, expected, strict=True):
+            assert not reply.error, f"{path} {body}: {reply.error}"
+        over = asyncio.Event()
+        numbers = itertools.count()
+
+        async def one_client() -> None:
+            while not over.is_set():
+                number = next(numbers) % len(asks)
+                reply = await ask(client, *asks[number])
+                result.requests += 1
+                if reply.error:
+                    result.failed.append(f"{asks[number]}: {reply.error}")
+                elif reply.choices != expected[number].choices:
+                    result.differing.append(f"{asks[number]}: {reply.choices} instead of {expected[number].choices}")
+                if reply.pauses_s and max(reply.pauses_s) > 0.5:
+                    result.gaps_s.append(max(reply.pauses_s))
+
+        clients = [asyncio.create_task(one_client()) for _ in range(streams)]
+        try:
+            for _ in range(kills):
+                await asyncio.sleep(rng.uniform(0.05, 1.5))
+                began_s = time.perf_counter()
+                engine.kill()
+                result.kills += 1
+                await engine.back(client)
+                result.restarts_s.append(time.perf_counter() - began_s)
+        finally:
+            over.set()
+        await asyncio.gather(*clients)
+    return result
+
+
+class Engine:
+    """The engine process of an appliance on this machine, found by the run directory's name in its command line."""
+
+    def __init__(self, launcher: int) -> None:
+        self._launcher = launcher
+        self._killed = 0
+
+    def pid(self) -> int:
+        """The living engine-0 below the launcher, 0 if there is none."""
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                line = (entry / "cmdline").read_bytes()
+                if b"engine-0.json" in line and self._launcher in _ancestors(int(entry.name)):
+                    return int(entry.name)
+        return 0
+
+    def kill(self) -> None:
+        self._killed = self.pid()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._killed, signal.SIGKILL)
+
+    async def back(self, client: httpx.AsyncClient) -> None:
+        """Waits until another process serves."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while self.pid() in (0, self._killed) or (await client.get("/ready")).status_code != 200:
+            assert time.monotonic() < deadline_s, "the engine did not come back"
+            await asyncio.sleep(0.05)
+
+
+def _ancestors(pid: int) -> Sequence[int]:
+    found = []
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        found.append(pid)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=100, help="how often (100)")
+    parser.add_argument("--streams", type=int, default=32, help="clients that ask at once (32)")
+    parser.add_argument("--tokens", type=int, default=150, help="longest reply (150)")
+    parser.add_argument("--port", type=int, default=8399)
+    parser.add_argument("--out", type=Path, help="JSON file for the result")
+    given = parser.parse_args(arguments)
+    url = f"http://127.0.0.1:{given.port}"
+    settings = ["lifecycle.restart.max=100000", "lifecycle.restart.backoff=0s"]
+    command = [sys.executable, "-m", "appliance", "serve", str(ROOT / "manifests/demo.yaml"), "--host", "127.0.0.1"]
+    command += ["--port", str(given.port), *itertools.chain(*(("--set", each) for each in settings))]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as appliance:
+        try:
+            _wait_ready(url)
+            wanted = {"kills": given.kills, "streams": given.streams, "tokens": given.tokens}
+            result = asyncio.run(torment(url, Engine(appliance.pid), **wanted))
+        finally:
+            appliance.terminate()
+    report = {
+        "settings": wanted,
+        "machine": asdict(facts()),
+        "kills": result.kills,
+        "requests": result.requests,
+        "failed": len(result.failed),
+        "differing": len(result.differing),
+        "gaps_ms": spread(result.gaps_s),
+        "restarts_ms": spread(result.restarts_s),
+    }
+    for name in ("kills", "requests", "failed", "differing"):
+        print(f"{name:12}{report[name]}")
+    for name in ("restarts_ms", "gaps_ms"):
+        print(f"{name:12}" + "  ".join(f"{key} {value:.0f}" for key, value in report[name].items()))
+    for line in (*result.failed[:3], *result.differing[:3]):
+        print(line)
+    if given.out:
+        given.out.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if result.failed or result.differing else 0
+
+
+def _wait_ready(url: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        time.sleep(0.1)
+    raise TimeoutError(f"{url}/ready: not 200 within {PATIENCE_S:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

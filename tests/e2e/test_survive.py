@@ -1,0 +1,62 @@
+"""Requests outlive engines: the real demo, its engine killed under streams of every kind."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+from benchmarks.kills import Engine, torment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_no_request_notices_that_its_engine_was_killed(launch):
+    """Streamed and whole, greedy and sampled, logprobs, n > 1, stop strings, JSON schemas, tool calls: token by token
+    what an undisturbed run gives"""
+    appliance = launch()
+    appliance.wait_ready()
+    result = asyncio.run(torment(appliance.url, Engine(appliance.process.pid), kills=3, streams=12, tokens=80))
+    assert result.kills == 3 and result.requests >= 12
+    assert result.failed == []
+    assert result.differing == []
+    assert appliance.metric("slipway_request_interruptions_total") > 0
+    assert appliance.metric("slipway_engine_restarts_total") == 3
+    assert appliance.metric("slipway_requests_held") == appliance.metric("slipway_open_requests") == 0
+    assert appliance.metric("slipway_requests_quarantined_total") == 0
+    assert appliance.stop() == 0
+
+
+STALLS = ("--set", "health.stalled_busy=3s", "--set", "health.stalled_idle=3s")
+
+
+def test_an_engine_that_is_stopped_without_work_is_noticed_and_replaced(launch, eventually):
+    """SIGSTOP: it answers no signal and no probe"""
+    appliance = launch(ROOT / "manifests" / "demo.yaml", *STALLS)
+    appliance.wait_ready()
+    stopped = appliance.pids()["engine-0"]
+    os.kill(stopped, signal.SIGSTOP)
+    eventually("another engine", lambda: appliance.pids().get("engine-0", stopped) != stopped)
+    appliance.wait_ready()
+    assert "hung: it did not answer its probes" in appliance.output()
+    assert appliance.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 3}).status_code == 200
+    assert appliance.stop() == 0
+
+
+def test_a_stream_goes_on_when_its_engine_was_stopped_under_it(launch, eventually):
+    appliance = launch(ROOT / "manifests" / "demo.yaml", *STALLS)
+    appliance.wait_ready()
+    body = {"prompt": "Tell me", "max_tokens": 600, "ignore_eos": True, "temperature": 1.0, "seed": 3}
+    expected = appliance.client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    stopped = appliance.pids()["engine-0"]
+    text = ""
+    with appliance.client.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {"):
+                text += json.loads(line[6:])["choices"][0]["text"]
+                if stopped and len(text) > 20:
+                    os.kill(stopped, signal.SIGSTOP)
+                    stopped = 0
+    assert text == expected
+    assert "hung: no step was finished" in appliance.output()
+    assert appliance.stop() == 0
