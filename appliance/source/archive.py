@@ -1,7 +1,6 @@
 """An archive on a web server. It is downloaded whole, with its SHA-256 checked on the way, unpacked beside its final
 folder and renamed into place. What is in it cannot be known before."""
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from appliance.source.remote import Listing, RemoteFile, SourceError
+from appliance.source.remote import Listing, RemoteFile, SourceError, StartOver
 from appliance.source.shelf import Shelf
 from appliance.source.unpack import unpack
 
@@ -27,7 +26,7 @@ CURE = "name the server's bearer token in `secrets` and model.credentials"
 @dataclass(frozen=True)
 class Archive:
     """`cache`: folder for all archives. The folder of one is named by its SHA-256 where that is given, else by address,
-    entity tag and size."""
+    version (entity tag, else time of the last change) and size."""
 
     url: str
     sha256: str
@@ -83,6 +82,8 @@ class Archive:
         return Shelf(folder.with_name(f"{folder.name}.archive"), folder.with_name(f"{folder.name}.lock"))
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
+        if start and not (file.version or file.sha256):
+            raise StartOver(f"{self.shown}: its server names no version, so it cannot be resumed")
         return self._web.stream(self.url, start, stop, file.version)
 
     def folder(self, listing: Listing) -> Path:
@@ -93,19 +94,20 @@ class Archive:
         final, shelf = self.folder(listing), self.shelf(listing)
         archive = shelf.folder / listing.files[0].name
         with shelf.lock(lambda: None):
-            if final.is_dir():
-                return
             working = final.with_name(f"{final.name}.unpacking")
             shutil.rmtree(working, ignore_errors=True)
             try:
-                unpack(archive, working, self.max_size)
-                os.replace(_top(working), final)
-            except OSError as error:
+                if not final.is_dir():
+                    unpack(archive, working, self.max_size)
+                    os.replace(_top(working), final)
+            except OSError as error:  # the archive stays: with room, the next start goes on from here
                 raise SourceError(f"{working}: cannot be written: {error.strerror or error}") from error
+            except SourceError:
+                shutil.rmtree(shelf.folder, ignore_errors=True)
+                raise
             finally:
                 shutil.rmtree(working, ignore_errors=True)
-                with contextlib.suppress(OSError):
-                    shutil.rmtree(shelf.folder)
+            shutil.rmtree(shelf.folder, ignore_errors=True)
 
     @cached_property
     def _web(self) -> "Web":

@@ -23,7 +23,7 @@ def bring(order: Order, policy: Policy, environ: Mapping[str, str], say: Callabl
     if not is_whole(store, listing):
         progress = Progress(listing.bytes, say)
         with _told(lambda: say(f"downloading {store.shown}: {progress.text()}")):
-            fetch(store, listing, resolved.shelf, policy, progress)
+            fetch(store, listing, resolved.shelf, policy, progress, lambda: is_whole(store, listing))
         if isinstance(store, Archive):
             say(f"unpacking {store.shown}")
             store.unpack(listing)

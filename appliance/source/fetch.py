@@ -61,8 +61,20 @@ class Deadline:
         self.check()
 
 
-def fetch(store: Store, listing: Listing, shelf: Shelf, policy: Policy, progress: Progress) -> None:
-    """Makes the shelf whole. Raises SourceError; what was read so far stays for the next time."""
+def _never() -> bool:
+    return False
+
+
+def fetch(
+    store: Store,
+    listing: Listing,
+    shelf: Shelf,
+    policy: Policy,
+    progress: Progress,
+    whole: Callable[[], bool] = _never,
+) -> None:
+    """Makes the shelf whole, unless `whole` says that another process has made it needless meanwhile. Raises
+    SourceError; what was read so far stays for the next time."""
     deadline = Deadline(policy.total_s)
 
     def waiting() -> None:
@@ -74,6 +86,8 @@ def fetch(store: Store, listing: Listing, shelf: Shelf, policy: Policy, progress
     try:
         with shelf.lock(waiting):
             progress.waiting = False
+            if whole():
+                return
             for file in listing.files:
                 progress.put(file.name, shelf.kept(file))
             missing = [file for file in listing.files if not shelf.has(file)]
@@ -113,6 +127,9 @@ def tried(policy: Policy, run: Callable[[], T]) -> T:
 
 
 def _file(store: Store, file: RemoteFile, shelf: Shelf, policy: Policy, progress: Progress, deadline: Deadline) -> None:
+    if shelf.holds(file):
+        shelf.put(file)
+        return
     shelf.part(file).parent.mkdir(parents=True, exist_ok=True)
     failures = 0
     try:

@@ -69,7 +69,8 @@ class Hub:
         return msgspec.structs.replace(listing, fixed=commit == self.revision)
 
     def _of_others(self, commit: str) -> Listing | None:
-        """What another client left: the files that are there, as nobody says which others there would be."""
+        """What another client left: the files that are there, as nobody says which others there would be. So it is
+        never all that is known of a commit while the hub can be asked."""
         folder = self._home / "snapshots" / commit
         files = tuple(
             RemoteFile(str(path.relative_to(folder)), path.stat().st_size, path.resolve().name)
@@ -77,7 +78,7 @@ class Hub:
             if path.is_file()
         )
         try:
-            return Listing(commit, select(files, self.patterns), commit == self.revision) if files else None
+            return Listing(commit, select(files, self.patterns)) if files else None
         except SourceError:
             return None
 

@@ -42,9 +42,18 @@ class Shelf:
             return False
         return file.size is None or size == file.size
 
+    def holds(self, file: _File) -> bool:
+        """Whether its content is here, perhaps under the name of another revision alone."""
+        if self.blobs is None or file.size is None:
+            return self.has(file)
+        try:
+            return self.target(file).stat().st_size == file.size
+        except OSError:
+            return False
+
     def kept(self, file: _File) -> int:
         """Bytes of it that are here already, whole or not."""
-        if self.has(file):
+        if self.has(file) or self.holds(file):
             return file.size or 0
         with contextlib.suppress(OSError):
             return self.part(file).stat().st_size

@@ -19,7 +19,7 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 @dataclass(frozen=True)
 class Head:
-    """`version` is a strong entity tag, or empty."""
+    """`version` is a strong entity tag, else the time of the last change, or empty."""
 
     size: int | None
     version: str
@@ -105,7 +105,8 @@ def _body(answer: httpx.Response, start: int, stop: int | None) -> Iterator[byte
 
 def _head(answer: httpx.Response) -> Head:
     length, tag = answer.headers.get("content-length", ""), answer.headers.get("etag", "")
-    return Head(int(length) if length.isdigit() else None, "" if tag.startswith("W/") else tag)
+    version = answer.headers.get("last-modified", "") if not tag or tag.startswith("W/") else tag
+    return Head(int(length) if length.isdigit() else None, version)
 
 
 def _check_range(answer: httpx.Response, start: int) -> None:

@@ -27,6 +27,7 @@ class Files:
     token: str = ""
     ranges: bool = True
     tags: bool = True
+    modified: str = ""
     slow_s: float = 0.0
     seen: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
     authorizations: list[str | None] = field(default_factory=list)
@@ -76,7 +77,12 @@ def handler(state: Files) -> type[BaseHTTPRequestHandler]:
             tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
             start, stop, code = 0, len(data), 200
             match = re.fullmatch(r"bytes=(\d+)-(\d*)", asked)
-            if match and state.ranges and fault != "whole" and self.headers.get("If-Range", tag) == tag:
+            if (
+                match
+                and state.ranges
+                and fault != "whole"
+                and self.headers.get("If-Range", tag) in (tag, state.modified)
+            ):
                 start, code = int(match[1]), 206
                 stop = min(int(match[2]) + 1, len(data)) if match[2] else len(data)
                 if start >= len(data):
@@ -87,6 +93,8 @@ def handler(state: Files) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(stop - start))
             if state.tags:
                 self.send_header("ETag", tag)
+            if state.modified:
+                self.send_header("Last-Modified", state.modified)
             if code == 206:
                 self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
             for name, value in state.headers(path).items():

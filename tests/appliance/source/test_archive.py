@@ -1,16 +1,21 @@
 """Archives from a web server: unpacked where they belong, and nowhere else."""
 
+import errno
 import hashlib
 import io
 import tarfile
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from source_servers import Files
 
+from appliance.source.archive import Archive
 from appliance.source.bring import bring
+from appliance.source.facts import is_whole
 from appliance.source.fetch import Policy
 from appliance.source.order import Order
 from appliance.source.remote import SourceError
@@ -163,3 +168,72 @@ def test_offline_the_cache_serves_and_what_is_not_there_is_refused(server: Calla
     folder = bring(order(web, tmp_path), QUICK, {}, lambda _: None)
     before = len(web.seen)
     assert bring(order(web, tmp_path), offline, {}, lambda _: None) == folder and len(web.seen) == before
+
+
+@pytest.mark.parametrize(
+    ("modified", "later", "gets"),
+    [
+        ("", "", ["", ""]),
+        ("Sat, 21 Nov 2026 10:00:00 GMT", "Sat, 21 Nov 2026 10:00:00 GMT", ["", "bytes=100-"]),
+        ("Sat, 21 Nov 2026 10:00:00 GMT", "Sat, 21 Nov 2026 10:00:09 GMT", ["", "bytes=100-", ""]),
+    ],
+)
+def test_without_an_entity_tag_only_the_time_of_the_last_change_allows_to_resume(
+    modified: str, later: str, gets: list[str], server: Callable[[], Files], tmp_path: Path
+) -> None:
+    web = server()
+    web.files["/m.tar.gz"], web.tags, web.modified = tar(FILES), False, modified
+    web.faults["/m.tar.gz"] = [("cut", 100)]
+    told: list[str] = []
+
+    def change(text: str) -> None:
+        told.append(text)
+        if "attempt 2 of 3 follows" in text:
+            web.modified = later
+
+    folder = bring(order(web, tmp_path), QUICK, {}, change)
+    assert (folder / "config.json").read_bytes() == b"{}" and web.gets("/m.tar.gz") == gets
+    assert any("m.tar.gz" in text and "attempt 2 of 3 follows" in text for text in told)
+
+
+def test_who_waited_for_another_process_does_not_download_what_that_has_unpacked(
+    server: Callable[[], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web, asked = server(), threading.Event()
+    web.files["/m.tar.gz"] = tar(FILES)
+    wanted = order(web, tmp_path)
+
+    def seen(*arguments: Any) -> bool:
+        found = is_whole(*arguments)
+        asked.set()
+        return found
+
+    monkeypatch.setattr("appliance.source.bring.is_whole", seen)
+    store = wanted.store({})
+    assert isinstance(store, Archive)
+    listing = store.listing()
+    with store.shelf(listing).lock(lambda: None):
+        waiting = threading.Thread(target=bring, args=(wanted, QUICK, {}, lambda _: None))
+        waiting.start()
+        asked.wait(20)
+        store.folder(listing).mkdir()
+    waiting.join()
+    assert not web.gets("/m.tar.gz") and not store.shelf(listing).folder.exists()
+
+
+def test_a_full_disk_keeps_the_archive_and_no_half_of_its_files(
+    server: Callable[[], Files], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web = server()
+    web.files["/m.tar.gz"] = tar(FILES)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("appliance.source.archive.os.replace", full)
+        with pytest.raises(SourceError, match="cannot be written: No space left on device"):
+            bring(order(web, tmp_path), QUICK, {}, lambda _: None)
+    assert not any(path.is_dir() and not path.name.endswith(".archive") for path in tmp_path.iterdir())
+    assert (bring(order(web, tmp_path), QUICK, {}, lambda _: None) / "config.json").exists()
+    assert len(web.gets("/m.tar.gz")) == 1

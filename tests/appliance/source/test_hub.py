@@ -70,7 +70,9 @@ def test_a_plan_needs_the_headers_of_the_weights_and_not_the_weights(
     assert (snapshot / "tokenizer.json").read_bytes() == checkpoint_files["tokenizer.json"]
     assert not (snapshot / "model.safetensors").exists() and plan.job is not None
     revision, reason = value(plan, "model.source.huggingface.revision")
-    assert revision == COMMIT and "6.2 MB to be downloaded into" in reason and str(snapshot) in reason
+    assert revision == COMMIT and str(snapshot) in reason
+    size = len(checkpoint_files["model.safetensors"]) / 1e6
+    assert f"{size:.1f} of 6." in reason and f"; at least {size / 2.7:.1f} kB/s for model.download" in reason
     assert plan.gateway.names == ("demo",)
 
 
@@ -145,6 +147,16 @@ def test_offline_what_is_not_in_the_cache_is_refused_without_the_network(how: st
     assert "model.source.huggingface.repo: huggingface org/demo: is not in the cache" in words and ":2:" in words
 
 
+def test_a_commit_of_which_another_client_left_a_part_is_completed(hub: Files, tmp_path: Path) -> None:
+    from huggingface_hub import hf_hub_download
+
+    for name in ("config.json", "model.safetensors"):
+        hf_hub_download("org/demo", name, revision=COMMIT, cache_dir=tmp_path / "hf/hub", endpoint=hub.url, token=False)
+    before = len(hub.gets(WEIGHTS))
+    folder = bring_whole(given(hub, tmp_path, f"model.source={{huggingface: {{repo: org/demo, revision: {COMMIT}}}}}"))
+    assert (folder / "tokenizer.json").exists() and len(hub.gets(WEIGHTS)) == before
+
+
 def test_a_commit_that_is_in_the_cache_asks_nobody(hub: Files, tmp_path: Path) -> None:
     pinned = given(hub, tmp_path, f"model.source.huggingface={{repo: org/demo, revision: {COMMIT}}}")
     bring_whole(pinned)
@@ -163,7 +175,9 @@ def test_a_branch_that_moved_is_followed(hub: Files, tmp_path: Path, checkpoint_
     publish(hub, "org/demo", checkpoint_files | {"generation_config.json": b"{}"}, commit="f" * 40)
     second = bring_whole(given(hub, tmp_path))
     assert (second.name, first.name) == ("f" * 40, COMMIT)
-    assert len(hub.gets(WEIGHTS)) == 1, "the same content is not downloaded again"
+    weights = [path for _, path, _ in hub.seen if path.endswith("model.safetensors")]
+    assert weights == [WEIGHTS], "the same content is not downloaded again"
+    assert (second / "model.safetensors").resolve() == (first / "model.safetensors").resolve()
 
 
 @pytest.mark.parametrize(
