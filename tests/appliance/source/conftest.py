@@ -1,36 +1,21 @@
 """Starts the servers of source_servers.py."""
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import ThreadingHTTPServer
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from source_servers import Files, handler
+from source_servers import Files, serving
 
 
 @pytest.fixture
 def server() -> Iterator[Callable[[], Files]]:
     """Starts servers; each is stopped at the end."""
-    started: list[tuple[ThreadingHTTPServer, Files]] = []
-
-    def start() -> Files:
-        state = Files()
-        http = ThreadingHTTPServer(("127.0.0.1", 0), handler(state))
-        http.daemon_threads = True
-        state.url = f"http://127.0.0.1:{http.server_address[1]}"
-        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        started.append((http, state))
-        return state
-
-    yield start
-    for http, state in started:
-        state.released.set()
-        http.shutdown()
-        http.server_close()
+    with ExitStack() as started:
+        yield lambda: started.enter_context(serving())
 
 
 @pytest.fixture

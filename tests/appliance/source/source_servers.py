@@ -5,9 +5,10 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -17,7 +18,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class Files:
     """A web server of files by path. `faults` are taken one a GET, in their order: a status, ("cut", n) ends the
     connection after n bytes of the body, ("stall", n) stops sending after n, ("wrong range", n) sends from n whatever
-    was asked, "whole" knows no ranges, ("redirect", url)."""
+    was asked, "whole" knows no ranges, ("redirect", url); None is no fault."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     faults: dict[str, list[object]] = field(default_factory=dict)
@@ -121,6 +122,22 @@ def handler(state: Files) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
 
     return Handler
+
+
+@contextmanager
+def serving() -> Iterator[Files]:
+    """A running server, ended with its stalls behind the block."""
+    state = Files()
+    http = ThreadingHTTPServer(("127.0.0.1", 0), handler(state))
+    http.daemon_threads = True
+    state.url = f"http://127.0.0.1:{http.server_address[1]}"
+    threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    try:
+        yield state
+    finally:
+        state.released.set()
+        http.shutdown()
+        http.server_close()
 
 
 def publish(hub: Files, repo: str, files: dict[str, bytes], commit: str = COMMIT, branch: str = "main") -> None:
