@@ -180,11 +180,13 @@ PLATFORMS = ("model.source.sagemaker", "model.source.vertex")  # kinds without k
 def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
     """Where the checkpoint lies, behind the key that named it."""
     kind = manifest.model.source.kind
+    if kind == "path":
+        return {"model.source.path": Choice(str(origin.path))}
     if kind == "huggingface":
-        return {"model.source.huggingface.revision": Choice(origin.revision, origin.note)}
+        return {"model.source.huggingface.revision": Choice(origin.revision, origin.version)}
     if kind in ("http", "s3", "gs"):
-        return {f"model.source.{kind}.{'url' if kind == 'http' else 'uri'}": Choice(origin.shown, origin.note)}
-    return {"model.source.path": Choice(str(origin.path))} if kind == "path" else {}
+        return {f"model.source.{kind}.{'url' if kind == 'http' else 'uri'}": Choice(origin.shown, origin.version)}
+    return {f"model.source.{kind}": Choice(origin.shown or str(origin.path), origin.version or origin.note)}
 
 
 def fingerprint(manifest: Manifest) -> str:
@@ -238,6 +240,10 @@ def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Eff
             found.append(Effective(key.name, value, settings.origin(key), choice.value, choice.reason))
         else:
             found.append(Effective(key.name, value, settings.origin(key), value))
+    for name in PLATFORMS:
+        if choice := choices.get(name):
+            place = settings.origin(tuple(name.split(".")))
+            found.insert(1, Effective(name, "{}", place, choice.value, choice.reason))
     for name in settings.manifest.secrets:
         found.append(Effective(f"secrets.{name}", "(a reference)", settings.origin(("secrets", name)), "(a reference)"))
     return tuple(found)

@@ -15,8 +15,8 @@ import msgspec
 from appliance.declare.settings import environment
 from appliance.launch.probe import DOWNLOADING
 from appliance.launch.processes import end_with_parent
-from appliance.source.facts import is_whole
 from appliance.source.fetch import fetch
+from appliance.source.headers import is_whole
 from appliance.source.order import Job
 from appliance.source.progress import Progress, spell, spell_time
 from appliance.source.remote import SourceError

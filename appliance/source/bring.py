@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from appliance.source.archive import Archive
-from appliance.source.facts import is_whole, resolve
-from appliance.source.fetch import Policy, fetch
+from appliance.source.fetch import fetch
+from appliance.source.headers import is_whole, resolve
 from appliance.source.order import Order
 from appliance.source.progress import Progress
+from appliance.source.remote import Policy
 
 TERMINAL_S, LOG_S = 0.2, 10.0
 

@@ -14,10 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import msgspec
-
 from appliance.source.progress import Progress, spell
-from appliance.source.remote import Listing, RemoteFile, SourceError, StartOver, Store
+from appliance.source.remote import Listing, Policy, RemoteFile, SourceError, StartOver, Store
 from appliance.source.shelf import Shelf
 
 CONNECTIONS = 4
@@ -25,17 +23,6 @@ LONGEST_PAUSE_S = 30.0
 BLOCK = 1 << 20
 
 T = TypeVar("T")
-
-
-class Policy(msgspec.Struct, frozen=True):
-    """`pause_s` is the wait after the first attempt that brings nothing; it doubles with each further one."""
-
-    stall_s: float = 60.0
-    attempts: int = 5
-    total_s: float = 2700.0
-    min_free: int = 2**30
-    offline: bool = False
-    pause_s: float = 0.5
 
 
 class Abandoned(SourceError):
@@ -146,11 +133,17 @@ def _file(store: Store, file: RemoteFile, shelf: Shelf, policy: Policy, progress
                 failures = 1 if attempt.brought else failures + 1
                 if failures >= policy.attempts:
                     raise SourceError(f"{file.name}: given up after {failures} attempts: {error}") from error
-                progress.failed(file.name, f"attempt {failures + 1} of {policy.attempts}", str(error))
+                progress.failed(file.name, f"attempt {failures + 1} of {policy.attempts}", _brief(error))
                 deadline.pause(min(policy.pause_s * 2 ** (failures - 1), LONGEST_PAUSE_S))
     except BaseException:
         deadline.failed.set()
         raise
+
+
+def _brief(error: SourceError) -> str:
+    """Without the address, which stands beside it."""
+    where, _, what = str(error).partition(": ")
+    return what if what and "://" in where else str(error)
 
 
 class _Attempt:

@@ -26,7 +26,6 @@ from appliance.source.shelf import Shelf
 if TYPE_CHECKING:
     from appliance.source.web import Web
 
-ENDPOINT = "https://huggingface.co"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 CURE = "name a token of an account that may read the repository in `secrets` and model.credentials (or set HF_TOKEN)"
 
@@ -39,7 +38,7 @@ class Hub:
     revision: str
     patterns: tuple[str, ...]
     cache: Path
-    endpoint: str = ENDPOINT
+    endpoint: str
     token: str = field(default="", repr=False)
     stall_s: float = 60.0
 

@@ -14,13 +14,9 @@ from appliance.declare.problems import Problem, Refused
 from appliance.declare.settings import Settings
 from appliance.declare.variables import is_on, value
 from appliance.manifest import SecretFile
-from appliance.source.archive import Archive
-from appliance.source.fetch import Policy
-from appliance.source.gs import Gs
-from appliance.source.hub import ENDPOINT, Hub
-from appliance.source.remote import Listing, Store
-from appliance.source.s3 import S3
+from appliance.source.remote import Listing, Policy, Store
 
+ENDPOINT = "https://huggingface.co"
 SAGEMAKER_MODEL = Path("/opt/ml/model")
 EXTRAS = {"s3": "boto3", "gs": "google.cloud.storage"}
 
@@ -54,13 +50,21 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
         """Raises OSError if the token's file cannot be read."""
         cache, token = Path(self.cache), self.token.read(environ) if self.token else ""
         if self.kind == "huggingface":
+            from appliance.source.hub import Hub
+
             token = token or _own_token(environ)
             return Hub(self.what, self.revision, self.patterns, cache, self.endpoint, token, self.stall_s)
         if self.kind == "http":
+            from appliance.source.archive import Archive
+
             return Archive(self.what, self.sha256, self.max_size, cache, token, self.stall_s)
         bucket, _, prefix = self.what.partition("/")
         if self.kind == "s3":
+            from appliance.source.s3 import S3
+
             return S3(bucket, prefix, cache, self.stall_s)
+        from appliance.source.gs import Gs
+
         return Gs(bucket, prefix, cache, self.stall_s, self.emulated)
 
 

@@ -3,11 +3,12 @@
 import fnmatch
 import re
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from appliance.source.shelf import Shelf
+if TYPE_CHECKING:
+    from appliance.source.shelf import Shelf
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -30,6 +31,17 @@ class StartOver(SourceError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, transient=True)
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """`pause_s` is the wait after the first attempt that brings nothing; it doubles with each further one."""
+
+    stall_s: float = 60.0
+    attempts: int = 5
+    total_s: float = 2700.0
+    min_free: int = 2**30
+    offline: bool = False
+    pause_s: float = 0.5
 
 
 class RemoteFile(msgspec.Struct, frozen=True):
@@ -71,7 +83,7 @@ class Store(Protocol):
     def listing(self) -> Listing:
         """The files that make the checkpoint, as the other side has them now."""
 
-    def shelf(self, listing: Listing) -> Shelf: ...
+    def shelf(self, listing: Listing) -> "Shelf": ...
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
         """The bytes of a file from `start` until before `stop`, or to its end. Raises StartOver where only the whole

@@ -15,10 +15,9 @@ from source_servers import Files
 
 from appliance.source.archive import Archive
 from appliance.source.bring import bring
-from appliance.source.facts import is_whole
-from appliance.source.fetch import Policy
+from appliance.source.headers import is_whole
 from appliance.source.order import Order
-from appliance.source.remote import SourceError
+from appliance.source.remote import Policy, SourceError
 from appliance.source.unpack import unpack
 
 QUICK = Policy(stall_s=0.5, attempts=3, total_s=20.0, min_free=1, pause_s=0.01)

@@ -15,11 +15,13 @@ from appliance import exits
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Given
 from appliance.plan.machine import Machine
+from appliance.plan.plan import settled
 from appliance.plan.prove import bring_whole, prove
 from appliance.source import order
-from appliance.source.fetch import Policy, fetch
+from appliance.source.fetch import fetch
 from appliance.source.gs import Gs
 from appliance.source.progress import Progress
+from appliance.source.remote import Policy
 from appliance.source.s3 import S3
 
 MACHINE = Machine(cores=2, cores_from="affinity", memory_free=2**34, memory_from="MemAvailable", no_gpu="no driver")
@@ -196,6 +198,9 @@ def test_sagemaker_lays_out_the_checkpoint(
         (folder / name).write_bytes(data)
     plan = prove(given(tmp_path, "{sagemaker: {}}", HF_MODEL_ID="org/other"), MACHINE)
     assert plan.engines[0].model == str(folder) and plan.job is None
+    row = next(one for one in plan.effective if one.key == "model.source.sagemaker")
+    assert row.resolved == str(folder) and row.origin.endswith("m.yaml:3:23") and str(sagemaker) in row.reason
+    assert settled(plan.effective)["model.source.path"] == str(folder), "the hash of outputs follows what is served"
 
 
 def test_sagemaker_without_data_takes_the_repository_that_it_names(sagemaker: Path, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from source_servers import Files
 
-from appliance.source.fetch import Policy, fetch
+from appliance.source.fetch import fetch
 from appliance.source.progress import Progress
-from appliance.source.remote import Listing, RemoteFile, SourceError, select
+from appliance.source.remote import Listing, Policy, RemoteFile, SourceError, select
 from appliance.source.shelf import Shelf
 from appliance.source.web import Web
 
