@@ -215,7 +215,9 @@ class Quantization(Section):
 
 class Parallelism(Section):
     data: Annotated[int, Field(ge=1, le=64)] = 1
-    """Number of engine processes, each with the whole model; requests go to the least loaded one."""
+    """Number of engines, each with the whole model; requests go to the least loaded one."""
+    tensor: Annotated[int, Field(ge=1, le=64)] | Auto = 1
+    """Processes (ranks) that share each engine's model, one a GPU or NUMA node; auto: the fewest GPUs that hold it."""
 
 
 class Hardware(Section):

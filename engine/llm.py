@@ -39,6 +39,7 @@ from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.tokenizer import FILES
 from engine.worker.build import DTYPES, build_worker
+from engine.worker.ranks import Ranks
 from kernels.cpu.library import best
 from kernels.jit import installed
 
@@ -133,8 +134,9 @@ class LLM:
         self._eos = tuple(token for token in checkpoint.eos_token_ids if token < self.vocab)
         folder = checkpoint.path
         self.tokenizer = Tokenizer(folder) if any((folder / name).exists() for name in FILES) else None
-        self._worker = build_worker(self.config, lambda phase, fraction: None)
         self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
+        ranks = Ranks(self.config, self._messages.put) if self.config.tensor > 1 else None
+        self._worker = build_worker(self.config, lambda phase, fraction: None, ranks=ranks)
         self._loop = build_loop(
             self.config,
             self._worker,
@@ -308,7 +310,8 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
         compiled=config.kernels not in ("torch", "triton"),
         bits=config.weights,
     )
-    free = max(0, free_memory(config.device) - weights)
+    # On a CPU all ranks take from the same memory.
+    free = max(0, free_memory(config.device) - weights) // (config.tensor if config.device == "cpu" else 1)
     return max(1, min(int(free * CACHE_SHARE), max(one, CACHE_BYTES), one * config.max_running))
 
 
@@ -324,6 +327,7 @@ def _form(config: EngineConfig, checkpoint: Checkpoint) -> Any:
         block_tokens=config.block_tokens,
         element_bytes=DTYPES[config.kv_dtype].itemsize,
         scale_bytes=SCALE_BYTES.get(config.kv_dtype, 0),
+        ranks=config.tensor,
     )
 
 

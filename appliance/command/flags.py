@@ -18,6 +18,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "endpoints.port": ("-p", "--port"),
     "model.max_context": ("-c",),
     "parallelism.data": ("-dp",),
+    "parallelism.tensor": ("-tp",),
 }
 
 

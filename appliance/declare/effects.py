@@ -67,6 +67,7 @@ EFFECTS: dict[str, Effect] = {
     "quantization.keep": Effect("engine"),
     "quantization.kv_cache": _NUMBERS,
     "parallelism.data": Effect("service", outputs="rounding", memory=True),
+    "parallelism.tensor": Effect("service", outputs="rounding", caches=("prefix",), graphs=True, memory=True),
     "hardware.device": _EVERYTHING,
     "hardware.threads": _THREADS,
     "hardware.cpus": Effect("service"),  # gateway and sentinel run on the other CPUs

@@ -19,6 +19,7 @@ from appliance.plan.memory import (
     logits_bytes,
     longest_sequence,
     pool_bytes,
+    rank_weight_bytes,
     spell_bytes,
     workspace_bytes,
 )
@@ -83,19 +84,28 @@ def measure(
     compiled: bool,
     bits: WeightBits,
     graph_sizes: Sequence[int],
+    ranks: int = 1,
 ) -> Room:
-    """`compiled`: kernels of a CPU, which keep bf16 weights as they are. `bits`: what weights are rounded to.
-    `graph_sizes`: of the steps captured on a GPU, whose memory counts as workspace."""
+    """Of one rank. `compiled`: kernels of a CPU, which keep bf16 weights as they are. `bits`: what weights are rounded
+    to. `graph_sizes`: of the steps captured on a GPU, whose memory counts as workspace."""
     manifest = settings.manifest
     engines, share = manifest.parallelism.data, manifest.hardware.memory_share
     free, source = machine.memory_free, machine.memory_from
+    among = f" among {engines} engines" if engines > 1 else ""
     if device == "cuda":
         free, source = machine.gpus[0].free, machine.gpus[0].name
-    among = f" among {engines} engines" if engines > 1 else ""
+    if device == "cuda" and ranks > 1:  # a GPU each
+        used = machine.gpus[: engines * ranks]
+        free, engines, among = min((gpu.free for gpu in used), default=free), 1, f" on each of {len(used)} GPUs"
+    elif ranks > 1:
+        engines *= ranks
+        among = f" among {engines} ranks"
     return Room(
         free=free // engines,
         budget=int(free * share) // engines,
-        weights=weight_bytes(checkpoint, element_bytes, compiled=compiled, bits=bits),
+        weights=rank_weight_bytes(
+            checkpoint, weight_bytes(checkpoint, element_bytes, compiled=compiled, bits=bits), ranks
+        ),
         workspace=workspace_bytes(
             checkpoint.model,
             device=device,

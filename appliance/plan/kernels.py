@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from appliance import exits
-from appliance.declare.keys import find
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Settings
 from appliance.plan.choice import Choice, refuse
@@ -20,12 +19,10 @@ from appliance.rules.facts import Facts, model_facts
 from appliance.rules.rule import TRITON, Variable, View, is_compiled
 from appliance.rules.rules import RULES
 from appliance.rules.solve import Situation, solve
-from appliance.rules.variables import LANES, TENSOR_SIZES, VARIABLES
+from appliance.rules.variables import LANES, MOST_RANKS, VARIABLES
 from appliance.rules.words import problems, reason
 from engine.api.config import graph_ladder
 from engine.models.checkpoint import Checkpoint, weight_bytes
-
-SOLE = {"tensor": 1}  # of variables that the manifest has no key for
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Res
 def _refuse_memory(settings: Settings, situation: Situation) -> None:
     """Refuses with what is missing where all but memory would allow some number of ranks."""
     lacks, rest = situation.facts.lacks, [rule for rule in RULES if rule.name != "memory"]
-    sizes = TENSOR_SIZES if lacks is not None else ()
+    sizes = range(1, MOST_RANKS + 1) if lacks is not None else ()
     views = [solve(situation.but(tensor=size), rules=rest) for size in sizes]
     most = max((view for view in views if view is not None), key=lambda view: view.tensor, default=None)
     if lacks is not None and most is not None:
@@ -62,15 +59,12 @@ def _refuse_memory(settings: Settings, situation: Situation) -> None:
 
 def written(settings: Settings) -> dict[str, Any]:
     """What the manifest says of the variables: all that is not auto."""
-    values, found = settings.manifest.model_dump(), dict(SOLE)
+    values, found = settings.manifest.model_dump(), {}
     for variable in VARIABLES:
         path = tuple(variable.key.split("."))
-        if find(path) is None:
-            continue
         value: Any = values
         for part in path:
             value = value[part]
-        found.pop(variable.name, None)
         if value != "auto":
             found[variable.name] = value
     return found

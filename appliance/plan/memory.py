@@ -3,11 +3,14 @@
 budget = memory_share · free / engines  ≥  weights + workspace + cache
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.kv.layout import Layout
+from engine.models.checkpoint import Checkpoint
 from engine.models.parts import MLP, Attention, Block, Body, Model, bodies
+from engine.models.ranks import rank_share
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 # Resident memory of an engine process before any weight: interpreter, torch and its libraries, arenas of threads. On a
@@ -35,6 +38,11 @@ class Memory:
     @property
     def total(self) -> int:
         return self.weights + self.workspace + self.cache
+
+
+def rank_weight_bytes(checkpoint: Checkpoint, weights: int, ranks: int) -> int:
+    """What one rank holds of so many bytes of weights: parts that are cut, divided; the others whole."""
+    return math.ceil(weights * rank_share(checkpoint.model, ranks))
 
 
 def workspace_bytes(model: Model, *, device: str, step_tokens: int, rows: int, element_bytes: int) -> int:

@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Places:
-    """By engine: `cpus`, one for each thread, and `homes`, the CPUs for its process as a whole. `others`: CPUs for all
-    other processes. Where these are empty nothing is bound."""
+    """By process, the ranks of an engine one after another: `cpus`, one for each thread, and `homes`, the CPUs for its
+    process as a whole. `others`: CPUs for all other processes. Where these are empty nothing is bound."""
 
     threads: Choice[int]
     pinned: Choice[str]
@@ -38,14 +38,14 @@ class Places:
     others: tuple[int, ...] = ()
 
 
-def place(settings: Settings, machine: Machine, device: Device) -> Places:
-    """Raises Refused for more cores, threads or CPUs than are allowed here."""
-    engines = settings.manifest.parallelism.data
+def place(settings: Settings, machine: Machine, device: Device, ranks: int = 1) -> Places:
+    """`ranks` of each engine. Raises Refused for more cores, threads or CPUs than are allowed here."""
+    engines = settings.manifest.parallelism.data * ranks  # each rank is placed as an engine of its own would be
     nodes, is_listed = _nodes(settings, machine)
     reserved = _reserved(settings, machine, nodes, device, is_listed)
     left = _without(nodes, reserved.value)
     shares = _shares(left, engines)
-    threads = _threads(settings, machine, shares, reserved.value)
+    threads = _threads(settings, machine, shares, reserved.value, ranks)
     nothing = ((),) * engines
     why_not = _why_not(settings, machine, left, device, threads.value * engines, is_listed)
     if why_not is not None:
@@ -62,7 +62,8 @@ def place(settings: Settings, machine: Machine, device: Device) -> Places:
     homes = tuple(_home(own, machine.topology.nodes, taken, idle) for own in cpus)
     spelled = " and ".join(map(spell_cpus, cpus))
     whole = sum(bool(taken & set(core)) for core in cores) == len(taken)
-    reason = f"one thread a {'core' if whole else 'CPU'}{_span(nodes, cpus)}"
+    one = "rank" if ranks > 1 else "engine"
+    reason = f"one thread a {'core' if whole else 'CPU'}{_span(nodes, cpus, one)}"
     return Places(threads, Choice(spelled, reason), reserved, cpus, homes, tuple(sorted(others)))
 
 
@@ -108,15 +109,15 @@ def _reserved(
     return Choice(wanted)
 
 
-def _threads(settings: Settings, machine: Machine, shares: Sequence[Node], reserved: int) -> Choice[int]:
-    wanted, engines = settings.manifest.hardware.threads, settings.manifest.parallelism.data
+def _threads(settings: Settings, machine: Machine, shares: Sequence[Node], reserved: int, ranks: int) -> Choice[int]:
+    wanted, engines = settings.manifest.hardware.threads, settings.manifest.parallelism.data * ranks
     if wanted != "auto":
         allowed = len(machine.topology.allowed)
         if allowed and wanted > allowed:
             message = f"{wanted}: {allowed} CPUs are allowed here ({spell_cpus(machine.topology.allowed)})"
             refuse(settings, "hardware.threads", f"{message}; use at most {allowed}, or auto")
         return Choice(wanted)
-    shared = f" for {engines} engines" if engines > 1 else ""
+    shared = f" for {engines} {'ranks' if ranks > 1 else 'engines'}" if engines > 1 else ""
     less = f" less {reserved} reserved" if reserved else ""
     if _limited(machine) or not shares:
         each = (machine.cores - reserved) // engines
@@ -209,12 +210,12 @@ def _home(own: Sequence[int], nodes: Sequence[Node], taken: set[int], idle: set[
     return tuple(sorted(set(own) | beside | (idle & there)))
 
 
-def _span(nodes: Sequence[Node], cpus: Sequence[Sequence[int]]) -> str:
-    """What the engines have of the nodes, in words."""
+def _span(nodes: Sequence[Node], cpus: Sequence[Sequence[int]], one: str) -> str:
+    """What the engines, or their ranks, have of the nodes, in words."""
     if len(nodes) < 2:
         return ""
     sets = [{cpu for core in node for cpu in core} for node in nodes]
     widest = max(sum(bool(cpus_there & set(own)) for cpus_there in sets) for own in cpus)
     if widest == 1:
-        return ", each engine on one NUMA node" if len(cpus) > 1 else ", on one NUMA node"
+        return f", each {one} on one NUMA node" if len(cpus) > 1 else ", on one NUMA node"
     return f", over {widest} NUMA nodes; parallelism.data: {len(nodes)} would give each engine its own"

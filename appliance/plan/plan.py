@@ -29,6 +29,7 @@ from appliance.plan.ranks import STEP_TOKENS
 from appliance.rules.rule import is_compiled
 from appliance.source.facts import Facts
 from appliance.source.order import Job
+from engine.api import config as engine_config
 from engine.api.config import EngineConfig, WeightBits
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint
@@ -75,7 +76,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
     element_bytes = ELEMENT_BYTES[view.dtype]
     running = batch_limit(manifest, checkpoint, machine, view.device)
     sizes = graph_sizes(view, running.value)
-    places = place(settings, machine, view.device)
+    places = place(settings, machine, view.device, view.tensor)
     step_tokens = _step_tokens(manifest, view.device)
     invariant = view.batch_invariant or is_compiled(view.kernels)
     pages = layout(
@@ -83,6 +84,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
         block_tokens=view.block_tokens,
         element_bytes=ELEMENT_BYTES[view.kv_cache],
         scale_bytes=SCALE_BYTES.get(view.kv_cache, 0),
+        ranks=view.tensor,
     )
     room = measure(
         settings,
@@ -95,6 +97,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
         compiled=is_compiled(view.kernels),
         bits=view.weights,
         graph_sizes=sizes,
+        ranks=view.tensor,
     )
     max_context, cache, memory = share_out(settings, checkpoint, room, pages, view.device, running.value)
     folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
@@ -115,6 +118,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
         prefix_cache=manifest.engine.cache.prefix,
         overlap=manifest.engine.scheduling.overlap,
         threads=places.threads.value,
+        tensor=view.tensor,
         kernels=view.kernels,
         invariant=invariant,
         matmul_precision=matmul_precision(settings, view.kernels, view.dtype, invariant),
@@ -214,11 +218,21 @@ def _engines(config: EngineConfig, manifest: Manifest, folder: Path, places: Pla
         file = folder / record
         files = [file] if count == 1 else [file.with_name(f"{file.stem}-{i}{file.suffix}") for i in range(count)]
         names = [str(file) for file in files]
+    homes = [
+        engine_config.Place(cpus if compiled else (), home if compiled else cpus)
+        for cpus, home in zip(places.cpus, places.homes, strict=True)
+    ]
+    each = config.tensor
     return tuple(
         msgspec.structs.replace(
-            config, record=name, cpus=cpus if compiled else (), process_cpus=home if compiled else cpus
+            config,
+            record=name,
+            cpus=homes[number * each].cpus,
+            process_cpus=homes[number * each].process_cpus,
+            rank_cpus=tuple(homes[number * each + 1 : (number + 1) * each]),
+            gpu=number * each if each > 1 and config.device == "cuda" else 0,
         )
-        for name, cpus, home in zip(names, places.cpus, places.homes, strict=True)
+        for number, name in enumerate(names)
     )
 
 

@@ -44,6 +44,7 @@ def _lacks(settings: Settings, checkpoint: Checkpoint, machine: Machine, view: V
         compiled=is_compiled(view.kernels),
         bits=view.weights,
         graph_sizes=(),
+        ranks=view.tensor,
     )
     pages = layout(
         checkpoint.model,
@@ -52,5 +53,5 @@ def _lacks(settings: Settings, checkpoint: Checkpoint, machine: Machine, view: V
         scale_bytes=SCALE_BYTES.get(view.kv_cache, 0),
         ranks=view.tensor,
     )
-    needed = -(-room.weights // view.tensor) + room.workspace + pool_bytes(pages, view.max_context)
+    needed = room.weights + room.workspace + pool_bytes(pages, view.max_context)
     return "" if needed <= room.budget else spell_bytes(needed - room.budget)

@@ -16,9 +16,11 @@ def summary(plan: Plan) -> str:
     """One line: model, device, context, memory."""
     engine, gateway, memory = plan.engines[0], plan.gateway, plan.memory
     engines = f"{len(plan.engines)} engines" if len(plan.engines) > 1 else "one engine"
+    if engine.tensor > 1:
+        engines += f" of {engine.tensor} ranks" + (" each" if len(plan.engines) > 1 else "")
     return (
         f"{gateway.names[0]} ({plan.architecture}, {_numbers(engine)}, {engine.device}, {engines}), "
-        f"context {engine.max_context}, {spell_bytes(memory.total)} an engine"
+        f"context {engine.max_context}, {spell_bytes(memory.total)} {'a rank' if engine.tensor > 1 else 'an engine'}"
     )
 
 
@@ -57,7 +59,7 @@ def _memory(plan: Plan) -> list[str]:
         ("KV cache", memory.cache, f"{memory.blocks} blocks of {engine.block_tokens} tokens, {memory.block_bytes:,} B"),
         ("together", memory.total, f"of {spell_bytes(memory.budget)} usable, {spell_bytes(memory.free)} free"),
     ]
-    each = " of each engine" if len(plan.engines) > 1 else ""
+    each = " of each rank" if engine.tensor > 1 else " of each engine" if len(plan.engines) > 1 else ""
     lines = [f"memory{each}"]
     lines += [f"  {name:<10} {spell_bytes(count):>10}  {text}".rstrip() for name, count, text in parts]
     requests = "request" if memory.whole_contexts == 1 else "requests"

@@ -9,6 +9,7 @@ from engine.api.config import WeightBits
 from engine.models.checkpoint import Checkpoint
 from engine.models.native import torch_parts
 from engine.models.parts import MLP, Experts, LayerNorm, Model, all_bodies, attentions, bodies, has_experts
+from engine.models.ranks import tensor_sizes
 from engine.models.schemes import CHANNEL_GROUP, Scheme, alike
 from engine.models.sources import fused_paths, join, mlp_linears, routed_mlps
 from engine.models.stored import held_weights
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class ModelFacts:
     """`heads`: of queries and of keys, each pair once. `inner`: sizes that tensor parallelism divides beside heads.
-    `groups`: inputs that share a scale in matrices cut along inputs. `quantized`: in words, empty where nothing is.
-    `held`: compiled kernels multiply by the checkpoint's whole numbers. `restored`: quantized matrices that they do
-    not. `unlike`: with these weights the experts of one layer lie in several forms. `pages`: KV heads and their size,
-    each pair once."""
+    `whole`: numbers of ranks that cut the checkpoint's whole numbers between groups alone. `quantized`: in words, empty
+    where nothing is. `held`: compiled kernels multiply by the checkpoint's whole numbers. `restored`: quantized
+    matrices that they do not. `unlike`: with these weights the experts of one layer lie in several forms. `pages`: KV
+    heads and their size, each pair once."""
 
     dtype: str = "float32"
     max_context: int = 4096
@@ -38,8 +39,7 @@ class ModelFacts:
     method: str = ""
     held: bool = False
     restored: int = 0
-    groups: tuple[int, ...] = ()
-    ordered: bool = False
+    whole: tuple[int, ...] = ()
     by_torch: tuple[str, ...] = ()
     normed_together: bool = False
     pages: tuple[tuple[int, int], ...] = ((8, 64),)
@@ -72,8 +72,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         method="" if own is None else own.method,
         held=bool(held),
         restored=_restored(checkpoint, held),
-        groups=tuple(sorted({scheme.group for scheme in held.values() if scheme.group is not None})),
-        ordered=any(scheme.ordered for scheme in held.values()),
+        whole=tensor_sizes(model, own, compiled=True) if held else (),
         by_torch=torch_parts(model, ACTIVATIONS),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in parts),
         pages=tuple(dict.fromkeys((part.kv_heads, part.head_dim) for part in parts)),

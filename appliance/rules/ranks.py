@@ -1,7 +1,8 @@
 """Rules about tensor parallelism: what the ranks of one model must share evenly, and what each needs.
 
 Rows of a matrix are cut between heads, or between outputs of an MLP; inputs where the outputs before them were cut. KV
-heads that are fewer than the ranks are held by several of them. A vocabulary is cut anywhere.
+heads that are fewer than the ranks are held by several of them. A vocabulary is cut anywhere. `engine.models.ranks`
+says the same of one number.
 """
 
 from appliance.rules.facts import Facts
@@ -13,17 +14,13 @@ def _divides(view: View) -> bool:
     return all(q % ranks == 0 and (kv % ranks == 0 or ranks % kv == 0) for q, kv in view.facts.model.heads)
 
 
-def _cuts_groups(view: View) -> bool:
-    """Whether some rank's inputs begin within a group that shares a scale."""
-    model = view.facts.model
-    inputs = [q * dim for q, _ in model.heads for dim in model.head_sizes] + list(model.inner)
-    return any(size // view.tensor % group for size in inputs for group in model.groups)
-
-
 def _groups_whole(view: View) -> bool:
-    if view.tensor == 1 or not is_compiled(view.kernels) or not view.facts.model.held:
-        return True
-    return not view.facts.model.ordered and not _cuts_groups(view)
+    held = is_compiled(view.kernels) and view.facts.model.held
+    return view.tensor == 1 or not held or view.tensor in view.facts.model.whole
+
+
+def _gpus_each(view: View) -> bool:
+    return view.device == "cpu" or view.tensor == 1 or view.tensor * view.data <= len(view.facts.machine.gpus)
 
 
 def _heads(facts: Facts) -> str:
@@ -49,36 +46,40 @@ RULES = (
         because=lambda facts: f"ranks share the inner sizes of MLPs, {' and '.join(map(str, facts.model.inner))}",
     ),
     Rule(
+        name="ranks-vocabulary",
+        keys=("tensor",),
+        facts=("model.vocab",),
+        holds=lambda view: view.tensor <= view.facts.model.vocab,
+        text="each rank has a row of the vocabulary",
+        because=lambda facts: f"each rank has a row of the vocabulary, which has {facts.model.vocab}",
+    ),
+    Rule(
         name="ranks-groups",
         keys=("kernels", "tensor"),
-        facts=("model.groups", "model.held", "model.ordered", "model.heads", "model.head_sizes", "model.inner"),
+        facts=("model.held", "model.whole"),
         holds=_groups_whole,
-        text="whole numbers of a checkpoint are cut along inputs between their groups alone, with act order not at all",
+        text="compiled kernels cut a checkpoint's whole numbers along inputs only between groups, never in act order",
         because=lambda facts: (
-            f"{facts.model.quantized} cannot be cut along inputs into so many ranks"
-            + (": its groups lie in act order" if facts.model.ordered else ", within a group that shares a scale")
+            f"compiled kernels multiply by the checkpoint's {facts.model.quantized}, which cannot be cut along inputs "
+            "into so many ranks: within a group that shares a scale, or in act order"
         ),
     ),
     Rule(
-        name="ranks-compiled",
-        keys=("kernels", "tensor"),
-        holds=lambda view: view.tensor == 1 or not is_compiled(view.kernels),
-        text="compiled kernels serve a model on one rank",
-    ),
-    Rule(
         name="ranks-gpus",
-        keys=("device", "tensor"),
+        keys=("device", "data", "tensor"),
         facts=("machine.gpus",),
-        holds=lambda view: view.device == "cpu" or view.tensor <= max(1, len(view.facts.machine.gpus)),
-        text="each rank has a GPU of its own",
-        because=lambda facts: f"each rank has a GPU of its own, and there are {len(facts.machine.gpus)}",
+        holds=_gpus_each,
+        text="each rank of each engine has a GPU of its own",
+        because=lambda facts: (
+            f"each rank of each engine has a GPU of its own, and {len(facts.machine.gpus)} can be used here"
+        ),
     ),
     Rule(
         name="memory",
-        keys=("device", "dtype", "weights", "kernels", "kv_cache", "block_tokens", "max_context", "tensor"),
+        keys=("device", "dtype", "weights", "kernels", "kv_cache", "block_tokens", "max_context", "data", "tensor"),
         facts=("lacks",),
         holds=lambda view: view.facts.lacks is None or not view.facts.lacks(view),
         text="weights, workspace and the cache of one request fit into the memory of each rank",
-        because=lambda facts: "weights, workspace and the cache of one request do not fit into the memory of each rank",
+        because=lambda facts: "fewer ranks lack the memory for weights, workspace and the cache of one request",
     ),
 )

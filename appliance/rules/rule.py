@@ -29,6 +29,7 @@ class View:
     kv_cache: KVDtype = "float32"
     block_tokens: int = 16
     max_context: int = 2
+    data: int = 1
     tensor: int = 1
 
 

@@ -1,8 +1,8 @@
 """What goes together, as tables: rows and columns as data, each cell by the solver.
 
 docs/compatibility.md is made of them, and a test runs or refuses every cell. The machine of the tables lacks nothing: a
-CPU with compiled kernels and a GPU of compute capability 9.0 with Triton. The model is a plain one in bfloat16, but for
-what a row says of it.
+CPU with compiled kernels and two GPUs of compute capability 9.0 with Triton. The model is a plain one in bfloat16, but
+for what a row says of it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,13 +16,13 @@ from appliance.rules.rules import RULES
 from appliance.rules.solve import Situation, least_rules, solve
 
 COMPILED = "avx512"  # stands for every variant
-CAPABILITY = (9, 0)
-PLAIN = ModelFacts(dtype="bfloat16")
+CAPABILITY, GPUS = (9, 0), 2
+PLAIN = ModelFacts(dtype="bfloat16", heads=((4, 2),))
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row or a column: what it writes, and what is different in its model or its GPU."""
+    """A row or a column: what it writes, and what is different in its model or its GPUs."""
 
     label: str
     written: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Cell:
 
 def machine(capability: tuple[int, int] = CAPABILITY) -> Machine:
     gpu = Gpu("GPU", 80 * 2**30, 80 * 2**30, capability)
-    return Machine(8, "affinity", 64 * 2**30, "MemAvailable", gpus=(gpu,), kernels=(COMPILED,), triton=True)
+    return Machine(8, "affinity", 64 * 2**30, "MemAvailable", gpus=(gpu,) * GPUS, kernels=(COMPILED,), triton=True)
 
 
 def cells(table: Table) -> Iterator[Cell]:
@@ -63,7 +63,7 @@ def cells(table: Table) -> Iterator[Cell]:
         for column in table.columns:
             model = replace(PLAIN, **row.model, **column.model)
             host = machine(row.capability or column.capability or CAPABILITY)
-            situation = Situation(Facts(model, host), {**row.written, **column.written, "tensor": 1})
+            situation = Situation(Facts(model, host), {"tensor": 1, **row.written, **column.written})
             yield Cell(table, row, column, situation, () if solve(situation) is not None else _broken(situation))
 
 
@@ -132,6 +132,21 @@ SWITCHES = (
     Line("`hardware.graphs: false`", {"graphs": False}),
     Line("`engine.cache.block_tokens: 7`", {"block_tokens": 7}),
 )
+RANKS = (
+    Line("2 ranks", {"tensor": 2}),
+    Line("2 ranks and 2 engines", {"tensor": 2, "data": 2}),
+    Line("3 ranks of 4 heads", {"tensor": 3}),
+    Line(
+        "2 ranks of gptq, cut between groups",
+        {"tensor": 2},
+        model={"quantized": "4 bits (gptq)", "method": "gptq", "held": True, "whole": (1, 2)},
+    ),
+    Line(
+        "2 ranks of gptq, cut within one",
+        {"tensor": 2},
+        model={"quantized": "4 bits (gptq)", "method": "gptq", "held": True, "whole": (1,)},
+    ),
+)
 CAPABILITIES = (
     Line("7.5", capability=(7, 5)),
     Line("8.0 to 8.8", capability=(8, 0)),
@@ -161,6 +176,9 @@ TABLES = (
     ),
     Table("models", "Kernels and checkpoints", "What a checkpoint has, and who serves it.", FEATURES, KERNELS),
     Table("switches", "Kernels and switches", "Keys of one value, and where they can be had.", SWITCHES, KERNELS),
+    Table(
+        "ranks", "Kernels and ranks", "Rows: `parallelism.tensor` and `parallelism.data`, with 2 GPUs.", RANKS, KERNELS
+    ),
     Table(
         "capability",
         "GPUs by compute capability",

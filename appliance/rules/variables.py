@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from appliance.rules import ranks
 from appliance.rules.facts import Facts
 from appliance.rules.kernels import BF16_CAPABILITY, RULES
 from appliance.rules.rule import TORCH, TRITON, Variable, View, is_compiled
@@ -11,9 +12,10 @@ from appliance.rules.rule import TORCH, TRITON, Variable, View, is_compiled
 # with blocks of 16, 4.4 to 4.7 ms of 32 to 128, but 8.5 of 24 and 12.1 of 8, which are no whole vectors.
 BLOCK_TOKENS = 16
 LANES = {"amx": 16, "avx512": 16, "avx2": 8, "neon": 4, "base": 4}  # float32 in a vector, as W in kernels/cpu/simd.h
-TENSOR_SIZES = (1, 2, 4, 8, 16, 32, 64)
+MOST_RANKS = 64
 VARIANTS = tuple(LANES)
 
+_SHARED = tuple(rule for rule in ranks.RULES if rule.keys == ("tensor",))
 _TRITON_THERE = tuple(rule for rule in RULES if rule.keys == ("kernels",) and rule.name.startswith("triton-"))
 
 
@@ -77,14 +79,22 @@ def _blocks_why(view: View) -> str:
 
 
 def _sizes(facts: Facts) -> tuple[int, ...]:
-    """Sizes of tensor parallelism worth proposing."""
-    return tuple(size for size in TENSOR_SIZES if size <= max((q for q, _ in facts.model.heads), default=1))
+    """Numbers of ranks that share the model's heads evenly."""
+    views = (View(facts, tensor=size) for size in range(1, MOST_RANKS + 1))
+    return tuple(view.tensor for view in views if all(rule.holds(view) for rule in _SHARED))
 
 
 def _tensors(view: View) -> tuple[int, ...]:
     if view.device == "cpu":
         return (1,)
-    return tuple(size for size in _sizes(view.facts) if size <= max(1, len(view.facts.machine.gpus))) or (1,)
+    there = len(view.facts.machine.gpus)
+    return tuple(size for size in _sizes(view.facts) if size == 1 or size * view.data <= there)
+
+
+def _tensor_why(view: View) -> str:
+    if view.device == "cpu":
+        return "the ranks of a CPU share its memory, so that more of them fit no larger model"
+    return "the model fits on one GPU"
 
 
 def _always(*values: Any) -> Callable[[object], tuple[Any, ...]]:
@@ -169,11 +179,20 @@ VARIABLES = (
         limit=True,
     ),
     Variable(
+        key="parallelism.data",
+        name="data",
+        values=_always(1, 2),
+        auto=_always(1),
+        why=lambda view: "not asked for",
+        prefers="1",
+        sole=True,
+    ),
+    Variable(
         key="parallelism.tensor",
         name="tensor",
         values=_sizes,
         auto=_tensors,
-        why=lambda view: "one rank holds the model",
-        prefers="the fewest ranks whose memory holds the model",
+        why=_tensor_why,
+        prefers="on a GPU the fewest ranks whose memory holds the model; on a CPU 1, as ranks share its memory",
     ),
 )

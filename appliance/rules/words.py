@@ -1,6 +1,7 @@
 """What is said about choices: why one was made, and what is in conflict."""
 
 from appliance.declare.problems import Problem
+from appliance.declare.remedy import Write
 from appliance.declare.settings import Settings
 from appliance.rules.rule import Rule, Variable, View
 from appliance.rules.solve import Conflict, Situation, conflicts, passed_over, solve
@@ -34,7 +35,9 @@ def _problem(settings: Settings, situation: Situation, found: Conflict) -> Probl
     ways = [_ways(found, first), *(_ways(found, other, f"{other.key}: ") for other in others)]
     use = ", or ".join(filter(None, ways))
     message = "; use ".join(filter(None, (f"{clash}: {because}", use)))
-    return Problem(settings.place(tuple(first.key.split("."))), first.key, message)
+    path, nearest = tuple(first.key.split(".")), _nearest(found, first)
+    remedy = Write(nearest) if nearest and path in settings.tree.values else None
+    return Problem(settings.place(path), first.key, message, given=given, hint=use, remedy=remedy, certain=False)
 
 
 def _told(rules: tuple[Rule, ...], start: tuple[Variable, ...]) -> list[Rule]:
@@ -68,6 +71,15 @@ def _ways(found: Conflict, variable: Variable, before: str = "") -> str:
         values = tuple(value for value in values if value is not None)
     words = list(dict.fromkeys("auto" if value is None else variable.spelled(value) for value in values))
     return before + _listed(words[:MOST_WAYS], "or") if words else ""
+
+
+def _nearest(found: Conflict, variable: Variable) -> str:
+    """The value to write instead: the largest below a limit, else the first that goes with all the rest."""
+    values = [value for value in found.instead[variable.name] if value is not None or not variable.sole]
+    numbers = [value for value in values if value is not None]
+    if variable.limit and numbers:
+        return str(max(numbers))
+    return next(("auto" if value is None else variable.spelled(value) for value in values), "")
 
 
 def _listed(words: list[str], last: str) -> str:

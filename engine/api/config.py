@@ -13,6 +13,13 @@ WeightBits = Literal["stored", "int8", "int4"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where a rank runs: see `cpus` and `process_cpus` of EngineConfig."""
+
+    cpus: tuple[int, ...] = ()
+    process_cpus: tuple[int, ...] = ()
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
     reply. `weight_bytes` and `workspace_bytes` are what was planned for weights and for process and steps (0: nothing
@@ -24,8 +31,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     beside it. `matmul_precision`: of torch's float32 products. Decode steps of `graph_sizes` rows are captured in at
     most `graph_bytes`. `load`: random weights need no more of the checkpoint than its config.json. `cpus`: one for each
     thread of compiled kernels; `process_cpus`: those that the process as a whole may use. Empty: nothing is bound.
-    `pulse`: the file of its signs of life, if somebody watches them; an idle engine gives itself a token to compute
-    every `probe_s` seconds (0: never)."""
+    `tensor`: processes that share the model, each with `threads` threads, of which this is rank 0; bytes are those of
+    one of them. `rank_cpus`: places of the ranks 1 …; on GPUs rank r computes on device `gpu` + r. `pulse`: the file of
+    its signs of life, if somebody watches them; an idle engine gives itself a token to compute every `probe_s` seconds
+    (0: never)."""
 
     model: str
     socket: str = ""
@@ -46,6 +55,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     threads: int = 1
     cpus: tuple[int, ...] = ()
     process_cpus: tuple[int, ...] = ()
+    tensor: int = 1
+    rank_cpus: tuple[Place, ...] = ()
+    gpu: int = 0
     kernels: str = "torch"
     invariant: bool = False
     matmul_precision: MatmulPrecision = "highest"
@@ -61,11 +73,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     probe_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads"):
+        for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads", "tensor"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.cpus and len(self.cpus) != self.threads:
             raise ConfigError(f"cpus={list(self.cpus)}: must be one for each of {self.threads} threads, or none")
+        if self.rank_cpus and len(self.rank_cpus) != self.tensor - 1:
+            raise ConfigError(f"rank_cpus: {len(self.rank_cpus)} places for {self.tensor - 1} ranks beside the first")
 
 
 def graph_ladder(most: int) -> tuple[int, ...]:

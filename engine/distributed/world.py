@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from engine.api.errors import ConfigError
@@ -41,6 +42,11 @@ class Single:
 
 
 SINGLE = Single()
+
+
+def least(world: World, number: int, device: torch.device) -> int:
+    """The smallest of what the ranks have; all of them ask together."""
+    return int(world.all_gather(torch.tensor([number], device=device)).min())
 
 
 def share(units: int, world: World, what: str) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from engine.layers.vocabulary import Vocabulary
 from engine.models.parts import LayerNorm, Norm, Rope
 from kernels.activation import gated
 from kernels.cpu import program as cpu
+from kernels.cpu.meeting import Meeting
 from kernels.cpu.packing import Packed
 from kernels.cpu.program import Program, StepData, Team
 
@@ -66,7 +67,10 @@ class CompiledModel:
         norm: NormLayer | None,
         ropes: tuple[Rope, ...],
         team: Team,
+        meeting: Meeting | None = None,
     ) -> None:
+        """meeting: of the ranks that share the model, if there are several."""
+        self.meeting = meeting
         self.vocabulary, self.branches, self.norm = vocabulary, branches, norm
         self.ropes, self.team = ropes, team
         self.rotations = [Rotation(rope, torch.device("cpu")) for rope in ropes]
@@ -99,20 +103,37 @@ class CompiledModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `TextModel.logits`; valid until the next call."""
-        part, hidden = self.vocabulary.out, hidden.contiguous()
+        hidden = hidden.contiguous()
         if len(hidden) > len(self.logit_rows):
             # Kept: fresh memory for 16 rows of 152k logits costs 2 ms of page faults a step.
             self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
         y = self.logit_rows[: len(hidden)]
         head = self.vocabulary.head
         assert isinstance(head, Packed)
-        ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y)]
-        if part.scale != 1.0 or part.softcap is not None:
-            ops.append(
-                cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=part.softcap or 0.0)
+        if self.meeting is not None:
+            own = torch.empty(len(hidden), head.outputs)
+            self.team.run(
+                Program([cpu.linear(head, self.vocabulary.bias, hidden, own)], (hidden, own)), StepData(len(hidden))
             )
+            return self._joined(own, y, self.meeting)
+        ops: list[cpu.Op] = [cpu.linear(head, self.vocabulary.bias, hidden, y), *self._caps(y)]
         self.team.run(Program(ops, (hidden, y)), StepData(len(hidden)))
         return y
+
+    def _joined(self, own: Tensor, y: Tensor, meeting: Meeting) -> Tensor:
+        """The logits of all ranks in y, of as many rows at once as there is room for."""
+        rows = max(1, meeting.floats // self.vocabulary.most)
+        for part, whole in zip(own.split(rows), y.split(rows), strict=True):
+            ops = [cpu.share(meeting, part, whole, joins=True), *self._caps(whole)]
+            self.team.run(Program(ops, (part, whole)), StepData(len(part)))
+        return y
+
+    def _caps(self, y: Tensor) -> list[cpu.Op]:
+        part = self.vocabulary.out
+        if part.scale == 1.0 and part.softcap is None:
+            return []
+        cap = part.softcap or 0.0
+        return [cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=cap)]
 
     def _fit(self, tokens: int) -> None:
         """Working memory for this many tokens, and the operations that point into it."""
@@ -150,6 +171,8 @@ class CompiledModel:
                         ops += self._experts(body, read, target)
                 if number > 0:
                     ops.append(_add(target, out, hidden, 1.0))
+            if self.meeting is not None:  # of several bodies the sum is shared, not each by itself
+                ops.append(cpu.share(self.meeting, out, out, joins=False))
             if branch.after is not None:
                 ops.append(_norm(branch.after, out, out))
             ops.append(_add(out, x, hidden, branch.scale))
@@ -159,15 +182,18 @@ class CompiledModel:
             self.out = normed
         return ops
 
-    def _attention(self, layer: AttentionLayer, x: Tensor, y: Tensor) -> list[cpu.Op]:
+    def _attention(self, layer: AttentionLayer, x: Tensor, y: Tensor) -> list[cpu.Op | TorchOp]:
         part, heads, kv_heads = layer.part, layer.heads, layer.turned - layer.heads
         qkv = self.buffers.get("qkv", (heads + 2 * kv_heads) * part.head_dim)
         attended = self.buffers.get("attended", heads * part.head_dim)
-        ops = [_project(layer.qkv, x, qkv)]
+        ops: list[cpu.Op | TorchOp] = [_project(layer.qkv, x, qkv)]
         if isinstance(layer.norm, HeadNorm):
             ops.append(_head_norm(layer.norm, qkv, layer.turned, part.head_dim))
         elif isinstance(layer.norm, ProjectionNorm):
-            ops += _projection_norm(layer.norm, qkv)
+            if self.meeting is None:
+                ops += _projection_norm(layer.norm, qkv)
+            else:
+                ops.append(_torch_norm(layer.norm, qkv, layer.turned, part.head_dim))
         rope, place = part.rope, layer.place
         heads_op = cpu.Heads(
             qkv=qkv.data_ptr(),
@@ -282,7 +308,9 @@ def _regions(ops: Sequence[cpu.Op | TorchOp], holds: Sequence[Tensor]) -> list[P
 
 
 def _project(layer: LinearLayer, x: Tensor, y: Tensor) -> cpu.Linear:
-    return cpu.linear(_packed(layer), layer.bias, x, y)
+    """Where ranks sum their products, the bias is rank 0's to add."""
+    bias = None if layer.part.split == "inputs" and layer.world.rank > 0 else layer.bias
+    return cpu.linear(_packed(layer), bias, x, y)
 
 
 def _activate(layer: MLPLayer, x: Tensor, y: Tensor, *, groups: int) -> cpu.Activate | TorchOp:
@@ -342,6 +370,16 @@ def _norm_pieces(
 
 def _add(y: Tensor, x: Tensor, size: int, alpha: float) -> cpu.Add:
     return cpu.Add(y=y.data_ptr(), x=x.data_ptr(), y_stride=y.stride(0), x_stride=x.stride(0), size=size, alpha=alpha)
+
+
+def _torch_norm(layer: ProjectionNorm, qkv: Tensor, heads: int, dim: int) -> TorchOp:
+    """Over the heads of all ranks, which meet in the middle of it."""
+
+    def compute(tokens: int) -> None:
+        turned = qkv[:tokens, : heads * dim]
+        turned[:] = layer(turned.unflatten(1, (heads, dim))).flatten(1)
+
+    return TorchOp(compute)
 
 
 def _torch_activation(layer: MLPLayer, x: Tensor, y: Tensor, groups: int) -> TorchOp:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.api.config import WeightBits
+from engine.distributed.shared import Shared
 from engine.distributed.world import World
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
@@ -57,17 +58,18 @@ class TextModel:
         bits: WeightBits = "stored",
         invariant: bool = False,
     ) -> None:
-        """team: threads of the compiled kernels, which then run every step; for float32 on one rank on a CPU. bits:
-        what their matrices are rounded to. invariant: see Target."""
+        """team: threads of the compiled kernels, which then run every step, for float32 on a CPU; ranks then share
+        memory. bits: what their matrices are rounded to. invariant: see Target."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
         self.target = Target(dtype, self.device, team, bits, invariant=invariant)
         if team is None and bits != "stored":
             raise ValueError(f"torch multiplies by weights as they are stored, not by {bits}")
-        if team is not None and (world.size > 1 or dtype != torch.float32 or self.device.type != "cpu"):
-            raise ValueError(
-                f"compiled kernels serve float32 on one rank on a CPU, not {dtype}, {world.size}, {device}"
-            )
+        self._meeting = world.meeting if isinstance(world, Shared) else None
+        if team is not None and (dtype != torch.float32 or self.device.type != "cpu"):
+            raise ValueError(f"compiled kernels serve float32 on a CPU, not {dtype} on {device}")
+        if team is not None and world.size > 1 and self._meeting is None:
+            raise ValueError(f"compiled kernels of {world.size} ranks meet in memory that they share")
         self.compiled: CompiledModel | None = None
         self.vocabulary = Vocabulary(model, world)
         free_places = iter(places(layout))
@@ -108,7 +110,9 @@ class TextModel:
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"
         if self.target.team is not None:
-            self.compiled = CompiledModel(self.vocabulary, self.branches, self.norm, self.ropes, self.target.team)
+            self.compiled = CompiledModel(
+                self.vocabulary, self.branches, self.norm, self.ropes, self.target.team, self._meeting
+            )
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pages: Tensor) -> Tensor:

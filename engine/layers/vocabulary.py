@@ -18,7 +18,8 @@ class Vocabulary:
     """Rows [first, last) of the embedding and of the head.
 
     On a CPU the embedding stays a view of the checkpoint file, in its type: it is looked up, never multiplied, and so a
-    tied head can be packed for products without a second copy of the largest matrix in memory.
+    tied head can be packed for products without a second copy of the largest matrix in memory. Compiled kernels look up
+    the rows of all ranks, so that they need not meet for it.
     """
 
     table: Tensor  # [rows, hidden]
@@ -36,7 +37,8 @@ class Vocabulary:
     def load(self, read: Read, target: Target) -> int:
         self.target = target
         mine, on_cpu = slice(self.first, self.last), target.device.type == "cpu"
-        rows = read(self.name)[mine]
+        looked_up = slice(None) if target.team is not None else mine
+        rows = read(self.name)[looked_up]
         # Looked up in the file's own type, but for float64, which no kernel reads.
         path = self.name.removesuffix(".weight")
         restored = target.quantized is not None and target.quantized.restores(path)
@@ -44,10 +46,12 @@ class Vocabulary:
         self.table = rows if in_file else rows.to(target.device, target.dtype)
         # Of four bits the head would lose most: it chooses the token.
         rounded = replace(target, bits="int8") if target.bits == "int4" else target
-        whole = Slot(path if self.out.tied else self.out.name, 0, self.part.vocab, 0)
-        packed = target.whole_numbers("", Slots((whole,), self.part.vocab, 0, self.part.hidden))
+        count = self.last - self.first
+        share = Slot(path if self.out.tied else self.out.name, self.first, count, 0)
+        packed = target.whole_numbers("", Slots((share,), count, 0, self.part.hidden))
         if packed is None:
-            source = self.table if self.out.tied else read(f"{self.out.name}.weight")[mine]
+            tied = self.table[mine] if target.team is not None else self.table
+            source = tied if self.out.tied else read(f"{self.out.name}.weight")[mine]
             packed = rounded.pack(self.out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
         self.head = packed
         if self.out.bias:

@@ -163,6 +163,12 @@ def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
     return (*found, (head,))
 
 
+def projections(model: Model) -> Iterator[tuple[str, Linear]]:
+    """Every projection but the head, with the path that its sources are under."""
+    for path, body in _placed_bodies(model):
+        yield from _linears(body, path)
+
+
 def _placed_bodies(model: Model) -> Iterator[tuple[str, Body]]:
     """Every body with the path of its layer."""
     for index, block in enumerate(model.blocks):

@@ -1,8 +1,10 @@
-"""Matrices that were rounded and packed at an earlier start, in one file for each checkpoint, rounding and CPU variant.
+"""Matrices that were rounded and packed at an earlier start, in one file for each checkpoint, rounding, CPU variant and
+share of a rank.
 
 Rounding an 8B model to 4 bits takes a minute or two; reading what came of it takes as long as the disk does, and pages
 of the file are shared by all engines that map it. A file is only taken for exactly what it was made from: its name is a
-hash of the checkpoint's files (path, size, time of change), the rounding, the tiling and the layout of the file itself.
+hash of the checkpoint's files (path, size, time of change), the rounding, the tiling, the share and the layout of the
+file itself.
 """
 
 import hashlib
@@ -20,7 +22,7 @@ from torch import Tensor
 from engine.api.config import WeightBits
 from kernels.cpu.packing import Packed, Tiling
 
-VERSION = 1
+VERSION = 2
 FREE_SHARE = 0.5  # of the disk's free space that a file may take
 _log = logging.getLogger(__name__)
 
@@ -28,9 +30,12 @@ _log = logging.getLogger(__name__)
 class PackedFile:
     """`get` what is there, `put` what is not, and `close` writes a new file if anything was put."""
 
-    def __init__(self, folder: Path, files: Iterable[Path], bits: WeightBits, tiling: Tiling) -> None:
+    def __init__(
+        self, folder: Path, files: Iterable[Path], bits: WeightBits, tiling: Tiling, share: tuple[int, int] = (0, 1)
+    ) -> None:
+        """share: rank and number of ranks."""
         stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(set(files))]
-        key = json.dumps([VERSION, bits, asdict(tiling), stats])
+        key = json.dumps([VERSION, bits, asdict(tiling), share, stats])
         self.path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
         self._new: dict[str, Packed] = {}
         self._tensors, self._forms = _read(self.path)

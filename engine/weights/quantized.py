@@ -66,15 +66,37 @@ class QuantizedWeights:
                 return self._blocks(path, scheme, *shape)
 
     def fused(self, path: str, matrix: Slots) -> Numbers | None:
-        """A fused matrix, whole: one rank holds it. None where some source is restored, or sources differ in form."""
+        """A rank's share of a fused matrix. None where some source is restored, or sources differ in form."""
         names = [f"{path}.{piece.source}" if path else piece.source for piece in matrix.pieces]
         if not alike(self.schemes.get(name) for name in names):
             return None
         pieces = [
-            _rows(self.numbers(name), slice(piece.start, piece.start + piece.rows))
+            self._share(name, slice(piece.start, piece.start + piece.rows), matrix)
             for name, piece in zip(names, matrix.pieces, strict=True)
         ]
         return pieces[0] if len(pieces) == 1 else self._joined(names, pieces)
+
+    def _share(self, name: str, rows: slice, matrix: Slots) -> Numbers:
+        numbers = _rows(self.numbers(name), rows)
+        first, count, whole = matrix.first_input, matrix.inputs, numbers.values.shape[1]
+        if count == whole:
+            return numbers
+        values = numbers.values[:, first : first + count].contiguous()
+        if isinstance(numbers, Int8Weight):
+            return replace(numbers, values=values)
+        if numbers.order is not None or (self.schemes[name].group is not None and count % numbers.group):
+            raise CheckpointError(
+                f"{self._file(name)}: {name}: a rank's {count} of {whole} inputs are not whole groups of "
+                f"{numbers.group}; set hardware.kernels to torch, or lower parallelism.tensor"
+            )
+        # With a scale an output all groups are alike, and new ones begin with the rank's first input.
+        groups = slice(first // numbers.group, first // numbers.group + -(-count // numbers.group))
+        if self.schemes[name].group is None:
+            groups = slice(-(-count // numbers.group))
+        cut = {"values": values, "scales": numbers.scales[:, groups].contiguous()}
+        if isinstance(numbers, Int4Weight) and numbers.zeros is not None:
+            cut["zeros"] = numbers.zeros[:, groups].contiguous()
+        return replace(numbers, **cut)
 
     def _joined(self, names: list[str], pieces: list[Numbers]) -> Numbers:
         values = torch.cat([piece.values for piece in pieces])

@@ -13,10 +13,13 @@ import torch
 from engine.api.config import EngineConfig
 from engine.api.errors import ConfigError, OutOfMemory
 from engine.api.messages import Taken
-from engine.distributed.world import SINGLE
+from engine.distributed.group import open_group
+from engine.distributed.shared import open_shared
+from engine.distributed.world import SINGLE, World, least
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.parts import Model
 from engine.models.sources import sources
 from engine.weights.packed import PackedFile
 from engine.weights.random import RandomWeights
@@ -24,6 +27,9 @@ from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
 from engine.worker.memory import Meter, in_use
+from engine.worker.rank_messages import Meeting
+from engine.worker.ranked import RankedWorker
+from engine.worker.ranks import Ranks
 from engine.worker.table import RequestTable
 from engine.worker.warm import warm_steps
 from engine.worker.worker import Worker
@@ -40,15 +46,81 @@ DTYPES = {
 }
 
 
+# Ranks wait for one another while they load, and one may read from a slower disk. Whether a rank hangs is seen by
+# engine.worker.watch, which ends it, and with it the waiting of the others.
+MEETING_S = 3600.0
+LOGIT_ROWS = 64  # that ranks join at once; the room for more is asked for and, unless there are more, never touched
+
+Progress = Callable[[str, float], None]
+Took = Callable[[str, Taken], None]
+
+
+def nothing(phase: str, taken: Taken) -> None:
+    """For those who do not ask what memory was taken."""
+
+
 def build_worker(
+    config: EngineConfig, progress: Progress, took: Took = nothing, ranks: Ranks | None = None
+) -> Worker | RankedWorker:
+    """`progress(phase, 0…1)` is called as the start goes on, `took` with the memory of each phase at its end. `ranks`:
+    the others of a model that several processes share; they are ended where this one fails. Raises ConfigError,
+    CheckpointError or OutOfMemory, and what ended another rank."""
+    if ranks is None:
+        return _build(config, 0, lambda checkpoint, device, team: SINGLE, progress, took)
+    try:
+        progress = ranks.following(progress)
+        progress("reading", 0.0)
+        ranks.wait_imported()
+        own = _build(config, 0, partial(_join, config, 0, ranks.meeting, ranks.abandoned_by), progress, took)
+        progress("", 1.0)
+        ranks.wait_built(own.blocks)
+        return RankedWorker(own, ranks)
+    except Exception as error:
+        # A collective that a rank left says only that its peer is gone.
+        found = ranks.explained(error) if isinstance(error, RuntimeError) else error
+        ranks.close()
+        raise found from None if found is error else error
+
+
+def build_rank(config: EngineConfig, rank: int, meeting: Meeting, progress: Progress) -> Worker:
+    """The worker of a rank other than the first. Raises as `build_worker` does."""
+    progress("reading", 0.0)
+    return _build(config, rank, partial(_join, config, rank, meeting, lambda abandon: None), progress, nothing)
+
+
+def _join(
     config: EngineConfig,
-    progress: Callable[[str, float], None],
-    took: Callable[[str, Taken], None] = lambda phase, taken: None,
-) -> Worker:
-    """`progress(phase, 0…1)` is called as the start goes on, `took` with the memory of each phase at its end. Raises
-    ConfigError, CheckpointError or OutOfMemory."""
+    rank: int,
+    meeting: Meeting,
+    abandoned_by: Callable[[Callable[[], None]], None],
+    checkpoint: Checkpoint,
+    device: torch.device,
+    team: Team | None,
+) -> World:
+    """The world of all ranks; `abandoned_by` is told how those that wait in it can be let go."""
+    if team is None:
+        return open_group(
+            device, Path(meeting.file), rank, config.tensor, ordered=config.invariant, timeout_s=MEETING_S
+        )
+    world = open_shared(team.variant, meeting.memory, rank, config.tensor, _floats(config, checkpoint.model))
+    abandoned_by(world.meeting.abandon)
+    return world
+
+
+def _floats(config: EngineConfig, model: Model) -> int:
+    """What a rank brings to a meeting at once: hidden states of the largest step, logits of many rows."""
+    share = -(-model.embed.vocab // config.tensor)
+    return max(config.max_step_tokens * model.embed.hidden, min(config.max_running, LOGIT_ROWS) * share)
+
+
+Join = Callable[[Checkpoint, torch.device, Team | None], World]
+
+
+def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took: Took) -> Worker:
     _check_pages(config)
-    device, team = _device(config), _team(config)
+    device, team = _device(config, rank), _team(config)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     torch.set_num_threads(config.threads)
     torch.set_float32_matmul_precision(config.matmul_precision)
     seconds: dict[str, float] = {}
@@ -57,11 +129,13 @@ def build_worker(
     with measured("reading"):
         progress("reading", 0.0)
         checkpoint = read_checkpoint(config.model, config.trust_remote_code, weights=config.load == "checkpoint")
+    world = join(checkpoint, device, team)
     form = layout(
         checkpoint.model,
         block_tokens=config.block_tokens,
         element_bytes=DTYPES[config.kv_dtype].itemsize,
         scale_bytes=SCALE_BYTES.get(config.kv_dtype, 0),
+        ranks=world.size,
     )
     blocks = pool_blocks(config, form)
     with measured("loading"), _memory_errors("the weights"):
@@ -69,14 +143,14 @@ def build_worker(
         text_model = TextModel(
             checkpoint.model,
             form,
-            SINGLE,
+            world,
             DTYPES[config.dtype],
             device,
             team,
             config.weights,
             invariant=config.invariant and config.kernels == "triton",
         )
-        _load(config, checkpoint, text_model, lambda fraction: progress("loading", fraction))
+        _load(config, checkpoint, text_model, world, lambda fraction: progress("loading", fraction))
     runner: HostRunner | DeviceRunner
     table = RequestTable(
         slots=min(config.max_running, config.max_step_tokens),
@@ -89,7 +163,8 @@ def build_worker(
         if config.kv_measured and device.type == "cuda":
             with measured("profiling"), _memory_errors("the largest step"):
                 progress("profiling", 0.0)
-                config = msgspec.structs.replace(config, kv_bytes=measured_pool(config, text_model, parts))
+                measured_bytes = least(world, measured_pool(config, text_model, parts), device)
+                config = msgspec.structs.replace(config, kv_bytes=measured_bytes)
                 blocks = pool_blocks(config, form)
         with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
             progress("allocating", 0.0)
@@ -108,6 +183,7 @@ def build_worker(
         threads=1 if team else config.threads,
         seconds=seconds,
         cpu=config.cpus[0] if team and config.cpus else None,
+        gpu=device if device.type == "cuda" else None,
     )
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
@@ -117,7 +193,7 @@ def build_worker(
     if isinstance(runner, DeviceRunner) and config.graph_sizes:
         with measured("capturing"), _memory_errors("the graphs of decode steps"):
             progress("capturing", 0.0)
-            runner.capture(config.graph_bytes, lambda fraction: progress("capturing", fraction))
+            runner.capture(config.graph_bytes, world, lambda fraction: progress("capturing", fraction))
     return worker
 
 
@@ -136,10 +212,15 @@ def pool_blocks(config: EngineConfig, form: Layout) -> int:
     return blocks
 
 
-def _device(config: EngineConfig) -> torch.device:
-    if config.device == "cuda" and not torch.cuda.is_available():
+def _device(config: EngineConfig, rank: int) -> torch.device:
+    if config.device != "cuda":
+        return torch.device(config.device)
+    if not torch.cuda.is_available():
         raise ConfigError("device=cuda: no usable CUDA device here; set hardware.device to cpu, or run on a GPU host")
-    return torch.device(config.device)
+    index, count = config.gpu + rank, torch.cuda.device_count()
+    if index >= count:
+        raise ConfigError(f"tensor={config.tensor}: rank {rank} computes on GPU {index}, and there are {count}")
+    return torch.device("cuda", index)
 
 
 def _team(config: EngineConfig) -> Team | None:
@@ -176,22 +257,26 @@ def _check_kernels(config: EngineConfig) -> None:
 
 
 def _load(
-    config: EngineConfig, checkpoint: Checkpoint, text_model: TextModel, progress: Callable[[float], None]
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    text_model: TextModel,
+    world: World,
+    progress: Callable[[float], None],
 ) -> None:
     if config.load == "random":
         text_model.fill(RandomWeights(sources(checkpoint.model), text_model.dtype, text_model.device))
         return
-    known = _known(config, checkpoint, text_model.target.team)
+    known = _known(config, checkpoint, text_model.target.team, world)
     text_model.load(checkpoint, progress, known)
     if known is not None:
         known.close()
 
 
-def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None) -> PackedFile | None:
+def _known(config: EngineConfig, checkpoint: Checkpoint, team: Team | None, world: World) -> PackedFile | None:
     if team is None or config.weights == "stored" or config.weight_cache is None:
         return None
     files = {info.file for info in checkpoint.tensors.values()}
-    return PackedFile(Path(config.weight_cache), files, config.weights, team.tiling)
+    return PackedFile(Path(config.weight_cache), files, config.weights, team.tiling, (world.rank, world.size))
 
 
 @contextmanager

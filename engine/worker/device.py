@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.core.plan import StepPlan, StepResult
+from engine.distributed.world import SINGLE, World
 from engine.kv.layout import Layout
 from engine.layers.fused import DeviceStep, FusedModel
 from engine.sampling.device import DeviceSampler
@@ -57,9 +58,15 @@ class DeviceRunner:
         self._graphs: Graphs[Outputs] = Graphs(graph_sizes, self._decode, pages.device)
 
     @torch.inference_mode()
-    def capture(self, budget: int, progress: Callable[[float], None] = lambda fraction: None) -> int:
-        """Captures decode steps in at most so many bytes; returns the bytes taken."""
-        return self._graphs.capture(budget, progress)
+    def capture(
+        self, budget: int, world: World = SINGLE, progress: Callable[[float], None] = lambda fraction: None
+    ) -> int:
+        """Captures decode steps in at most so many bytes; returns the bytes taken. Ranks keep the sizes that all of
+        them captured, so that they pad a step alike."""
+        taken = self._graphs.capture(budget, progress)
+        own = torch.tensor(self._graphs.has, dtype=torch.int32, device=self._pages.device)
+        self._graphs.keep(world.all_gather(own).bool().all(0).tolist())
+        return taken
 
     def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Callable[[], StepResult]:
         self._host.apply(plan)

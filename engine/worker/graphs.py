@@ -29,7 +29,7 @@ class Graphs(Generic[T]):
         if wrong or list(sizes) != sorted(set(sizes)):
             raise ValueError(f"graph sizes {list(sizes)}: must be ascending and at least 1")
         self.sizes = tuple(sizes)
-        self._run, self._device = run, device
+        self._run, self._device, self._wanted = run, device, tuple(sizes)
         self._captured: dict[int, Captured[T]] = {}
 
     def capture(self, budget: int, progress: Callable[[float], None] = lambda fraction: None) -> int:
@@ -44,7 +44,8 @@ class Graphs(Generic[T]):
             self._run(size)  # what libraries set up on first use is no part of a graph
             torch.cuda.synchronize(self._device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            # thread_local: nccl's own thread looks after its events meanwhile
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 outputs = self._run(size)
             taken = torch.cuda.memory_reserved(self._device) - before
             progress((number + 1) / len(self.sizes))
@@ -59,6 +60,16 @@ class Graphs(Generic[T]):
             self._captured[size] = Captured(graph, outputs)
         self.sizes = tuple(sorted(kept))
         return used
+
+    @property
+    def has(self) -> list[bool]:
+        """Of the sizes that were wanted, in their order, which there are."""
+        return [size in self.sizes for size in self._wanted]
+
+    def keep(self, which: Sequence[bool]) -> None:
+        """Leaves only these of the sizes that were wanted."""
+        self.sizes = tuple(size for size, kept in zip(self._wanted, which, strict=True) if kept)
+        self._captured = {size: one for size, one in self._captured.items() if size in self.sizes}
 
     def size_for(self, rows: int) -> int | None:
         """The least size that holds so many rows, or None."""

@@ -46,13 +46,15 @@ class Worker:
         threads: int,
         seconds: dict[str, float],
         cpu: int | None = None,
+        gpu: torch.device | None = None,
     ) -> None:
-        """threads: torch's. cpu: where the worker's thread runs, the first one of a team that is pinned."""
+        """threads: torch's. cpu: where the worker's thread runs, the first one of a team that is pinned. gpu: on which
+        it launches."""
         self.model, self.layout, self.seconds = model, layout, seconds
         self.blocks, self.weight_bytes = blocks, weight_bytes
         self.kv_bytes = blocks * layout.block_bytes
         self._runner = runner
-        self._thread = ThreadPoolExecutor(1, "worker", initializer=_begin, initargs=(threads, cpu))
+        self._thread = ThreadPoolExecutor(1, "worker", initializer=_begin, initargs=(threads, cpu, gpu))
 
     def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Running:
         """Queues a step. `masks`: allowed tokens by index of the plan's row (see `engine.structured`)."""
@@ -66,8 +68,11 @@ class Worker:
             return self._runner.start(plan, masks)
 
 
-def _begin(threads: int, cpu: int | None) -> None:
-    """In the worker's thread: torch keeps the number of threads per calling thread, the kernel its CPUs."""
+def _begin(threads: int, cpu: int | None, gpu: torch.device | None) -> None:
+    """In the worker's thread: torch keeps the number of threads and the device per calling thread, the kernel its
+    CPUs."""
     torch.set_num_threads(threads)
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})  # 0 is the calling thread

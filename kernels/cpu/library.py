@@ -52,6 +52,8 @@ SAMPLING = {
     "penalise": "ppnnpnpppnpppp",
     "ban": "ppnnpnpppnpppn",
 }
+# Functions of a meeting of ranks (meeting.h): arguments and, behind the colon, what comes back.
+MEETING = {"meeting_bytes": "nn:n", "meeting": "pnnn:p", "leave": "p:", "abandon": "p:", "gather": "pppn:n"}
 
 
 class MissingKernels(Exception):
@@ -112,9 +114,14 @@ def _open(name: str) -> ctypes.CDLL:
     library.slipway_stop.argtypes = [pointer]
     library.slipway_stop.restype = None
     library.slipway_run.argtypes = [pointer, pointer, ctypes.c_int64, pointer]
-    library.slipway_run.restype = None
+    library.slipway_run.restype = ctypes.c_int64
     for name, arguments in SAMPLING.items():
         function = getattr(library, f"slipway_{name}")
         function.argtypes = [pointer if letter == "p" else ctypes.c_int64 for letter in arguments]
         function.restype = None
+    kinds = {"p": pointer, "n": ctypes.c_int64, "": None}
+    for name, form in MEETING.items():
+        arguments, _, given = form.partition(":")
+        function = getattr(library, f"slipway_{name}")
+        function.argtypes, function.restype = [kinds[letter] for letter in arguments], kinds[given]
     return library

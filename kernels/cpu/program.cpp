@@ -9,6 +9,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "linears.h"
+#include "meeting.h"
 #include "pool.h"
 #include "rows.h"
 
@@ -22,6 +23,7 @@ struct Runner {
     std::vector<std::vector<int32_t>> counts = std::vector<std::vector<int32_t>>(scratch.size());  // of tokens, zeros
     std::vector<float> packed, partials;
     std::vector<attention::Plan> plans;
+    bool abandoned = false;  // another rank will not come: what is computed from then on means nothing
 };
 
 const attention::Plan& plan_of(const Attend& op, const std::vector<attention::Plan>& plans) {
@@ -91,6 +93,7 @@ void row_op(const Op& op, int64_t token, Runner& runner, const Step& step, Scrat
         case LINEAR: return pack(*static_cast<const Linear*>(op.what), token, step.tokens, aligned(runner.packed), scratch);
         case ROUTE: return route_row(*static_cast<const Route*>(op.what), token);
         case EXPERTS: return pack_pairs(*static_cast<const Experts*>(op.what), token, aligned(runner.packed), order, scratch);
+        case SHARE: return take_row(*static_cast<const Share*>(op.what), token);
         case COMBINE: return combine_row(*static_cast<const Combine*>(op.what), token, order);
         default: return;
     }
@@ -146,6 +149,19 @@ template <class T> void run_attention(const Attend& op, Runner& runner, const St
     }
 }
 
+// Rows of this rank go to where the others read them; they come back, with theirs, as an operation on rows.
+void run_share(const Share& op, Runner& runner, const Step& step, int id) {
+    const int64_t each = std::clamp<int64_t>(step.tokens / (runner.team.size * 4), 1, 16);
+    int64_t begin, end;
+    while (runner.team.take(step.tokens, each, begin, end))
+        for (int64_t token = begin; token < end; token++) offer_row(op, token);
+    runner.team.wait();
+    if (id == 0 && !op.meeting->meet()) runner.abandoned = true;
+    runner.team.wait();
+}
+
+// What begins with all rows at once, and goes on row by row.
+bool opens(const Op& op) { return op.kind == ATTEND || op.kind == SHARE; }
 bool multiplies(const Op& op) { return op.kind == LINEAR || op.kind == EXPERTS; }
 bool gathers(const Op& op) { return op.kind == EXPERTS && static_cast<const Experts*>(op.what)->gathered; }
 
@@ -157,7 +173,7 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
         // Operations on rows up to and with the packing of the next linear; the joining of an attention comes first. What
         // is gathered for experts is packed by other threads than made it: after a barrier, with all rows' choices known.
         int64_t last = first;
-        while (last < count && !multiplies(ops[last]) && (last == first || ops[last].kind != ATTEND)) last++;
+        while (last < count && !multiplies(ops[last]) && (last == first || !opens(ops[last]))) last++;
         const bool packs = last < count && multiplies(ops[last]) && (last == first || !gathers(ops[last]));
         const bool attends = ops[first].kind == ATTEND;
         if (attends) {
@@ -168,6 +184,7 @@ void region(int id, Runner& runner, const Op* ops, int64_t count, const Step& st
             else run_attention<int8_t>(op, runner, step, scratch);
             runner.team.wait();
         }
+        if (ops[first].kind == SHARE) run_share(*static_cast<const Share*>(ops[first].what), runner, step, id);
         if (packs && ops[last].kind == EXPERTS) lay_out(*static_cast<const Experts*>(ops[last].what), order, runner.team.size);
         const int64_t each = std::clamp<int64_t>(step.tokens / (runner.team.size * 4), 1, 16);
         while (runner.team.take(step.tokens, each, begin, end))
@@ -192,7 +209,7 @@ extern "C" {
 // Sizes of the structures, for the other side to compare; their number.
 int64_t slipway_sizes(int64_t* sizes, int64_t room) {
     const int64_t found[] = {sizeof(Embed), sizeof(Norm), sizeof(Add), sizeof(Activate), sizeof(Heads), sizeof(Linear),
-                             sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(Op),
+                             sizeof(Attend), sizeof(Cap), sizeof(Route), sizeof(Experts), sizeof(Combine), sizeof(Share), sizeof(Op),
                              sizeof(Angles), sizeof(Group), sizeof(Step)};
     const int64_t count = sizeof(found) / sizeof(found[0]);
     for (int64_t i = 0; i < std::min(count, room); i++) sizes[i] = found[i];
@@ -225,13 +242,15 @@ void* slipway_start(int threads, const int32_t* cpus) {
 }
 void slipway_stop(void* runner) { delete static_cast<Runner*>(runner); }
 
-// Runs the operations, in order, on all tokens of the step. One call at a time for each runner.
-void slipway_run(void* runner, const Op* ops, int64_t count, const Step* step) {
-    if (step->tokens == 0) return;
+// Runs the operations, in order, on all tokens of the step. One call at a time for each runner. 1 where another rank of
+// the model did not come, else 0.
+int64_t slipway_run(void* runner, const Op* ops, int64_t count, const Step* step) {
+    if (step->tokens == 0) return 0;
     Runner& it = *static_cast<Runner*>(runner);
     prepare(it, ops, count, *step);
     auto work = [&](int id) { region(id, it, ops, count, *step); };
     it.team.run(work);
+    return it.abandoned;
 }
 
 }  // extern "C"

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-enum Kind : int32_t { EMBED, NORM, ADD, ACTIVATE, HEADS, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, KINDS };
+enum Kind : int32_t { EMBED, NORM, ADD, ACTIVATE, HEADS, LINEAR, ATTEND, CAP, ROUTE, EXPERTS, COMBINE, SHARE, KINDS };
 enum Type : int32_t { F32, BF16, F16, I8 };  // I8: of pages alone
 enum NormKind : int32_t { RMS, LAYER };
 enum ActKind : int32_t { SILU, GELU, GELU_TANH, RELU };
@@ -106,6 +106,18 @@ struct Combine {
     const float *x, *weights, *gate, *shared;
     float* y;
     int64_t x_stride, gate_stride, shared_stride, y_stride, size, k;
+};
+
+struct Meeting;
+
+// Ranks of a model meet (meeting.h): y = Σ x of all of them, total columns; or, where it `joins`, their columns of y one
+// after another, of which rank r has those from total · r / ranks on. y may be x where it is a sum.
+struct Share {
+    const float* x;
+    float* y;
+    int64_t x_stride, y_stride, total;
+    Meeting* meeting;
+    int32_t joins;
 };
 
 struct Op {

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import ACTIVATIONS, MissingKernels, load
+from kernels.cpu.meeting import Abandoned, Meeting
 from kernels.cpu.packing import FORMS, Packed, Tiling
 from kernels.cpu.pages import head_dim
 
@@ -150,6 +151,29 @@ class Combine(Structure):
     ]
 
 
+class Share(Structure):
+    kind: ClassVar[int] = 11
+    _fields_ = [
+        *_fields(c_void_p, "x y"),
+        *_fields(c_int64, "x_stride y_stride total"),
+        ("meeting", c_void_p),
+        ("joins", c_int32),
+    ]
+
+
+def share(meeting: Meeting, x: Tensor, y: Tensor, *, joins: bool) -> Share:
+    """x: [rows, this rank's columns or all]; y: [rows, all columns], of all ranks joined or summed."""
+    return Share(
+        x=x.data_ptr(),
+        y=y.data_ptr(),
+        x_stride=x.stride(0),
+        y_stride=y.stride(0),
+        total=y.shape[1],
+        meeting=meeting.handle,
+        joins=joins,
+    )
+
+
 class _Op(Structure):
     _fields_ = [("kind", c_int32), ("what", c_void_p)]
 
@@ -171,7 +195,7 @@ class _Step(Structure):
     ]
 
 
-Op = Embed | Norm | Add | Activate | Heads | Linear | Attend | Cap | Route | Experts | Combine
+Op = Embed | Norm | Add | Activate | Heads | Linear | Attend | Cap | Route | Experts | Combine | Share
 MIRRORED = (
     Embed,
     Norm,
@@ -184,6 +208,7 @@ MIRRORED = (
     Route,
     Experts,
     Combine,
+    Share,
     _Op,
     _Angles,
     _Group,
@@ -257,7 +282,9 @@ class Team:
             raise OSError(f"{threads} threads cannot be started: a limit of processes or of memory is reached")
 
     def run(self, program: Program, step: StepData) -> None:
-        self._library.slipway_run(self._runner, program.array, len(program.ops), ctypes.byref(step.struct))
+        """Raises Abandoned where another rank of the model is gone."""
+        if self._library.slipway_run(self._runner, program.array, len(program.ops), ctypes.byref(step.struct)):
+            raise Abandoned("another rank of the model is gone")
 
     def call(self, function: str, *arguments: Tensor | int | None) -> None:
         """A function of the library on rows of logits, see SAMPLING. Tensors are contiguous, but for the rows of those

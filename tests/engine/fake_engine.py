@@ -69,7 +69,7 @@ class Worker:
 
 
 def build(mode):
-    def build_worker(config, progress, took):
+    def build_worker(config, progress, took, lost):
         progress("loading", 0.5)
         if mode == "refuse":
             raise CheckpointError(f"{config.model}: model.safetensors is missing")

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from engine.__main__ import _bind
 from engine.api.config import EngineConfig
 from engine.api.errors import ConfigError
+from engine.binding import bind
 
 ALLOWED = os.sched_getaffinity(0)
 
@@ -21,16 +21,16 @@ def configured():
 def test_the_process_runs_on_its_cpus_even_if_its_parent_may_not(configured):
     first, last = min(ALLOWED), max(ALLOWED)
     os.sched_setaffinity(0, {last})
-    _bind(configured(process_cpus=(first,)))
+    bind(configured(process_cpus=(first,)))
     assert os.sched_getaffinity(0) == {first}
-    _bind(configured())
+    bind(configured())
     assert os.sched_getaffinity(0) == {first}
 
 
 @pytest.mark.parametrize("cpus", [(9000,), (min(ALLOWED), 9000)])
 def test_cpus_that_are_not_there_are_named(configured, cpus):
     with pytest.raises(ConfigError, match="9000"):
-        _bind(configured(process_cpus=cpus))
+        bind(configured(process_cpus=cpus))
 
 
 def test_there_is_a_cpu_for_each_thread_or_none(configured):

@@ -239,7 +239,7 @@ SEEDED: tuple[Seeded, ...] = (
     Seeded("more cache than memory", HARDWARE + "  kv_cache_memory: ⟪900GiB\n", "hardware.kv_cache_memory",
            "use at most"),
     Seeded("no GPU", "apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware: {device: ⟪cuda}\n", "hardware.device",
-           "use cpu or auto"),
+           "use auto or cpu"),
     Seeded("pages of a GPU on a CPU", TOP + "quantization: {kv_cache: ⟪fp8}\n", "quantization.kv_cache", "use auto"),
     # the command line and the environment
     option("option without section", "port", "1", "endpoints: port"),

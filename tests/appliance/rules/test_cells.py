@@ -155,6 +155,13 @@ def gptq(folder: Path) -> Saved:
     return Saved(made.path, model=made.model, exact=False)
 
 
+def wide_groups(folder: Path) -> Saved:
+    """256 inputs behind the MLP are two groups, but the heads' 128 are one."""
+    folder.mkdir()
+    made = write_quantized(folder, KINDS["gptq-128"])
+    return Saved(made.path, model=made.model, exact=False)
+
+
 def gguf(folder: Path) -> Saved:
     from tests.engine.layers import test_gguf
 
@@ -177,6 +184,8 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
     "experts of one layer in several types": unlike,
     "gptq, awq or compressed-tensors": gptq,
     "GGUF in other types than Q4_0 and Q8_0": gguf,
+    "2 ranks of gptq, cut between groups": gptq,
+    "2 ranks of gptq, cut within one": wide_groups,
     "layers with different KV heads": uneven,
     "a layer norm over all heads of a projection": normed,
     "": save,
@@ -199,7 +208,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Cell], Saved]:
 
 def model_of(cell: Cell) -> str:
     """The row of a cell whose model it has; of `the same, rounded`, the row above."""
-    if cell.table.name != "models":
+    if cell.table.name not in ("models", "ranks"):
         return ""
     rows = list(cell.table.rows)
     at = rows.index(cell.row)
@@ -209,7 +218,7 @@ def model_of(cell: Cell) -> str:
 
 def values(cell: Cell, own: Saved) -> dict[str, Any]:
     """What the cell writes, with this CPU's kernels and this checkpoint's context."""
-    found = {name: value for name, value in cell.situation.written.items() if name != "tensor"}
+    found = dict(cell.situation.written)
     if found.get("kernels") == COMPILED:
         found["kernels"] = best()
     if "max_context" in found:
@@ -227,6 +236,8 @@ KEYS = {
     "batch_invariant": "hardware.batch_invariant",
     "block_tokens": "engine.cache.block_tokens",
     "max_context": "model.max_context",
+    "data": "parallelism.data",
+    "tensor": "parallelism.tensor",
 }
 SMALL = (
     "hardware.threads=1",
@@ -267,6 +278,7 @@ def forced(cell: Cell, own: Saved, *, device: str) -> EngineConfig:
         invariant=asked.get("batch_invariant", False),
         graph_sizes=(1, 2) if asked.get("graphs") else (),
         max_context=asked.get("max_context", 64),
+        tensor=asked["tensor"],
         trust_remote_code=bool(own.sets),
         kv_bytes=2**20,
         max_running=4,
@@ -299,12 +311,14 @@ def needs_kernels(cell: Cell) -> None:
 def test_the_models_have_what_their_rows_say(saved: Callable[[Cell], Saved]) -> None:
     """The facts that the table states are those that are read of the tiny checkpoint, as far as rules ask."""
     for cell in CELLS:
-        if cell.table.name == "models" and model_of(cell):
+        if model_of(cell):
             own = saved(cell)
             read = model_facts(read_checkpoint(own.path, bool(own.sets)))
             for name, value in cell.row.model.items():
                 found = getattr(read, name)
                 same = bool(found) == bool(value) if name in ("quantized", "restored", "by_torch") else found == value
+                if name == "whole":
+                    same = (2 in found) == (2 in value)
                 assert same, (str(cell), name, found)
 
 

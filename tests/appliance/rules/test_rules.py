@@ -23,10 +23,12 @@ from appliance.rules.facts import Facts, ModelFacts, model_facts
 from appliance.rules.ranks import RULES as RANKS
 from appliance.rules.rule import Rule, View
 from appliance.rules.rules import RULES
-from appliance.rules.solve import Situation, solve
 from appliance.rules.variables import LANES, VARIABLES
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import MLP, Attention, Branch, Embedding, Head, LayerNorm, Model, RMSNorm, Rope
+from engine.models.ranks import tensor_problem
+from engine.models.schemes import Quantization, Scheme
+from engine.models.sources import linear_paths
 from kernels.cpu.library import VARIANTS
 from tests.appliance.rules.test_solve import FACTS, PLAIN, pool, situations
 
@@ -75,7 +77,7 @@ def test_rules_have_names_of_their_own_and_tie_variables() -> None:
 
 def test_every_rule_excludes_something_and_leaves_something() -> None:
     held: dict[str, set[bool]] = {rule.name: set() for rule in RULES}
-    more = replace(PLAIN, heads=((66, 1),), inner=(100,), held=True, groups=(64,), quantized="4 bits")
+    more = replace(PLAIN, heads=((66, 1),), inner=(100,), held=True, quantized="4 bits", vocab=2)
     for facts in (*FACTS.values(), replace(FACTS["four GPUs"], model=more)):
         for situation in situations(facts, seed=5, count=300):
             view = replace(View(facts), **situation.written)
@@ -85,13 +87,10 @@ def test_every_rule_excludes_something_and_leaves_something() -> None:
 
 
 def test_variables_are_keys_of_the_manifest_with_their_values() -> None:
-    """But for the number of ranks, which is 1 until the manifest has a key for it."""
     facts = FACTS["a CPU"]
     for variable in VARIABLES:
         key = find(tuple(variable.key.split(".")))
-        if key is None:
-            assert variable.key == "parallelism.tensor"
-            continue
+        assert key is not None, variable.key
         assert ("auto" in key.choices) != variable.sole, variable.key
         words = {variable.spelled(value) for value in variable.values(facts) if isinstance(value, str)}
         assert words <= {*key.choices, "auto"} and set(key.choices) <= {*words, "auto"}, variable.key
@@ -308,7 +307,7 @@ def test_scales_of_fp8_pages_that_cannot_be_read_are_refused_before_the_start(tm
     assert caught.value.cause == exits.CHECKPOINT
 
 
-# -- ranks, which the manifest has no key for yet ----------------------------------------------------------------------
+# -- ranks -------------------------------------------------------------------------------------------------------------
 
 
 def broken(facts: Facts, **values: Any) -> set[str]:
@@ -333,41 +332,33 @@ def test_ranks_share_heads_and_inner_sizes_evenly(
     assert broken(facts, device="cuda", kernels="triton", tensor=ranks) == names
 
 
-def test_ranks_have_gpus_of_their_own_and_no_compiled_kernels(tmp_path: Path) -> None:
-    facts = Facts(ModelFacts(heads=((32, 8),), inner=(96,)), replace(GPU, gpus=(H100,) * 2))
-    assert broken(facts, device="cuda", kernels="triton", tensor=4) == {"ranks-gpus"}
-    assert broken(facts, device="cpu", kernels="torch", tensor=4) == set()
-    assert broken(facts, device="cpu", kernels="avx512", tensor=4) == {"ranks-compiled"}
+def test_each_rank_of_each_engine_has_a_gpu() -> None:
+    facts = Facts(ModelFacts(heads=((32, 8),), inner=(96,)), replace(GPU, gpus=(H100,) * 4))
+    assert broken(facts, device="cuda", kernels="triton", tensor=4) == set()
+    assert broken(facts, device="cuda", kernels="triton", tensor=4, data=2) == {"ranks-gpus"}
+    assert broken(facts, device="cuda", kernels="triton", data=8) == set()  # engines of one rank may share a GPU
+    assert broken(facts, device="cpu", kernels="avx512", tensor=8, data=2) == set()
 
 
-@pytest.mark.parametrize(("group", "ordered", "ranks", "fits"), [
-    (32, False, 2, True), (64, False, 4, True), (64, False, 8, False), (128, False, 4, False), (32, True, 2, False),
-])  # fmt: skip
-def test_whole_numbers_are_cut_between_groups_alone(group: int, ordered: bool, ranks: int, fits: bool) -> None:
-    model = ModelFacts(heads=((8, 8),), head_sizes=(64,), inner=(256,), held=True, groups=(group,), ordered=ordered)
-    facts = Facts(replace(model, quantized="4 bits"), CPU)
-    assert ("ranks-groups" not in broken(facts, kernels="avx512", tensor=ranks)) is fits
-    assert "ranks-groups" not in broken(facts, kernels="torch", tensor=ranks)  # restored, and then cut
-
-
-def test_the_declared_ranks_are_those_that_layers_can_share() -> None:
+def test_what_the_rules_let_ranks_share_is_what_layers_and_the_engines_own_check_do() -> None:
     """By building the tensor-parallel layers themselves, for every small number of ranks."""
     from engine.api.errors import ConfigError
     from engine.distributed.world import Single
     from engine.layers.block import AttentionLayer, Place
     from engine.layers.mlp import MLPLayer
 
-    for heads, kv_heads, inner in ((8, 2, 48), (6, 3, 36), (12, 4, 60), (4, 4, 30), (9, 3, 27)):
+    built = (AttentionLayer, MLPLayer, Place, Single, ConfigError)
+    for heads, kv_heads, inner in ((8, 2, 48), (6, 3, 36), (12, 4, 60), (4, 4, 30), (9, 3, 27), (24, 8, 48)):
         attention = Attention(hidden=16, heads=heads, kv_heads=kv_heads, head_dim=8, rope=None)
-        facts = Facts(ModelFacts(heads=((heads, kv_heads),), head_sizes=(8,), inner=(inner,)), GPU)
+        norm = RMSNorm(size=16, eps=1e-6)
+        block = (Branch(body=attention, before=norm), Branch(body=MLP(hidden=16, inner=inner), before=norm))
+        made = checkpoint(model=replace(checkpoint().model, blocks=(block,)))
+        facts = Facts(model_facts(made), GPU)
         for ranks in range(1, 13):
             told = not broken(facts, device="cpu", kernels="torch", tensor=ranks)
-            assert told == shares(attention, inner, ranks, (AttentionLayer, MLPLayer, Place, Single, ConfigError)), (
-                heads,
-                kv_heads,
-                inner,
-                ranks,
-            )
+            sizes = (heads, kv_heads, inner, ranks)
+            assert told == shares(attention, inner, ranks, built), sizes
+            assert told == (tensor_problem(made.model, None, ranks, compiled=False) is None), sizes
 
 
 def shares(attention: Attention, inner: int, ranks: int, of: tuple[Any, ...]) -> bool:
@@ -387,26 +378,51 @@ def shares(attention: Attention, inner: int, ranks: int, of: tuple[Any, ...]) ->
     return True
 
 
-def test_memory_decides_the_number_of_ranks_where_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The manifest has no key for it yet: the situation is made by hand."""
-    (tmp_path / "m.yaml").write_text("apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware: {memory_share: 1}\n")
-    settings, part = load(Given(tmp_path / "m.yaml")), MLP(hidden=32, inner=4_000_000)
-    block = (checkpoint().model.blocks[0][0], Branch(body=part, before=RMSNorm(size=32, eps=1e-6)))
-    facts = checkpoint(model=replace(checkpoint().model, blocks=(block,)))
-    # 3 matrices of 32 · 4,000,000 in bf16 are 732 MiB; a step takes 183 GiB, and the process 512 MiB
-    step = 8192 * (3 * 4_000_000 + 4 * 32) * 2
-    for ranks, free in ((1, 733), (2, 367), (4, 184)):
-        room = step + 512 * 2**20 + free * 2**20
-        host = replace(GPU, gpus=(replace(H100, free=room + 256 * 131 * 20),) * 4)
-        found = solve(Situation(Facts(model_facts(facts), host, rank_lacks(settings, facts, host))))
-        assert found is not None and found.tensor == ranks, free
-    host = replace(GPU, gpus=(replace(H100, free=step + 600 * 2**20),) * 4)
-    assert solve(Situation(Facts(model_facts(facts), host, rank_lacks(settings, facts, host)))) is None
-    monkeypatch.setattr("appliance.plan.kernels.SOLE", {})  # as if the manifest had the key
-    with pytest.raises(Refused, match="4 ranks are the most that are possible, and each lacks 9[0-9].. MiB") as caught:
-        resolve(settings, facts, host)
+def test_whole_numbers_that_ranks_would_cut_within_a_group_are_restored_for_torch(tmp_path: Path) -> None:
+    made = checkpoint()
+    scheme = dict.fromkeys(linear_paths(made.model), Scheme("gptq", 4, 32))
+    own = replace(made, quantization=Quantization("gptq", scheme))
+    why = (
+        "compiled kernels multiply by the checkpoint's 4 bits (gptq, groups of 32), which cannot be cut along inputs "
+        "into so many ranks: within a group that shares a scale, or in act order"
+    )
+    found = tell(tmp_path, "parallelism:\n  tensor: 2\n", facts=own).plan
+    assert found is not None and found.engines[0].kernels == "torch"
+    assert next(one.reason for one in found.effective if one.key == "hardware.kernels") == why
+    error = tell(tmp_path, "parallelism:\n  tensor: 2\nhardware:\n  kernels: avx512\n", facts=own).error
+    assert error is not None and str(error).replace(f"{tmp_path}/", "") == (
+        "m.yaml:4:11: parallelism.tensor: 2 cannot go with hardware.kernels: avx512 (m.yaml:6:12): "
+        f"{why}; use auto or 1, or hardware.kernels: auto or torch"
+    )
+
+
+def test_memory_decides_the_number_of_ranks_where_it_is_open(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(
+        "apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware: {memory_share: 1}\nparallelism: {tensor: auto}\n"
+    )
+    settings, facts = load(Given(tmp_path / "m.yaml")), checkpoint()
+
+    def host(free: int) -> Machine:
+        return replace(GPU, gpus=(replace(H100, free=free),) * 4)
+
+    def needs(ranks: int) -> int:
+        """The least memory of a GPU with which so many ranks fit, found by halving."""
+        low, high = 0, 8 * GIB
+        while high - low > 1:
+            middle = (low + high) // 2
+            view = replace(View(Facts(ModelFacts(), host(middle))), device="cuda", kernels="triton", tensor=ranks)
+            view = replace(view, dtype="bfloat16", kv_cache="bfloat16")
+            low, high = (low, middle) if not rank_lacks(settings, facts, host(middle))(view) else (middle, high)
+        return high
+
+    one, two, four = needs(1), needs(2), needs(4)
+    assert one > two > four
+    for free, ranks in ((one, 1), (one - 1, 2), (two, 2), (two - 1, 4), (four, 4)):
+        found = resolve(settings, facts, host(free))
+        assert found.view.tensor == ranks, (free, one, two, four)
+    assert found.choices["parallelism.tensor"].reason.startswith("fewer ranks lack the memory")
+    with pytest.raises(
+        Refused, match="4 ranks are the most that are possible, and each lacks 1 B for weights"
+    ) as caught:
+        resolve(settings, facts, host(four - 1))
     assert caught.value.cause == exits.MEMORY
-    host = replace(GPU, gpus=(replace(H100, free=step + 768 * 2**20),) * 4)
-    found = resolve(settings, facts, host)
-    assert found.choices["parallelism.tensor"].value == 4
-    assert found.choices["parallelism.tensor"].reason.startswith("weights, workspace and the cache of one request do")

@@ -24,8 +24,8 @@ def gpus(count: int = 1, capability: tuple[int, int] = (9, 0), **more: Any) -> M
     return replace(COMPILED, gpus=(Gpu("GPU", 80 * GIB, 79 * GIB, capability),) * count, triton=True, **more)
 
 
-PLAIN = ModelFacts(dtype="bfloat16", max_context=4096, heads=((8, 4),), inner=(96,))
-QUANTIZED = replace(PLAIN, quantized="4 bits (gptq)", method="gptq", held=True, groups=(32,))
+PLAIN = ModelFacts(dtype="bfloat16", max_context=2, heads=((4, 2),), inner=(96,))
+QUANTIZED = replace(PLAIN, quantized="4 bits (gptq)", method="gptq", held=True, whole=(1, 2))
 GGUF = replace(PLAIN, quantized="gguf (other types)", method="gguf", restored=9)
 FACTS = {
     "a bare CPU": Facts(PLAIN, BARE),
@@ -44,7 +44,7 @@ FACTS = {
     "unequal pages": Facts(replace(PLAIN, pages=((2, 64), (4, 64))), gpus()),
 }
 # Values beside those that a variable proposes: some that nothing allows.
-MORE: dict[str, tuple[Any, ...]] = {"max_context": (4097,), "tensor": (3,), "block_tokens": (7,)}
+MORE: dict[str, tuple[Any, ...]] = {"max_context": (3,), "tensor": (3,)}
 
 
 def pool(variable: Variable, facts: Facts) -> tuple[Any, ...]:
@@ -202,10 +202,11 @@ def test_what_is_written_is_told_rather_than_what_was_left_open() -> None:
 
 
 def test_a_freed_number_keeps_the_one_that_was_written() -> None:
-    """6 ranks are the only number that fits, and no solver would propose it."""
-    model = replace(PLAIN, heads=((12, 12),))
-    facts = Facts(model, gpus(8), lambda view: "" if view.tensor == 6 else "no room")
-    assert solve(Situation(facts, {"tensor": 6})) is not None
-    found = conflict(Situation(facts, {"tensor": 6, "kv_cache": "float16", "device": "cuda", "dtype": "bfloat16"}))
+    """Blocks of 6 tokens are the only ones that fit, and no solver would propose them."""
+    facts = Facts(PLAIN, gpus(), lambda view: "" if view.block_tokens == 6 else "no room")
+    assert solve(Situation(facts, {"block_tokens": 6})) is not None
+    found = conflict(
+        Situation(facts, {"block_tokens": 6, "kv_cache": "float16", "device": "cuda", "dtype": "bfloat16"})
+    )
     assert [one.name for one in found.written] == ["device", "dtype", "kv_cache"]
     assert [one.name for one in found.open] == ["kernels"] and [rule.name for rule in found.rules] == ["triton-pages"]

@@ -1,6 +1,7 @@
 """Tiny random checkpoints saved by transformers, and a driver that runs our model over them step by step."""
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from engine.api.config import WeightBits
+from engine.distributed.shared import Shared
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import layout
 from engine.layers.fused import DeviceStep, FusedModel, KVScales
@@ -23,6 +25,7 @@ from engine.models.checkpoint import read_checkpoint
 from engine.weights.packed import PackedFile
 from engine.worker.batch import build_batch
 from kernels.cpu.library import usable
+from kernels.cpu.meeting import Abandoned, Meeting
 from kernels.cpu.program import Team
 from kernels.step_inputs import STEP_INPUTS
 
@@ -413,26 +416,42 @@ class ThreadWorld:
         return self.all_gather(x).sum(0)
 
 
-@pytest.fixture
-def on_ranks() -> Iterator[Callable[[int, Callable[[World], Tensor]], list[Tensor]]]:
-    """Runs a function once for each of `size` ranks, in threads, and gives back all results."""
+ROOM = 1 << 16  # floats that a rank can bring to a meeting at once
 
-    def run(size: int, work: Callable[[World], Tensor]) -> list[Tensor]:
+
+def shared_worlds(size: int, variant: str) -> list[Shared]:
+    """Of ranks in threads that meet as processes do, each with its own mapping of the memory."""
+    file = os.memfd_create("ranks")
+    try:
+        return [Shared(Meeting(variant, file, rank, size, ROOM)) for rank in range(size)]
+    finally:
+        os.close(file)
+
+
+@pytest.fixture
+def on_ranks() -> Iterator[Callable[..., list[Tensor]]]:
+    """Runs a function once for each of `size` ranks, in threads, and gives back all results. kernels: torch, or
+    compiled ones, whose ranks share memory."""
+
+    def run(size: int, work: Callable[[World], Tensor], kernels: str = "torch") -> list[Tensor]:
         threads, results, errors = Threads(size), [torch.empty(0)] * size, []
+        shared = [] if kernels == "torch" else shared_worlds(size, kernels)
 
         def one(rank: int) -> None:
             try:
-                results[rank] = work(threads.rank(rank))
+                results[rank] = work(shared[rank] if shared else threads.rank(rank))
             except Exception as error:
                 errors.append(error)
                 threads.barrier.abort()
+                for world in shared:
+                    world.meeting.abandon()
 
         workers = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-        real = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+        real = [error for error in errors if not isinstance(error, threading.BrokenBarrierError | Abandoned)]
         if real:
             raise real[0]
         assert not errors

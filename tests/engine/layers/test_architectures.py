@@ -94,22 +94,51 @@ def test_compiled_kernels_make_a_row_the_same_whatever_stands_beside_it(case, co
     assert torch.equal(request_.result, want)
 
 
-def test_two_ranks_compute_what_one_computes(case, checkpoint, driver, ids, on_ranks):
-    prompt = ids(19, 5)
+def test_two_ranks_compute_what_one_computes(case, kernels, checkpoint, driver, ids, on_ranks):
+    prompt, path = ids(19, 5), checkpoint(case).path
     want = checkpoint(case).logits(prompt)
+
+    def work(world):
+        return driver(path, world=world, kernels=kernels, threads=1).run(prompt, 7)
+
     if "odd" in case:
         with pytest.raises(ConfigError, match=r"2 ranks cannot share 5 heads; use one of 1, 5 ranks"):
-            on_ranks(2, lambda world: driver(checkpoint(case).path, world=world).run(prompt, 7))
+            on_ranks(2, work, kernels)
         return
-    for got in on_ranks(2, lambda world: driver(checkpoint(case).path, world=world).run(prompt, 7)):
+    for got in on_ranks(2, work, kernels):
         close(got, want)
 
 
 @pytest.mark.parametrize("case_name", ["llama", "olmo2", "cohere-qk-norm"])
-def test_ranks_that_outnumber_the_kv_heads_share_them(case_name, checkpoint, driver, ids, on_ranks):
-    prompt = ids(11, 6)
-    for got in on_ranks(6, lambda world: driver(checkpoint(case_name).path, world=world).run(prompt, 4)):
+def test_ranks_that_outnumber_the_kv_heads_share_them(case_name, kernels, checkpoint, driver, ids, on_ranks):
+    prompt, path = ids(11, 6), checkpoint(case_name).path
+    for got in on_ranks(6, lambda world: driver(path, world=world, kernels=kernels, threads=1).run(prompt, 4), kernels):
         close(got, checkpoint(case_name).logits(prompt))
+
+
+@pytest.mark.parametrize(("case_name", "size"), [("llama", 2), ("llama", 6), ("qwen2-moe", 2), ("olmo2", 6)])
+def test_a_row_is_the_same_bit_for_bit_on_ranks_too(case_name, size, compiled, checkpoint, driver, ids, on_ranks):
+    """In one step, token by token, and among other rows; with teams of one thread and of two."""
+    path, prompt = checkpoint(case_name).path, ids(29, 9)
+
+    def alone(chunk, threads):
+        def work(world):
+            return driver(path, kernels=compiled, world=world, threads=threads).run(prompt, chunk)
+
+        return on_ranks(size, work, compiled)
+
+    def among_others(world):
+        company = driver(path, kernels=compiled, world=world, block_tokens=3, seed=4, threads=1)
+        row, others = company.add(prompt), [company.add(ids(length, length)) for length in (1, 40, 17)]
+        company.step([(others[0], 1), (row, 11), (others[1], 20)])
+        company.step([(row, 1), (others[2], 17)])
+        company.step([(others[1], 1), (row, 17)])
+        return row.result
+
+    want = alone(len(prompt), 2)
+    for got in (want, alone(1, 1), on_ranks(size, among_others, compiled)):
+        for result in got:
+            assert torch.equal(result, want[0])
 
 
 @pytest.mark.parametrize("length", [15, 16, 17])

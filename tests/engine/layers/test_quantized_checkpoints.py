@@ -1,12 +1,18 @@
 """Checkpoints in gptq, awq and compressed-tensors: the numbers they mean, by torch and by compiled kernels."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from engine.api.errors import CheckpointError
 from engine.models.checkpoint import check_tensors, read_checkpoint, weight_bytes
-from engine.models.sources import linear_paths
+from engine.models.ranks import tensor_problem
+from engine.models.sources import linear_paths, projections, sources
+from engine.weights.files import Weights
+from engine.weights.quantized import QuantizedWeights
+from engine.weights.slot import fused, slots
 from kernels.cpu import program
 from kernels.cpu.library import best
 from kernels.cpu.packing import pack
@@ -289,3 +295,54 @@ def test_all_projections_of_the_kinds_are_quantized_but_for_those_left_out(writt
         read = read_checkpoint(written(kind).path)
         left_out = set(KINDS[kind].settings.get("ignore", ())) | {"lm_head"}
         assert set(read.quantization.schemes) == set(linear_paths(read.model)) - left_out
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_hold_their_share_of_the_whole_numbers(kind, size, written):
+    """Of every projection the numbers of a rank are those of the whole, cut; what cannot be cut is refused by the same
+    rule before anything is loaded."""
+    checkpoint = read_checkpoint(written(kind).path)
+    model, own = checkpoint.model, checkpoint.quantization
+    weights = QuantizedWeights(Weights(checkpoint.tensors, lambda done: None), own, sources(model))
+    refused = 0
+    for path, part in projections(model):
+        for rank in range(size):
+            share = slots(part, Fixed(rank, size))
+            try:
+                numbers = weights.fused(path, share)
+            except CheckpointError as error:
+                assert part.split == "inputs" and "lower parallelism.tensor" in str(error)
+                refused += 1
+                continue
+            want = fused(weights.read, path, "weight", share, torch.float32, torch.device("cpu"))
+            if numbers is not None:
+                assert torch.equal(numbers.restored(), want), path
+    problem = tensor_problem(model, own, size, compiled=True)
+    assert (problem is not None) == (refused > 0), problem
+    assert tensor_problem(model, own, size, compiled=False) is None
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_stay_as_near_to_transformers_as_one_does(kind, size, written, driver, ids, on_ranks):
+    made, prompt = written(kind), ids(17, 1)
+    checkpoint = read_checkpoint(made.path)
+
+    def work(world):
+        return driver(made.path, kernels=best(), world=world, threads=1).run(prompt, 5)
+
+    if tensor_problem(checkpoint.model, checkpoint.quantization, size, compiled=True) is not None:
+        with pytest.raises(CheckpointError, match="set hardware.kernels to torch"):
+            on_ranks(size, work, best())
+        return
+    for got in on_ranks(size, work, best()):
+        assert near(got, made.logits(prompt))
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A world that nobody meets in."""
+
+    rank: int
+    size: int

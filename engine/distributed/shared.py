@@ -1,0 +1,35 @@
+"""A World of processes on one host that meet in memory they share, for the compiled kernels of a CPU.
+
+Inside of a step the kernels meet by themselves (kernels/cpu/meeting.h); what is left to torch meets here.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.distributed.group import in_order
+from kernels.cpu.meeting import Meeting
+
+
+@dataclass(frozen=True)
+class Shared:
+    meeting: Meeting
+
+    @property
+    def rank(self) -> int:
+        return self.meeting.rank
+
+    @property
+    def size(self) -> int:
+        return self.meeting.size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return in_order(self.all_gather(x)).to(x.dtype)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return self.meeting.gather(x)
+
+
+def open_shared(variant: str, memory: int, rank: int, size: int, floats: int) -> Shared:
+    """memory: descriptor of a file that all ranks have, see Meeting. floats: room for what a rank brings at once."""
+    return Shared(Meeting(variant, memory, rank, size, floats))

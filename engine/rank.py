@@ -1,0 +1,124 @@
+"""A rank of an engine other than the first: `python -m engine.rank FD`, started by engine.worker.ranks.
+
+It holds its share of the model, runs every plan that comes over its socket, and ends when the socket is closed, which
+is how it sees that its engine is gone. The main thread only reads, so that it sees it whatever the device does.
+"""
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Protocol
+
+from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError
+from engine.binding import bind
+from engine.core.plan import StepResult
+from engine.worker.rank_messages import (
+    ALIVE_S,
+    Alive,
+    Begin,
+    Broken,
+    Built,
+    Done,
+    FromRank,
+    Loading,
+    Step,
+    checksum,
+    encode,
+    to_rank,
+)
+
+
+class Handle(Protocol):
+    def result(self) -> StepResult: ...
+
+
+class Rank:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._sending = threading.Lock()
+        self._steps: SimpleQueue[Step] = SimpleQueue()
+        self._running: SimpleQueue[Handle] = SimpleQueue()
+
+    def serve(self) -> None:
+        """Does not return: the process ends with its engine, or with its own error."""
+        begin = to_rank(self._read())
+        assert isinstance(begin, Begin), "the first message says what to load"
+        for name, work in (("alive", self._beat), ("rank", lambda: self._run(begin)), ("results", self._settle)):
+            threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
+        while True:
+            step = to_rank(self._read())
+            assert isinstance(step, Step), "a rank is told once what to load"
+            self._steps.put(step)
+
+    def _read(self) -> bytes:
+        try:
+            return self._connection.recv_bytes()
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def _send(self, message: FromRank) -> None:
+        try:
+            with self._sending:
+                self._connection.send_bytes(encode(message))
+        except OSError:
+            os._exit(0)
+
+    def _beat(self) -> None:
+        while True:
+            self._send(Alive())
+            time.sleep(ALIVE_S)
+
+    def _run(self, begin: Begin) -> None:
+        bind(begin.config)
+        self._send(Loading("importing", 0.0))
+        from engine.worker.build import build_rank  # torch takes a second or more
+
+        def progress(phase: str, fraction: float) -> None:
+            self._send(Loading(phase, fraction))
+
+        worker = build_rank(begin.config, begin.rank, begin.meeting, progress)
+        gc.collect()
+        gc.freeze()
+        self._send(Built(worker.weight_bytes, worker.blocks))
+        while True:
+            step = self._steps.get()
+            self._running.put(worker.start(step.plan, step.arrays()))
+
+    def _settle(self) -> None:
+        while True:
+            self._send(Done(checksum(self._running.get().result())))
+
+    def _guarded(self, work: "Work") -> None:
+        """The last place: whatever it is, the engine is told and the process ends."""
+        try:
+            work()
+        except EngineError as error:
+            self._end(EXIT_PERMANENT, error.code, str(error))
+        except Exception as error:
+            traceback.print_exc()
+            self._end(EXIT_CRASH, "", f"{type(error).__name__}: {error}")
+
+    def _end(self, code: int, word: str, message: str) -> None:
+        self._send(Broken(word, message))
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Work(Protocol):
+    def __call__(self) -> None: ...
+
+
+def main(arguments: list[str]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the engine ends its ranks itself
+    Rank(Connection(int(arguments[0]))).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

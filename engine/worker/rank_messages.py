@@ -1,0 +1,92 @@
+"""What rank 0 and the other ranks of an engine tell one another, over a socket for each: MessagePack, one message each.
+
+A rank gets the plans that rank 0's worker gets, in the same order, and answers with no result: it draws the same tokens
+from the same gathered logits with the same keyed noise. What it sends of a step is a checksum of them, so that ranks
+which went different ways are found at once and not by their text.
+"""
+
+import zlib
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from engine.api.config import EngineConfig
+from engine.core.plan import StepPlan, StepResult
+
+
+class Meeting(msgspec.Struct, frozen=True):
+    """Where ranks find each other: `file`, not there at first, for a process group; `memory`, the descriptor of an
+    empty file in memory, for compiled kernels. Which of them is used, their kernels decide."""
+
+    file: str
+    memory: int
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """The first message to a rank."""
+
+    config: EngineConfig
+    rank: int
+    meeting: Meeting
+
+
+class Step(msgspec.Struct, frozen=True, tag="step"):
+    """`masks`: allowed tokens by index of the plan's row, 32 to a word."""
+
+    plan: StepPlan
+    masks: dict[int, bytes]
+
+    def arrays(self) -> dict[int, np.ndarray]:
+        return {row: np.frombuffer(mask, np.uint32) for row, mask in self.masks.items()}
+
+
+class Loading(msgspec.Struct, frozen=True, tag="loading"):
+    """How far the start is; see engine.api.messages.Loading."""
+
+    phase: str
+    fraction: float
+
+
+class Built(msgspec.Struct, frozen=True, tag="built"):
+    """The rank is warm: steps may come. `blocks` of its KV pool count the null block."""
+
+    weight_bytes: int
+    blocks: int
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The next step has ended; `drawn` is a checksum of its tokens."""
+
+    drawn: int
+
+
+class Alive(msgspec.Struct, frozen=True, tag="alive"):
+    """Sent every `ALIVE_S` whatever the rank does."""
+
+
+class Broken(msgspec.Struct, frozen=True, tag="broken"):
+    """The rank ends. `code`: of an EngineError, or "" for what nobody expected."""
+
+    code: str
+    message: str
+
+
+ALIVE_S = 1.0
+
+ToRank = Begin | Step
+FromRank = Loading | Built | Done | Alive | Broken
+
+encode = msgspec.msgpack.Encoder().encode
+to_rank = msgspec.msgpack.Decoder(ToRank).decode
+from_rank = msgspec.msgpack.Decoder(FromRank).decode
+
+
+def step_message(plan: StepPlan, masks: Mapping[int, np.ndarray]) -> bytes:
+    return encode(Step(plan, {row: np.ascontiguousarray(mask, np.uint32).tobytes() for row, mask in masks.items()}))
+
+
+def checksum(result: StepResult) -> int:
+    """Of the tokens that were drawn; those of failed rows mean nothing."""
+    kept = [-1 if row in result.failed else token for row, token in enumerate(result.sampled)]
+    return zlib.crc32(np.array(kept, np.int64).tobytes())

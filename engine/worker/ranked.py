@@ -1,0 +1,42 @@
+"""The worker of rank 0 together with the other ranks, to the loop like any worker."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.core.plan import StepPlan, StepResult
+from engine.worker.ranks import Ranks
+from engine.worker.worker import Running, Worker
+
+
+@dataclass(frozen=True)
+class RankedStep:
+    own: Running
+    ranks: Ranks
+
+    def result(self) -> StepResult:
+        """Raises what ended the ranks, where that is behind an error."""
+        try:
+            result = self.own.result()
+        except Exception as error:
+            raise self.ranks.explained(error) from error
+        self.ranks.settled(result)
+        return result
+
+
+class RankedWorker:
+    """`weight_bytes` and `kv_bytes` are those of all ranks; `layout` and `blocks` are alike on each of them."""
+
+    def __init__(self, own: Worker, ranks: Ranks) -> None:
+        self._own, self._ranks = own, ranks
+        self.model, self.layout, self.seconds, self.blocks = own.model, own.layout, own.seconds, own.blocks
+        self.weight_bytes = own.weight_bytes + ranks.weight_bytes
+        self.kv_bytes = ranks.size * own.kv_bytes
+
+    def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> RankedStep:
+        self._ranks.send(plan, masks)
+        return RankedStep(self._own.start(plan, masks), self._ranks)
+
+    def close(self) -> None:
+        self._own.close()
+        self._ranks.close()

@@ -1,0 +1,122 @@
+"""By how many ranks a declaration can be shared, and what one of them holds: held against the layers that load it."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from engine.api.errors import ConfigError
+from engine.kv.layout import layout
+from engine.layers.model import TextModel
+from engine.models.parts import (
+    MLP,
+    Attention,
+    Branch,
+    Embedding,
+    Experts,
+    Head,
+    LayerNorm,
+    Model,
+    Parallel,
+    RMSNorm,
+    Rope,
+)
+from engine.models.ranks import rank_share, tensor_problem, tensor_sizes
+from engine.models.sources import elements, sources
+from engine.weights.random import RandomWeights
+
+HIDDEN = 24
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A world in which nobody waits."""
+
+    rank: int
+    size: int
+
+
+def norm(name):
+    return RMSNorm(size=HIDDEN, eps=1e-6, name=name)
+
+
+def attention(heads=6, kv_heads=2, **more):
+    return Attention(hidden=HIDDEN, heads=heads, kv_heads=kv_heads, head_dim=8, rope=Rope(dim=8, theta=1e4), **more)
+
+
+def model(*branches, vocab=97, tied=False, **head):
+    return Model(
+        embed=Embedding(vocab=vocab, hidden=HIDDEN),
+        blocks=(branches,) * 2,
+        norm=norm("norm"),
+        head=Head(tied=tied, **head),
+        max_context=64,
+    )
+
+
+def plain(inner=36, **more):
+    return model(
+        Branch(body=attention(**more), before=norm("one")),
+        Branch(body=MLP(hidden=HIDDEN, inner=inner), before=norm("two")),
+    )
+
+
+EXPERTS = Experts(hidden=HIDDEN, inner=12, count=3, chosen=1, scores="softmax")
+CASES = {
+    "plain": plain(),
+    "biases": model(
+        Branch(body=attention(bias=(True, True)), before=LayerNorm(size=HIDDEN, eps=1e-6, name="one")),
+        Branch(body=MLP(hidden=HIDDEN, inner=36, bias=True, gate=None)),
+        bias=True,
+    ),
+    "norms": plain(qk_norm=RMSNorm(size=8, eps=1e-6), qk_norm_span="all"),
+    "parallel": model(
+        Branch(body=Parallel(bodies=(attention(), MLP(hidden=HIDDEN, inner=18))), before=norm("one")), tied=True
+    ),
+    "experts": model(
+        Branch(body=attention(), before=norm("one"), after=norm("three")),
+        Branch(body=replace(EXPERTS, shared=MLP(hidden=HIDDEN, inner=30, name="shared"), shared_gate="open")),
+    ),
+}
+
+
+def built(declared, rank, size):
+    form = layout(declared, block_tokens=4, element_bytes=4, ranks=size)
+    return TextModel(declared, form, Rank(rank, size), torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_can_be_shared_is_what_the_layers_can_load(name):
+    """Of every number of ranks up to 13; a fault on either side shows."""
+    declared = CASES[name]
+    for size in range(1, 14):
+        problem = tensor_problem(declared, None, size, compiled=False)
+        if problem is None:
+            for rank in range(size):
+                built(declared, rank, size)
+        elif size <= 6:  # of more ranks than heads the layers would hold some twice, and sum them twice
+            with pytest.raises(ConfigError, match=f"{size} ranks cannot share"):
+                built(declared, 0, size)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_share_of_a_rank_is_what_it_really_holds(name):
+    """Within 3 %: vectors such as norms of heads and biases are what is not counted one by one."""
+    declared = CASES[name]
+    whole = 4 * elements(sources(declared))
+    for size in tensor_sizes(declared, None, compiled=False):
+        one = built(declared, 0, size)
+        one.fill(RandomWeights(sources(declared), torch.float32, torch.device("cpu")))
+        table = 0 if declared.head.tied else one.vocabulary.table.nbytes  # a view of the file, on a CPU
+        assert float(rank_share(declared, size)) * whole == pytest.approx(one.weight_bytes + table, rel=0.03), size
+
+
+def test_heads_kv_heads_inner_sizes_and_vocabulary_are_named():
+    assert tensor_sizes(plain(), None, compiled=False) == (1, 2, 6)
+    assert tensor_problem(plain(), None, 4, compiled=False) == "4 ranks cannot share 6 heads"
+    assert tensor_problem(plain(kv_heads=3), None, 2, compiled=False) == "2 ranks cannot share 3 KV heads"
+    assert tensor_problem(plain(inner=35), None, 2, compiled=False) == "2 ranks cannot share 35 inner values of an MLP"
+    uneven = model(Branch(body=attention()), Branch(body=replace(EXPERTS, inner=7)))
+    assert "7 inner values of an expert" in tensor_problem(uneven, None, 2, compiled=False)
+    tiny = model(Branch(body=attention(heads=6, kv_heads=6)), vocab=4)
+    assert "a vocabulary of 4" in tensor_problem(tiny, None, 6, compiled=False)

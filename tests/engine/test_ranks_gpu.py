@@ -1,0 +1,77 @@
+"""Ranks on GPUs: nccl inside captured graphs and out of them. Without one the same runner in Triton's interpreter."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.api.errors import EngineGone
+from engine.llm import LLM, Params
+from kernels.jit import installed
+
+DEMO = Path(__file__).parents[2] / "manifests" / "demo"
+TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
+SIZES = {"kv_bytes": 1 << 24, "max_context": 64, "block_tokens": 16, "max_running": 4, "max_step_tokens": 16}
+GRAPHS = {"graph_sizes": (1, 2, 4), "graph_bytes": 1 << 30}
+PROMPTS = ["What is 17 + 25?", "Hello", "Tell me a story about a cat"]
+GREEDY = Params(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
+
+
+def said(llm, prompts=PROMPTS, params=GREEDY):
+    made = llm.generate(prompts, params)
+    return [one.ids for one in made], [found.logprob for one in made for found in one.logprobs]
+
+
+def assert_same(one, two, abs):
+    assert one[0] == two[0]
+    assert one[1] == pytest.approx(two[1], abs=abs)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or not installed(), reason="the interpreter is for hosts without a GPU")
+def test_the_runner_of_a_gpu_does_on_two_ranks_what_it_does_on_one():
+    """Its table, its staged plans, its sampling and its choice of graphs, with gloo between the ranks."""
+    given = {**SIZES, "kernels": "triton", "device": "cpu", "dtype": "float32", "threads": 1, "graph_sizes": (1, 2, 4)}
+    with LLM(DEMO, **given) as one, LLM(DEMO, **given, tensor=2) as two:
+        assert_same(said(one), said(two), 1e-3)
+
+
+@pytest.mark.gpu
+@TWO
+@pytest.mark.parametrize("kernels", ["triton", "torch"])
+@pytest.mark.parametrize("graphs", [GRAPHS, {}], ids=["graphs", "launches"])
+def test_two_gpus_say_what_one_says(kernels, graphs):
+    given = {**SIZES, "kernels": kernels, "device": "cuda", "dtype": "float32"}
+    more = graphs if kernels == "triton" else {}
+    with LLM(DEMO, **given, **more) as one, LLM(DEMO, **given, **more, tensor=2) as two:
+        assert_same(said(one), said(two), 2e-3)
+        for rows in (1, 2, 3, 4):  # every size that was captured, and one between
+            assert_same(said(one, PROMPTS[:1] * rows), said(two, PROMPTS[:1] * rows), 2e-3)
+
+
+@pytest.mark.gpu
+@TWO
+def test_on_two_gpus_too_a_row_does_not_depend_on_the_rows_beside_it():
+    given = {**SIZES, **GRAPHS, "kernels": "triton", "device": "cuda", "dtype": "bfloat16", "invariant": True}
+    with LLM(DEMO, **given, tensor=2) as llm:
+        together = said(llm)
+        alone = [said(llm, [prompt]) for prompt in PROMPTS]
+    assert together[0] == [ids for one in alone for ids in one[0]]
+    assert together[1] == [logprob for one in alone for logprob in one[1]]
+
+
+@pytest.mark.gpu
+@TWO
+def test_a_killed_rank_ends_an_engine_that_waits_for_its_gpu():
+    given = {**SIZES, **GRAPHS, "max_context": 512, "kernels": "triton", "device": "cuda", "dtype": "bfloat16"}
+    llm = LLM(DEMO, **given, tensor=2)
+    try:
+        llm.generate(PROMPTS, GREEDY)
+        (pid,) = llm._worker._ranks.pids
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineGone, match="rank 1"):
+            for _ in range(50):
+                llm.generate("Hello", Params(max_tokens=400, ignore_eos=True))
+    finally:
+        assert not Path(f"/proc/{pid}/stat").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
