@@ -212,20 +212,25 @@ def show_plan(options: argparse.Namespace) -> int:
 def fetch(options: argparse.Namespace) -> int:
     from appliance.declare.settings import Given, environment
     from appliance.plan.prove import bring_whole
+    from appliance.source.bring import ended_by_signals
 
-    print(bring_whole(Given(options.manifest, options.options, environment())))
+    with ended_by_signals(exits.INTERNAL.number):
+        print(bring_whole(Given(options.manifest, options.options, environment())))
     return exits.OK.number
 
 
 @_refusing
 def serve(options: argparse.Namespace) -> int:
     from appliance.declare.settings import Given, environment
-    from appliance.plan.prove import NotPlanned, bring_whole
+    from appliance.plan.prove import NotPlanned, bring_for_a_start
 
     try:
         plan = _prove(options)
     except NotPlanned:
-        bring_whole(Given(options.manifest, options.options, environment()))
+        from appliance.source.bring import ended_by_signals
+
+        with ended_by_signals(exits.OK.number):
+            bring_for_a_start(Given(options.manifest, options.options, environment()))
         plan = _prove(options)
     _warn(plan, options, sys.stderr)
     from appliance.launch.launch import serve as launch

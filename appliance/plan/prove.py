@@ -3,10 +3,12 @@
 Reads files, never weights, and never imports torch.
 """
 
+import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -28,6 +30,9 @@ from engine.api.errors import CheckpointError, EngineError
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
 from engine.models.parts import attentions
+
+if TYPE_CHECKING:
+    from appliance.source.progress import Progress
 
 
 class _TokenizerFile(msgspec.Struct):
@@ -106,9 +111,23 @@ def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> No
 
 def bring_whole(given: Given) -> Path:
     """Downloads what is not here yet, with progress on standard error. The folder of the checkpoint. Raises Refused."""
-    from appliance.source.bring import bring, to_stderr
+    return _bring(load(given), given, lambda _: contextlib.nullcontext())
+
+
+def bring_for_a_start(given: Given) -> None:
+    """The same, with answers at the gateway's address meanwhile."""
+    from appliance.source.lobby import lobby
 
     settings = load(given)
+    endpoints = settings.manifest.endpoints
+    _bring(settings, given, lambda progress: lobby(endpoints.host, endpoints.port, progress))
+
+
+def _bring(
+    settings: Settings, given: Given, beside: Callable[["Progress"], contextlib.AbstractContextManager[None]]
+) -> Path:
+    from appliance.source.bring import bring, on_stderr
+
     with spoken(settings.older):
         problems = list(_files(settings, given.environ))
         if problems:
@@ -117,7 +136,8 @@ def bring_whole(given: Given) -> Path:
         if isinstance(found, Local):
             return found.path
         try:
-            return bring(found, policy(settings, given.environ), given.environ, to_stderr)
+            with on_stderr() as say:
+                return bring(found, policy(settings, given.environ), given.environ, say, beside)
         except SourceError as error:
             key = settings.manifest.model.source.key
             raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.SOURCE) from error

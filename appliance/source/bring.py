@@ -1,6 +1,11 @@
-"""Downloads what a manifest names, before anything is started: `slipway fetch`, and `slipway serve` for archives."""
+"""Downloads what a manifest names, before anything is started: `slipway fetch`, and `slipway serve` for archives.
+
+A download can be ended at any moment: what was read stays, and the next one goes on from it.
+"""
 
 import contextlib
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,13 +21,21 @@ from appliance.source.remote import Policy
 TERMINAL_S, LOG_S = 0.2, 10.0
 
 
-def bring(order: Order, policy: Policy, environ: Mapping[str, str], say: Callable[[str], None]) -> Path:
-    """The folder of the checkpoint, which is whole then. `say` gets a line of progress now and then.
-    Raises SourceError."""
+def bring(
+    order: Order,
+    policy: Policy,
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    beside: Callable[[Progress], contextlib.AbstractContextManager[None]] = lambda _: contextlib.nullcontext(),
+) -> Path:
+    """The folder of the checkpoint, which is whole then. `say` gets a line of progress now and then, `beside` is open
+    during a download. Raises SourceError."""
     resolved = resolve(order, policy, environ)
     store, listing = resolved.store, resolved.listing
-    if not is_whole(store, listing):
-        progress = Progress(listing.bytes, say)
+    if is_whole(store, listing):
+        return store.folder(listing) if isinstance(store, Archive) else resolved.shelf.folder
+    progress = Progress(listing.bytes, say)
+    with beside(progress):
         with _told(lambda: say(f"downloading {store.shown}: {progress.text()}")):
             fetch(store, listing, resolved.shelf, policy, progress, lambda: is_whole(store, listing))
         if isinstance(store, Archive):
@@ -31,9 +44,38 @@ def bring(order: Order, policy: Policy, environ: Mapping[str, str], say: Callabl
     return store.folder(listing) if isinstance(store, Archive) else resolved.shelf.folder
 
 
-def to_stderr(text: str) -> None:
-    end = "\r" if sys.stderr.isatty() else "\n"
-    print(f"\x1b[K{text}" if sys.stderr.isatty() else text, end=end, file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def on_stderr() -> Iterator[Callable[[str], None]]:
+    """Says lines: on a terminal each over the one before it, elsewhere one below the other."""
+    terminal, said = sys.stderr.isatty(), False
+
+    def say(text: str) -> None:
+        nonlocal said
+        said = True
+        print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+    try:
+        yield say
+    finally:
+        if said and terminal:
+            print(file=sys.stderr)
+
+
+@contextlib.contextmanager
+def ended_by_signals(code: int) -> Iterator[None]:
+    """Lets SIGTERM and SIGINT end the process with `code`, also as PID 1, and at once: threads that wait for a server
+    would hold up an orderly end by their timeouts."""
+
+    def end(*_: object) -> None:
+        print("\nstopped; what was downloaded so far stays in the cache", file=sys.stderr, flush=True)
+        os._exit(code)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

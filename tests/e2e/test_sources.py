@@ -59,11 +59,33 @@ def test_an_archive_is_served_whole_in_spite_of_a_cut_and_from_the_cache_the_sec
     assert server.gets("/demo.tar.gz") == ["", "bytes=100000-"]
 
 
+def test_an_archive_that_stalls_is_told_by_who_answers_meanwhile(launch, server, tmp_path, eventually):
+    """Nothing is known of the model yet, so the gateway cannot run: probes are answered all the same"""
+    server.files["/demo.zip"], server.faults["/demo.zip"] = bytes(BIG), [("stall", BIG // 2)]
+    appliance = launch(manifest(tmp_path, f"{{http: {{url: '{server.url}/demo.zip'}}}}"))
+
+    def stalled() -> bool:
+        return appliance.status("/ready") == 503 and "no byte for" in appliance.client.get("/ready").json()["detail"]
+
+    eventually("a download that says it gets nothing", stalled)
+    said = appliance.client.get("/ready").json()
+    assert (said["status"], said["phase"], said["progress"]) == ("loading", "downloading", 0.5)
+    assert said["detail"].startswith("1.5 of 3.0 MB, no byte for ")
+    assert appliance.status("/live") == 200 and appliance.status("/ping") == 503
+    refused = appliance.client.post("/v1/completions", json=ASK)
+    assert refused.status_code == 503 and refused.headers["Retry-After"]
+    assert refused.json()["error"]["message"].startswith("The model is being downloaded: 1.5 of 3.0 MB")
+    assert appliance.stop() == 0 and "stays in the cache" in appliance.output()
+    assert [path.stat().st_size for path in (tmp_path / "cache").rglob("*.part")] == [BIG // 2]
+
+
 def test_a_start_tells_how_far_a_download_is_and_a_stalled_one_goes_on(launch, hub, tmp_path, eventually):
-    """The gateway answers meanwhile, and nobody takes the wait for a start that hangs."""
+    """The gateway answers meanwhile."""
     hub.faults[WEIGHTS] = [None, ("stall", BIG)]  # the first GET is that of the header, for the plan
+    hub.token = "hunter2"
     path = manifest(tmp_path, "{huggingface: {repo: org/demo}}", ", stall_timeout: 6s")
-    appliance = launch(path, "--set", "health.stalled_loading=2s", HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0")
+    path.write_text(path.read_text().replace("names:", "credentials: hub, names:") + "secrets: {hub: {env: HUB}}\n")
+    appliance = launch(path, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0", HUB="hunter2")
     seen: list[dict] = []
 
     def stalled() -> bool:
@@ -79,7 +101,9 @@ def test_a_start_tells_how_far_a_download_is_and_a_stalled_one_goes_on(launch, h
     assert refused.status_code == 503 and refused.headers["Retry-After"]
     appliance.wait_ready()
     assert appliance.client.post("/v1/completions", json=ASK).status_code == 200
+    assert b"hunter2" not in Path(f"/proc/{appliance.pids()['engine-0']}/environ").read_bytes()
     output = appliance.output()
+    assert "hunter2" not in output
     assert "model.safetensors: " in output and "no byte for 6 s; attempt 2 of 5 follows" in output
     assert "hung" not in output and appliance.metric("slipway_engine_restarts_total") == 0
     assert f"bytes={BIG}-" in hub.gets(WEIGHTS)
