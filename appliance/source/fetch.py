@@ -118,7 +118,7 @@ def _file(store: Store, file: RemoteFile, shelf: Shelf, policy: Policy, progress
         shelf.put(file)
         return
     shelf.part(file).parent.mkdir(parents=True, exist_ok=True)
-    failures = 0
+    failures = begun_anew = 0
     try:
         while True:
             attempt = _Attempt(store, file, shelf, progress, deadline)
@@ -131,8 +131,11 @@ def _file(store: Store, file: RemoteFile, shelf: Shelf, policy: Policy, progress
                 if not error.transient:
                     raise
                 failures = 1 if attempt.brought else failures + 1
-                if failures >= policy.attempts:
-                    raise SourceError(f"{file.name}: given up after {failures} attempts: {error}") from error
+                begun_anew += isinstance(error, StartOver)  # however much each time brings
+                if max(failures, begun_anew) >= policy.attempts:
+                    raise SourceError(
+                        f"{file.name}: given up after {max(failures, begun_anew)} attempts: {error}"
+                    ) from error
                 progress.failed(file.name, f"attempt {failures + 1} of {policy.attempts}", _brief(error))
                 deadline.pause(min(policy.pause_s * 2 ** (failures - 1), LONGEST_PAUSE_S))
     except BaseException:

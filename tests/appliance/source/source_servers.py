@@ -28,6 +28,7 @@ class Files:
     token: str = ""
     ranges: bool = True
     tags: bool = True
+    weak: bool = False
     modified: str = ""
     slow_s: float = 0.0
     seen: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, range
@@ -93,7 +94,7 @@ def handler(state: Files) -> type[BaseHTTPRequestHandler]:
             self.send_response(code)
             self.send_header("Content-Length", str(stop - start))
             if state.tags:
-                self.send_header("ETag", tag)
+                self.send_header("ETag", f"W/{tag}" if state.weak else tag)
             if state.modified:
                 self.send_header("Last-Modified", state.modified)
             if code == 206:

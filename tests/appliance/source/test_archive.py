@@ -169,6 +169,7 @@ def test_offline_the_cache_serves_and_what_is_not_there_is_refused(server: Calla
     assert bring(order(web, tmp_path), offline, {}, lambda _: None) == folder and len(web.seen) == before
 
 
+@pytest.mark.parametrize("weak", [False, True])
 @pytest.mark.parametrize(
     ("modified", "later", "gets"),
     [
@@ -178,10 +179,11 @@ def test_offline_the_cache_serves_and_what_is_not_there_is_refused(server: Calla
     ],
 )
 def test_without_an_entity_tag_only_the_time_of_the_last_change_allows_to_resume(
-    modified: str, later: str, gets: list[str], server: Callable[[], Files], tmp_path: Path
+    modified: str, later: str, gets: list[str], weak: bool, server: Callable[[], Files], tmp_path: Path
 ) -> None:
     web = server()
-    web.files["/m.tar.gz"], web.tags, web.modified = tar(FILES), False, modified
+    web.files["/m.tar.gz"], web.modified = tar(FILES), modified
+    web.tags, web.weak = weak, weak  # a weak one says nothing about bytes
     web.faults["/m.tar.gz"] = [("cut", 100)]
     told: list[str] = []
 

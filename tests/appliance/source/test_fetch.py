@@ -74,6 +74,24 @@ def test_the_file_is_whole_whatever_the_server_does_in_between(name: str, web: F
     assert not web.faults["/a"] and sorted(path.name for path in shelf.folder.iterdir()) == ["a"]
 
 
+@pytest.mark.parametrize("name", ["a wrong range when resumed", "no ranges when resumed", "cut off three times"])
+def test_without_a_checksum_the_file_is_whole_too(name: str, web: Files, tmp_path: Path) -> None:
+    web.faults["/a"] = list(FAULTS[name])
+    shelf = fetched(web, tmp_path, Listing("r", (RemoteFile("a", len(DATA)),)))
+    assert (shelf.folder / "a").read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(len(DATA) + 1, "given up after 3 attempts: .* no byte 300,007"), (7, "more than")]
+)
+def test_a_file_of_another_size_than_announced_is_never_put_in_place(
+    size: int, words: str, web: Files, tmp_path: Path
+) -> None:
+    with pytest.raises(SourceError, match=words):
+        fetched(web, tmp_path, Listing("r", (RemoteFile("a", size),)))
+    assert not (tmp_path / "r" / "a").exists() and len(web.gets("/a")) <= 6
+
+
 def test_an_attempt_goes_on_at_the_byte_where_the_last_one_ended(web: Files, tmp_path: Path) -> None:
     web.faults["/a"] = [("cut", 100_000), ("cut", 50_000)]
     fetched(web, tmp_path, listing(a=DATA))
