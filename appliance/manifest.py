@@ -194,7 +194,8 @@ class Model(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; auto is the checkpoint's type on a GPU and float32 on a CPU."""
     max_context: Annotated[int, Field(ge=2)] | Auto = "auto"
-    """Most tokens of prompt and reply together; auto is what the checkpoint supports and the cache can hold."""
+    """Most tokens of prompt and reply together; auto is what the checkpoint supports and the cache can hold
+    beside what hardware.capacity asks for."""
     chat_template: str | None = None
     """File with a Jinja chat template that replaces the checkpoint's own."""
     generation_config: Literal["auto", "ignore"] = "auto"
@@ -220,6 +221,13 @@ class Parallelism(Section):
     """Processes (ranks) that share each engine's model, one a GPU or NUMA node; auto: the fewest GPUs that hold it."""
 
 
+class Capacity(Section):
+    requests: Count = 1
+    """Requests that the KV caches of all engines together must hold at once; what cannot is refused at the start."""
+    tokens: Annotated[int, Field(ge=2)] | Auto = "auto"
+    """Tokens, of prompt and reply together, that each of them has; auto is the whole of model.max_context."""
+
+
 class Hardware(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the engine computes; auto takes a GPU if there is one."""
@@ -241,6 +249,8 @@ class Hardware(Section):
     """Memory for the KV cache of one engine, such as 4GiB; auto is what memory_share leaves after the weights."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
     """Share of the memory that is free at start which an engine may use for weights, cache and workspace."""
+    capacity: Capacity = Capacity()
+    """What the memory must hold; where model.max_context is auto it becomes the longest with which that fits."""
 
 
 class Scheduling(Section):
@@ -349,11 +359,24 @@ class Restart(Section):
     """New requests wait for a dead engine that is back within this time, else they get 503; open ones always wait."""
 
 
+class Journal(Section):
+    folder: str | None = None
+    """Where such replies are kept; by default the run directory, which a restart of the container does not survive."""
+    keep: Seconds = 900.0
+    """How long such a reply is kept after its end, or without anybody who asks for it; 0s keeps none."""
+    size: Bytes = 64 * 2**20
+    """Most bytes of all such replies; the oldest go first. The file has at most about twice as many."""
+    linger: Seconds = 60.0
+    """Time such a request is generated on after its client has gone; who asks for it later gets it from there on."""
+
+
 class Lifecycle(Section):
     drain: Seconds = 8.0
     """Time open requests get to finish after SIGTERM; docker stop kills after 10 s unless told otherwise."""
     restart: Restart = Restart()
     """When a dead engine is started again, and when not."""
+    journal: Journal = Journal()
+    """Replies that outlive their connection and the gateway, for requests with an Idempotency-Key."""
 
 
 class Observability(Section):
@@ -367,6 +390,8 @@ class Observability(Section):
     """Log generated text: once per reply, or also each streamed piece."""
     vllm_metrics: bool = True
     """Publish the metrics under vLLM's names too, for dashboards and autoscalers made for it."""
+    stories: Annotated[int, Field(ge=0)] = 1000
+    """Replies of which is remembered what happened to them and why, for `slipway why ID`; 0 remembers none."""
 
 
 class SecretFile(Section):

@@ -1,4 +1,5 @@
-"""`python -m benchmarks.kills [--kills 100] [--streams 32]`: the demo's engine is killed again and again under load.
+"""`python -m benchmarks.kills [--kills 100] [--streams 32]`: the demo's engine is killed again and again under load;
+with `--gateway` so is its gateway, under clients that come back with Idempotency-Key and Last-Event-ID.
 
 Clients ask a mix of everything that a reply can be made of: chat and completions, streamed and whole, greedy and
 sampled, logprobs, several choices, stop strings, JSON schemas, tool calls. Each reply is compared with the one that the
@@ -79,11 +80,13 @@ def _json_format() -> dict[str, Any]:
 @dataclass
 class Reply:
     """What a client got, without what is new in each reply (ids, times): for every choice its text, its calls, its
-    logprobs and why it ended. `pauses_s` are the times between records of a stream."""
+    logprobs and why it ended. `pauses_s` are the times between records of a stream; `comebacks` counts the times that
+    its client had to ask again."""
 
     choices: dict[int, dict[str, Any]] = field(default_factory=dict)
     error: str = ""
     pauses_s: list[float] = field(default_factory=list)
+    comebacks: int = 0
 
     def choice(self, index: int) -> dict[str, Any]:
         return self.choices.setdefault(
@@ -109,35 +112,53 @@ def _logprobs(given: dict[str, Any]) -> list[Any]:
     return list(zip(given.get("tokens") or [], given.get("token_logprobs") or [], strict=True))
 
 
-async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Reply:
-    """One request; what goes wrong is in the reply."""
+async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], key: str = "") -> Reply:
+    """One request; what goes wrong is in the reply. With a `key` the client repeats it until it has all of it."""
     reply = Reply()
-    try:
-        if not body["stream"]:
-            answer = await client.post(path, json=body)
-            if answer.status_code != 200:
-                reply.error = f"{answer.status_code}: {answer.text[:200]}"
-            else:
-                for choice in answer.json()["choices"]:
-                    reply.take(choice)
+    headers = {"Idempotency-Key": key} if key else {}
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        reply.error = ""
+        try:
+            await (_stream if body["stream"] else _whole)(client, path, body, headers, reply)
+        except httpx.HTTPError as error:
+            reply.error = f"{type(error).__name__}: {error}"
+        lost = reply.error.startswith("503") or "Error: " in reply.error
+        if not key or not lost or time.monotonic() > deadline_s:
             return reply
-        async with client.stream("POST", path, json=body) as answer:
-            if answer.status_code != 200:
-                reply.error = f"{answer.status_code}: {(await answer.aread())[:200]!r}"
-                return reply
-            async for record in _records(answer, reply.pauses_s):
-                if "error" in record:
-                    reply.error = str(record["error"])
-                for choice in record.get("choices", []):
-                    reply.take(choice)
-    except httpx.HTTPError as error:
-        reply.error = f"{type(error).__name__}: {error}"
-    return reply
+        reply.comebacks += 1
+        await asyncio.sleep(0.05)
 
 
-async def _records(answer: httpx.Response, pauses_s: list[float]) -> AsyncIterator[dict[str, Any]]:
-    last, done = time.perf_counter(), False
+async def _whole(client: httpx.AsyncClient, path: str, body: Any, headers: dict[str, str], reply: Reply) -> None:
+    answer = await client.post(path, json=body, headers=headers)
+    if answer.status_code != 200:
+        reply.error = f"{answer.status_code}: {answer.text[:200]}"
+        return
+    for choice in answer.json()["choices"]:
+        reply.take(choice)
+
+
+async def _stream(client: httpx.AsyncClient, path: str, body: Any, headers: dict[str, str], reply: Reply) -> None:
+    """`headers` get the place from which on the next try is to go on."""
+    async with client.stream("POST", path, json=body, headers=headers) as answer:
+        if answer.status_code != 200:
+            reply.error = f"{answer.status_code}: {(await answer.aread())[:200]!r}"
+            return
+        async for event, record in _records(answer, reply.pauses_s):
+            if "error" in record:
+                reply.error = f"{record['error']['code']}: {record['error']['message']}"
+            for choice in record.get("choices", []):
+                reply.take(choice)
+            if event:
+                headers["Last-Event-ID"] = event
+
+
+async def _records(answer: httpx.Response, pauses_s: list[float]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    last, done, event = time.perf_counter(), False, ""
     async for line in answer.aiter_lines():
+        if line.startswith("id: "):
+            event = line[4:]
         if not line.startswith("data: "):
             continue
         now = time.perf_counter()
@@ -146,7 +167,8 @@ async def _records(answer: httpx.Response, pauses_s: list[float]) -> AsyncIterat
         if line == "data: [DONE]":
             done = True
         else:
-            yield json.loads(line[6:])
+            yield event, json.loads(line[6:])
+        event = ""
     if not done:
         raise httpx.RemoteProtocolError("the stream ended without [DONE]")
 
@@ -158,14 +180,25 @@ class Result:
 
     kills: int = 0
     requests: int = 0
+    comebacks: int = 0
     failed: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     restarts_s: list[float] = field(default_factory=list)
 
 
-async def torment(url: str, engine: "Engine", *, kills: int, streams: int, tokens: int, seed: int = 0) -> Result:
-    """Kills the engine `kills` times, at random moments while `streams` clients ask without a pause."""
+async def torment(
+    url: str,
+    victims: Sequence["Victim"],
+    *,
+    kills: int,
+    streams: int,
+    tokens: int,
+    seed: int = 0,
+    durable: bool = False,
+) -> Result:
+    """Kills one of the victims `kills` times, at random moments while `streams` clients ask without a pause; with
+    `durable` each request has a key, and its client comes back."""
     rng, result, asks = random.Random(seed), Result(), mix(tokens)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as client:
@@ -173,13 +206,15 @@ async def torment(url: str, engine: "Engine", *, kills: int, streams: int, token
         for (path, body), reply in zip(asks, expected, strict=True):
             assert not reply.error, f"{path} {body}: {reply.error}"
         over = asyncio.Event()
-        numbers = itertools.count()
+        numbers, keys = itertools.count(), itertools.count()
 
         async def one_client() -> None:
             while not over.is_set():
                 number = next(numbers) % len(asks)
-                reply = await ask(client, *asks[number])
+                key = f"{seed}-{result.requests}-{next(keys)}" if durable else ""
+                reply = await ask(client, *asks[number], key)
                 result.requests += 1
+                result.comebacks += reply.comebacks
                 if reply.error:
                     result.failed.append(f"{asks[number]}: {reply.error}")
                 elif reply.choices != expected[number].choices:
@@ -192,9 +227,10 @@ async def torment(url: str, engine: "Engine", *, kills: int, streams: int, token
             for _ in range(kills):
                 await asyncio.sleep(rng.uniform(0.05, 1.5))
                 began_s = time.perf_counter()
-                engine.kill()
+                victim = rng.choice(victims)
+                victim.kill()
                 result.kills += 1
-                await engine.back(client)
+                await victim.back(client)
                 result.restarts_s.append(time.perf_counter() - began_s)
         finally:
             over.set()
@@ -202,19 +238,20 @@ async def torment(url: str, engine: "Engine", *, kills: int, streams: int, token
     return result
 
 
-class Engine:
-    """The engine process of an appliance on this machine, found by the run directory's name in its command line."""
+class Victim:
+    """A process of an appliance on this machine, `engine-0` or `gateway`, found by the name of its configuration."""
 
-    def __init__(self, launcher: int) -> None:
+    def __init__(self, launcher: int, name: str = "engine-0") -> None:
         self._launcher = launcher
+        self._name = name.encode() + b".json"
         self._killed = 0
 
     def pid(self) -> int:
-        """The living engine-0 below the launcher, 0 if there is none."""
+        """The living one below the launcher, 0 if there is none."""
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
                 line = (entry / "cmdline").read_bytes()
-                if b"engine-0.json" in line and self._launcher in _ancestors(int(entry.name)):
+                if self._name in line and self._launcher in _ancestors(int(entry.name)):
                     return int(entry.name)
         return 0
 
@@ -226,9 +263,15 @@ class Engine:
     async def back(self, client: httpx.AsyncClient) -> None:
         """Waits until another process serves."""
         deadline_s = time.monotonic() + PATIENCE_S
-        while self.pid() in (0, self._killed) or (await client.get("/ready")).status_code != 200:
-            assert time.monotonic() < deadline_s, "the engine did not come back"
+        while self.pid() in (0, self._killed) or not await _is_ready(client):
+            assert time.monotonic() < deadline_s, f"{self._name.decode()}: it did not come back"
             await asyncio.sleep(0.05)
+
+
+async def _is_ready(client: httpx.AsyncClient) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return (await client.get("/ready")).status_code == 200
+    return False
 
 
 def _ancestors(pid: int) -> Sequence[int]:
@@ -244,6 +287,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=100, help="how often (100)")
     parser.add_argument("--streams", type=int, default=32, help="clients that ask at once (32)")
     parser.add_argument("--tokens", type=int, default=150, help="longest reply (150)")
+    parser.add_argument("--gateway", action="store_true", help="kill the gateway too; clients come back to it")
     parser.add_argument("--port", type=int, default=8399)
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args(arguments)
@@ -255,7 +299,9 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             _wait_ready(url)
             wanted = {"kills": given.kills, "streams": given.streams, "tokens": given.tokens}
-            result = asyncio.run(torment(url, Engine(appliance.pid), **wanted))
+            names = ("engine-0", "gateway") if given.gateway else ("engine-0",)
+            victims = [Victim(appliance.pid, name) for name in names]
+            result = asyncio.run(torment(url, victims, **wanted, durable=given.gateway))
         finally:
             appliance.terminate()
     report = {
@@ -263,12 +309,13 @@ def main(arguments: list[str] | None = None) -> int:
         "machine": asdict(facts()),
         "kills": result.kills,
         "requests": result.requests,
+        "comebacks": result.comebacks,
         "failed": len(result.failed),
         "differing": len(result.differing),
         "gaps_ms": spread(result.gaps_s),
         "restarts_ms": spread(result.restarts_s),
     }
-    for name in ("kills", "requests", "failed", "differing"):
+    for name in ("kills", "requests", "comebacks", "failed", "differing"):
         print(f"{name:12}{report[name]}")
     for name in ("restarts_ms", "gaps_ms"):
         print(f"{name:12}" + "  ".join(f"{key} {value:.0f}" for key, value in report[name].items()))

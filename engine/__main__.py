@@ -18,9 +18,11 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
+import msgspec
+
 from engine.api.config import EngineConfig, read_config
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError, OutOfMemory
-from engine.api.messages import Failed, FromEngine, Loading, Ready, Sampling, Submit, Taken, ToEngine
+from engine.api.messages import Failed, FromEngine, Loading, RankMemory, Ready, Sampling, Submit, Taken, ToEngine
 from engine.api.pulse import Pulse, State
 from engine.api.server import Connection, Server
 from engine.binding import bind
@@ -35,6 +37,7 @@ BuildWorker = Callable[[EngineConfig, Progress, Took, Lost], Worker]
 
 PROGRESS_S = 0.1  # Loading is sent no more often within a phase
 STOP_S = 0.5  # a step that runs when SIGTERM comes has this long to end
+TOLERANCE = 0.02  # of a part of the memory, beyond which the log says that it is not what was planned
 LAST_WORDS_S = 1.0  # a gateway has this long to connect and hear why the start failed
 PR_SET_PDEATHSIG = 1
 PROBE = Submit("probe", (0,), Sampling(temperature=0.0), max_tokens=1)  # its token goes to nobody
@@ -85,6 +88,8 @@ class Engine:
             ready = _facts(self._config, worker, memory)
             if memory:
                 print(f"slipway engine: {memory_line(self._config, memory)}", file=sys.stderr, flush=True)
+            for warning in differences(self._config, ready):
+                print(f"slipway engine: warning: {warning}", file=sys.stderr, flush=True)
             with self._lock:
                 self._loop = loop
                 if self._connection is not None:
@@ -219,8 +224,14 @@ def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken]) -> Re
         kv_bytes=worker.kv_bytes,
         seconds=worker.seconds,
         pid=os.getpid(),
-        memory=memory,
+        memory=tuple(_rank_memory(config, rank, one, memory) for rank, one in enumerate(worker.memory)),
     )
+
+
+def _rank_memory(config: EngineConfig, rank: int, memory: RankMemory, own: dict[str, Taken]) -> RankMemory:
+    """own: what the phases of this process took, which is rank 0."""
+    planned = config.planned[rank] if config.planned else {}
+    return msgspec.structs.replace(memory, planned=planned, taken=memory.taken if rank else own)
 
 
 def memory_line(config: EngineConfig, memory: dict[str, Taken]) -> str:
@@ -228,13 +239,33 @@ def memory_line(config: EngineConfig, memory: dict[str, Taken]) -> str:
     kept = {phase: taken.kept for phase, taken in memory.items()}
     weights, cache = kept["reading"] + kept["loading"], kept["allocating"]
     process = kept["starting"] + kept["warming"]
+    of = " of rank 0" if config.tensor > 1 else ""
     once_written = " (its pages count once they are written)" if config.device == "cpu" else ""
     return (
-        f"memory on {memory['loading'].device}: weights {_mib(weights, config.weight_bytes)}, "
+        f"memory{of} on {memory['loading'].device}: weights {_mib(weights, config.weight_bytes)}, "
         f"loading them at most {_mib(memory['loading'].peak)}; "
         f"KV cache {_mib(cache, config.kv_bytes)}{once_written}; "
         f"process and first steps {_mib(process, config.workspace_bytes)}"
     )
+
+
+def differences(config: EngineConfig, ready: Ready) -> list[str]:
+    """What takes more memory than was planned, or less of a cache, beyond what is tolerated; a pool that was measured
+    may. Weights that take less are no fault: a plan takes the groups of an act-order matrix to be scattered, and some
+    are not."""
+    found = []
+    for rank, memory in enumerate(ready.memory):
+        of = f" of rank {rank}" if config.tensor > 1 else ""
+        for part, planned in memory.planned.items():
+            if part == "kv" and config.kv_measured:
+                continue
+            real = memory.held.get(part, 0)
+            differs = abs(real - planned) if part == "kv" else real - planned
+            if differs > TOLERANCE * planned:
+                more = f"{(real / planned - 1) * 100:+.1f} %" if planned else "none was planned"
+                what = f"memory of {part}{of}: {real:,} B, and {planned:,} B were planned ({more})"
+                found.append(f"{what}; please report it")
+    return found
 
 
 def _mib(count: int, planned: int = 0) -> str:

@@ -33,14 +33,15 @@ from engine.api.messages import (
 )
 from engine.core.loop import build_loop
 from engine.kv.layout import SCALE_BYTES, layout
-from engine.models.checkpoint import Checkpoint, read_checkpoint, weight_bytes
+from engine.models.checkpoint import Checkpoint, read_checkpoint
+from engine.models.footprint import Holder, weight_bytes
 from engine.models.parts import Model, has_experts
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.tokenizer import FILES
 from engine.worker.build import DTYPES, build_worker
 from engine.worker.ranks import Ranks
-from kernels.cpu.library import best
+from kernels.cpu.library import best, tiling
 from kernels.jit import installed
 
 CACHE_SHARE = 0.5  # of free memory, if nobody says how large the KV cache may be
@@ -304,14 +305,17 @@ def _kernels(device: str, dtype: str, model: Model) -> str:
 def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
     form = _form(config, checkpoint)
     one = (form.blocks_for(config.max_context, config.max_step_tokens) + 1) * form.block_bytes
-    weights = weight_bytes(
-        checkpoint,
-        DTYPES[config.dtype].itemsize,
-        compiled=config.kernels not in ("torch", "triton"),
+    holder = Holder(
+        dtype=config.dtype,
+        device=config.device,
+        tiling=tiling(config.kernels),
+        matrix_tiles=config.kernels == "amx",
         bits=config.weights,
     )
+    weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
     # On a CPU all ranks take from the same memory.
-    free = max(0, free_memory(config.device) - weights) // (config.tensor if config.device == "cpu" else 1)
+    sharing = config.tensor if config.device == "cpu" else 1
+    free = max(0, free_memory(config.device) - sharing * weights) // sharing
     return max(1, min(int(free * CACHE_SHARE), max(one, CACHE_BYTES), one * config.max_running))
 
 

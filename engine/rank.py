@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError
+from engine.api.messages import RankMemory, Taken
 from engine.binding import bind
 from engine.core.plan import StepResult
 from engine.worker.rank_messages import (
@@ -82,10 +83,11 @@ class Rank:
         def progress(phase: str, fraction: float) -> None:
             self._send(Loading(phase, fraction))
 
-        worker = build_rank(begin.config, begin.rank, begin.meeting, progress)
+        taken: dict[str, Taken] = {}
+        worker = build_rank(begin.config, begin.rank, begin.meeting, progress, taken.__setitem__)
         gc.collect()
         gc.freeze()
-        self._send(Built(worker.weight_bytes, worker.blocks))
+        self._send(Built(worker.weight_bytes, worker.blocks, RankMemory(worker.held, worker.mapped, taken=taken)))
         while True:
             step = self._steps.get()
             self._running.put(worker.start(step.plan, step.arrays()))

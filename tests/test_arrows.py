@@ -22,7 +22,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine.structured": ("engine.structured", "engine.text", "engine.api"),
     "engine.core": ("engine.core", "engine.api", "engine.kv", "engine.structured", "engine.models.parts"),
     "engine.weights": ("engine.weights", "engine.models", "engine.distributed", "engine.api", "kernels"),
-    "engine.distributed": ("engine.distributed", "engine.api", "kernels"),
+    "engine.distributed": ("engine.distributed", "engine.models.ranks", "engine.api", "kernels"),
     "engine.layers": (
         *("engine.layers", "engine.models", "engine.weights", "engine.distributed", "engine.kv.layout"),
         *("engine.worker.batch", "engine.api", "kernels"),

@@ -107,6 +107,24 @@ def _manifest(command: argparse.ArgumentParser) -> None:
     command.add_argument("manifest", metavar="MANIFEST", type=Path, help="the manifest, a YAML file")
 
 
+def _hardware(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--hardware",
+        metavar="NAME",
+        default=None,
+        help="for this machine of the table of devices instead of the one at hand: h200x1, l4x2, cpu:16:64GiB",
+    )
+
+
+def _why(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--why",
+        metavar="NUMBER",
+        default=None,
+        help="explain a number step by step: weights, kv, context, decode, any key of the manifest …",
+    )
+
+
 def _format(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--format",
@@ -137,10 +155,18 @@ def _url(command: argparse.ArgumentParser) -> None:
     command.add_argument("url", metavar="URL", nargs="?", default=None, help=f"the service; default {DEFAULT_URL}")
 
 
+def _request(command: argparse.ArgumentParser) -> None:
+    command.add_argument("request", metavar="ID", help="id of the reply (chatcmpl-…), or X-Request-Id")
+    command.add_argument("--url", default=DEFAULT_URL, help=f"the service; default {DEFAULT_URL}")
+
+
+def _api_key(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--api-key-env", default=None, metavar="NAME", help="environment variable with the API key")
+
+
 def _chat_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("-m", "--model", default=None, help="served name; default is the first that the service lists")
     command.add_argument("--system", default=None, metavar="TEXT", help="system message of the conversation")
-    command.add_argument("--api-key-env", default=None, metavar="NAME", help="environment variable with the API key")
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -151,7 +177,12 @@ def _prove(options: argparse.Namespace) -> Any:
     from appliance.declare.settings import Given, environment
     from appliance.plan.prove import prove
 
-    return prove(Given(options.manifest, options.options, environment()))
+    machine = None
+    if getattr(options, "hardware", None):
+        from appliance.plan.hardware import hardware
+
+        machine = hardware(options.hardware)
+    return prove(Given(options.manifest, options.options, environment()), machine)
 
 
 def _warn(plan: Any, options: argparse.Namespace, to: TextIO) -> None:
@@ -166,9 +197,13 @@ def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False)
 
     def refusing(options: argparse.Namespace) -> int:
         from appliance.declare.problems import Refused
+        from appliance.plan.hardware import UnknownHardware
 
         try:
             return run(options)
+        except UnknownHardware as error:
+            print(f"--hardware {error}", file=sys.stderr)
+            return exits.MANIFEST.number
         except Refused as refused:
             from appliance.command.refusal import tell
 
@@ -204,6 +239,12 @@ def show_plan(options: argparse.Namespace) -> int:
 
     plan = _prove(options)
     _warn(plan, options, sys.stderr)
+    if options.why:
+        from appliance.plan.why import explain
+
+        text, found = explain(plan, options.why)
+        print(text, file=sys.stdout if found else sys.stderr)
+        return (exits.OK if found else exits.MANIFEST).number
     print(as_json(plan) if options.json else as_text(plan))
     return exits.OK.number
 
@@ -254,10 +295,27 @@ def schema(options: argparse.Namespace) -> int:
 
 def chat(options: argparse.Namespace) -> int:
     from appliance.command.chat import chat as talk
+
+    return talk(options.url or DEFAULT_URL, model=options.model, system=options.system, api_key=_key(options))
+
+
+def why(options: argparse.Namespace) -> int:
+    from appliance.command.chat import ChatError
+    from appliance.command.why import why as lines
+
+    try:
+        for line in lines(options.url, options.request, api_key=_key(options)):
+            print(line)
+    except ChatError as error:
+        print(f"slipway why: {error}", file=sys.stderr)
+        return exits.INTERNAL.number
+    return exits.OK.number
+
+
+def _key(options: argparse.Namespace) -> str | None:
     from appliance.declare.settings import environment
 
-    key = environment().get(options.api_key_env) if options.api_key_env else None
-    return talk(options.url or DEFAULT_URL, model=options.model, system=options.system, api_key=key)
+    return environment().get(options.api_key_env) if options.api_key_env else None
 
 
 def healthcheck(options: argparse.Namespace) -> int:
@@ -286,12 +344,12 @@ COMMANDS: dict[str, Command] = {
     "check": (
         _refusing(check, report=True),
         "Check a manifest, its checkpoint and this machine; start nothing.",
-        (_manifest, _format, _fix),
+        (_manifest, _format, _fix, _hardware),
     ),
     "plan": (
         show_plan,
         "Print what would run: every value with its source, memory by part.",
-        (_manifest, _json, _format),
+        (_manifest, _json, _format, _hardware, _why),
     ),
     "fetch": (fetch, "Download what model.source names into the cache; start nothing.", (_manifest,)),
     "upgrade": (
@@ -299,7 +357,8 @@ COMMANDS: dict[str, Command] = {
         "Rewrite manifests of an older apiVersion; without --write, show what would change.",
         (_upgrade,),
     ),
-    "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options)),
+    "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options, _api_key)),
+    "why": (why, "Tell what happened to a request of a running service, and why.", (_request, _api_key)),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),
     "healthcheck": (healthcheck, "Exit 0 if the service is ready, else 1.", (_url,)),
     "env": (environment_report, "Print versions and machine facts for a bug report.", (_json,)),

@@ -78,6 +78,8 @@ EFFECTS: dict[str, Effect] = {
     "hardware.graphs": Effect("engine", outputs="rounding", graphs=True, memory=True),
     "hardware.kv_cache_memory": Effect("engine", outputs="rounding", memory=True),
     "hardware.memory_share": Effect("engine", outputs="rounding", memory=True),
+    "hardware.capacity.requests": Effect("engine", outputs="rounding", memory=True),
+    "hardware.capacity.tokens": Effect("engine", outputs="rounding", memory=True),
     "engine.scheduling.max_running": Effect("engine", outputs="rounding", graphs=True, memory=True),
     "engine.scheduling.max_step_tokens": Effect("engine", outputs="rounding", graphs=True, memory=True),
     "engine.scheduling.policy": Effect("engine", outputs="rounding"),
@@ -117,10 +119,15 @@ EFFECTS: dict[str, Effect] = {
     "lifecycle.restart.backoff": _SERVICE,
     "lifecycle.restart.longest_backoff": _SERVICE,
     "lifecycle.restart.hold": _LIVE,
+    "lifecycle.journal.folder": _GATEWAY,
+    "lifecycle.journal.keep": _LIVE,
+    "lifecycle.journal.size": _LIVE,
+    "lifecycle.journal.linger": _LIVE,
     "observability.log_level": _LIVE,
     "observability.log_format": _SERVICE,  # the launcher's own lines have it too
     "observability.log_requests": _LIVE,
     "observability.log_outputs": _LIVE,
+    "observability.stories": _LIVE,
     "observability.vllm_metrics": _GATEWAY,  # families are registered once
     "secrets.*.file": _LIVE,
     "secrets.*.env": _SERVICE,  # the launcher takes the value from its own environment

@@ -31,7 +31,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts
     the model's logits. `outputs_sha256` changes with what may change a reply's tokens, and with nothing else. `hold_s`:
     new requests wait for an engine whose restart takes no longer. `pardons` is the pipe to the sentinel
-    (appliance/launch/sentinel.py)."""
+    (appliance/launch/sentinel.py). What happened to the last `stories` sequences is
+    kept. `journal` is the file of durable replies, empty for none: they are kept for
+    `journal_keep_s`, in `journal_bytes`, and generated on for `linger_s` without a client."""
 
     host: str
     port: int
@@ -60,11 +62,16 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_s: float = 8.0
     hold_s: float = 10.0
     pardons: str = ""
+    journal: str = ""
+    journal_keep_s: float = 900.0
+    journal_bytes: int = 64 * 2**20
+    linger_s: float = 60.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_requests: bool = False
     log_outputs: Literal["off", "final", "deltas"] = "off"
     vllm_metrics: bool = True
+    stories: int = 1000
     version: str = ""
     manifest_sha256: str = ""
     outputs_sha256: str = ""

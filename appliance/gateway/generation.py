@@ -8,11 +8,13 @@ depend on their neighbours, so its tokens are those that the first engine would 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from appliance.gateway.stories import FirstToken, Happening, Interrupted, Over, Placed
 from appliance.http.errors import EngineFailed
 from appliance.observe.metrics import Metrics, now
 from engine.api.errors import EngineError, EngineGone, RequestError
@@ -24,18 +26,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Past:
+    """What a sequence that goes on was given before, by an engine of this gateway or of one before it."""
+
+    emitted: tuple[int, ...] = ()
+    timing: Timing | None = None
+
+
 class Generation:
     """An async iterator of the sequence's deltas, to be used in `async with`, which ends what still runs. `engine` is
     the one that computes it, None while it waits for one; `rank` and `session` say which it wants."""
 
-    def __init__(self, router: "Router", submit: Submit, key: str, rank: int | None, session: str) -> None:
+    def __init__(
+        self, router: "Router", submit: Submit, key: str, rank: int | None, session: str, past: Past | None = None
+    ) -> None:
         self.submit = submit
         self.key = key
         self.rank = rank
         self.session = session
         self.engine: Engine | None = None
-        self.emitted: list[int] = []
-        self.timing: Timing | None = None
+        self.emitted: list[int] = [] if past is None else list(past.emitted)
+        self.timing: Timing | None = None if past is None else past.timing
         self.started = False
         self.interruptions = 0
         self._router = router
@@ -45,8 +57,10 @@ class Generation:
         self._over = False
         self._label = "0"  # of the engine that computes it, or did
         self._gained = False  # something on this engine
-        self._earlier: Timing | None = None  # of the engines before this one
-        self._uncounted = len(submit.prompt)
+        self._earlier = self.timing  # of the engines before this one
+        self._goes_on = bool(self.emitted)  # so its prompt was counted
+        self._uncounted = 0 if self._goes_on else len(submit.prompt)
+        self._suspended = False
         self._arrived_s = self._last_s = self._first_s = self._held_s = now()
 
     @property
@@ -64,6 +78,7 @@ class Generation:
         """This engine computes it from now on, behind what was given."""
         self.engine, self._label, self._gained = engine, engine.label, False
         engine.open[self.key] = self
+        self.tell(Placed(engine.label, len(self.emitted)))
         self._deltas = engine.client.generate(
             msgspec.structs.replace(self.submit, id=self.key, emitted=tuple(self.emitted))
         )
@@ -76,6 +91,9 @@ class Generation:
         """Its engine is gone. It waits, and its client with it."""
         if self.engine is not None:
             self.engine.open.pop(self.key, None)
+            state = self.engine.client.state
+            why = state.message if state.kind == "failed" else "its connection ended"
+            self.tell(Interrupted(self.engine.label, why, len(self.emitted)))
         self.engine = self._deltas = None
         self._earlier = self.timing
         if self._fate is None:
@@ -92,6 +110,9 @@ class Generation:
     def pause_s(self) -> float:
         """How long it has waited for an engine."""
         return now() - self._held_s
+
+    def tell(self, what: Happening) -> None:
+        self._router.stories.add(self.key, now(), what)
 
     # The route's side
 
@@ -139,6 +160,10 @@ class Generation:
             self.engine.client.abort([self.key])
         self._end("stop")
 
+    def suspend(self) -> None:
+        """It will go on as another generation: its end now counts for nothing."""
+        self._suspended = True
+
     async def aclose(self) -> None:
         """Ends the request; a running one is aborted in the engine."""
         deltas = self._deltas
@@ -161,13 +186,15 @@ class Generation:
             self.started = True
             self._router.admission.started(moment)
             self._router.backlog.started(moment, len(self.submit.prompt))
-            metrics.prompt(label, len(self.submit.prompt), self.cached_tokens)
+            if not self._goes_on:
+                metrics.prompt(label, len(self.submit.prompt), self.cached_tokens)
         count = len(delta.ids)
         if count:
             metrics.add("generation_tokens", count, label)
             pauses = count if self.emitted else count - 1
             if not self.emitted:
                 self._first_s = moment
+                self.tell(FirstToken())
                 metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
             if pauses:
                 # Deltas that waited for a slow client come as one: the pause is shared among their tokens.
@@ -185,7 +212,10 @@ class Generation:
         if self._over:
             return
         self._over = True
+        self.tell(Over(reason, len(self.emitted)))
         self._router.ended(self)
+        if self._suspended:
+            return
         metrics, label = self._router.metrics, self._label
         metrics.finished(label, reason, len(self.emitted), self.submit.max_tokens)
         if reason != "error" and self.emitted:

@@ -20,6 +20,8 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI
 
+from appliance.durable.ledger import Ledger
+from appliance.durable.log import JournalTaken
 from appliance.gateway.config import GatewayConfig, SecretRef, read_config
 from appliance.gateway.router import Router
 from appliance.http.app import build_app
@@ -75,7 +77,30 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+class JournalUnusable(ConfigError):
+    """The file of durable replies cannot be written."""
+
+    code = "journal"
+
+
+def open_ledger(config: GatewayConfig, metrics: Metrics) -> Ledger | None:
+    """The durable replies. Raises JournalUnusable."""
+    if not config.journal:
+        return None
+    path = Path(config.journal)
+    try:
+        return Ledger(
+            path, metrics, outputs=config.outputs_sha256, keep_s=config.journal_keep_s, size=config.journal_bytes
+        )
+    except OSError as error:
+        reason = f"{path}: {os.strerror(error.errno or 0)}"
+    except JournalTaken as error:
+        reason = str(error)
+    raise JournalUnusable(f"{reason}; choose another lifecycle.journal.folder, or keep: 0s there")
+
+
 def build_service(config: GatewayConfig) -> Service:
+    """Raises JournalUnusable."""
     metrics = Metrics(config)
     router = Router(
         config.engines,
@@ -84,8 +109,9 @@ def build_service(config: GatewayConfig) -> Service:
         max_waiting_tokens=config.max_waiting_tokens,
         hold_s=config.hold_s,
         pardon=partial(send_pardon, config.pardons),
+        stories=config.stories,
     )
-    return Service(config, router, metrics, RequestLog(config))
+    return Service(config, router, metrics, RequestLog(config), open_ledger(config, metrics))
 
 
 @asynccontextmanager
@@ -98,6 +124,8 @@ async def connected(service: Service) -> AsyncIterator[None]:
         yield
     finally:
         loading.cancel()
+        if service.ledger is not None:
+            await service.ledger.stop()
         await service.router.stop()
 
 
@@ -128,7 +156,7 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.service.draining:
-            # Nothing of the gateway's is on disk, so nothing is lost that the client does not see.
+            # What is on disk, or is not yet, a kill could leave as well.
             os._exit(128 + sig)
         self.service.draining = True
         self._deadline_s = now() + self.service.config.drain_s
@@ -165,9 +193,8 @@ def build_server(app: FastAPI, service: Service) -> Server:
     return Server(config, service)
 
 
-async def serve(config: GatewayConfig, listener: socket.socket, keys: list[str]) -> None:
+async def serve(service: Service, listener: socket.socket, keys: list[str]) -> None:
     """Serves on the socket until a signal ends it."""
-    service = build_service(config)
     server = build_server(build_app(service, keys), service)
     host, port = listener.getsockname()[:2]
     log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
@@ -186,6 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
         set_up_logging(config)
         keys = read_keys(config.api_keys)
         listener = listen(config.host, config.port)
+        service = build_service(config)
     except (OSError, msgspec.DecodeError) as error:
         print(f"config: {given[0]}: {error}", file=sys.stderr)
         return EXIT_PERMANENT
@@ -194,5 +222,5 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_PERMANENT
     import uvloop
 
-    uvloop.run(serve(config, listener, keys))
+    uvloop.run(serve(service, listener, keys))
     return 0

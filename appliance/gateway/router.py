@@ -12,10 +12,12 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from appliance.gateway.admission import Admission, loading_retry_after_s
-from appliance.gateway.generation import Generation
+from appliance.gateway.generation import Generation, Past
 from appliance.gateway.quarantine import SUSPECT_DEATHS, Quarantine
+from appliance.gateway.stories import Arrived, Held, Stories, Tried
 from appliance.http.errors import EngineFailed, Overloaded, Quarantined, Unavailable
 from appliance.observe.metrics import Metrics, now
 from engine.api.client import EngineClient, EngineState
@@ -106,11 +108,13 @@ class Router:
         max_waiting_tokens: int | None = None,
         hold_s: float = 10.0,
         pardon: Callable[[str, int], None] | None = None,
+        stories: int = 0,
     ) -> None:
         """`hold_s`: new requests wait for engines that come back within it. `pardon(program, deaths)`: so many deaths
-        of an engine have their cause in a request, not in the engine."""
+        of an engine have their cause in a request, not in the engine. `stories` of so many sequences are kept."""
         self.metrics = metrics
         self.quarantine = Quarantine()
+        self.stories = Stories(stories)
         self.admission = Admission(max_waiting)
         self.backlog = Admission(max_waiting_tokens)
         self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
@@ -133,7 +137,9 @@ class Router:
         def on_output(output: Output) -> None:
             self._count_step(self.engines[index], output)
 
-        client = EngineClient(socket, on_stats=on_stats, on_state=on_state, on_output=on_output)
+        client = EngineClient(
+            socket, on_stats=on_stats, on_state=on_state, on_output=on_output, on_told=self.stories.told
+        )
         return Engine(index, client, now())
 
     def start(self) -> None:
@@ -217,13 +223,16 @@ class Router:
         that does not exist. `submit.id` need not be unique."""
         return self.generate_all([submit], where)[0]
 
-    def generate_all(self, submits: Sequence[Submit], where: Placement = ANYWHERE) -> list[Generation]:
-        """The same for several sequences of one request: all are admitted or none."""
+    def generate_all(
+        self, submits: Sequence[Submit], where: Placement = ANYWHERE, past: Sequence[Past] = ()
+    ) -> list[Generation]:
+        """The same for several sequences of one request: all are admitted or none. `past`: of each what it was given
+        before, if they go on."""
         self._check_rank(where.rank)
-        self._admit()
+        self.admit()
         if any(self.quarantine.refuses(submit) for submit in submits):
             raise Quarantined
-        return [self._open(submit, where) for submit in submits]
+        return [self._open(submit, where, before) for submit, before in zip_longest(submits, past)]
 
     def load(self) -> Load:
         stats = [engine.client.stats for engine in self.engines if engine.serves]
@@ -313,6 +322,8 @@ class Router:
         if not keys:
             return
         self._trial = engine
+        for key in keys:
+            self.stories.add(key, now(), Tried(alone))
         log.warning("%d requests are tried apart from others: engines died under them", len(keys))
         if alone:
             engine.reserved = True
@@ -348,7 +359,8 @@ class Router:
             self._pardon(f"engine-{engine.label}", SUSPECT_DEATHS)
             generation.refuse(Quarantined(len(generation.emitted)))
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Raises Unavailable or Overloaded where a request could not be taken now."""
         if not self.accepts:
             raise Unavailable(self._why_not(), self._retry_after_s(self.engines))
         self._refuse_over(self.admission, self.waiting, "max_num_queued_reqs", BUSY)
@@ -374,13 +386,16 @@ class Router:
             message = f"Engine {rank}, which {name} names, is not ready: {engine.phase} ({engine.progress:.0%})."
             raise Unavailable(f"{message} Leave the header out to use another one.", self._retry_after_s([engine]))
 
-    def _open(self, submit: Submit, where: Placement) -> Generation:
+    def _open(self, submit: Submit, where: Placement, past: Past | None) -> Generation:
         key = f"{submit.id}#{next(self._numbers)}"
-        generation = Generation(self, submit, key, where.rank, where.session)
+        generation = Generation(self, submit, key, where.rank, where.session, past)
+        self.stories.begin(key)
+        generation.tell(Arrived(len(submit.prompt), len(generation.emitted), self.open))
         engine = self._choose(generation)
         if engine is not None:
             generation.place(engine)
         else:
+            generation.tell(Held())
             self._hall[key] = generation
             self._count_held()
         return generation

@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from appliance.http import chat, completions, docs, health, invocations, metrics, models, tokens
+from appliance.http import chat, completions, docs, health, invocations, metrics, models, tokens, why
 from appliance.http.middleware import Auth, BodyLimit, Drain, Errors, Load, RequestFrame
 from appliance.http.service import Service
 
@@ -22,6 +22,7 @@ ROUTES: tuple[tuple[str | None, APIRouter], ...] = (
     ("generate", chat.router),
     ("generate", completions.router),
     ("generate", invocations.router),
+    ("generate", why.router),
 )
 """Route groups with the task of the model that they need; None: any model."""
 

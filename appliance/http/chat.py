@@ -1,7 +1,6 @@
 """POST /v1/chat/completions (docs/http.md)."""
 
-import asyncio
-import uuid
+import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,18 +12,18 @@ from starlette.responses import Response
 from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText
 from appliance.chat.prompt import ChatPlan, plan_chat
 from appliance.chat.stream import ChatChoice, ChatPiece, Scored
+from appliance.durable.records import Identity
 from appliance.http.body import json_body, read_body
 from appliance.http.disconnect import until_disconnect
+from appliance.http.durable import start
 from appliance.http.reply import (
-    Header,
-    Race,
+    Source,
     Usage,
     UsageWish,
     describe_error,
     finite,
     header,
     load_header,
-    placement,
     prompt_logprobs,
     served,
     token_name,
@@ -32,6 +31,7 @@ from appliance.http.reply import (
 )
 from appliance.http.service import Service, service_of
 from appliance.http.sse import EventStream, guarded, kept_alive, record
+from appliance.observe.log import Subject
 from appliance.schema.chat import ChatRequest
 from engine.api.messages import Delta
 from engine.text import Tokenizer
@@ -59,6 +59,7 @@ class Message:
     """What the events of one choice come to: the whole message and, by `delta`, what each step adds to it."""
 
     include_reasoning: bool
+    name: str = ""  # what its calls are named after
     content: str = ""
     reasoning: str = ""
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -92,7 +93,8 @@ class Message:
         return delta
 
     def _start(self, event: CallStart) -> dict[str, Any]:
-        name = f"chatcmpl-tool-{uuid.uuid4().hex}"
+        digest = hashlib.blake2b(f"{self.name}/{event.index}".encode(), digest_size=16)
+        name = f"chatcmpl-tool-{digest.hexdigest()}"
         function = {"name": event.name, "arguments": ""}
         self.calls[event.index] = {"id": name, "type": "function", "function": dict(function)}
         return {"index": event.index, "id": name, "type": "function", "function": function}
@@ -115,11 +117,11 @@ class Message:
 class Writer:
     """One choice on its way out."""
 
-    def __init__(self, body: ChatRequest, tokenizer: Tokenizer, plan: ChatPlan) -> None:
+    def __init__(self, body: ChatRequest, tokenizer: Tokenizer, plan: ChatPlan, name: str) -> None:
         self.body = body
         self.plan = plan
         self.state = ChatChoice(tokenizer, plan)
-        self.message = Message(body.include_reasoning, content=plan.echo)
+        self.message = Message(body.include_reasoning, name, plan.echo)
         # What is hidden as text must not be readable from logprobs and ids.
         self.shows_tokens = body.include_reasoning or plan.output_format.reasoning is None
         self.logprobs: list[Any] = []
@@ -172,15 +174,25 @@ class Writer:
 class ChatReply:
     """One request under way: its choices, their race, the usage so far."""
 
-    def __init__(self, service: Service, request: Request, body: ChatRequest, plan: ChatPlan, head: Header) -> None:
+    def __init__(
+        self,
+        service: Service,
+        subject: Subject,
+        body: ChatRequest,
+        plan: ChatPlan,
+        identity: Identity,
+        source: Source,
+    ) -> None:
         self.service = service
         self.body = body
         self.plan = plan
-        self.head = head
-        self.subject = request.state.subject
+        kind = "chat.completion.chunk" if body.stream else "chat.completion"
+        self.head = header(service, identity, "chatcmpl", kind, service.model_name(body.model))
+        self.subject = subject
         self.prompt = plan.prompts[0]
-        self.writers = [Writer(body, service.text.tokenizer, plan) for _ in self.prompt.submits]
-        self.race = Race(service.router.generate_all(self.prompt.submits, placement(request)))
+        names = [f"{identity.salt}/{index}" for index in range(len(self.prompt.submits))]
+        self.writers = [Writer(body, service.text.tokenizer, plan, name) for name in names]
+        self.race = source
         self.usage = Usage(len(self.prompt.ids), service.config.compat == "openai")
         self.prompt_logprobs: list[dict[str, Any] | None] | None = None
 
@@ -200,10 +212,11 @@ class ChatReply:
                 self._log(index, writer)
                 yield index, fields
         finally:
-            self._count()
+            if self.race.counts:
+                self._count()
 
     def _log(self, index: int, writer: Writer) -> None:
-        if self.service.config.log_outputs == "off" or writer.last is None:
+        if self.service.config.log_outputs == "off" or writer.last is None or not self.race.counts:
             return
         self.service.log.delta(self.subject, index, writer.last.piece.text)
         if finish := writer.finish_reason():
@@ -226,13 +239,17 @@ class ChatReply:
         return self.usage.final()
 
     async def records(self, wish: UsageWish) -> AsyncIterator[bytes]:
-        for opening in self._openings():
-            yield self._record(opening, wish)
+        openings = [] if self.race.skips_opening else self._openings()
+        for opening in openings:
+            yield self._record(opening, wish, self.race.event_id() if opening is openings[-1] else "")
         async for index, fields in self.pieces():
-            yield self._record({"index": index, **fields}, wish, last=fields["finish_reason"] is not None)
-        if wish.final:
+            if not self.race.seen:
+                choice, last = {"index": index, **fields}, fields["finish_reason"] is not None
+                yield self._record(choice, wish, self.race.event_id(), last=last)
+        if wish.final and not self.race.skips_usage:
             fingerprint = {"system_fingerprint": self.head.fingerprint}
-            yield record({**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint})
+            fields = {**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint}
+            yield record(fields, self.race.event_id(usage=True))
 
     def _openings(self) -> list[dict[str, Any]]:
         """Roles of all choices in order, then what they repeat: clients keep choices in a list by order of arrival."""
@@ -245,7 +262,7 @@ class ChatReply:
             return roles
         return [*roles, *({**role, "delta": {"content": self.plan.echo}} for role in roles)]
 
-    def _record(self, choice: dict[str, Any], wish: UsageWish, *, last: bool = False) -> bytes:
+    def _record(self, choice: dict[str, Any], wish: UsageWish, event_id: str, *, last: bool = False) -> bytes:
         fields = {**self.head.fields(), "choices": [choice]}
         if self.body.return_token_ids and "role" in choice["delta"]:
             fields["prompt_token_ids"] = list(self.prompt.ids)
@@ -253,7 +270,7 @@ class ChatReply:
             fields["system_fingerprint"] = self.head.fingerprint
         if wish.every:
             fields["usage"] = self.usage.plain()
-        return record(fields)
+        return record(fields, event_id)
 
     async def whole(self) -> dict[str, Any]:
         async with self.race:
@@ -272,19 +289,26 @@ class ChatReply:
 
 
 async def create_chat(service: Service, request: Request, body: ChatRequest) -> Response:
-    model = service.model_name(body.model)
-    plan = await asyncio.to_thread(plan_chat, body, served(service, request))
+    service.model_name(body.model)
+    subject = request.state.subject
+
+    def plan(request_id: str) -> ChatPlan:
+        return plan_chat(body, served(service, request, request_id))
+
+    def build(planned: ChatPlan, identity: Identity, source: Source) -> ChatReply:
+        return ChatReply(service, subject, body, planned, identity, source)
+
+    reply, headers = await start(service, request, body, "chat", plan, build)
     if service.config.log_requests:
         hidden = {"messages", "tools", "documents", "chat_template"}
         shown = body.model_dump(exclude=hidden, exclude_unset=True, mode="json")
-        service.log.request(request.state.subject, "chat", shown)
-    kind = "chat.completion.chunk" if body.stream else "chat.completion"
-    reply = ChatReply(service, request, body, plan, header(service, request, "chatcmpl", kind, model))
+        service.log.request(subject, "chat", shown)
     if body.stream:
         records = guarded(reply.records(usage_wish(body)), describe_error(service, request))
-        return EventStream(kept_alive(records, service.config.keep_alive_s), reply.race)
+        return EventStream(kept_alive(records, service.config.keep_alive_s), reply.race, headers)
     whole = await until_disconnect(request, reply.whole())
-    return Response(orjson.dumps(whole), headers=load_header(service, request), media_type="application/json")
+    headers = {**headers, **load_header(service, request)}
+    return Response(orjson.dumps(whole), headers=headers, media_type="application/json")
 
 
 @router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest), summary="Chat completion")

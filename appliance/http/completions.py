@@ -1,6 +1,5 @@
 """POST /v1/completions (docs/http.md)."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,18 +10,18 @@ from starlette.responses import Response
 
 from appliance.chat.prompt import Plan, Prompt, plan_completion
 from appliance.chat.stream import Choice, Piece, Scored, scored
+from appliance.durable.records import Identity
 from appliance.http.body import json_body, read_body
 from appliance.http.disconnect import until_disconnect
+from appliance.http.durable import start
 from appliance.http.reply import (
-    Header,
-    Race,
+    Source,
     Usage,
     UsageWish,
     describe_error,
     finite,
     header,
     load_header,
-    placement,
     prompt_logprobs,
     served,
     token_name,
@@ -30,6 +29,7 @@ from appliance.http.reply import (
 )
 from appliance.http.service import Service, service_of
 from appliance.http.sse import EventStream, guarded, kept_alive, record
+from appliance.observe.log import Subject
 from appliance.schema.completions import CompletionRequest
 from engine.api.messages import Delta, Logprob
 from engine.text import IncrementalDecoder, Tokenizer, TokenText, decode_all
@@ -139,15 +139,22 @@ class Writer:
 class Completion:
     """One request under way: its choices, their race, the usage so far."""
 
-    def __init__(self, service: Service, request: Request, body: CompletionRequest, plan: Plan, head: Header) -> None:
+    def __init__(
+        self,
+        service: Service,
+        subject: Subject,
+        body: CompletionRequest,
+        plan: Plan,
+        identity: Identity,
+        source: Source,
+    ) -> None:
         self.service = service
         self.body = body
-        self.head = head
-        self.subject = request.state.subject
+        self.head = header(service, identity, "cmpl", "text_completion", service.model_name(body.model))
+        self.subject = subject
         tokenizer = service.text.tokenizer
         self.writers = [Writer(body, tokenizer, prompt, plan) for prompt in plan.prompts for _ in prompt.submits]
-        submits = [submit for prompt in plan.prompts for submit in prompt.submits]
-        self.race = Race(service.router.generate_all(submits, placement(request)))
+        self.race = source
         prompt_tokens = sum(len(prompt.ids) for prompt in plan.prompts)
         self.usage = Usage(prompt_tokens, service.config.compat == "openai")
         self._texts = [""] * len(self.writers)
@@ -164,10 +171,11 @@ class Completion:
                 self._log(index, fields)
                 yield index, fields
         finally:
-            self.service.metrics.request_done(len(self.writers), max(each.choice.tokens for each in self.writers))
+            if self.race.counts:
+                self.service.metrics.request_done(len(self.writers), max(each.choice.tokens for each in self.writers))
 
     def _log(self, index: int, fields: dict[str, Any]) -> None:
-        if self.service.config.log_outputs == "off":
+        if self.service.config.log_outputs == "off" or not self.race.counts:
             return
         self._texts[index] += fields["text"]
         self.service.log.delta(self.subject, index, fields["text"])
@@ -186,11 +194,14 @@ class Completion:
 
     async def records(self, wish: UsageWish) -> AsyncIterator[bytes]:
         async for index, fields in self.pieces():
-            usage = {"usage": self.usage.plain()} if wish.every else {}
-            yield record({**self.head.fields(), "choices": [{"index": index, **fields}], **usage})
-        if wish.final:
+            if not self.race.seen:
+                usage = {"usage": self.usage.plain()} if wish.every else {}
+                chunk = {**self.head.fields(), "choices": [{"index": index, **fields}], **usage}
+                yield record(chunk, self.race.event_id())
+        if wish.final and not self.race.skips_usage:
             fingerprint = {"system_fingerprint": self.head.fingerprint}
-            yield record({**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint})
+            chunk = {**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint}
+            yield record(chunk, self.race.event_id(usage=True))
 
     async def whole(self) -> dict[str, Any]:
         async with self.race:
@@ -224,17 +235,25 @@ def _joined(index: int, parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def create_completion(service: Service, request: Request, body: CompletionRequest) -> Response:
-    model = service.model_name(body.model)
-    plan = await asyncio.to_thread(plan_completion, body, served(service, request))
+    service.model_name(body.model)
+    subject = request.state.subject
+
+    def plan(request_id: str) -> Plan:
+        return plan_completion(body, served(service, request, request_id))
+
+    def build(planned: Plan, identity: Identity, source: Source) -> Completion:
+        return Completion(service, subject, body, planned, identity, source)
+
+    completion, headers = await start(service, request, body, "completions", plan, build)
     if service.config.log_requests:
         shown = body.model_dump(exclude={"prompt"}, exclude_unset=True, mode="json")
-        service.log.request(request.state.subject, "completions", shown)
-    completion = Completion(service, request, body, plan, header(service, request, "cmpl", "text_completion", model))
+        service.log.request(subject, "completions", shown)
     if body.stream:
         records = guarded(completion.records(usage_wish(body)), describe_error(service, request))
-        return EventStream(kept_alive(records, service.config.keep_alive_s), completion.race)
+        return EventStream(kept_alive(records, service.config.keep_alive_s), completion.race, headers)
     reply = await until_disconnect(request, completion.whole())
-    return Response(orjson.dumps(reply), headers=load_header(service, request), media_type="application/json")
+    headers = {**headers, **load_header(service, request)}
+    return Response(orjson.dumps(reply), headers=headers, media_type="application/json")
 
 
 @router.post("/v1/completions", openapi_extra=json_body(CompletionRequest), summary="Text completion")

@@ -115,11 +115,15 @@ class EngineFailed(ApiError):
         super().__init__(message)
 
 
-class Quarantined(ApiError):
-    """Engines died under this very request, the last ones while it ran alone: it is not tried again."""
+class Unprocessable(ApiError):
+    """Understood, and never served as it is."""
 
     status = 422
     type = "UnprocessableEntityError"
+
+
+class Quarantined(Unprocessable):
+    """Engines died under this very request, the last ones while it ran alone: it is not tried again."""
 
     def __init__(self, tokens: int | None = None) -> None:
         at = "" if tokens is None else f" at token {tokens} of its reply"

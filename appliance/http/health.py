@@ -5,7 +5,9 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from appliance.gateway.router import Engine
 from appliance.http.service import Service, service_of
+from engine.api.messages import RankMemory
 
 router = APIRouter(tags=["health"])
 
@@ -28,11 +30,30 @@ def readiness(service: Service) -> dict[str, Any]:
         "status": status,
         "phase": phase,
         "progress": round(progress, 4),
-        "engines": [
-            {"name": f"engine-{engine.label}", "phase": engine.phase, "progress": round(engine.progress, 4)}
-            | ({"detail": engine.detail} if engine.detail else {})
-            for engine in engines
-        ],
+        "engines": [_engine(engine) for engine in engines],
+    }
+
+
+def _engine(engine: Engine) -> dict[str, Any]:
+    """Where it is, and once it serves what each of its ranks holds of memory."""
+    told: dict[str, Any] = {"name": f"engine-{engine.label}", "phase": engine.phase}
+    told["progress"] = round(engine.progress, 4)
+    if engine.detail:
+        told["detail"] = engine.detail
+    ready = engine.client.ready
+    if engine.serves and ready is not None:
+        told["memory"] = [_memory(one) for one in ready.memory]
+    return told
+
+
+def _memory(memory: RankMemory) -> dict[str, Any]:
+    """Bytes: by part as planned and as counted on what is held; of weights that are read in their file; and what each
+    phase of the start was measured to keep and to take at most."""
+    parts = dict.fromkeys((*memory.planned, *memory.held))
+    return {
+        "parts": {part: {"planned": memory.planned.get(part), "real": memory.held.get(part)} for part in parts},
+        "mapped": memory.mapped,
+        "measured": {phase: {"kept": taken.kept, "peak": taken.peak} for phase, taken in memory.taken.items()},
     }
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ import orjson
 from starlette.requests import Request
 
 from appliance.chat.prompt import Served
+from appliance.durable.records import Identity
 from appliance.gateway.router import Placement
 from appliance.http.body import MAX_INPUT
 from appliance.http.errors import EngineFailed, error_object, is_unexpected
@@ -31,29 +31,59 @@ class Running(Protocol):
     async def __aexit__(self, *error: Any) -> None: ...
     def __aiter__(self) -> AsyncIterator[Delta]: ...
     def stop(self) -> None: ...
+    def suspend(self) -> None: ...
+
+
+class Source(Protocol):
+    """Where a reply's deltas come from: (choice, delta) in the order in which they come. `seen`: the client has what
+    the last one came to. `counts`: what is read here is a request of its own, in metrics and logs. `event_id` names the
+    place behind the last delta; empty where streams cannot go on."""
+
+    seen: bool
+    counts: bool
+    skips_opening: bool
+    skips_usage: bool
+
+    async def __aenter__(self) -> Any: ...
+    async def __aexit__(self, *error: Any) -> None: ...
+    def deltas(self) -> AsyncIterator[tuple[int, Delta]]: ...
+    def stop(self, index: int) -> None: ...
+    def event_id(self, *, usage: bool = False) -> str: ...
 
 
 class Race:
-    """Deltas of all choices in the order in which they come. Leaving it ends what still runs.
+    """Deltas of all choices in the order in which they come. Leaving it ends what still runs. `indexes`: which choices
+    the generations are, if not all from the first on.
 
     Raises what a choice raises: one that fails fails the request."""
 
-    def __init__(self, generations: Sequence[Running]) -> None:
-        self._generations = generations
+    seen = skips_opening = skips_usage = False
+    counts = True
+
+    def __init__(self, generations: Sequence[Running], indexes: Sequence[int] | None = None) -> None:
+        self._generations = dict(zip(range(len(generations)) if indexes is None else indexes, generations, strict=True))
         self._queue: asyncio.Queue[tuple[int, Delta | None | Exception]] = asyncio.Queue()
-        self._pumps: list[asyncio.Task[None]] = []
-        self._open = set(range(len(generations)))
+        self._pumps: dict[int, asyncio.Task[None]] = {}
+        self._open = set(self._generations)
 
     async def __aenter__(self) -> "Race":
-        self._pumps = [asyncio.create_task(self._pump(at, each)) for at, each in enumerate(self._generations)]
+        self._pumps = {at: asyncio.create_task(self._pump(at, each)) for at, each in self._generations.items()}
         return self
 
     async def __aexit__(self, *error: Any) -> None:
-        for pump in self._pumps:
+        for pump in self._pumps.values():
             pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
-        for generation in self._generations:
+        await asyncio.gather(*self._pumps.values(), return_exceptions=True)
+        for generation in self._generations.values():
             await generation.__aexit__(*error)
+
+    def event_id(self, *, usage: bool = False) -> str:
+        return ""
+
+    def suspend(self) -> None:
+        """What is left now goes on later: it does not count as ended."""
+        for generation in self._generations.values():
+            generation.suspend()
 
     async def _pump(self, index: int, generation: Running) -> None:
         try:
@@ -99,19 +129,19 @@ class Header:
         return {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
 
 
-def header(service: Service, request: Request, prefix: str, kind: str, model: str) -> Header:
+def header(service: Service, identity: Identity, prefix: str, kind: str, model: str) -> Header:
     config = service.config
     fingerprint = f"slipway-{config.version}-{config.outputs_sha256[:8]}"
-    return Header(f"{prefix}-{request.state.request_id}", kind, int(time.time()), model, fingerprint)
+    return Header(f"{prefix}-{identity.request_id}", kind, identity.created, model, fingerprint)
 
 
-def served(service: Service, request: Request) -> Served:
+def served(service: Service, request: Request, request_id: str) -> Served:
     """What the request is planned against; headers speak for gateways that cannot change bodies."""
     priority = _integer(request, "X-Vllm-Priority", "priority")
     return Served(
         service.text,
         service.config,
-        request.state.request_id,
+        request_id,
         request.headers.get("x-cache-salt"),
         None if priority is None else max(-(2**63), min(2**63 - 1, priority)),
     )

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
+from appliance.durable.ledger import Ledger
 from appliance.gateway.config import GatewayConfig
 from appliance.gateway.router import Router
 from appliance.http.errors import NotFound, Unavailable
@@ -18,14 +19,17 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """The served model: its configuration, text side, router, metrics and log. `open_requests` counts those that hold
-    the service, streams included; `draining` is set once, by SIGTERM."""
+    """The served model: its configuration, text side, router, metrics, log and the ledger of durable replies, if there
+    is one. `open_requests` counts those that hold the service, streams included; `draining` is set once, by SIGTERM."""
 
-    def __init__(self, config: GatewayConfig, router: Router, metrics: Metrics, log: RequestLog) -> None:
+    def __init__(
+        self, config: GatewayConfig, router: Router, metrics: Metrics, log: RequestLog, ledger: Ledger | None = None
+    ) -> None:
         self.config = config
         self.router = router
         self.metrics = metrics
         self.log = log
+        self.ledger = ledger
         self.tasks = ("generate",)
         self.open_requests = 0
         self.draining = False

@@ -1,7 +1,7 @@
 """Server-sent events: records, comments that keep proxies awake, and a response that ends with its client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -17,13 +17,14 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
-def record(value: Any) -> bytes:
-    """One `data:` record of a JSON value."""
+def record(value: Any, event_id: str = "") -> bytes:
+    """One `data:` record of a JSON value, with the id of its event if it has one."""
     body = orjson.dumps(value)
     for raw, escaped in _LINE_ENDS:
         if raw in body:
             body = body.replace(raw, escaped)
-    return b"data: " + body + b"\n\n"
+    event = b"id: " + event_id.encode() + b"\n" if event_id else b""
+    return event + b"data: " + body + b"\n\n"
 
 
 async def kept_alive(records: AsyncIterator[bytes], pause_s: float) -> AsyncIterator[bytes]:
@@ -63,8 +64,13 @@ async def guarded(
 class EventStream(StreamingResponse):
     """Streams records while `work` is entered; a client that closes the connection ends both at once (ER-16)."""
 
-    def __init__(self, records: AsyncIterator[bytes], work: AbstractAsyncContextManager[Any]) -> None:
-        super().__init__(records, headers=HEADERS, media_type="text/event-stream")
+    def __init__(
+        self,
+        records: AsyncIterator[bytes],
+        work: AbstractAsyncContextManager[Any],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(records, headers={**HEADERS, **(headers or {})}, media_type="text/event-stream")
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

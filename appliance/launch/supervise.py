@@ -80,12 +80,14 @@ def programs(service: Service, directory: Path) -> tuple[Program, ...]:
     """Gateway and engines, with their configuration files written to `directory`."""
     sockets = [directory / f"{name}.sock" for name in engine_names(service)]
     path = directory / "gateway.json"
-    gateway_config.write_config(
-        msgspec.structs.replace(
-            service.gateway, engines=tuple(str(socket) for socket in sockets), pardons=str(directory / PARDONS)
-        ),
-        path,
+    journal = service.gateway.journal
+    told_gateway = msgspec.structs.replace(
+        service.gateway,
+        engines=tuple(str(socket) for socket in sockets),
+        pardons=str(directory / PARDONS),
+        journal=journal and str(directory / journal),
     )
+    gateway_config.write_config(told_gateway, path)
     found = [gateway_program(service, (sys.executable, "-P", "-m", "appliance.gateway", str(path)))]
     if service.job is not None:
         (directory / "download.json").write_bytes(msgspec.json.encode(service.job))

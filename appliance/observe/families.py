@@ -64,6 +64,7 @@ def gauges() -> tuple[Family, ...]:
         ),
         Family("gauge", "kv_cache_usage_ratio", "Used share of the KV cache blocks, 0 to 1.", "kv_cache_usage_perc"),
         Family("gauge", "requests_held", "Sequences that wait for an engine to come back.", per_engine=False),
+        Family("gauge", "journal_bytes", "Size of the journal of durable replies.", per_engine=False),
         Family("gauge", "engine_up", "Whether the gateway has a serving engine behind this label."),
         Family("gauge", "open_requests", "HTTP requests that hold the service, streams included.", per_engine=False),
     )
@@ -115,6 +116,24 @@ def counters() -> tuple[Family, ...]:
             "counter",
             "requests_quarantined",
             "Sequences that were proven to end engines and are refused from then on.",
+            per_engine=False,
+        ),
+        Family(
+            "counter",
+            "requests_joined",
+            "Requests with an Idempotency-Key that joined, or went on with, a generation that was there.",
+            per_engine=False,
+        ),
+        Family(
+            "counter",
+            "journal_errors",
+            "Writes of the journal of durable replies that failed.",
+            per_engine=False,
+        ),
+        Family(
+            "counter",
+            "journal_skipped_records",
+            "Broken stretches that were skipped in the journal of durable replies when the gateway started.",
             per_engine=False,
         ),
         Family("counter", "engine_restarts", "Times a serving engine went away and came back."),

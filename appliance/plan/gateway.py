@@ -7,10 +7,11 @@ import msgspec
 
 from appliance import __version__
 from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef
-from appliance.manifest import Manifest, SecretFile
+from appliance.manifest import Journal, Manifest, SecretFile
 from appliance.plan.choice import Choice
 from engine.models.checkpoint import Checkpoint
 
+JOURNAL = "requests.journal"
 _GENERATION = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
 _GENERATION |= {name: name for name in ("presence_penalty", "frequency_penalty")} | {"max_new_tokens": "max_tokens"}
 
@@ -76,15 +77,27 @@ def gateway_config(
         sampling=sampling,
         drain_s=manifest.lifecycle.drain,
         hold_s=manifest.lifecycle.restart.hold,
+        journal=_journal(manifest.lifecycle.journal, folder),
+        journal_keep_s=manifest.lifecycle.journal.keep,
+        journal_bytes=manifest.lifecycle.journal.size,
+        linger_s=manifest.lifecycle.journal.linger,
         log_level=observability.log_level,
         log_format=observability.log_format,
         log_requests=observability.log_requests,
         log_outputs=observability.log_outputs,
         vllm_metrics=observability.vllm_metrics,
+        stories=observability.stories,
         version=__version__,
         manifest_sha256=sha256,
         outputs_sha256=outputs_sha256,
     )
+
+
+def _journal(wanted: Journal, folder: Path) -> str:
+    """The file of durable replies; without a folder the name alone, which the launcher puts into the run directory."""
+    if not wanted.keep:
+        return ""
+    return JOURNAL if wanted.folder is None else str(folder / wanted.folder / JOURNAL)
 
 
 def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:

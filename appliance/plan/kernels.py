@@ -4,57 +4,59 @@ The rules and what `auto` prefers are declared in `appliance/rules`; here a mani
 solution becomes choices with reasons.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from appliance import exits
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Settings
-from appliance.plan.choice import Choice, refuse
+from appliance.plan.choice import Choice
 from appliance.plan.machine import Machine
-from appliance.plan.memory import ELEMENT_BYTES, spell_bytes
-from appliance.plan.ranks import rank_lacks
+from appliance.plan.memory import spell_bytes
+from appliance.plan.ranks import Rooms, ways
+from appliance.plan.room import Room
 from appliance.rules.facts import Facts, model_facts
-from appliance.rules.rule import TRITON, Variable, View, is_compiled
+from appliance.rules.rule import Variable, View, is_compiled
 from appliance.rules.rules import RULES
 from appliance.rules.solve import Situation, solve
 from appliance.rules.variables import LANES, MOST_RANKS, VARIABLES
 from appliance.rules.words import problems, reason
-from engine.api.config import graph_ladder
-from engine.models.checkpoint import Checkpoint, weight_bytes
+from engine.api.config import Dtype
+from engine.models.checkpoint import Checkpoint
+from engine.models.footprint import Holder, weight_bytes
+from kernels.cpu.library import VARIANTS
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """`view` has every value; `choices` the same by key, with reasons."""
+    """`view` has every value; `choices` the same by key, with reasons. `room`: the memory that comes of them; where it
+    does not do, `ways` tells choices with which it would."""
 
     view: View
     choices: Mapping[str, Choice[Any]]
+    room: Room
+    ways: Callable[[], list[str]]
 
 
 def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Resolved:
     """Raises Refused with the least that is in conflict."""
-    asked = written(settings)
-    lacks = None if "tensor" in asked else rank_lacks(settings, checkpoint, machine)
-    situation = Situation(Facts(model_facts(checkpoint), machine, lacks), asked)
-    view = solve(situation)
+    asked, rooms = written(settings), Rooms(settings, checkpoint, machine)
+    facts = Facts(model_facts(checkpoint), machine, None if "tensor" in asked else rooms.lacks)
+    situation = Situation(facts, asked)
+    view = solve(situation) or _without_memory(situation)
     if view is None:
-        _refuse_memory(settings, situation)
         raise Refused(problems(settings, situation))
-    return Resolved(view, {one.key: _choice(situation, view, one, checkpoint) for one in VARIABLES})
+    choices = {one.key: _choice(situation, view, one, checkpoint) for one in VARIABLES}
+    return Resolved(view, choices, rooms.room(view), lambda: list(ways(rooms, situation, view)))
 
 
-def _refuse_memory(settings: Settings, situation: Situation) -> None:
-    """Refuses with what is missing where all but memory would allow some number of ranks."""
-    lacks, rest = situation.facts.lacks, [rule for rule in RULES if rule.name != "memory"]
-    sizes = range(1, MOST_RANKS + 1) if lacks is not None else ()
-    views = [solve(situation.but(tensor=size), rules=rest) for size in sizes]
-    most = max((view for view in views if view is not None), key=lambda view: view.tensor, default=None)
-    if lacks is not None and most is not None:
-        message = f"{most.tensor} ranks are the most that are possible, and each lacks {lacks(most)} for weights, "
-        message += "workspace and the cache of one request; use more or larger GPUs, or fewer bits"
-        refuse(settings, "hardware.memory_share", message, exits.MEMORY)
+def _without_memory(situation: Situation) -> View | None:
+    """Where memory alone is in the way: the most ranks, of which the plan then tells what they lack."""
+    if situation.facts.lacks is None:
+        return None
+    rest = [rule for rule in RULES if rule.name != "memory"]
+    views = (solve(situation.but(tensor=size), rules=rest) for size in range(1, MOST_RANKS + 1))
+    return max((view for view in views if view is not None), key=lambda view: view.tensor, default=None)
 
 
 def written(settings: Settings) -> dict[str, Any]:
@@ -91,9 +93,9 @@ def _by_torch(facts: Facts) -> str:
 
 def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
     """What becomes of a quantized checkpoint's weights, and what it costs."""
-    own, size = facts.model.quantized, ELEMENT_BYTES[view.dtype]
+    own = facts.model.quantized
     if not is_compiled(view.kernels):
-        there, held = weight_bytes(checkpoint, size), weight_bytes(checkpoint, size, compiled=True)
+        there, held = _held(checkpoint, view.dtype, None), _held(checkpoint, view.dtype, VARIANTS[0].tiling)
         return (
             f"the checkpoint's {own}, restored to {view.dtype} for {view.kernels}: {spell_bytes(there)} instead of the "
             f"{spell_bytes(held)} that they take with compiled kernels of a CPU"
@@ -104,6 +106,7 @@ def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
     return f"the checkpoint's {own}{rest}"
 
 
-def graph_sizes(view: View, max_running: int) -> tuple[int, ...]:
-    """Rows of the decode steps to capture."""
-    return graph_ladder(max_running) if view.graphs and view.kernels == TRITON else ()
+def _held(checkpoint: Checkpoint, dtype: Dtype, tiling: tuple[int, int, int] | None) -> int:
+    return weight_bytes(
+        checkpoint.model, checkpoint.tensors, checkpoint.quantization, Holder(dtype=dtype, tiling=tiling)
+    )

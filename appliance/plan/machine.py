@@ -36,7 +36,7 @@ class Gpu:
 class Machine:
     """`cores` and `memory_free` (bytes) are what this process may use; the texts say what limited them. Without GPUs,
     `no_gpu` says why. `kernels`: compiled variants for CPUs that run here, the fastest first. `triton`: whether it
-    is installed."""
+    is installed. `described`: as what the table of devices was asked for it; empty: it is this machine."""
 
     cores: int
     cores_from: str
@@ -47,6 +47,7 @@ class Machine:
     kernels: tuple[str, ...] = ()
     triton: bool = False
     topology: Topology = Topology()
+    described: str = ""
 
 
 def read_machine(*, gpus: bool = True, root: Path = Path("/")) -> Machine:

@@ -1,29 +1,75 @@
-"""Bytes of one engine by part: weights, workspace, KV cache. Pure arithmetic over the model's declaration.
+"""Bytes of one engine, or of each of its ranks, by part: weights, workspace, KV cache, and what a request takes of the
+cache. Pure arithmetic.
 
-budget = memory_share · free / engines  ≥  weights + workspace + cache
+budget = min(memory_share · free, free less what the appliance takes) / engines  ≥  weights + workspace + cache
 """
 
-import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from appliance.plan.account import Account, Step, product
 from engine.kv.layout import Layout
-from engine.models.checkpoint import Checkpoint
-from engine.models.parts import MLP, Attention, Block, Body, Model, bodies
-from engine.models.ranks import rank_share
+from engine.models.footprint import Holding, Part
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
-# Resident memory of an engine process before any weight: interpreter, torch and its libraries, arenas of threads. On a
-# GPU it is what the libraries' handles and the allocator's rounding take of the device beside the context.
-FIXED_BYTES = {"cpu": 400 * 2**20, "cuda": 512 * 2**20}
 CPU_CACHE_BYTES = 4 * 2**30
-GRAPH_BYTES = 8 * 2**20  # of one captured step, whatever its size
+LENGTHS = (1024, 4096, 16384, 65536)  # at which the plan says how many requests fit, besides the longest
+
+
+@dataclass(frozen=True)
+class StateGroup:
+    """What the layers of one kind keep of a request: `token_bytes` for each token in reach of theirs, `reach` tokens at
+    most (None: all of them), `request_bytes` for a request of the whole context, in whole blocks."""
+
+    kind: str
+    layers: int
+    token_bytes: int
+    reach: int | None
+    request_bytes: int
+
+
+@dataclass(frozen=True)
+class Concurrency:
+    """How many requests of so many tokens the cache holds at once."""
+
+    tokens: int
+    requests: int
+
+
+@dataclass(frozen=True)
+class Host:
+    """Memory of the host beside what an engine computes with: `appliance` for launcher, Supervisor, sentinel and
+    gateway; on a GPU `engines` for their processes and `pinned` for page-locked copies on their way; `loading` for one
+    matrix while it is read; `shared` in /dev/shm."""
+
+    appliance: int
+    engines: int
+    pinned: int
+    loading: int
+    shared: int
+
+    @property
+    def total(self) -> int:
+        return self.appliance + self.engines + self.pinned + self.loading + self.shared
+
+
+@dataclass(frozen=True)
+class RankWeights:
+    """What one rank holds of the weights: bytes by part, and those that it reads in the checkpoint's file."""
+
+    parts: dict[str, int]
+    mapped: int
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one engine, in bytes unless named otherwise. `blocks` counts the null block; `tokens` is the longest sequence
-    that the cache could hold, `whole_contexts` how many requests of `max_context` tokens fit at once."""
+    """Of one engine, or of its rank that holds most; in bytes unless named otherwise. `blocks` counts the null
+    block; `tokens` is the longest sequence that the cache could hold, `whole_contexts` how many requests of
+    `max_context` tokens fit at once. `parts`: of the weights. `mapped`: weights that are read in the checkpoint's file
+    and count as page cache. `ranks`: the weights of each. `loading`: the most that loading takes at once. `buffers` and
+    `tables` are parts of the workspace that are there from the start on, 0 where only a step makes them. `accounts`
+    tell how each number comes about."""
 
     free: int
     budget: int
@@ -34,74 +80,117 @@ class Memory:
     blocks: int
     tokens: int
     whole_contexts: int
+    parts: dict[str, int]
+    mapped: int
+    ranks: tuple[RankWeights, ...]
+    tables: int
+    buffers: int
+    graphs: int
+    loading: int
+    state: tuple[StateGroup, ...]
+    concurrency: tuple[Concurrency, ...]
+    host: Host
+    accounts: tuple[Account, ...]
 
     @property
     def total(self) -> int:
         return self.weights + self.workspace + self.cache
 
 
-def rank_weight_bytes(checkpoint: Checkpoint, weights: int, ranks: int) -> int:
-    """What one rank holds of so many bytes of weights: parts that are cut, divided; the others whole."""
-    return math.ceil(weights * rank_share(checkpoint.model, ranks))
+def planned_parts(memory: Memory) -> tuple[dict[str, int], ...]:
+    """What each rank compares with what it really took, by the names that it reports."""
+    alike = {"kv": memory.blocks * memory.block_bytes, "tables": memory.tables}
+    if memory.buffers:
+        alike["buffers"] = memory.buffers
+    return tuple({**rank.parts, **alike} for rank in memory.ranks)
 
 
-def workspace_bytes(model: Model, *, device: str, step_tokens: int, rows: int, element_bytes: int) -> int:
-    """What a step needs beside weights and cache: activations of its widest layer, float32 logits of the rows it
-    samples (logits, probabilities, and their sorted copy with indices), and the process itself."""
-    widest = max((_activations(block) for block in model.blocks), default=0) + 4 * model.embed.hidden
-    return FIXED_BYTES[device] + step_tokens * widest * element_bytes + logits_bytes(model, min(rows, step_tokens))
+def weight_accounts(holdings: Sequence[Holding]) -> tuple[Account, ...]:
+    """One account for each part; equal matrices of different layers are one line."""
+    found = []
+    for part in dict.fromkeys(one.part for one in holdings):
+        equal = Counter((_generic(one.name), one.what, one.factors) for one in holdings if not _skips(one, part))
+        steps = [product(f"{name}: {what}", *factors, times=times) for (name, what, factors), times in equal.items()]
+        steps += [_mapped(one) for one in holdings if one.part == part and one.mapped]
+        found.append(Account(part, f"weights of this part: {part}", tuple(steps)))
+    return tuple(found)
 
 
-def logits_bytes(model: Model, rows: int) -> int:
-    """Logits in float32, probabilities, and their sorted copy with indices."""
-    return rows * model.embed.vocab * 4 * 5
+def _skips(one: Holding, part: Part) -> bool:
+    return one.part != part or one.mapped
 
 
-def graph_bytes(model: Model, *, sizes: Sequence[int], element_bytes: int) -> int:
-    """What captured decode steps take: the activations and logits of the largest, which the smaller ones share, and
-    their descriptions."""
-    rows = max(sizes, default=0)
-    widest = max((_activations(block) for block in model.blocks), default=0) + 4 * model.embed.hidden
-    return rows * (widest * element_bytes + model.embed.vocab * 4) + len(sizes) * GRAPH_BYTES
+def _mapped(one: Holding) -> Step:
+    made = product(f"{one.name}: {one.what}, read in the file (page cache, not counted)", *one.factors)
+    return Step(made.name, made.formula, made.value, added=False)
 
 
-def _activations(block: Block) -> int:
-    """Elements per token that the widest body of a block holds at once."""
-    return max((_width(body) for branch in block for body in bodies(branch)), default=0)
+def _generic(name: str) -> str:
+    """`model.layers.3.mlp.experts.7.up_proj` → `layers.*.mlp.experts.*.up_proj`."""
+    words = name.removeprefix("model.").split(".")
+    return ".".join("*" if word.isdigit() else word for word in words)
 
 
-def _width(body: Body) -> int:
-    match body:
-        case Attention():
-            return 2 * (2 * body.heads + 2 * body.kv_heads) * body.head_dim
-        case MLP():
-            return 3 * body.inner
-    # A token has a row for each expert that it takes; packed, as matrix tiles read them, they take half as much again.
-    packed = 2 * max(body.hidden, body.inner)
-    shared = 0 if body.shared is None else 3 * body.shared.inner
-    return body.chosen * (3 * body.inner + body.hidden + packed) + shared
+def state_groups(layout: Layout, max_context: int, step_tokens: int) -> tuple[StateGroup, ...]:
+    """By kind: the groups of the layout that keep the same positions, together. Other kinds of state (chunked, latent,
+    recurrent) are further kinds of the layout's groups."""
+    kinds: dict[int | None, list[int]] = {}
+    for number, group in enumerate(layout.groups):
+        kinds.setdefault(group.window, []).append(number)
+    found = []
+    for window, numbers in kinds.items():
+        layers = sum(len(layout.groups[number].layers) for number in numbers)
+        blocks = sum(group_blocks(layout, number, max_context, step_tokens) for number in numbers)
+        found.append(
+            StateGroup(
+                kind="full" if window is None else f"window {window}",
+                layers=layers,
+                token_bytes=layers * layout.page_bytes // layout.block_tokens,
+                reach=window,
+                request_bytes=blocks * layout.block_bytes,
+            )
+        )
+    return tuple(found)
 
 
-def longest_sequence(layout: Layout, blocks: int, most: int) -> int:
-    """The most tokens, up to `most`, that one request can have in a pool of so many blocks, the null block counted."""
+def group_blocks(layout: Layout, number: int, tokens: int, step_tokens: int) -> int:
+    """Blocks that a request of so many tokens holds in one group of the layout."""
+    alone = Layout(
+        (layout.groups[number],),
+        layout.block_tokens,
+        layout.layers_per_block,
+        layout.kv_heads,
+        layout.head_dim,
+        layout.element_bytes,
+        layout.scale_bytes,
+    )
+    return alone.blocks_for(tokens, step_tokens)
+
+
+def concurrency(layout: Layout, blocks: int, lengths: Sequence[int], step_tokens: int) -> tuple[Concurrency, ...]:
+    """blocks: of the pool, the null block counted."""
+    return tuple(
+        Concurrency(tokens, (blocks - 1) // layout.blocks_for(tokens, step_tokens)) for tokens in sorted({*lengths})
+    )
+
+
+def largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from 0 to `most` that fits, if all smaller ones do; 0 where not even 1 does."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
-        if layout.blocks_for(middle) < blocks:
-            low = middle
-        else:
-            high = middle - 1
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
 
 
-def pool_bytes(layout: Layout, tokens: int, sequences: int = 1) -> int:
+def pool_bytes(layout: Layout, tokens: int, sequences: int = 1, step_tokens: int = 1) -> int:
     """Bytes of a pool that holds so many requests of so many tokens, and the null block."""
-    return (sequences * layout.blocks_for(tokens) + 1) * layout.block_bytes
+    return (sequences * layout.blocks_for(tokens, step_tokens) + 1) * layout.block_bytes
 
 
-def spell_bytes(count: int) -> str:
+def spell_bytes(count: float) -> str:
     """`3.2 GiB`"""
     for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= size:
             return f"{count / size:.1f} {unit}"
-    return f"{count} B"
+    return f"{count:.0f} B"

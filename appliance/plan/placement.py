@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from appliance.declare.settings import Settings
-from appliance.plan.capacity import Device
 from appliance.plan.choice import Choice, refuse
 from appliance.plan.machine import Machine
 from appliance.plan.topology import Core, Node, parse_cpus, spell_cpus
+from engine.api.config import Device
 
 FEW_CORES = 2
 RESERVE_ABOVE = 8  # cores

@@ -17,21 +17,20 @@ from appliance.declare.problems import Problem
 from appliance.declare.settings import Settings
 from appliance.gateway.config import GatewayConfig
 from appliance.manifest import Manifest
-from appliance.plan.capacity import Device, batch_limit, measure, share_out
+from appliance.plan.capacity import share_out
 from appliance.plan.choice import Choice
 from appliance.plan.gateway import gateway_config, sampling_defaults
-from appliance.plan.kernels import graph_sizes, resolve
+from appliance.plan.kernels import resolve
 from appliance.plan.machine import Machine
-from appliance.plan.memory import ELEMENT_BYTES, Memory, graph_bytes
+from appliance.plan.memory import Memory, planned_parts
+from appliance.plan.outlook import Outlook, outlook
 from appliance.plan.placement import Places, place
 from appliance.plan.precision import matmul_precision
-from appliance.plan.ranks import STEP_TOKENS
 from appliance.rules.rule import is_compiled
 from appliance.source.facts import Facts
 from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig, WeightBits
-from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint
 
 
@@ -48,9 +47,9 @@ class Effective:
 
 @dataclass(frozen=True)
 class Plan:
-    """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` is that of one
-    engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run; empty: anywhere.
-    `notices` are warnings for the operator."""
+    """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` and `outlook` are
+    those of one engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run;
+    empty: anywhere. `notices` are warnings for the operator."""
 
     manifest: Manifest
     path: Path
@@ -59,6 +58,7 @@ class Plan:
     engines: tuple[EngineConfig, ...]
     gateway: GatewayConfig
     memory: Memory
+    outlook: Outlook
     machine: Machine
     effective: tuple[Effective, ...]
     other_cpus: tuple[int, ...] = ()
@@ -73,33 +73,10 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
     manifest = settings.manifest
     resolved = resolve(settings, checkpoint, machine)
     view = resolved.view
-    element_bytes = ELEMENT_BYTES[view.dtype]
-    running = batch_limit(manifest, checkpoint, machine, view.device)
-    sizes = graph_sizes(view, running.value)
+    room = resolved.room
     places = place(settings, machine, view.device, view.tensor)
-    step_tokens = _step_tokens(manifest, view.device)
     invariant = view.batch_invariant or is_compiled(view.kernels)
-    pages = layout(
-        checkpoint.model,
-        block_tokens=view.block_tokens,
-        element_bytes=ELEMENT_BYTES[view.kv_cache],
-        scale_bytes=SCALE_BYTES.get(view.kv_cache, 0),
-        ranks=view.tensor,
-    )
-    room = measure(
-        settings,
-        checkpoint,
-        machine,
-        device=view.device,
-        element_bytes=element_bytes,
-        step_tokens=step_tokens.value,
-        rows=running.value,
-        compiled=is_compiled(view.kernels),
-        bits=view.weights,
-        graph_sizes=sizes,
-        ranks=view.tensor,
-    )
-    max_context, cache, memory = share_out(settings, checkpoint, room, pages, view.device, running.value)
+    max_context, cache, memory = share_out(settings, checkpoint, machine, room, resolved.ways)
     folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
     config = EngineConfig(
         model=str(checkpoint.path),
@@ -112,8 +89,8 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
         workspace_bytes=memory.workspace,
         max_context=max_context.value,
         block_tokens=view.block_tokens,
-        max_running=running.value,
-        max_step_tokens=step_tokens.value,
+        max_running=room.running.value,
+        max_step_tokens=room.step.value,
         policy=manifest.engine.scheduling.policy,
         prefix_cache=manifest.engine.cache.prefix,
         overlap=manifest.engine.scheduling.overlap,
@@ -122,8 +99,9 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
         kernels=view.kernels,
         invariant=invariant,
         matmul_precision=matmul_precision(settings, view.kernels, view.dtype, invariant),
-        graph_sizes=sizes,
-        graph_bytes=graph_bytes(checkpoint.model, sizes=sizes, element_bytes=element_bytes),
+        graph_sizes=room.graph_sizes,
+        graph_bytes=memory.graphs,
+        planned=planned_parts(memory),
         weights=view.weights,
         weight_cache=_weight_cache(settings, view.weights),
         record_bytes=manifest.engine.record_size,
@@ -141,8 +119,9 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
         "hardware.cpus": places.pinned,
         "hardware.reserved_cores": places.reserved,
         "hardware.kv_cache_memory": cache,
-        "engine.scheduling.max_running": running,
-        "engine.scheduling.max_step_tokens": step_tokens,
+        "hardware.capacity.tokens": _length(manifest, max_context.value),
+        "engine.scheduling.max_running": room.running,
+        "engine.scheduling.max_step_tokens": room.step,
         **sampling_choices,
     }
     effective = _effective(settings, choices)
@@ -161,6 +140,15 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
             outputs_sha256=outputs_hash(settled(effective)),
         ),
         memory=memory,
+        outlook=outlook(
+            checkpoint,
+            machine,
+            room,
+            threads=places.threads.value,
+            engines=manifest.parallelism.data,
+            max_context=max_context.value,
+            most_rows=min(room.running.value, max(1, memory.concurrency[0].requests)),
+        ),
         machine=machine,
         other_cpus=places.others,
         effective=effective,
@@ -204,9 +192,9 @@ def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:
     return str(settings.cache / "weights")
 
 
-def _step_tokens(manifest: Manifest, device: Device) -> Choice[int]:
-    wanted = manifest.engine.scheduling.max_step_tokens
-    return Choice(wanted) if wanted != "auto" else Choice(STEP_TOKENS[device], f"for {device}")
+def _length(manifest: Manifest, max_context: int) -> Choice[int]:
+    wanted = manifest.hardware.capacity.tokens
+    return Choice(wanted) if wanted != "auto" else Choice(max_context, "the whole of model.max_context")
 
 
 def _engines(config: EngineConfig, manifest: Manifest, folder: Path, places: Places) -> tuple[EngineConfig, ...]:

@@ -1,57 +1,103 @@
-"""How many ranks hold a model: what one of so many lacks."""
+"""What each choice takes of memory, as the plan counts it: for the solver's rule about memory, and for ways out."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
 
+from appliance.declare.problems import Refused
 from appliance.declare.settings import Settings
-from appliance.plan.capacity import batch_limit, measure
+from appliance.manifest import Manifest
 from appliance.plan.machine import Machine
-from appliance.plan.memory import ELEMENT_BYTES, pool_bytes, spell_bytes
-from appliance.rules.rule import View, is_compiled
-from engine.kv.layout import SCALE_BYTES, layout
+from appliance.plan.memory import spell_bytes
+from appliance.plan.needs import Need, asked_of, need_of
+from appliance.plan.placement import place
+from appliance.plan.room import Room, measure, rank_holdings
+from appliance.rules.rule import View
+from appliance.rules.rules import RULES
+from appliance.rules.solve import Situation, instead, solve
+from appliance.rules.variables import VARIABLES
 from engine.models.checkpoint import Checkpoint
+from engine.models.footprint import Holding
 
-STEP_TOKENS = {"cpu": 512, "cuda": 8192}
-
-
-def rank_lacks(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Callable[[View], str]:
-    """What each rank of a choice lacks to hold its share of the weights, its workspace and the cache of one request;
-    empty where that fits. All of a choice counts, so answers are kept by its values."""
-    known: dict[tuple[object, ...], str] = {}
-
-    def lacks(view: View) -> str:
-        choice = (view.device, view.dtype, view.weights, view.kernels, view.kv_cache, view.block_tokens)
-        key = (*choice, view.max_context, view.tensor)
-        if key not in known:
-            known[key] = _lacks(settings, checkpoint, machine, view)
-        return known[key]
-
-    return lacks
+SHARES = 100  # memory_share is proposed in hundredths
 
 
-def _lacks(settings: Settings, checkpoint: Checkpoint, machine: Machine, view: View) -> str:
-    manifest = settings.manifest
-    if view.device == "cuda" and not machine.gpus:
-        return "a GPU"
-    asked = manifest.engine.scheduling.max_step_tokens
-    room = measure(
-        settings,
-        checkpoint,
-        machine,
-        device=view.device,
-        element_bytes=ELEMENT_BYTES[view.dtype],
-        step_tokens=STEP_TOKENS[view.device] if asked == "auto" else asked,
-        rows=batch_limit(manifest, checkpoint, machine, view.device).value,
-        compiled=is_compiled(view.kernels),
-        bits=view.weights,
-        graph_sizes=(),
-        ranks=view.tensor,
-    )
-    pages = layout(
-        checkpoint.model,
-        block_tokens=view.block_tokens,
-        element_bytes=ELEMENT_BYTES[view.kv_cache],
-        scale_bytes=SCALE_BYTES.get(view.kv_cache, 0),
-        ranks=view.tensor,
-    )
-    needed = room.weights + room.workspace + pool_bytes(pages, view.max_context)
-    return "" if needed <= room.budget else spell_bytes(needed - room.budget)
+class Rooms:
+    """The rooms of choices on one machine. Answers are kept: the solver asks often, and counting weights takes long."""
+
+    def __init__(self, settings: Settings, checkpoint: Checkpoint, machine: Machine) -> None:
+        self._settings, self._checkpoint, self._machine = settings, checkpoint, machine
+        self._holdings: dict[tuple[object, ...], tuple[tuple[Holding, ...], ...]] = {}
+        self._needs: dict[tuple[object, ...], Need | None] = {}
+
+    def room(self, view: View, manifest: Manifest | None = None) -> Room:
+        key = (view.device, view.dtype, view.weights, view.kernels, view.tensor)
+        if key not in self._holdings:
+            self._holdings[key] = rank_holdings(self._checkpoint, view)
+        return measure(
+            manifest or self._settings.manifest,
+            self._checkpoint,
+            self._machine,
+            replace(view),
+            self._holdings[key],
+            threads=self._threads(view),
+        )
+
+    def need(self, view: View) -> Need | None:
+        """None: there is nothing to compute on."""
+        choice = (view.device, view.dtype, view.weights, view.kernels, view.graphs, view.kv_cache, view.block_tokens)
+        key = (*choice, view.max_context, view.data, view.tensor)
+        if key not in self._needs:
+            self._needs[key] = self._need(view, self._settings.manifest)
+        return self._needs[key]
+
+    def lacks(self, view: View) -> str:
+        """What each rank lacks to hold its share of the weights, its workspace and the cache that is asked for; empty
+        where that fits."""
+        need = self.need(view)
+        if need is None:
+            return "a GPU"
+        return spell_bytes(need.lacks) if need.lacks else ""
+
+    def share(self, view: View) -> float | None:
+        """The least memory_share with which it fits, in hundredths."""
+        manifest = self._settings.manifest
+        for count in range(int(manifest.hardware.memory_share * SHARES) + 1, SHARES + 1):
+            hardware = manifest.hardware.model_copy(update={"memory_share": count / SHARES})
+            need = self._need(view, manifest.model_copy(update={"hardware": hardware}))
+            if need is not None and not need.lacks:
+                return count / SHARES
+        return None
+
+    def _need(self, view: View, manifest: Manifest) -> Need | None:
+        if view.device == "cuda" and not self._machine.gpus[: view.tensor * view.data]:
+            return None
+        return need_of(
+            manifest, self._machine, self.room(view, manifest), asked_of(manifest, view.data, view.max_context)
+        )
+
+    def _threads(self, view: View) -> int:
+        try:
+            return place(self._settings, self._machine, view.device, view.tensor).threads.value
+        except Refused:  # told when this choice is the plan's
+            return self._machine.cores
+
+
+def ways(rooms: Rooms, situation: Situation, view: View) -> Iterator[str]:
+    """What single keys could be instead, so that memory does and all else goes together: `quantization.weights: int8
+    (needs 3.1 GiB)`. Those that the message about a shortage tells by itself are left out."""
+    whole = replace(situation, facts=replace(situation.facts, lacks=rooms.lacks))
+    keys = next(rule.keys for rule in RULES if rule.name == "memory")
+    for variable in VARIABLES:
+        if variable.name not in keys or variable.limit:
+            continue
+        words = []
+        for value in instead(whole, variable):
+            changed = solve(whole.but(**{variable.name: value}))
+            need = None if changed is None or value is None else rooms.need(changed)
+            if need is not None:
+                words.append(f"{variable.spelled(value)} (needs {spell_bytes(need.needed)})")
+        if words:
+            yield f"{variable.key}: {' or '.join(words)}"
+    share = rooms.share(view)
+    if share is not None:
+        yield f"hardware.memory_share: {share:g}"

@@ -8,6 +8,7 @@ import msgspec
 from appliance.declare.fingerprint import graphs_hash
 from appliance.declare.keys import find, spell
 from appliance.plan.memory import spell_bytes
+from appliance.plan.outlook import DISK_BYTES_S, NETWORK_BYTES_S
 from appliance.plan.plan import Effective, Plan, settled
 from engine.api.config import EngineConfig
 
@@ -21,6 +22,7 @@ def summary(plan: Plan) -> str:
     return (
         f"{gateway.names[0]} ({plan.architecture}, {_numbers(engine)}, {engine.device}, {engines}), "
         f"context {engine.max_context}, {spell_bytes(memory.total)} {'a rank' if engine.tensor > 1 else 'an engine'}"
+        f"{f', planned for {plan.machine.described}' if plan.machine.described else ''}"
     )
 
 
@@ -31,7 +33,7 @@ def _numbers(engine: EngineConfig) -> str:
 def as_text(plan: Plan) -> str:
     lines = [f"{plan.path}", summary(plan), f"checkpoint: {plan.origin}", ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
-    lines += ["", *_memory(plan)]
+    lines += ["", *_memory(plan), "", *_outlook(plan)]
     return "\n".join(lines)
 
 
@@ -53,22 +55,71 @@ def _table(rows: list[tuple[str, str, str]], head: tuple[str, str, str]) -> list
 
 def _memory(plan: Plan) -> list[str]:
     memory, engine = plan.memory, plan.engines[0]
+    mapped = f"and {spell_bytes(memory.mapped)} read in the file" if memory.mapped else ""
     parts = [
-        ("weights", memory.weights, ""),
-        ("workspace", memory.workspace, ""),
+        ("weights", memory.weights, mapped),
+        *((f"  {part}", count, "") for part, count in memory.parts.items() if count),
+        ("workspace", memory.workspace, "process, largest step, tables, graphs"),
         ("KV cache", memory.cache, f"{memory.blocks} blocks of {engine.block_tokens} tokens, {memory.block_bytes:,} B"),
         ("together", memory.total, f"of {spell_bytes(memory.budget)} usable, {spell_bytes(memory.free)} free"),
+        ("loading", memory.loading, "at most, before the cache is there"),
+        ("host", memory.host.total, _host(plan)),
     ]
     each = " of each rank" if engine.tensor > 1 else " of each engine" if len(plan.engines) > 1 else ""
     lines = [f"memory{each}"]
-    lines += [f"  {name:<10} {spell_bytes(count):>10}  {text}".rstrip() for name, count, text in parts]
-    requests = "request" if memory.whole_contexts == 1 else "requests"
-    lines.append(f"  the cache holds {memory.whole_contexts} {requests} of {engine.max_context} tokens at once")
+    lines += [f"  {name:<12} {spell_bytes(count):>10}  {text}".rstrip() for name, count, text in parts]
+    for state in memory.state:
+        reach = f"the last {state.reach} tokens" if state.reach else "all tokens"
+        lines.append(
+            f"  a token keeps {state.token_bytes:,} B in {state.layers} layers ({state.kind}, {reach}); "
+            f"a request of {engine.max_context} at most {spell_bytes(state.request_bytes)}"
+        )
+    fits = [f"{one.requests} of {one.tokens}" for one in memory.concurrency]
+    lines.append(f"  the cache holds at once, in requests of so many tokens: {', '.join(fits)}")
     return lines
 
 
+def _host(plan: Plan) -> str:
+    host = plan.memory.host
+    if plan.engines[0].device == "cpu":
+        return "launcher, Supervisor, gateway, beside the engines"
+    return (
+        f"appliance {spell_bytes(host.appliance)}, engine processes {spell_bytes(host.engines)}, page-locked "
+        f"{spell_bytes(host.pinned)}, loading {spell_bytes(host.loading)}"
+    )
+
+
+def _outlook(plan: Plan) -> list[str]:
+    outlook = plan.outlook
+    disk, network = f"{DISK_BYTES_S / 1e9:g} GB/s", f"{NETWORK_BYTES_S / 1e6:g} MB/s"
+    lines = [
+        "expect",
+        f"  the weights' files, {outlook.file_bytes:,} B, are read in {_span(outlook.load_s)} at {disk} of disk; "
+        f"a download takes {_span(outlook.download_s)} at {network}",
+    ]
+    made = outlook.roofline
+    if made is None:
+        name = plan.machine.gpus[0].name
+        return [*lines, f"  no ceilings: {name} is not in the table of devices (appliance/plan/devices.py)"]
+    decode = ", ".join(f"{one.rows} {'row' if one.rows == 1 else 'rows'} {one.tokens_s:,.0f}" for one in made.decode)
+    bound = made.prefill.limited_by
+    return [
+        *lines,
+        f"  ceilings, in tokens a second ({made.source}); nothing is faster, a service is slower",
+        f"    decode at {made.length} tokens each: {decode}",
+        f"    prompts: {made.prefill.tokens_s:,.0f}, limited by {bound}",
+    ]
+
+
+def _span(seconds: float) -> str:
+    """`0.4 s`, `16 s`, `3 min`"""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
 def as_json(plan: Plan) -> str:
-    """The same for programs: effective keys, configurations, memory."""
+    """The same for programs: effective keys, configurations, memory, expectations (docs/memory.md tells the fields)."""
     value: dict[str, Any] = {
         "manifest": str(plan.path),
         "sha256": plan.sha256,
@@ -80,6 +131,7 @@ def as_json(plan: Plan) -> str:
         "engines": [msgspec.to_builtins(engine) for engine in plan.engines],
         "gateway": msgspec.to_builtins(plan.gateway),
         "memory": {**msgspec.to_builtins(plan.memory), "total": plan.memory.total},
+        "outlook": msgspec.to_builtins(plan.outlook),
         "machine": msgspec.to_builtins(plan.machine),
     }
     return json.dumps(value, indent=1, ensure_ascii=False)

@@ -76,7 +76,10 @@ RULES = (
     ),
     Rule(
         name="memory",
-        keys=("device", "dtype", "weights", "kernels", "kv_cache", "block_tokens", "max_context", "data", "tensor"),
+        keys=(
+            *("device", "dtype", "weights", "kernels", "graphs", "kv_cache", "block_tokens"),
+            *("max_context", "data", "tensor"),
+        ),
         facts=("lacks",),
         holds=lambda view: view.facts.lacks is None or not view.facts.lacks(view),
         text="weights, workspace and the cache of one request fit into the memory of each rank",

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from appliance.plan.capacity import Device
 from appliance.rules.facts import Facts
-from engine.api.config import Dtype, KVDtype, WeightBits
+from engine.api.config import Device, Dtype, KVDtype, WeightBits
 
 TORCH, TRITON = "torch", "triton"
 

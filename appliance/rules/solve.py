@@ -96,7 +96,7 @@ def conflicts(situation: Situation) -> tuple[Conflict, ...]:
     for one in found:
         others = {other.written[-1].name: None for other in found if other is not one and other.written}
         alone = situation.but(**others)
-        told.append(replace(one, instead={key.name: tuple(_instead(alone, key)) for key in (*one.written, *one.open)}))
+        told.append(replace(one, instead={key.name: tuple(instead(alone, key)) for key in (*one.written, *one.open)}))
     return tuple(told)
 
 
@@ -109,7 +109,7 @@ def conflict(situation: Situation) -> Conflict:
         written,
         tuple(variable for variable in core if variable.name not in situation.written),
         rules,
-        {variable.name: tuple(_instead(situation, variable)) for variable in core},
+        {variable.name: tuple(instead(situation, variable)) for variable in core},
     )
 
 
@@ -132,7 +132,7 @@ def least_rules(situation: Situation, freed: Collection[str] = ()) -> tuple[Rule
     return tuple(kept)
 
 
-def _instead(situation: Situation, variable: Variable) -> Iterator[Any]:
+def instead(situation: Situation, variable: Variable) -> Iterator[Any]:
     """Values of the variable that go together with everything else as it is; None stands for leaving it open."""
     if variable.name in situation.written and solve(situation.but(**{variable.name: None})) is not None:
         yield None

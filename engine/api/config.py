@@ -7,6 +7,7 @@ import msgspec
 
 from engine.api.errors import ConfigError
 
+Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4"]
@@ -23,27 +24,28 @@ class Place(msgspec.Struct, frozen=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
     reply. `weight_bytes` and `workspace_bytes` are what was planned for weights and for process and steps (0: nothing
-    was), which the log shows beside what they took. `record` is the file of the flight recorder, or None,
-    and `record_bytes` the most that it keeps. `socket` is the Unix socket to listen on. `kernels` names a compiled
-    variant (kernels/cpu/library.py), triton on a GPU, or torch. `weights` other than stored are rounded as they are
-    loaded and kept for the next start in the folder `weight_cache`, if there is one. `kv_measured`: a GPU's pool takes
-    the memory that is really left, at most `kv_bytes`. `invariant`: a request's numbers do not depend on the requests
-    beside it. `matmul_precision`: of torch's float32 products. Decode steps of `graph_sizes` rows are captured in at
-    most `graph_bytes`. `load`: random weights need no more of the checkpoint than its config.json. `cpus`: one for each
-    thread of compiled kernels; `process_cpus`: those that the process as a whole may use. Empty: nothing is bound.
-    `tensor`: processes that share the model, each with `threads` threads, of which this is rank 0; bytes are those of
-    one of them. `rank_cpus`: places of the ranks 1 …; on GPUs rank r computes on device `gpu` + r. `pulse`: the file of
-    its signs of life, if somebody watches them; an idle engine gives itself a token to compute every `probe_s` seconds
-    (0: never)."""
+    was), which the log shows beside what they took; `planned` has the same of each rank by part, by the names of
+    RankMemory.held. `record` is the file of the flight recorder, or None, and `record_bytes` the most that it keeps.
+    `socket` is the Unix socket to listen on. `kernels` names a compiled variant (kernels/cpu/library.py), triton on a
+    GPU, or torch. `weights` other than stored are rounded as they are loaded and kept for the next start in the folder
+    `weight_cache`, if there is one. `kv_measured`: a GPU's pool takes the memory that is really left, at most
+    `kv_bytes`. `invariant`: a request's numbers do not depend on the requests beside it. `matmul_precision`: of torch's
+    float32 products. Decode steps of `graph_sizes` rows are captured in at most `graph_bytes`. `load`: random weights
+    need no more of the checkpoint than its config.json. `cpus`: one for each thread of compiled kernels;
+    `process_cpus`: those that the process as a whole may use. Empty: nothing is bound. `tensor`: processes that share
+    the model, each with `threads` threads, of which this is rank 0; bytes are those of one of them. `rank_cpus`: places
+    of the ranks 1 …; on GPUs rank r computes on device `gpu` + r. `pulse`: the file of its signs of life, if somebody
+    watches them; an idle engine gives itself a token to compute every `probe_s` seconds (0: never)."""
 
     model: str
     socket: str = ""
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
     dtype: Dtype = "float32"
     kv_dtype: KVDtype = "float32"
     kv_bytes: int
     kv_measured: bool = False
     weight_bytes: int = 0
+    planned: tuple[dict[str, int], ...] = ()
     workspace_bytes: int = 0
     max_context: int
     block_tokens: int = 16

@@ -1,14 +1,15 @@
 """Messages between gateway and engine. Times are seconds of the sender's monotonic clock unless said otherwise.
 
 To the engine: Submit, Abort, Control. From it: Loading, Ready, Output (one frame a step for all requests), Failed,
-Stats.
+Stats, Told (engine/api/events.py).
 """
 
 from typing import Literal
 
 import msgspec
 
-Finish = Literal["stop", "length", "abort", "error"]
+from engine.api.events import Finish as Finish
+from engine.api.events import Told
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -135,9 +136,21 @@ class Taken(msgspec.Struct, frozen=True):
     peak: int
 
 
+class RankMemory(msgspec.Struct, frozen=True):
+    """`held`: bytes by part, counted on the tensors themselves: those of the weights (embedding, attention, mlp,
+    experts, norms, head), kv, tables, buffers; `planned`: what the plan counted on. `mapped`: weights read in their
+    file. `taken`: by phase of the start, as it was measured (on a CPU pages count once they are written); its phase
+    "starting" is the process before the model."""
+
+    held: dict[str, int]
+    mapped: int = 0
+    planned: dict[str, int] = {}
+    taken: dict[str, Taken] = {}
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The engine serves. Sizes as really allocated; `seconds` and `memory` by phase of the start, the memory as it was
-    measured (on a CPU pages count once they are written). Its phase "starting" is the process before the model."""
+    """The engine serves. Sizes as really allocated, of all ranks together and in `memory` of each; `seconds` by phase
+    of the start."""
 
     max_context: int
     kv_blocks: int
@@ -147,7 +160,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kv_bytes: int
     seconds: dict[str, float]
     pid: int
-    memory: dict[str, Taken] = {}
+    memory: tuple[RankMemory, ...] = ()
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):
@@ -186,4 +199,4 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     step_tokens: tuple[int, ...] = ()
 
 
-FromEngine = Loading | Ready | Output | Failed | Stats
+FromEngine = Loading | Ready | Output | Failed | Stats | Told

@@ -15,7 +15,8 @@ import msgspec
 
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError, EngineGone, RequestError
-from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, Submit, ToEngine
+from engine.api.events import Event, Told
+from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, RankMemory, Submit, ToEngine
 from engine.api.pulse import State
 from engine.core.config import SchedulerConfig
 from engine.core.grammars import Compiler, Grammars, Mask
@@ -24,6 +25,8 @@ from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
 from engine.kv.layout import Layout
 from engine.models.parts import Model, attentions
+
+Happened = tuple[str, float, Event]
 
 STATS_S = 0.1  # Stats are sent no more often
 
@@ -41,6 +44,7 @@ class Worker(Protocol):
     blocks: int
     weight_bytes: int
     kv_bytes: int
+    memory: tuple[RankMemory, ...]
     seconds: dict[str, float]
 
     def start(self, plan: StepPlan, masks: dict[int, Mask]) -> Handle:
@@ -51,7 +55,8 @@ class Worker(Protocol):
 
 class Loop:
     """`send` is called in the loop's thread and must not block; `rest` likewise, before the loop sleeps or ends,
-    and `beat`, before it waits for a step (BUSY) and before it sleeps (IDLE)."""
+    and `beat`, before it waits for a step (BUSY) and before it sleeps (IDLE). `told` is where the scheduler tells what
+    happens."""
 
     def __init__(
         self,
@@ -61,6 +66,7 @@ class Loop:
         *,
         overlap: bool = True,
         grammars: Grammars | None = None,
+        told: list[Happened] | None = None,
         rest: Callable[[], None] | None = None,
         beat: Callable[[State], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -74,6 +80,7 @@ class Loop:
         self._grammars = grammars or Grammars(None)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._out: list[FromEngine] = []
+        self._told = [] if told is None else told
         self._stopping = self._draining = False
         self._stats_at, self._stats_stale = 0.0, True
 
@@ -145,6 +152,9 @@ class Loop:
         self._inbox.put(_nothing)  # wakes a loop that is about to sleep
 
     def _flush(self) -> None:
+        if self._told:
+            self._out.append(Told(tuple(self._told)))
+            self._told.clear()
         if self._out:
             out, self._out = self._out, []
             self._send(out)
@@ -277,11 +287,17 @@ def build_loop(
         prefix_cache=config.prefix_cache,
         ropes=tuple(ropes),
     )
-    grammars = Grammars(open_compiler)
+    grammars, told, rest = Grammars(open_compiler), list[Happened](), None
+
+    def tell(id: str, now: float, event: Event) -> None:
+        told.append((id, now, event))
+
     if config.record is None:
-        return Loop(Scheduler(settings), worker, send, overlap=config.overlap, grammars=grammars, beat=beat)
-    recorder = Recorder(settings, config.record, config.record_bytes)
-    return Loop(recorder, worker, send, overlap=config.overlap, grammars=grammars, rest=recorder.rest, beat=beat)
+        scheduler = Scheduler(settings, tell)
+    else:
+        scheduler = recorder = Recorder(settings, config.record, config.record_bytes, tell)
+        rest = recorder.rest
+    return Loop(scheduler, worker, send, overlap=config.overlap, grammars=grammars, told=told, rest=rest, beat=beat)
 
 
 def _nothing() -> None:

@@ -34,6 +34,10 @@ class Ranked:
     def add(self, sequence: Sequence) -> None:
         insort(self.items, sequence, key=_rank)
 
+    def before(self, rank: tuple[int, int]) -> int:
+        """How many have a better one."""
+        return bisect_left(self.items, rank, key=_rank)
+
     def remove(self, sequence: Sequence) -> None:
         index = bisect_left(self.items, sequence.rank, key=_rank)
         assert self.items[index] is sequence, f"{sequence.id} is not where its rank says"

@@ -18,7 +18,7 @@ from engine.api.errors import ConfigError
 from engine.api.messages import Delta, Finish, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.plan import StepPlan, StepResult
-from engine.core.scheduler import Planned, Scheduler, Settled
+from engine.core.scheduler import Planned, Scheduler, Settled, Tell
 
 LENGTH = struct.Struct("<I")
 FLUSH_BYTES = 1 << 16  # what a crash may lose at most, beside what came in within FLUSH_S
@@ -76,8 +76,8 @@ class Recorder(Scheduler):
     """`most_bytes` is for both files together; they get larger only where the state alone takes a quarter of it or
     more. Raises ConfigError if the file cannot be written."""
 
-    def __init__(self, config: SchedulerConfig, path: str, most_bytes: int) -> None:
-        super().__init__(config)
+    def __init__(self, config: SchedulerConfig, path: str, most_bytes: int, tell: Tell | None = None) -> None:
+        super().__init__(config, tell)
         self._state_names = state_names(self)
         self._path, self._half = Path(path), most_bytes // 2
         self._flush_bytes = min(FLUSH_BYTES, most_bytes // 16)
@@ -162,7 +162,7 @@ def older(path: Path) -> Path:
 
 def state_names(scheduler: Scheduler) -> frozenset[str]:
     """The attributes of a scheduler that events change."""
-    return frozenset(vars(scheduler).keys() - {"config", "_note"})
+    return frozenset(vars(scheduler).keys() - {"config", "_tell"})
 
 
 def thawed(scheduler: Scheduler, state: bytes) -> Scheduler:

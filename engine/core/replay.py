@@ -29,12 +29,12 @@ from engine.core.recorder import (
     older,
     thawed,
 )
-from engine.core.scheduler import Scheduler
+from engine.core.scheduler import Scheduler, Tell
 from engine.kv.layout import Layout
 from engine.models import parts
 from engine.models.parts import Rope
 
-Note = Callable[[str, str], None]
+Note = Callable[[str, str], None]  # request id, what happened
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ def replay(records: Iterator[Record], note: Note | None = None) -> Replay:
         if isinstance(record, Started):
             if record.state and scheduler is not None:
                 continue  # the run goes on in the next file, and so does this scheduler
-            scheduler = Scheduler(_config(record), note)
+            scheduler = Scheduler(_config(record), _noted(note))
             result.runs += 1
             if record.state:
                 scheduler, result.dropped = thawed(scheduler, record.state), record.step
@@ -98,6 +98,13 @@ def replay(records: Iterator[Record], note: Note | None = None) -> Replay:
         else:
             _do(scheduler, record, note)
     return result
+
+
+def _noted(note: Note | None) -> Tell | None:
+    if note is None:
+        return None
+    arrived: dict[str, float] = {}
+    return lambda id, now, event: note(id, f"{1000 * (now - arrived.setdefault(id, now)):,.1f} ms: {event}")
 
 
 def _do(scheduler: Scheduler, record: Record, note: Note | None) -> None:

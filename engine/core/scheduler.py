@@ -11,11 +11,13 @@ Blocks that are missing are taken from the running sequence of the worst rank, w
 The best one is never preempted for another, and alone it fits (or was refused at once), so it always goes on.
 """
 
+import heapq
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.api.errors import RequestError, StepError
+from engine.api.events import Admitted, Blocked, Ended, Event, Outgrown, Preempted, Queued
 from engine.api.hashes import root_hash
 from engine.api.messages import Delta, Failed, Finish, Logprob, Stats, Submit
 from engine.core.config import SchedulerConfig
@@ -24,6 +26,8 @@ from engine.core.order import Ranked
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
 from engine.core.sequence import Sequence, State
 from engine.kv.cache import MISS, Blocks, Cache, Tables
+
+HOLDERS = 3  # of blocks that are told of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +59,20 @@ class _Draft:
     preempted: bool = False
 
 
-class Scheduler:
-    """`note` is told (request id, what happened) of everything but tokens: for replays."""
+Tell = Callable[[str, float, Event], None]
 
-    def __init__(self, config: SchedulerConfig, note: Callable[[str, str], None] | None = None) -> None:
+
+class Scheduler:
+    """`tell` hears (request id, time, what happened) of everything but tokens."""
+
+    def __init__(self, config: SchedulerConfig, tell: Tell | None = None) -> None:
         layout = config.layout
         self.config = config
         self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=config.prefix_cache)
         self.counters = Counters()
         self.step = 0
-        self._note = note or _unnoted
+        self._tell = tell or _untold
+        self._now = 0.0  # of the last event that had a time
         self._slots = min(
             config.max_running, config.max_step_tokens
         )  # so that every one of them gets a token each step
@@ -117,6 +125,7 @@ class Scheduler:
         """Takes a request in. A resumed one that had all its tokens ends at once, with the Delta returned. Raises
         RequestError for one that can never be served."""
         self.check(submit)
+        self._now = now
         self._arrivals += 1
         rank = (submit.priority if self.config.policy == "priority" else 0, self._arrivals)
         sequence = Sequence(submit, rank, now, self.config.max_context)
@@ -127,8 +136,9 @@ class Scheduler:
         if sequence.total > sequence.rope_limit:
             self._rotate(sequence, sequence.total)
         self._by_id[submit.id] = sequence
+        ahead = self._waiting.before(rank)
         self._waiting.add(sequence)
-        self._note(submit.id, f"queued with {sequence.prompt_tokens} prompt and {len(submit.emitted)} emitted tokens")
+        self._tell(submit.id, now, Queued(sequence.prompt_tokens, len(submit.emitted), ahead))
         return None
 
     def end(self, id: str, finish: Finish) -> Delta | None:
@@ -150,6 +160,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Planned | None:
         """The next step, or None if nothing can be computed before a result or a request comes."""
+        self._now = now
         draft = _Draft(self.step + 1, self.config.max_step_tokens)
         prompts = self._plan_tokens(draft)
         for sequence in prompts:
@@ -170,6 +181,7 @@ class Scheduler:
 
     def apply(self, result: StepResult, now: float) -> Settled:
         """Takes in what the oldest step in flight gave."""
+        self._now = now
         planned = self._in_flight.popleft()
         assert planned.plan.step == result.step, f"result {result.step} came for step {planned.plan.step}"
         settled = Settled()
@@ -227,7 +239,7 @@ class Scheduler:
         for sequence in outgrown:
             if sequence.state is State.RUNNING and not sequence.pending:
                 self._leave(sequence)
-                self._note(sequence.id, f"waits to be rotated anew past {sequence.rope_limit} tokens")
+                self._tell(sequence.id, self._now, Outgrown(sequence.rope_limit))
         return prompts
 
     def _plan_prompt(self, draft: _Draft, sequence: Sequence) -> None:
@@ -242,15 +254,24 @@ class Scheduler:
         """Lets the first waiting sequence run, if there is a place, and blocks for all its tokens beside one more for
         each that runs (else those would soon preempt it again)."""
         sequence, spare = self._waiting.first, self.cache.pool.free - len(self._running)
-        if sequence.pending or not self._free_slots or spare < 1:
+        if sequence.pending:
+            return False
+        if not self._free_slots:
+            self._block(sequence, Blocked("places", self._slots, 0))
+            return False
+        if spare < 1:
+            self._block(sequence, Blocked("blocks", 1, 0, self._holders()))
             return False
         if sequence.total > sequence.rope_limit:
             self._rotate(sequence, sequence.total)
         may_read = self.config.prefix_cache and sequence.sampling.prompt_logprobs is None
         hit = self.cache.look(sequence.tables, sequence.ids) if may_read else MISS
-        if self.cache.wanted(sequence.tables, hit, sequence.total, self.config.max_step_tokens) > spare:
+        wanted = self.cache.wanted(sequence.tables, hit, sequence.total, self.config.max_step_tokens)
+        if wanted > spare:
+            self._block(sequence, Blocked("blocks", wanted, spare, self._holders()))
             return False
         self._waiting.remove(sequence)
+        sequence.blocked = ""
         sequence.become(State.RUNNING)
         sequence.slot = self._free_slots.pop()
         self._running.add(sequence)
@@ -260,7 +281,7 @@ class Scheduler:
             sequence.scheduled = now
             sequence.cached_tokens = min(hit.tokens, sequence.prompt_tokens)
             self.counters.prompt(sequence.prompt_tokens, hit, looked=may_read)
-        self._note(sequence.id, f"step {draft.step}: runs in slot {sequence.slot}, {hit.tokens} tokens cached")
+        self._tell(sequence.id, now, Admitted(draft.step, len(sequence.ids), hit.tokens))
         count = min(sequence.total - hit.tokens, draft.budget)
         added = self.cache.grow(sequence.tables, sequence.ids, hit.tokens, hit.tokens + count)
         assert added is not None, "blocks for the whole sequence were free"
@@ -276,6 +297,17 @@ class Scheduler:
         )
         self._add_row(draft, sequence, count, tuple(map(tuple, sequence.tables.blocks)))
         return True
+
+    def _block(self, sequence: Sequence, why: Blocked) -> None:
+        """The first that waits cannot run: told once a reason."""
+        if sequence.blocked != why.lacks:
+            sequence.blocked = why.lacks
+            self._tell(sequence.id, self._now, why)
+
+    def _holders(self) -> tuple[tuple[str, int], ...]:
+        """Who holds the most blocks."""
+        held = [(sum(map(len, sequence.tables.blocks)), sequence.id) for sequence in self._running]
+        return tuple((id, blocks) for blocks, id in heapq.nlargest(HOLDERS, held))
 
     def _add_row(self, draft: _Draft, sequence: Sequence, count: int, blocks: Blocks) -> None:
         first = sequence.computed
@@ -303,7 +335,8 @@ class Scheduler:
             self.counters.preemptions += 1
             victim.preemptions += 1
             self._leave(victim)
-            self._note(victim.id, f"step {draft.step}: preempted at {victim.total} tokens, {sequence.id} needs blocks")
+            by = "" if victim is sequence else sequence.id
+            self._tell(victim.id, self._now, Preempted(draft.step, victim.total, by))
             if victim is sequence:
                 return None
 
@@ -330,7 +363,7 @@ class Scheduler:
             self._waiting.remove(sequence)
         sequence.become(State.ENDED)
         del self._by_id[sequence.id]
-        self._note(sequence.id, f"ends with {finish} after {len(sequence.ids) - sequence.prompt_tokens} tokens")
+        self._tell(sequence.id, self._now, Ended(finish, len(sequence.ids) - sequence.prompt_tokens))
 
     # Requests
 
@@ -394,5 +427,5 @@ def _last_of_scored(sequence: Sequence) -> Delta:
     )
 
 
-def _unnoted(id: str, what: str) -> None:
+def _untold(id: str, now: float, event: Event) -> None:
     """Nobody listens."""

@@ -31,6 +31,7 @@ class Sequence:
 
     __slots__ = (
         "arrived",
+        "blocked",
         "cached_tokens",
         "computed",
         "constrained",
@@ -74,6 +75,7 @@ class Sequence:
             self.stops.update(dict.fromkeys(submit.eos_token_ids))
         self.constrained = submit.grammar is not None
         self.slot = -1
+        self.blocked = ""  # what it lacks as the first that waits, once that was told
         self.step = 0  # the last step that has a row of it
         self.rope_length = self.prompt_tokens
         self.rope_limit = 0  # positions from here on need another rope_length; set by the scheduler

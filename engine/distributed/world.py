@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import ConfigError
+from engine.models.ranks import share_of
 
 
 class World(Protocol):
@@ -52,14 +53,12 @@ def least(world: World, number: int, device: torch.device) -> int:
 def share(units: int, world: World, what: str) -> tuple[int, int]:
     """First unit and number of units of this rank. Fewer units than ranks are replicated. Raises ConfigError where the
     ranks cannot share evenly."""
-    size = world.size
-    if units >= size and units % size == 0:
-        return world.rank * (units // size), units // size
-    if units < size and size % units == 0:
-        return world.rank * units // size, 1
-    raise ConfigError(
-        f"{size} ranks cannot share {units} {what}; use one of {', '.join(map(str, divisors(units)))} ranks"
-    )
+    found = share_of(units, world.rank, world.size)
+    if found is None:
+        raise ConfigError(
+            f"{world.size} ranks cannot share {units} {what}; use one of {', '.join(map(str, divisors(units)))} ranks"
+        )
+    return found
 
 
 def divisors(units: int) -> list[int]:

@@ -30,9 +30,8 @@ class Sinks:
         self.path = join(path, "sinks")
         self.first, self.heads = share(part.heads, world, "heads")
 
-    def load(self, read: Read, target: Target) -> int:
+    def load(self, read: Read, target: Target) -> None:
         self.logits = read(self.path)[self.first : self.first + self.heads].to(target.device, torch.float32, copy=True)
-        return self.logits.nbytes
 
 
 Loadable = LinearLayer | NormLayer | HeadNorm | ProjectionNorm | Sinks

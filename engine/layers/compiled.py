@@ -135,9 +135,20 @@ class CompiledModel:
         cap = part.softcap or 0.0
         return [cpu.Cap(x=y.data_ptr(), stride=y.stride(0), size=y.shape[1], scale=part.scale, cap=cap)]
 
+    def reserve(self, tokens: int, rows: int) -> None:
+        """Working memory for the largest step at once: it is not touched before it is used, and never made again."""
+        self._fit(max(tokens, self.tokens))
+        self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of the buffers of a step, without logits."""
+        return sum(room.nbytes for room in self.buffers.rooms.values())
+
     def _fit(self, tokens: int) -> None:
-        """Working memory for this many tokens, and the operations that point into it."""
-        self.tokens = tokens
+        """Working memory for this many tokens, and the operations that point into it. What there was goes first."""
+        self.tokens, self.buffers.rooms = tokens, {}
+        self.regions: list[Program | TorchOp] = []
         self.buffers.make(tokens)
         self.regions = _regions(self._write_ops(), tuple(self.buffers.rooms.values()))
 

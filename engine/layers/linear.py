@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.api.config import WeightBits
 from engine.distributed.world import World
-from engine.models.checkpoint import INT4_GROUP
+from engine.models.footprint import INT4_GROUP
 from engine.models.parts import Linear
 from engine.models.sources import join
 from engine.weights.packed import PackedFile
@@ -74,9 +74,10 @@ class Target:
         known = self.known.get(name) if self.known is not None else None
         if known is None:
             rounded = to_int4(weight(stored), INT4_GROUP) if self.bits == "int4" else to_int8(weight(stored))
-            known = pack_for(rounded, self.team.tiling)
+            known = self._held(pack_for(rounded, self.team.tiling))
             if self.known is not None:
                 self.known.put(name, known)
+            return known
         return self._held(known)
 
     def _held(self, packed: Packed) -> Packed:
@@ -97,8 +98,8 @@ class LinearLayer:
         self.name = join(path, "+".join(row.source for row in part.rows))
         self._reduce = part.split == "inputs" and world.size > 1
 
-    def load(self, read: Read, target: Target) -> int:
-        """Takes its share of the sources; returns the bytes it holds."""
+    def load(self, read: Read, target: Target) -> None:
+        """Takes its share of the sources."""
         self.target = target if self._rounded else replace(target, bits="stored")
         self.weight = target.whole_numbers(self.path, self.slots) or self.target.pack(
             self.name,
@@ -107,7 +108,6 @@ class LinearLayer:
         )
         if self.part.bias:
             self.bias = fused(read, self.path, "bias", self.slots, target.dtype, target.device)
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self._reduce:

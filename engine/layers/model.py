@@ -14,6 +14,7 @@ from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.block import BranchLayer, places
 from engine.layers.compiled import CompiledModel
+from engine.layers.held import Held, held
 from engine.layers.linear import Target
 from engine.layers.norm import NormLayer
 from engine.layers.step import plan_step
@@ -45,7 +46,7 @@ def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.de
 class TextModel:
     """A decoder on one rank. Not changed after `load`; its state is the pages, which the caller owns."""
 
-    weight_bytes = 0
+    held = Held({}, 0)
 
     def __init__(
         self,
@@ -81,6 +82,11 @@ class TextModel:
         self.norm = NormLayer(model.norm, model.root) if model.norm is not None else None
         self.ropes = tuple({part.rope for part in attentions(model) if part.rope is not None})
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all weights that are held in memory of their own."""
+        return self.held.total
+
     @torch.inference_mode()
     def load(
         self,
@@ -106,13 +112,25 @@ class TextModel:
             loadables.append(self.norm)
         quantized = weights if isinstance(weights, QuantizedWeights) else None
         target = replace(self.target, known=known, quantized=quantized)
-        self.weight_bytes = sum(layer.load(weights.read, target) for layer in loadables)
+        for layer in loadables:
+            layer.load(weights.read, target)
+        self.held = held(self.vocabulary, self.branches, self.norm)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"
         if self.target.team is not None:
             self.compiled = CompiledModel(
                 self.vocabulary, self.branches, self.norm, self.ropes, self.target.team, self._meeting
             )
+
+    def reserve(self, tokens: int, rows: int) -> None:
+        """Takes what steps of so many tokens and logits of so many rows need, where that is known before them."""
+        if self.compiled is not None:
+            self.compiled.reserve(tokens, rows)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Of what is kept from step to step."""
+        return 0 if self.compiled is None else self.compiled.buffer_bytes
 
     @torch.inference_mode()
     def forward(self, batch: Batch, pages: Tensor) -> Tensor:

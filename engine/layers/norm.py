@@ -28,11 +28,10 @@ class NormLayer:
     def __init__(self, norm: Norm, path: str) -> None:
         self.norm, self.path = norm, join(path, norm.name)
 
-    def load(self, read: Read, target: Target) -> int:
+    def load(self, read: Read, target: Target) -> None:
         self.weight = _weight(self.norm, read(f"{self.path}.weight"), target.device)
         if isinstance(self.norm, LayerNorm) and self.norm.bias:
             self.bias = read(f"{self.path}.bias").to(target.device, torch.float32)
-        return self.weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         return normed(self.norm, x, self.weight, self.bias)
@@ -48,14 +47,13 @@ class HeadNorm:
         self.part, self.path, self.norm = part, path, part.qk_norm
         self.shares = (share(part.heads, world, "heads"), share(part.kv_heads, world, "KV heads"))
 
-    def load(self, read: Read, target: Target) -> int:
+    def load(self, read: Read, target: Target) -> None:
         pieces = []
         for (norm, shape), (first, heads) in zip(qk_norms(self.part), self.shares, strict=True):
             weight = _weight(norm, read(f"{self.path}.{norm.name}.weight"), target.device)
             own = len(shape) == 2
             pieces.append(weight[first : first + heads] if own else weight.expand(heads, -1))
         self.weight = torch.cat(pieces)
-        return self.weight.nbytes
 
     def __call__(self, qk: Tensor) -> Tensor:
         """qk: [tokens, heads + kv_heads, head_dim]."""
@@ -72,13 +70,12 @@ class ProjectionNorm:
         self.part, self.path, self.eps, self.world = part, path, part.qk_norm.eps, world
         self.shares = (share(part.heads, world, "heads"), share(part.kv_heads, world, "KV heads"))
 
-    def load(self, read: Read, target: Target) -> int:
+    def load(self, read: Read, target: Target) -> None:
         pieces = []
         for (norm, _), (first, heads) in zip(qk_norms(self.part), self.shares, strict=True):
             weight = _weight(norm, read(f"{self.path}.{norm.name}.weight"), target.device).view(-1, self.part.head_dim)
             pieces.append(weight[first : first + heads].reshape(-1))
         self.weights = (pieces[0], pieces[1])
-        return sum(piece.nbytes for piece in pieces)
 
     def __call__(self, qk: Tensor) -> Tensor:
         heads = self.shares[0][1]

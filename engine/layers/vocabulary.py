@@ -34,7 +34,7 @@ class Vocabulary:
         self.last = (world.rank + 1) * self.part.vocab // world.size
         self.most = -(-self.part.vocab // world.size)
 
-    def load(self, read: Read, target: Target) -> int:
+    def load(self, read: Read, target: Target) -> None:
         self.target = target
         mine, on_cpu = slice(self.first, self.last), target.device.type == "cpu"
         looked_up = slice(None) if target.team is not None else mine
@@ -56,8 +56,6 @@ class Vocabulary:
         self.head = packed
         if self.out.bias:
             self.bias = read(f"{self.out.name}.bias")[mine].to(target.device, target.dtype)
-        held = self.head.nbytes + (0 if self.bias is None else self.bias.nbytes)
-        return held if (on_cpu and not restored) or self.head is self.table else held + self.table.nbytes
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[tokens] → [tokens, hidden]."""

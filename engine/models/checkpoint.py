@@ -5,7 +5,6 @@ and can be seen without reading weights is found here, so that it can be checked
 """
 
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from engine.api.config import WeightBits
 from engine.api.errors import CheckpointError
 from engine.models.config import normalised
 from engine.models.families import ARCHITECTURES, Declare, declaration
@@ -24,8 +22,8 @@ from engine.models.parts import Model
 from engine.models.quantized import read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.schemes import Quantization
-from engine.models.sources import harmless, join, routers, sources
-from engine.models.stored import held_bytes, held_weights, stored_tensors
+from engine.models.sources import harmless
+from engine.models.stored import stored_tensors
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -133,37 +131,6 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization:
             raise CheckpointError(f"{info.file}: {name} is of type {info.dtype}; served are {', '.join(one.types)}")
 
 
-INT4_GROUP = 32  # inputs that share a scale of weights rounded to 4 bits at load
-
-
-def weight_bytes(
-    checkpoint: Checkpoint, element_bytes: int, *, compiled: bool = False, bits: WeightBits = "stored"
-) -> int:
-    """Bytes of all weights at this size of an element. `compiled`: matrices that the checkpoint holds in bf16 take 2
-    bytes an element whatever the size is. `bits`: matrices are rounded, the head to 8 bits at least; routers of
-    experts, and an embedding that is not the head as well, stay as they are."""
-    model, total = checkpoint.model, 0
-    choosing = routers(model)
-    embed, head = f"{join(model.root, model.embed.name)}.weight", f"{model.head.name}.weight"
-    held = held_weights(model, checkpoint.quantization) if compiled else {}
-    for name, shape in sources(model).items():
-        looked_up = name == embed and not model.head.tied
-        if name in held:
-            # A tied head is multiplied by as it is, and restored to be looked up.
-            total += math.prod(shape) * element_bytes if name == embed else 0
-            total += held_bytes(name, shape, held[name], checkpoint.tensors)
-            continue
-        if bits == "stored" or len(shape) == 1 or looked_up or name in choosing:
-            stored = checkpoint.tensors.get(name)
-            kept = compiled and len(shape) > 1 and stored is not None and stored.dtype == "BF16"
-            total += math.prod(shape) * (2 if kept else element_bytes)
-        elif bits == "int8" or name in (embed, head):
-            total += math.prod(shape) + 4 * shape[0]
-        else:
-            total += shape[0] * -(-shape[1] // INT4_GROUP) * (INT4_GROUP // 2 + 2)
-    return total
-
-
 def _read_config(folder: Path, blocks: Path | None) -> dict[str, Any]:
     file = folder / "config.json"
     return made_config(blocks) if blocks is not None and not file.exists() else _read_json(file)
@@ -245,4 +212,4 @@ def _similar(name: str, others: list[str]) -> str:
     return f" (it has {close[0]} instead)" if close else ""
 
 
-__all__ = ["Checkpoint", "TensorInfo", "check_tensors", "read_checkpoint", "read_tensors", "weight_bytes"]
+__all__ = ["Checkpoint", "TensorInfo", "check_tensors", "read_checkpoint", "read_tensors"]

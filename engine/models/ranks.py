@@ -1,18 +1,33 @@
-"""Into how many ranks a declared model can be cut, and how much of it one of them holds. Free of torch.
+"""How ranks share a declared model, and into how many it can be cut. Free of torch.
 
 Cut are heads, the inner size of MLPs and of every expert, and the vocabulary (whose shares may differ by a row). KV
-heads may be fewer than the ranks: then several ranks hold the same one. engine.distributed.world.share cuts by the same
-rule when the model is loaded.
+heads may be fewer than the ranks: then several ranks hold the same one. Layers load by the same shares
+(engine/distributed/world.py) by which plans count (engine/models/footprint.py).
 """
 
 from collections.abc import Iterator
-from fractions import Fraction
 
-from engine.models.parts import MLP, Attention, Experts, Linear, Model, all_bodies
+from engine.models.parts import MLP, Attention, Experts, Model, all_bodies
 from engine.models.schemes import Quantization, alike
 from engine.models.sources import projections
 
 MOST_RANKS = 64
+
+
+def share_of(units: int, rank: int, ranks: int) -> tuple[int, int] | None:
+    """First unit and number of units of this rank; None where they cannot be shared evenly. Fewer units than ranks are
+    held by several ranks."""
+    if units >= ranks and units % ranks == 0:
+        return rank * (units // ranks), units // ranks
+    if units < ranks and ranks % units == 0:
+        return rank * units // ranks, 1
+    return None
+
+
+def rows_of(vocab: int, rank: int, ranks: int) -> tuple[int, int]:
+    """First row and number of rows of the embedding and the head: shares differ by a row at most."""
+    first = rank * vocab // ranks
+    return first, (rank + 1) * vocab // ranks - first
 
 
 def tensor_problem(model: Model, quantization: Quantization | None, size: int, *, compiled: bool) -> str | None:
@@ -21,7 +36,7 @@ def tensor_problem(model: Model, quantization: Quantization | None, size: int, *
     if size == 1:
         return None
     for units, what in dict.fromkeys(_units(model)):
-        if units % size and not (what == "KV heads" and size % units == 0):
+        if units % size and (what != "KV heads" or share_of(units, 0, size) is None):
             return f"{size} ranks cannot share {units} {what}"
     if model.embed.vocab < size:
         return f"{size} ranks cannot share a vocabulary of {model.embed.vocab}"
@@ -37,12 +52,6 @@ def tensor_sizes(model: Model, quantization: Quantization | None, *, compiled: b
         for size in range(1, MOST_RANKS + 1)
         if tensor_problem(model, quantization, size, compiled=compiled) is None
     )
-
-
-def rank_share(model: Model, size: int) -> Fraction:
-    """Of the numbers of all weights: what one of so many ranks holds, at most. Norms, routers, sinks and biases behind
-    a sum over ranks are held whole by each; KV heads that are fewer than the ranks, by several."""
-    return Fraction(_held(model, size), _held(model, 1))
 
 
 def _units(model: Model) -> Iterator[tuple[int, str]]:
@@ -70,22 +79,3 @@ def _cut_groups(model: Model, quantization: Quantization, size: int) -> Iterator
             yield f"{name} groups its inputs in an order of its own (act order), which {size} ranks would cut"
         elif scheme.group is not None and inputs % scheme.group:
             yield f"{size} ranks would each get {inputs} inputs of {name}, no multiple of its groups of {scheme.group}"
-
-
-def _held(model: Model, size: int) -> int:
-    """Numbers that the first of so many ranks holds."""
-    vocabularies = 1 if model.head.tied else 2
-    total = vocabularies * -(-model.embed.vocab // size) * model.embed.hidden
-    for _, linear in projections(model):
-        total += _linear_held(linear, size)
-    hidden = model.embed.hidden
-    norms = sum((branch.before is not None) + (branch.after is not None) for block in model.blocks for branch in block)
-    return total + (norms + (model.norm is not None)) * hidden
-
-
-def _linear_held(linear: Linear, size: int) -> int:
-    rows = sum(piece.units * piece.width for piece in linear.rows)
-    if linear.split == "rows":
-        rows = sum(-(-piece.units // size) * piece.width for piece in linear.rows)
-    inputs = linear.inputs // size if linear.split == "inputs" else linear.inputs
-    return rows * (inputs + linear.bias)

@@ -1,11 +1,9 @@
-"""The tensors that a quantized projection lies in, with their shapes and types, and the bytes that it is held in."""
+"""The tensors that a quantized projection lies in, with their shapes and types."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.models.headers import ELEMENT_BYTES, TensorInfo
 from engine.models.parts import Model
-from engine.models.schemes import CHANNEL_GROUP, Quantization, Scheme, alike
+from engine.models.schemes import Quantization, Scheme, alike
 from engine.models.sources import fused_paths, sources
 
 PLAIN = ("F32", "BF16", "F16", "F64")
@@ -92,15 +90,3 @@ def held_weights(model: Model, quantization: Quantization | None) -> dict[str, S
         if alike(schemes.get(path) for path in paths):
             found |= {f"{path}.weight": schemes[path] for path in paths}
     return found
-
-
-def held_bytes(name: str, shape: tuple[int, ...], scheme: Scheme, tensors: Mapping[str, TensorInfo]) -> int:
-    """Bytes of such a weight, packed, padding apart."""
-    rows, inputs = shape
-    if scheme.bits == 8 and scheme.group is None:
-        return rows * (inputs + 4)
-    path = name.removesuffix(".weight")
-    scales = tensors.get(f"{path}.{SCALE_SUFFIX[scheme.form]}") if scheme.form in SCALE_SUFFIX else None
-    group = scheme.group or CHANNEL_GROUP
-    each = group * scheme.bits // 8 + (ELEMENT_BYTES[scales.dtype] if scales is not None else 2) + scheme.zeros
-    return rows * -(-inputs // group) * each

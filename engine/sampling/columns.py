@@ -53,6 +53,11 @@ class Columns:
         self.prompt_logprobs: dict[int, int] = {}
         self._allowed_bits: dict[int, np.ndarray] = {}
 
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """The dense columns."""
+        return [value for value in vars(self).values() if isinstance(value, np.ndarray)]
+
     def write(self, slot: int, sampling: Sampling, *, prompt_tokens: int, stop_ids: tuple[int, ...]) -> None:
         """A request enters `slot`; whatever an earlier one left there is gone."""
         self.clear(slot)

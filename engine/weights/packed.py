@@ -43,20 +43,21 @@ class PackedFile:
     def get(self, name: str) -> Packed | None:
         if name not in self._forms:
             return None
-        form = self._forms[name]
-        return Packed(self._tensors[name], scales=self._tensors.get(f"{name}.scales"), **form)
+        form, scales = self._forms[name], self._tensors.get(f"{name}.scales")
+        return Packed(self._tensors[name], scales=None if scales is None else scales.clone(), **form)
 
     def put(self, name: str, packed: Packed) -> None:
         self._new[name] = packed
 
     def close(self) -> None:
-        """A cache that cannot be written costs the next start some time and nothing else."""
-        if not self._new:
-            return
+        """Writes what is new, and lets go of all that is held. A cache that cannot be written costs the next start some
+        time and nothing else."""
         try:
-            self._write()
+            if self._new:
+                self._write()
         except (OSError, SafetensorError) as error:
             _log.warning("rounded weights are not kept: %s: %s", self.path, error)
+        self._new, self._tensors, self._forms = {}, {}, {}
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ from engine.weights.random import RandomWeights
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
-from engine.worker.memory import Meter, in_use
+from engine.worker.memory import Meter, give_back, in_use
 from engine.worker.rank_messages import Meeting
 from engine.worker.ranked import RankedWorker
 from engine.worker.ranks import Ranks
@@ -82,10 +82,10 @@ def build_worker(
         raise found from None if found is error else error
 
 
-def build_rank(config: EngineConfig, rank: int, meeting: Meeting, progress: Progress) -> Worker:
+def build_rank(config: EngineConfig, rank: int, meeting: Meeting, progress: Progress, took: Took = nothing) -> Worker:
     """The worker of a rank other than the first. Raises as `build_worker` does."""
     progress("reading", 0.0)
-    return _build(config, rank, partial(_join, config, rank, meeting, lambda abandon: None), progress, nothing)
+    return _build(config, rank, partial(_join, config, rank, meeting, lambda abandon: None), progress, took)
 
 
 def _join(
@@ -151,6 +151,8 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             invariant=config.invariant and config.kernels == "triton",
         )
         _load(config, checkpoint, text_model, world, lambda fraction: progress("loading", fraction))
+        give_back()
+        text_model.reserve(config.max_step_tokens, min(config.max_running, config.max_step_tokens))
     runner: HostRunner | DeviceRunner
     table = RequestTable(
         slots=min(config.max_running, config.max_step_tokens),
@@ -168,17 +170,25 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
                 blocks = pool_blocks(config, form)
         with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
             progress("allocating", 0.0)
-            runner = parts.runner(make_pages(form, blocks, DTYPES[config.kv_dtype], device), config.graph_sizes)
+            pages = make_pages(form, blocks, DTYPES[config.kv_dtype], device)
+            runner = parts.runner(pages, config.graph_sizes)
+        table_bytes = parts.device_table.nbytes
     else:
         with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
             progress("allocating", 0.0)
-            runner = HostRunner(text_model, form, make_pages(form, blocks, DTYPES[config.kv_dtype], device), table)
+            pages = make_pages(form, blocks, DTYPES[config.kv_dtype], device)
+            runner = HostRunner(text_model, form, pages, table)
+        table_bytes = table.nbytes
+    held = {**text_model.held.parts, "kv": pages.nbytes, "tables": table_bytes}
+    if text_model.buffer_bytes:
+        held["buffers"] = text_model.buffer_bytes
     worker = Worker(
         runner,
         model=checkpoint.model,
         layout=form,
         blocks=blocks,
-        weight_bytes=text_model.weight_bytes,
+        held=held,
+        mapped=text_model.held.mapped,
         # Beside a team of its own size torch would only take its cores away: what is left to torch is small.
         threads=1 if team else config.threads,
         seconds=seconds,

@@ -6,6 +6,7 @@ has them. Memory that was asked for and never written to counts nowhere.
 """
 
 import contextlib
+import ctypes
 import re
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,14 @@ class Meter:
             high = self._all  # an old peak that still stands says nothing about this code
         kept = own - self._own
         self.taken = Taken(str(self._device), kept, max(kept, max(high, everything) - self._all))
+
+
+def give_back() -> None:
+    """Returns to the system what the C library keeps of freed memory: after a model of 84 million parameters is loaded
+    these are 25 to 70 MiB. Other libraries than glibc keep nothing worth mentioning."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def in_use(device: torch.device) -> Taken:

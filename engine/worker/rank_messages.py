@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from engine.api.config import EngineConfig
+from engine.api.messages import RankMemory
 from engine.core.plan import StepPlan, StepResult
 
 
@@ -53,6 +54,7 @@ class Built(msgspec.Struct, frozen=True, tag="built"):
 
     weight_bytes: int
     blocks: int
+    memory: RankMemory
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

@@ -25,13 +25,15 @@ class RankedStep:
 
 
 class RankedWorker:
-    """`weight_bytes` and `kv_bytes` are those of all ranks; `layout` and `blocks` are alike on each of them."""
+    """`weight_bytes` and `kv_bytes` are those of all ranks, `memory` that of each; `layout` and `blocks` are
+    alike on each of them."""
 
     def __init__(self, own: Worker, ranks: Ranks) -> None:
         self._own, self._ranks = own, ranks
         self.model, self.layout, self.seconds, self.blocks = own.model, own.layout, own.seconds, own.blocks
         self.weight_bytes = own.weight_bytes + ranks.weight_bytes
         self.kv_bytes = ranks.size * own.kv_bytes
+        self.memory = (*own.memory, *ranks.memory)
 
     def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> RankedStep:
         self._ranks.send(plan, masks)

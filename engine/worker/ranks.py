@@ -25,6 +25,7 @@ import numpy as np
 from engine.api import errors
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError
+from engine.api.messages import RankMemory
 from engine.core.plan import StepPlan, StepResult
 from engine.worker.rank_messages import (
     ALIVE_S,
@@ -92,6 +93,11 @@ class Ranks:
     def weight_bytes(self) -> int:
         """Of all of them, once they are built."""
         return sum(built.weight_bytes for built in self._built.values())
+
+    @property
+    def memory(self) -> tuple[RankMemory, ...]:
+        """Of each of them, once they are built."""
+        return tuple(built.memory for _, built in sorted(self._built.items()))
 
     def following(self, progress: Callable[[str, float], None]) -> Callable[[str, float], None]:
         """What rank 0 is to report its own progress to; `progress` gets that of all ranks together."""

@@ -20,6 +20,12 @@ class RequestTable:
         self._filled = np.zeros((slots, len(layout.groups)), np.int64)
         self.columns = Columns(slots, vocab)
 
+    @property
+    def nbytes(self) -> int:
+        """Of all columns, requests there or not."""
+        arrays = (self.tokens, self.rope_lengths, *self.tables, self._filled, *self.columns.arrays)
+        return sum(array.nbytes for array in arrays)
+
     def apply(self, plan: StepPlan) -> None:
         for slot in plan.dropped:
             self.columns.clear(slot)

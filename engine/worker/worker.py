@@ -9,8 +9,10 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from engine.api.messages import RankMemory
 from engine.core.plan import StepPlan, StepResult
 from engine.kv.layout import Layout
+from engine.models.footprint import PARTS
 from engine.models.parts import Model
 
 
@@ -42,17 +44,20 @@ class Worker:
         model: Model,
         layout: Layout,
         blocks: int,
-        weight_bytes: int,
+        held: dict[str, int],
+        mapped: int,
         threads: int,
         seconds: dict[str, float],
         cpu: int | None = None,
         gpu: torch.device | None = None,
     ) -> None:
-        """threads: torch's. cpu: where the worker's thread runs, the first one of a team that is pinned. gpu: on which
-        it launches."""
+        """held: bytes by part (see Ready). mapped: of weights in their file. threads: torch's. cpu: where the worker's
+        thread runs, the first one of a team that is pinned. gpu: on which it launches."""
         self.model, self.layout, self.seconds = model, layout, seconds
-        self.blocks, self.weight_bytes = blocks, weight_bytes
-        self.kv_bytes = blocks * layout.block_bytes
+        self.blocks, self.held, self.mapped = blocks, held, mapped
+        self.weight_bytes = sum(held.get(part, 0) for part in PARTS)
+        self.kv_bytes = held["kv"]
+        self.memory = (RankMemory(held, mapped),)
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, "worker", initializer=_begin, initargs=(threads, cpu, gpu))
 

@@ -17,12 +17,14 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # that have a compiled body
 
 @dataclass(frozen=True)
 class Variant:
-    """`needs`: flags of /proc/cpuinfo, on ARM its features. `flags`: the compiler's."""
+    """`needs`: flags of /proc/cpuinfo, on ARM its features. `flags`: the compiler's. `tiling`: how weights are cut:
+    floats of a vector, inputs of a word of 8-bit weights, and of 4-bit weights."""
 
     name: str
     machines: tuple[str, ...]
     needs: frozenset[str]
     flags: tuple[str, ...]
+    tiling: tuple[int, int, int]
 
 
 _X86 = ("x86_64", "AMD64")
@@ -32,11 +34,11 @@ _AVX512 = (*(f"-mavx512{part}" for part in _AVX512_PARTS), "-mfma", "-mf16c", "-
 _AVX512_NEEDS = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"))
 _AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 VARIANTS = (
-    Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512, *_AMX)),
-    Variant("avx512", _X86, _AVX512_NEEDS, _AVX512),
-    Variant("avx2", _X86, frozenset(("avx2", "fma", "f16c")), ("-mavx2", "-mfma", "-mf16c")),
-    Variant("neon", _ARM, frozenset(("asimddp",)), ("-march=armv8.2-a+dotprod",)),
-    Variant("base", (*_X86, *_ARM), frozenset(), ()),
+    Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512, *_AMX), (16, 4, 4)),
+    Variant("avx512", _X86, _AVX512_NEEDS, _AVX512, (16, 4, 4)),
+    Variant("avx2", _X86, frozenset(("avx2", "fma", "f16c")), ("-mavx2", "-mfma", "-mf16c"), (8, 2, 4)),
+    Variant("neon", _ARM, frozenset(("asimddp",)), ("-march=armv8.2-a+dotprod",), (4, 4, 4)),
+    Variant("base", (*_X86, *_ARM), frozenset(), (), (4, 1, 1)),
 )
 
 # Functions on rows of logits (logits.h) and their arguments: p for an address, n for a number of 64 bits. The first
@@ -58,6 +60,11 @@ MEETING = {"meeting_bytes": "nn:n", "meeting": "pnnn:p", "leave": "p:", "abandon
 
 class MissingKernels(Exception):
     """No compiled kernels, or not those that were asked for; the message says which there are."""
+
+
+def tiling(name: str) -> tuple[int, int, int] | None:
+    """How the compiled kernels of this name cut weights, whether they run here or not; None for others."""
+    return next((one.tiling for one in VARIANTS if one.name == name), None)
 
 
 def usable() -> tuple[str, ...]:

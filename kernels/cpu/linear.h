@@ -67,15 +67,12 @@ static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* pac
 // Sums of one tile of outputs for the rows from `row` on, to y, with the bias; only outputs and rows that exist.
 static inline void put(const Linear& op, int64_t tokens, int64_t row, int64_t rows, int64_t output, int64_t width,
                        const float* sums) {
-    int64_t outputs = std::min(width, op.outputs - output);
+    const int64_t outputs = std::min(width, op.outputs - output), vectors = outputs / W * W;
     for (int64_t r = 0; r < std::min(rows, tokens - row); r++) {
         float* y = op.y + (row + r) * op.y_stride + output;
-        const float* from = sums + r * width;
-        if (op.bias) {
-            for (int64_t n = 0; n < outputs; n++) y[n] = from[n] + op.bias[output + n];
-        } else {
-            for (int64_t n = 0; n < outputs; n++) y[n] = from[n];
-        }
+        const float *from = sums + r * width, *bias = op.bias ? op.bias + output : nullptr;
+        for (int64_t n = 0; n < vectors; n += W) store(y + n, bias ? load(from + n) + load(bias + n) : load(from + n));
+        for (int64_t n = vectors; n < outputs; n++) y[n] = bias ? from[n] + bias[n] : from[n];
     }
 }
 

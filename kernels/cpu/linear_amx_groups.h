@@ -38,11 +38,12 @@ static void configure_groups(int64_t span) {
 }
 
 // Groups [first, last) of one tile of outputs, [group][word][16 outputs][4 inputs].
-static void unpack(const Linear& op, const GroupForm& form, const uint8_t* w, int64_t first, int64_t last, uint8_t* out) {
+// Meanwhile the same groups `ahead` bytes further on are fetched.
+static void unpack(const Linear& op, const GroupForm& form, const uint8_t* w, int64_t first, int64_t last, int64_t ahead, uint8_t* out) {
     const __m512i low_half = _mm512_set1_epi8(15);
     for (int64_t g = first; g < last; g++) {
         const uint8_t* at = w + g * form.step;
-        for (int64_t line = 0; line < form.step; line += LINE) _mm_prefetch((const char*)(at + 8 * form.step + line), _MM_HINT_T0);
+        for (int64_t line = 0; line < form.step; line += LINE) _mm_prefetch((const char*)(at + ahead + line), _MM_HINT_T1);
         if (op.form == GROUPS_INT8) {
             for (int64_t i = 0; i < form.bytes; i += LINE, out += LINE)
                 _mm512_storeu_si512(out, _mm512_xor_si512(_mm512_loadu_si512(at + i), _mm512_set1_epi8(-128)));
@@ -111,7 +112,9 @@ static void groups_piece(const Linear& op, int64_t tokens, const GroupsWork& wor
     wide = (uint8_t*)((uintptr_t(wide) + LINE - 1) / LINE * LINE);
     for (int64_t g = 0; g < form.count; g += deep) {
         const int64_t last = std::min(form.count, g + deep);
-        for (int64_t n = 0; n < tiles; n++) unpack(op, form, w + n * form.count * form.step, g, last, wide + n * unpacked);
+        // The next groups of these tiles, or the first ones of those that come next.
+        const int64_t ahead = (last < form.count ? deep : tiles * form.count - g) * form.step;
+        for (int64_t n = 0; n < tiles; n++) unpack(op, form, w + n * form.count * form.step, g, last, ahead, wide + n * unpacked);
         for (int64_t row = 0; row < rows; row++)
             for (int64_t n = 0; n < tiles; n++)
                 add_groups(op, form, x + row * x_apart, wide + n * unpacked, w + n * form.count * form.step, g, last,

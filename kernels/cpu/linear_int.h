@@ -9,8 +9,11 @@
 // 8 bits: [tile of NR outputs][word][NR][WORD8]. 4 bits: [tile of W outputs][group]{[pair of words][W][WORD4] with the
 // first word in the low halves, [W] scales, [W] zero points if there are any}. 8 bits in groups: [tile of W outputs]
 // [group]{[word][W][WORD8], [W] scales}. Scales of groups are of the type that the checkpoint has them in. A panel of x:
-// [word][R] words of 4 bytes, then the R scales, then the sums Σ q, [R] or [group][R].
+// [word][R] words of 4 bytes, then the R scales, then the sums Σ q, [R] or [group][R], times the number that stands for
+// zero in all weights, where there is one.
 #pragma once
+
+#include <limits>
 
 #include "linear.h"
 
@@ -31,24 +34,43 @@ constexpr int32_t MIDDLE8 = 128;
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int MOST_ROWS4 = 10;
 #else
-constexpr int MOST_ROWS4 = 4;  // three sums a row in 16 registers
+constexpr int MOST_ROWS4 = 8;
 #endif
+constexpr int64_t BLOCK8 = 64;  // inputs of a matrix tile of 8-bit weights, see linear_amx.h
 constexpr int64_t PART = 32;  // inputs whose products with 4 bits can be summed in 16 bits: 8 · 2 · 15 · 127 < 2^15
 
-// sum[lane] += Σ_i w[lane][i] · x[i] over one word
-static inline vi dot8(vi sum, const uint8_t* w, int32_t x) {
+// One word of 8-bit weights of W outputs, as dot8 takes it.
+static inline vi word8(const uint8_t* w) {
 #if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)sum, _mm512_loadu_si512(w), _mm512_set1_epi32(x));
+    return (vi)_mm512_loadu_si512(w);
 #elif defined(__AVX2__)
-    __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)w));
-    return sum + (vi)_mm256_madd_epi16(wide, _mm256_set1_epi32(x));
+    return (vi)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)w));
 #elif defined(__ARM_FEATURE_DOTPROD)
-    const int8x16_t weights = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(w), vdupq_n_u8(128)));
-    return (vi)vdotq_s32((int32x4_t)sum, weights, vreinterpretq_s8_s32(vdupq_n_s32(x)));
+    return (vi)veorq_u8(vld1q_u8(w), vdupq_n_u8(128));
 #else
-    return sum + load(w) * x;
+    return load(w);
 #endif
 }
+
+// sum[lane] += Σ_i w[lane][i] · x[i] over one word
+static inline vi dot8(vi sum, vi w, int32_t x) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(x));
+#elif defined(__AVX2__)
+    return sum + (vi)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(x));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return (vi)vdotq_s32((int32x4_t)sum, (int8x16_t)w, vreinterpretq_s8_s32(vdupq_n_s32(x)));
+#else
+    return sum + w * x;
+#endif
+}
+
+// The compiler would gather all products of a group before it adds them, and put most of them into memory.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define IN_ORDER(sum) asm volatile("" : "+x"(sum))
+#else
+#define IN_ORDER(sum)
+#endif
 
 // sums[r] += Σ w · x over PART inputs of 4 bits; x: the words of PART inputs for R rows.
 template <int R> static inline __attribute__((always_inline)) void dot4(const uint8_t* w, const int32_t* x, vi (&sums)[R]) {
@@ -69,10 +91,14 @@ template <int R> static inline __attribute__((always_inline)) void dot4(const ui
         __m256i both = _mm256_loadu_si256((const __m256i*)(w + pair * W * WORD4));
         __m256i low = _mm256_and_si256(both, low_half), high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half);
         UNROLL for (int r = 0; r < R; r++) {
-            __m256i first = _mm256_maddubs_epi16(low, _mm256_set1_epi32(x[(2 * pair) * R + r]));
-            __m256i second = _mm256_maddubs_epi16(high, _mm256_set1_epi32(x[(2 * pair + 1) * R + r]));
-            narrow_sums[r] = pair ? _mm256_add_epi16(narrow_sums[r], first) : first;
-            narrow_sums[r] = _mm256_add_epi16(narrow_sums[r], second);
+            __m256i product = _mm256_maddubs_epi16(low, _mm256_set1_epi32(x[(2 * pair) * R + r]));
+            narrow_sums[r] = pair ? _mm256_add_epi16(narrow_sums[r], product) : product;
+            IN_ORDER(narrow_sums[r]);
+        }
+        UNROLL for (int r = 0; r < R; r++) {
+            __m256i product = _mm256_maddubs_epi16(high, _mm256_set1_epi32(x[(2 * pair + 1) * R + r]));
+            narrow_sums[r] = _mm256_add_epi16(narrow_sums[r], product);
+            IN_ORDER(narrow_sums[r]);
         }
     }
     UNROLL for (int r = 0; r < R; r++) sums[r] += (vi)_mm256_madd_epi16(narrow_sums[r], one);
@@ -96,7 +122,10 @@ template <int R> static inline __attribute__((always_inline)) void dot4(const ui
 // The same with 8 bits.
 template <int R> static inline __attribute__((always_inline)) void dot8_part(const uint8_t* w, const int32_t* x, vi (&sums)[R]) {
     UNROLL for (int i = 0; i < PART / WORD8; i++)
-        UNROLL for (int r = 0; r < R; r++) sums[r] = dot8(sums[r], w + i * W * WORD8, x[i * R + r]);
+        UNROLL for (int r = 0; r < R; r++) {
+            sums[r] = dot8(sums[r], word8(w + i * W * WORD8), x[i * R + r]);
+            IN_ORDER(sums[r]);
+        }
 }
 
 static inline vf group_scales(const uint8_t* at, int32_t type) {
@@ -107,9 +136,9 @@ static inline vf group_scales(const uint8_t* at, int32_t type) {
 struct Quantised {
     int64_t word, words, sums, width, most_rows;  // inputs of a word; words and sums of a row; outputs of a tile
     explicit Quantised(const Linear& op) {
-        const bool groups = op.form != TILES_INT8;
+        const bool groups = op.form == TILES_INT4 || op.form == GROUPS_INT8;
         word = op.form == TILES_INT4 ? WORD4 : WORD8;
-        const int64_t unit = groups ? op.group : word;
+        const int64_t unit = groups ? op.group : op.form == AMX_INT8 ? BLOCK8 : word;
         words = (op.inputs + unit - 1) / unit * unit / word;
         sums = groups ? words * word / op.group : 1;
         width = groups ? W : NR;
@@ -119,21 +148,30 @@ struct Quantised {
     int64_t tiles(const Linear& op) const { return (op.outputs + width - 1) / width; }
 };
 
-// The largest |x| over 127, or NaN if some x is not finite.
+// The largest |x| over 127, or NaN if some x is not finite. Without their signs numbers are in the order of their bits.
 static inline float row_scale(const float* x, int64_t size) {
-    vf top = {}, spoiled = {};
+    const int32_t unsign = 0x7fffffff, infinite = 0x7f800000;
+    vi tops = {};
     int64_t i = 0;
     for (; i + W <= size; i += W) {
-        vf v = load(x + i);
-        top = larger(top, v < 0.f ? -v : v);
-        spoiled += v * 0.f;
+        const vi bits = (vi)load(x + i) & unsign;
+        tops = tops > bits ? tops : bits;
     }
-    float most = largest(top), bad = sum(spoiled);
-    for (; i < size; i++) {
-        most = std::max(most, std::fabs(x[i]));
-        bad += x[i] * 0.f;
-    }
-    return most / 127.f + bad;
+    int32_t top = 0;
+    for (int lane = 0; lane < W; lane++) top = std::max(top, tops[lane]);
+    for (; i < size; i++) top = std::max(top, int32_t(float_to_bits(x[i])) & unsign);
+    return top >= infinite ? std::numeric_limits<float>::quiet_NaN() : bits_to_float(uint32_t(top)) / 127.f;
+}
+
+static inline void store_bytes(int8_t* out, vi whole) {
+#if defined(__AVX2__) && !defined(__AVX512F__)  // what the compiler makes of a conversion goes byte by byte
+    const __m128i low = _mm256_castsi256_si128((__m256i)whole), high = _mm256_extracti128_si256((__m256i)whole, 1);
+    const __m128i words = _mm_packs_epi32(low, high);
+    _mm_storel_epi64((__m128i*)out, _mm_packs_epi16(words, words));
+#else
+    const vb bytes = __builtin_convertvector(whole, vb);
+    std::memcpy(out, &bytes, W);
+#endif
 }
 
 // x / scale to the nearest whole number, ties to even; zeros for a row that is not finite. The product must be rounded
@@ -145,8 +183,7 @@ round_row(const float* x, int64_t size, float scale, int8_t* out) {
     int64_t i = 0;
     for (; i + W <= size; i += W) {
         vf product = load(x + i) * inverse;
-        vb whole = __builtin_convertvector(__builtin_convertvector((product + magic) - magic, vi), vb);
-        std::memcpy(out + i, &whole, W);
+        store_bytes(out + i, __builtin_convertvector((product + magic) - magic, vi));
     }
     for (; i < size; i++) {
         float product = x[i] * inverse;
@@ -163,6 +200,13 @@ static inline const float* row_of(const Linear& op, int64_t token, Scratch& scra
     return ordered;
 }
 
+// Whole numbers of 8 bits as words of `word` = 1 or 2 of them.
+static const void* widened(const int8_t* row, int64_t count, int64_t word, void* out) {
+    if (word == 1) std::copy(row, row + count, (int32_t*)out);
+    else std::copy(row, row + count, (int16_t*)out);
+    return out;
+}
+
 static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float* packed, Scratch& scratch) {
     const Quantised form(op);
     const Panels panels(tokens, form.most_rows);
@@ -170,68 +214,87 @@ static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float*
     int32_t* panel = (int32_t*)packed + token / rows * form.panel(rows);
     const float* x = row_of(op, token, scratch);
     const float scale = row_scale(x, op.inputs);
-    int8_t* row = (int8_t*)at_least(scratch.wide, size_t(inputs / 4 + 1));
+    int8_t* row = (int8_t*)at_least(scratch.wide, size_t(inputs / 4 + inputs + 32));
     round_row(x, op.inputs, scale, row);
     std::memset(row + op.inputs, 0, size_t(inputs - op.inputs));
-    for (int64_t i = 0; i < form.words; i++) {
-        int32_t word = row[i];
-        if (form.word == 2) word = (row[2 * i] & 0xffff) | row[2 * i + 1] * 65536;
-        if (form.word == 4) std::memcpy(&word, row + 4 * i, 4);
-        panel[i * rows + place] = word;
-    }
+    const void* words = row;
+    if (form.word < 4) words = widened(row, inputs, form.word, (int8_t*)row + (inputs + 63) / 64 * 64);
+    for (int64_t i = 0; i < form.words; i++) std::memcpy(panel + i * rows + place, (const char*)words + 4 * i, 4);
     ((float*)panel)[form.words * rows + place] = scale;
     int32_t* sums = panel + (form.words + 1) * rows;
+    const int32_t middle = op.form != TILES_INT4 ? MIDDLE8 : op.zeros ? 1 : 8;
     const int64_t each = inputs / form.sums;
     for (int64_t part = 0; part < form.sums; part++) {
         int32_t total = 0;
         for (int64_t i = part * each; i < (part + 1) * each; i++) total += row[i];
-        sums[part * rows + place] = total;
+        sums[part * rows + place] = total * middle;
     }
     if (token != tokens - 1) return;
     for (int64_t after = place + 1; after < rows; after++)
         for (int64_t i = 0; i < form.words + 1 + form.sums; i++) panel[i * rows + after] = 0;
 }
 
-// One tile of 8-bit weights for the panels of a chunk.
+constexpr int64_t MOST_TILES = 4;  // neighbouring tiles of 8-bit weights that multiply a piece of a panel in turn
+constexpr int64_t FEW_PANELS = 4;  // so many are near anyway, and take one tile at a time, as it comes from memory
+
+// Some neighbouring tiles of 8-bit weights for the panels of a chunk, which all multiply DEEP words before the next ones.
+// Weights that lie narrower than they are multiplied are widened once for many panels.
 template <int R>
-static void int8_tile(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
-                      int64_t count, int64_t tile, Scratch& scratch) {
-    constexpr int64_t DEEP = 512;  // words whose weights stay in the first-level cache: 4 · NR bytes each
-    const uint8_t* w = (const uint8_t*)op.weight + tile * form.words * NR * WORD8;
-    float* out = at_least(scratch.sums, size_t(CHUNK_PANELS) * R * NR);
-    const int64_t deep = count > 1 ? DEEP : form.words;
+static void int8_tiles(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
+                       int64_t count, int64_t tile, int64_t tiles, Scratch& scratch) {
+    constexpr int64_t DEEP = 112, BYTES = NR * WORD8;
+    const bool widens = W * WORD8 < int64_t(sizeof(vi)) && count > FEW_PANELS;
+    const int64_t stride = tiles * NR, apart = form.words * BYTES, deep = count > 1 ? DEEP : form.words;
+    const uint8_t* w = (const uint8_t*)op.weight + tile * apart;
+    float* out = at_least(scratch.sums, size_t(CHUNK_PANELS) * R * MOST_TILES * NR);
+    int32_t* wide = (int32_t*)((uintptr_t(at_least(scratch.wide, MOST_TILES * DEEP * NR + 16)) + 63) / 64 * 64);
     for (int64_t k = 0; k < form.words; k += deep) {
-        const int64_t depth = std::min(deep, form.words - k), ahead = count > 1 ? depth * NR * WORD8 : FETCH;
-        for (int64_t p = 0; p < count; p++) {
-            const int32_t* panel = packed + (first + p) * form.panel(R);
-            int32_t* sums = (int32_t*)out + p * R * NR;
-            vi acc[R][2];
-            UNROLL for (int r = 0; r < R; r++)
-                UNROLL for (int v = 0; v < 2; v++) acc[r][v] = k ? load(sums + r * NR + v * W) : vi{};
-            for (int64_t i = k; i < k + depth; i++) {
-                const uint8_t* at = w + i * NR * WORD8;
-                __builtin_prefetch(at + ahead);
-                if (NR * WORD8 > 64) __builtin_prefetch(at + ahead + 64);
-                UNROLL for (int r = 0; r < R; r++) {
-                    acc[r][0] = dot8(acc[r][0], at, panel[i * R + r]);
-                    acc[r][1] = dot8(acc[r][1], at + W * WORD8, panel[i * R + r]);
+        const int64_t depth = std::min(deep, form.words - k);
+        for (int64_t t = 0; widens && t < tiles; t++)
+            for (int64_t i = 0; i < 2 * depth; i++)
+                store(wide + (t * 2 * DEEP + i) * W, word8(w + t * apart + k * BYTES + i * W * WORD8));
+        for (int64_t p = 0; p < count; p++)
+            for (int64_t t = 0; t < tiles; t++) {
+                const int32_t* x = packed + (first + p) * form.panel(R) + k * R;
+                const uint8_t* piece = w + t * apart + k * BYTES;
+                int32_t* sums = (int32_t*)out + p * R * stride + t * NR;
+                vi acc[R][2];
+                UNROLL for (int r = 0; r < R; r++)
+                    UNROLL for (int v = 0; v < 2; v++) acc[r][v] = k ? load(sums + r * stride + v * W) : vi{};
+                auto add = [&](auto word, const uint8_t* next) {
+                    for (int64_t i = 0; i < depth; i++) {
+                        if (next) __builtin_prefetch(next + i * BYTES);
+                        if (next && BYTES > 64) __builtin_prefetch(next + i * BYTES + 64);
+                        const vi w0 = word(2 * i), w1 = word(2 * i + 1);
+                        UNROLL for (int r = 0; r < R; r++) {
+                            acc[r][0] = dot8(acc[r][0], w0, x[i * R + r]);
+                            acc[r][1] = dot8(acc[r][1], w1, x[i * R + r]);
+                        }
+                    }
+                };
+                if (widens) {  // a share of the next words is fetched with each panel
+                    const int64_t lines = depth * BYTES / 64;
+                    for (int64_t line = p * lines / count; line < (p + 1) * lines / count; line++)
+                        __builtin_prefetch(piece + depth * BYTES + line * 64);
+                    add([&](int64_t i) { return load(wide + (t * 2 * DEEP + i) * W); }, nullptr);
+                } else {
+                    add([&](int64_t i) { return word8(piece + i * W * WORD8); }, piece + (count > 1 ? 2 : 1) * FETCH);
                 }
+                UNROLL for (int r = 0; r < R; r++)
+                    UNROLL for (int v = 0; v < 2; v++) store(sums + r * stride + v * W, acc[r][v]);
             }
-            UNROLL for (int r = 0; r < R; r++)
-                UNROLL for (int v = 0; v < 2; v++) store(sums + r * NR + v * W, acc[r][v]);
-        }
     }
-    float scales[NR] = {};
-    std::memcpy(scales, op.scales + tile * NR, sizeof(float) * size_t(std::min<int64_t>(NR, op.outputs - tile * NR)));
+    float scales[MOST_TILES * NR] = {};
+    std::memcpy(scales, op.scales + tile * NR, sizeof(float) * size_t(std::min(stride, op.outputs - tile * NR)));
     for (int64_t p = 0; p < count; p++) {
         const int32_t* tail = packed + (first + p) * form.panel(R) + form.words * R;
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < 2; v++) {
-                float* at = out + (p * R + r) * NR + v * W;
-                store(at, to_float(load((const int32_t*)at) - MIDDLE8 * tail[R + r]) * (load(scales + v * W) * ((const float*)tail)[r]));
+            for (int64_t n = 0; n < stride; n += W) {
+                float* at = out + (p * R + r) * stride + n;
+                store(at, to_float(load((const int32_t*)at) - tail[R + r]) * (load(scales + n) * ((const float*)tail)[r]));
             }
     }
-    put(op, tokens, first * R, count * R, tile * NR, NR, out);
+    put(op, tokens, first * R, count * R, tile * NR, stride, out);
 }
 
 // One tile of weights in groups for the panels of a chunk.
@@ -251,19 +314,24 @@ static void groups_tile(const Linear& op, const Quantised& form, int64_t tokens,
             float* sums = out + p * R * W;
             vf acc[R];
             UNROLL for (int r = 0; r < R; r++) acc[r] = g ? load(sums + r * W) : vf{};
-            for (int64_t i = g; i < last; i++) {
+            for (int64_t i = g, fetched = g + p; i < last; i++) {
                 const uint8_t* at = w + i * step;
                 const uint8_t* ahead = at + (count > 1 ? deep * step : FETCH);
-                for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(ahead + line);
+                if (i == fetched) {  // a share of the next groups with each panel
+                    for (int64_t line = 0; line < step; line += 64) __builtin_prefetch(ahead + line);
+                    fetched += count;
+                }
                 vi found[R] = {};
                 for (int64_t part = 0; part < group; part += PART) {
                     if constexpr (NARROW) dot4<R>(at + part * W / 2, panel + (i * group + part) / WORD4 * R, found);
                     else dot8_part<R>(at + part * W, panel + (i * group + part) / WORD8 * R, found);
                 }
                 const vf scale = group_scales(at + bytes, op.scale_type);
-                vi zero = vi{} + (NARROW ? 8 : MIDDLE8);
-                if constexpr (ZEROS) zero = load(at + bytes + scale_bytes);
-                UNROLL for (int r = 0; r < R; r++) acc[r] += scale * to_float(found[r] - zero * row_sums[i * R + r]);
+                UNROLL for (int r = 0; r < R; r++) {
+                    vi middle = vi{} + row_sums[i * R + r];
+                    if constexpr (ZEROS) middle *= load(at + bytes + scale_bytes);
+                    acc[r] += scale * to_float(found[r] - middle);
+                }
             }
             UNROLL for (int r = 0; r < R; r++) store(sums + r * W, acc[r]);
         }
@@ -280,16 +348,19 @@ template <int R = 1>
 static void quantised_pieces(const Linear& op, int64_t tokens, const Quantised& form, const Panels& panels,
                              const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
     if (panels.rows != R) {
-        if constexpr (R < MOST_ROWS) quantised_pieces<R + 1>(op, tokens, form, panels, packed, begin, end, scratch);
+        if constexpr (R < std::max(MOST_ROWS, MOST_ROWS4)) quantised_pieces<R + 1>(op, tokens, form, panels, packed, begin, end, scratch);
         return;
     }
     const int64_t tiles = form.tiles(op);
-    for (int64_t piece = begin; piece < end; piece++) {
+    for (int64_t piece = begin, next; piece < end; piece = next) {
         const int64_t first = piece / tiles * panels.chunk, count = std::min(panels.chunk, panels.count - first);
         const int32_t* x = (const int32_t*)packed;
-        if (op.form == TILES_INT8) int8_tile<R>(op, form, tokens, x, first, count, piece % tiles, scratch);
-        else if constexpr (R <= MOST_ROWS4) {
-            const int64_t tile = piece % tiles;
+        const int64_t tile = piece % tiles;
+        next = piece + 1;
+        if (op.form == TILES_INT8 && count > FEW_PANELS) next = std::min({piece + MOST_TILES, piece - tile + tiles, end});
+        if (op.form == TILES_INT8) {
+            if constexpr (R <= MOST_ROWS) int8_tiles<R>(op, form, tokens, x, first, count, tile, next - piece, scratch);
+        } else if constexpr (R <= MOST_ROWS4) {
             if (op.form == GROUPS_INT8) groups_tile<R, false, false>(op, form, tokens, x, first, count, tile, scratch);
             else if (op.zeros) groups_tile<R, true, true>(op, form, tokens, x, first, count, tile, scratch);
             else groups_tile<R, true, false>(op, form, tokens, x, first, count, tile, scratch);

@@ -3,16 +3,17 @@
 
 #include "linear.h"
 #include "linear_amx.h"
+#include "linear_amx_few.h"
 #include "linear_amx_groups.h"
 #include "linear_int.h"
 
-// What multiplies, which for weights in groups depends on how many rows there are.
-enum class Way { VECTORS, WHOLE, TILES_BF16, TILES_INT8, TILES_GROUPS };
+// What multiplies, which on CPUs with matrix tiles depends on how many rows there are.
+enum class Way { VECTORS, WHOLE, FEW_BF16, FEW_INT8, TILES_BF16, TILES_INT8, TILES_GROUPS };
 
-static inline Way way_of(const Linear& op, int64_t rows) {
+static inline Way way_of(const Linear& op, [[maybe_unused]] int64_t rows) {
 #ifdef __AMX_BF16__
-    if (op.form == AMX_BF16) return Way::TILES_BF16;
-    if (op.form == AMX_INT8) return Way::TILES_INT8;
+    if (op.form == AMX_BF16) return rows <= amx::MOST_FEW ? Way::FEW_BF16 : Way::TILES_BF16;
+    if (op.form == AMX_INT8) return rows <= amx::MOST_FEW ? Way::FEW_INT8 : Way::TILES_INT8;
     if (op.form >= TILES_INT4 && rows >= amx::LEAST_ROWS) return Way::TILES_GROUPS;
 #endif
     return op.form >= TILES_INT8 ? Way::WHOLE : Way::VECTORS;
@@ -25,6 +26,8 @@ static inline size_t packed_size(const Linear& op, int64_t rows) {
         case Way::TILES_BF16:
         case Way::TILES_INT8:
         case Way::TILES_GROUPS: return amx::packed_floats(op, rows);
+        case Way::FEW_BF16: return amx::few_floats(op, rows);
+        case Way::FEW_INT8:
 #endif
         case Way::WHOLE: {
             const Quantised form(op);
@@ -44,6 +47,8 @@ static inline void pack(const Linear& op, int64_t row, int64_t rows, float* pack
         case Way::TILES_BF16: return amx::pack_row<amx::Bf16>(op, row, rows, packed, scratch);
         case Way::TILES_INT8:
         case Way::TILES_GROUPS: return amx::pack_row<amx::Int8>(op, row, rows, packed, scratch);
+        case Way::FEW_BF16: return amx::pack_few(op, row, rows, packed, scratch);
+        case Way::FEW_INT8:
 #endif
         case Way::WHOLE: return quantise_row(op, row, rows, packed, scratch);
         default: return pack_row(op, row, rows, packed);
@@ -62,6 +67,11 @@ static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) 
             const int64_t pieces = amx::Work(op, rows).pieces;
             return {pieces, some(pieces, 16)};
         }
+        case Way::FEW_BF16:
+        case Way::FEW_INT8: {
+            const int64_t pieces = amx::few_pieces(op, amx::few_width(rows));
+            return {pieces, some(pieces, 16)};
+        }
         case Way::TILES_GROUPS: {
             const int64_t pieces = amx::GroupsWork(op, rows).pieces;
             return {pieces, some(pieces, 16)};
@@ -71,7 +81,7 @@ static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) 
             const Quantised form(op);
             const Panels panels(rows, form.most_rows);
             const int64_t pieces = form.tiles(op) * panels.chunks;
-            return {pieces, panels.chunks > 1 ? 1 : some(pieces, 32)};
+            return {pieces, panels.chunks > 1 ? MOST_TILES : some(pieces, 32)};
         }
         default: {
             const Panels panels(rows);
@@ -89,6 +99,8 @@ static inline void run_pieces(const Linear& op, int64_t rows, const float* packe
         case Way::TILES_BF16: return amx::pieces<amx::Bf16>(op, rows, packed, begin, end, scratch);
         case Way::TILES_INT8: return amx::pieces<amx::Int8>(op, rows, packed, begin, end, scratch);
         case Way::TILES_GROUPS: return amx::groups_pieces(op, rows, packed, begin, end, scratch);
+        case Way::FEW_BF16:
+        case Way::FEW_INT8: return amx::few_rows(op, rows, packed, begin, end);
 #endif
         case Way::WHOLE: {
             const Quantised form(op);
@@ -100,16 +112,19 @@ static inline void run_pieces(const Linear& op, int64_t rows, const float* packe
     }
 }
 
-// Matrix tiles for so many rows, where they multiply.
+// Matrix tiles for so many rows, where they multiply, or the CPU's modes, where vectors do as tiles do.
 static inline void take_tiles([[maybe_unused]] const Linear& op, [[maybe_unused]] int64_t rows) {
 #ifdef __AMX_BF16__
     const Way way = way_of(op, rows);
     if (way == Way::TILES_BF16 || way == Way::TILES_INT8) amx::configure(rows);
+    if (way == Way::FEW_BF16) amx::flush_subnormal(true);
     if (way == Way::TILES_GROUPS) amx::configure_groups(amx::GroupForm(op).span);
 #endif
 }
 static inline void release_tiles([[maybe_unused]] const Linear& op, [[maybe_unused]] int64_t rows) {
 #ifdef __AMX_BF16__
-    if (way_of(op, rows) >= Way::TILES_BF16) _tile_release();
+    const Way way = way_of(op, rows);
+    if (way == Way::FEW_BF16) amx::flush_subnormal(false);
+    if (way >= Way::TILES_BF16) _tile_release();
 #endif
 }

@@ -13,6 +13,7 @@ from pathlib import Path
 from engine.__main__ import serve
 from engine.api.config import read_config
 from engine.api.errors import CheckpointError
+from engine.api.messages import RankMemory
 from engine.core.plan import StepResult
 from engine.kv.layout import layout
 from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model
@@ -26,6 +27,7 @@ def next_token(ids):
 
 class Worker:
     weight_bytes = 1
+    memory = (RankMemory({"head": 1}),)
     seconds = {"loading": 0.25}
 
     def __init__(self, config, step_s=0.0, dies_at=0):

@@ -85,6 +85,15 @@ def test_a_row_of_a_linear_is_the_same_alone_and_among_others(team):
         assert torch.equal(multiply(team, weight, x, form)[-1:], last)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e-34, 1e-37])
+def test_a_row_whose_last_digits_are_subnormal_is_the_same_alone_and_among_others(team, size):
+    weight, x = random(40, 96, dtype=torch.bfloat16), random(20, 96, seed=1) * size
+    for form in forms_of(team):
+        together = multiply(team, weight, x, form)
+        for rows in (1, 2, 3):
+            assert torch.equal(multiply(team, weight, x[:rows], form), together[:rows]), rows
+
+
 def test_float32_weights_keep_all_their_digits(team):
     weight, x = random(40, 64), random(9, 64, seed=1)
     near(multiply(team, weight, x), x.double() @ weight.double().T, 1e-6)

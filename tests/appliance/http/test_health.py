@@ -5,7 +5,7 @@ import threading
 import msgspec
 import pytest
 
-from engine.api.messages import Failed, Loading
+from engine.api.messages import Failed, Loading, RankMemory, Taken
 
 
 @pytest.fixture
@@ -136,3 +136,31 @@ def test_load_counts_open_requests_and_returns_to_zero(gateway, engine, eventual
         eventually("one open", lambda: load() == 1)
     eventually("disconnect", lambda: load() == 0)
     assert gateway.metric("slipway_open_requests") == 0
+
+
+def test_a_serving_engine_tells_its_memory_planned_and_real_side_by_side(start_gateway, new_engine, eventually):
+    engine = new_engine()
+    engine.first = [Loading("loading", 0.5)]
+    gateway = start_gateway(engine.start(), ready=False)
+    eventually("loading", lambda: gateway.client.get("/ready").json()["status"] == "loading")
+    assert "memory" not in gateway.client.get("/ready").json()["engines"][0]
+    held, planned = {"mlp": 300, "kv": 64}, {"mlp": 290, "head": 0}
+    engine.say(
+        msgspec.structs.replace(
+            engine.READY,
+            memory=(RankMemory(held, 77, planned, {"loading": Taken("cpu", 5, 9)}), RankMemory({"kv": 60}, 0)),
+        )
+    )
+    eventually("ready", lambda: gateway.client.get("/ready").status_code == 200)
+    assert gateway.client.get("/ready").json()["engines"][0]["memory"] == [
+        {
+            "parts": {
+                "mlp": {"planned": 290, "real": 300},
+                "head": {"planned": 0, "real": None},
+                "kv": {"planned": None, "real": 64},
+            },
+            "mapped": 77,
+            "measured": {"loading": {"kept": 5, "peak": 9}},
+        },
+        {"parts": {"kv": {"planned": None, "real": 60}}, "mapped": 0, "measured": {}},
+    ]

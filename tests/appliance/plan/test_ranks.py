@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from appliance.plan.machine import Gpu, Machine
-from appliance.plan.memory import FIXED_BYTES
 from appliance.plan.topology import Topology
+from appliance.plan.workspace import PROCESS_BYTES
 from engine.api.config import Place
+from engine.models.checkpoint import Checkpoint
+from engine.models.parts import MLP, Branch
 from tests.appliance.plan.test_plan import (
     BLOCK,
     CPU,
@@ -21,6 +23,7 @@ from tests.appliance.plan.test_plan import (
     MIB,
     PARAMETERS,
     VOCAB,
+    checkpoint,
     planned,
     reason,
     refused,
@@ -29,6 +32,13 @@ from tests.appliance.plan.test_plan import (
 HOST = replace(GPU_HOST, gpus=(H100,) * 4)
 NORMS = (2 * LAYERS + 1) * HIDDEN
 TWO_NODES = tuple(tuple((node * 8 + core,) for core in range(8)) for node in range(2))
+
+
+def wide() -> Checkpoint:
+    """Weights that take more than what ranks exchange their sums through."""
+    made = checkpoint()
+    block = (made.model.blocks[0][0], Branch(body=MLP(hidden=HIDDEN, inner=8_000_000)))
+    return replace(made, model=replace(made.model, blocks=(block,)))
 
 
 def test_one_rank_is_the_default_and_says_nothing_more(tmp_path: Path) -> None:
@@ -43,7 +53,7 @@ def test_a_rank_has_its_share_of_weights_and_cache_and_of_the_memory(tmp_path: P
     assert two.memory.weights == (cut + NORMS + rows * HIDDEN) * 4
     assert two.memory.block_bytes == BLOCK // 2
     assert two.memory.budget == one.memory.budget // 2
-    assert two.memory.workspace > FIXED_BYTES["cpu"]
+    assert two.memory.workspace > PROCESS_BYTES["cpu"]
     assert two.engines[0].weight_bytes == two.memory.weights and two.engines[0].kv_bytes == two.memory.cache
 
 
@@ -88,11 +98,12 @@ def test_auto_is_one_on_a_cpu_and_where_one_gpu_holds_the_model(tmp_path: Path) 
 
 
 def test_auto_is_the_fewest_gpus_that_hold_the_model_and_divide_it(tmp_path: Path) -> None:
-    one = planned(tmp_path, "parallelism.tensor=1", machine=HOST).memory
+    facts, sets = wide(), ("model.max_context=30", "engine.scheduling.max_step_tokens=64")
+    one = planned(tmp_path, "parallelism.tensor=1", *sets, machine=HOST, facts=facts).memory
     # what one GPU lacks a little of for weights, workspace and a short context, and two have
     tight = int((one.weights + one.workspace + 3 * one.block_bytes - 8_000) / 0.85)
-    gpus = (Gpu("small", MIB, tight, (9, 0)),) * 3
-    found = planned(tmp_path, "parallelism.tensor=auto", "model.max_context=30", machine=replace(HOST, gpus=gpus))
+    machine = replace(HOST, gpus=(Gpu("small", MIB, tight, (9, 0)),) * 3)
+    found = planned(tmp_path, "parallelism.tensor=auto", *sets, machine=machine, facts=facts)
     resolved, why = reason(found, "parallelism.tensor")
     assert resolved == 2 and why == "fewer ranks lack the memory for weights, workspace and the cache of one request"
     assert found.engines[0].tensor == 2

@@ -17,7 +17,7 @@ from appliance.plan.kernels import resolve
 from appliance.plan.machine import Gpu, Machine
 from appliance.plan.plan import Plan, plan
 from appliance.plan.prove import prove
-from appliance.plan.ranks import rank_lacks
+from appliance.plan.ranks import Rooms
 from appliance.rules import kernels as kernel_rules
 from appliance.rules.facts import Facts, ModelFacts, model_facts
 from appliance.rules.ranks import RULES as RANKS
@@ -260,8 +260,8 @@ def test_fewer_requests_run_where_their_logits_would_fill_the_memory(tmp_path: P
     assert reasons(tell(tmp_path, "", facts=facts))["engine.scheduling.max_running"][0] == 256
     small = replace(CPU, memory_free=4 * GIB)
     value, why = reasons(tell(tmp_path, "", small, facts))["engine.scheduling.max_running"]
-    # 20 bytes a logit: 732 MiB for 256 rows, and an eighth of 0.85 · 4 GiB is 435 MiB
-    assert value == 128 and why == "logits of 256 would take 732.4 MiB, and 435.2 MiB are an eighth of what is usable"
+    # 12 bytes a logit: 439 MiB for 256 rows, and an eighth of 0.85 · 4 GiB is 435 MiB
+    assert value == 128 and why == "logits of 256 would take 439.5 MiB, and 435.2 MiB are an eighth of what is usable"
     asked = tell(tmp_path, "engine: {scheduling: {max_running: 256}}\n", small, facts).plan
     assert asked is not None and asked.engines[0].max_running == 256
 
@@ -400,19 +400,22 @@ def test_memory_decides_the_number_of_ranks_where_it_is_open(tmp_path: Path) -> 
     (tmp_path / "m.yaml").write_text(
         "apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware: {memory_share: 1}\nparallelism: {tensor: auto}\n"
     )
-    settings, facts = load(Given(tmp_path / "m.yaml")), checkpoint()
+    # weights, and a step of theirs, that take more than what ranks exchange their sums through
+    block = (checkpoint().model.blocks[0][0], Branch(body=MLP(hidden=32, inner=1_000_000)))
+    facts = checkpoint(model=replace(checkpoint().model, blocks=(block,)))
+    settings = load(Given(tmp_path / "m.yaml"))
 
     def host(free: int) -> Machine:
-        return replace(GPU, gpus=(replace(H100, free=free),) * 4)
+        return replace(GPU, gpus=(replace(H100, free=free),) * 4, memory_free=64 * GIB)
 
     def needs(ranks: int) -> int:
         """The least memory of a GPU with which so many ranks fit, found by halving."""
-        low, high = 0, 8 * GIB
+        low, high = 0, 64 * GIB
         while high - low > 1:
             middle = (low + high) // 2
-            view = replace(View(Facts(ModelFacts(), host(middle))), device="cuda", kernels="triton", tensor=ranks)
+            view = View(Facts(ModelFacts(), host(middle)), device="cuda", kernels="triton", graphs=True, tensor=ranks)
             view = replace(view, dtype="bfloat16", kv_cache="bfloat16")
-            low, high = (low, middle) if not rank_lacks(settings, facts, host(middle))(view) else (middle, high)
+            low, high = (low, middle) if not Rooms(settings, facts, host(middle)).lacks(view) else (middle, high)
         return high
 
     one, two, four = needs(1), needs(2), needs(4)
@@ -421,8 +424,6 @@ def test_memory_decides_the_number_of_ranks_where_it_is_open(tmp_path: Path) -> 
         found = resolve(settings, facts, host(free))
         assert found.view.tensor == ranks, (free, one, two, four)
     assert found.choices["parallelism.tensor"].reason.startswith("fewer ranks lack the memory")
-    with pytest.raises(
-        Refused, match="4 ranks are the most that are possible, and each lacks 1 B for weights"
-    ) as caught:
-        resolve(settings, facts, host(four - 1))
+    with pytest.raises(Refused, match="no memory for one block of cache|a request of 2 tokens needs") as caught:
+        plan(settings, facts, host(four - 1))
     assert caught.value.cause == exits.MEMORY

@@ -26,6 +26,7 @@ class Device:
     """Draws the lowest token a row's mask allows, or 1."""
 
     weight_bytes = kv_bytes = 0
+    memory = ()
     seconds = {}
 
     def __init__(self, blocks=40):
@@ -240,7 +241,13 @@ def test_a_request_can_be_explained(tmp_path, capsys):
     record(tmp_path / "r")
     assert replay_main([str(tmp_path / "r"), "--explain", "1"]) == 0
     said = capsys.readouterr().out
-    for words in ("queued with 7 prompt", "runs in slot", "preempted at", "needs blocks", "ends with length after 30"):
+    for words in (
+        "0.0 ms: queued with 7 prompt",
+        "runs from step 1 on",
+        "preempted at",
+        "needs",
+        "ends (length) with 30 tokens",
+    ):
         assert words in said
     assert replay_main([str(tmp_path / "r"), "--explain", "nobody"]) == 1
 
@@ -281,7 +288,7 @@ def test_a_bounded_recording_keeps_the_last_steps_and_replays_from_where_it_begi
     assert f"{len(kept)} steps of 1 runs: all plans equal" in out
     assert err == f"the recording begins after step {outcome.dropped}; what was before is no longer kept\n"
     assert replay_main([str(tmp_path / "r"), "--explain", "59"]) == 0
-    assert "ends with length after 30" in capsys.readouterr().out
+    assert "ends (length) with 30 tokens" in capsys.readouterr().out
 
 
 def test_the_newer_file_of_a_bounded_recording_replays_alone(tmp_path):

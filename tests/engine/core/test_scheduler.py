@@ -8,6 +8,7 @@ import pytest
 from scheduler_simulation import WINDOWS, Load, expected, make_layout, next_token, run, simulate
 
 from engine.api.errors import RequestError
+from engine.api.events import Admitted, Blocked, Ended, Preempted, Queued
 from engine.api.messages import Grammar, Logprob, Sampling, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.plan import StepResult
@@ -18,6 +19,13 @@ from engine.models.parts import DynamicScaling, LongScaling, Rope
 def scheduler(**changes):
     settings = {"layout": make_layout((None,)), "blocks": 41, "max_context": 100, "max_step_tokens": 16, **changes}
     return Scheduler(SchedulerConfig(**settings))
+
+
+def telling(**changes):
+    """A scheduler, and what it tells: (id, time, event)."""
+    told = []
+    made = scheduler(**changes)
+    return Scheduler(made.config, lambda *happened: told.append(happened)), told
 
 
 def submit(id, prompt, max_tokens=4, **changes):
@@ -373,3 +381,55 @@ def test_forgetting_the_prefix_cache_leaves_what_runs_alone():
 def test_the_oracle_knows_the_first_token():
     request = submit("a", [1, 2, 3], 1)
     assert expected(request, 100) == ([next_token([1, 2, 3])], "length", None)
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_runs_at_once_is_told_so_and_what_the_cache_gave():
+    told_to, told = telling()
+    told_to.submit(submit("a", range(9)), 1.0)
+    step(told_to, now=2.0)
+    finish(told_to)
+    told_to.submit(submit("b", range(9)), 3.0)
+    step(told_to, now=4.0)
+    assert told[:2] == [("a", 1.0, Queued(9, 0, 0)), ("a", 2.0, Admitted(1, 9, 0))]
+    assert told[2][0] == "a" and told[2][2] == Ended("length", 4)
+    assert told[3:] == [("b", 3.0, Queued(9, 0, 0)), ("b", 4.0, Admitted(5, 9, 8))]
+
+
+def test_the_first_that_waits_is_told_once_what_it_lacks_and_who_has_it():
+    told_to, told = telling(blocks=9, prefix_cache=False)  # of 4 tokens, one of them the null block
+    for number, (id, length) in enumerate((("big", 15), ("small", 3), ("next", 11), ("last", 3))):
+        told_to.submit(submit(id, range(length), 9), float(number))
+    for number in range(3):
+        step(told_to, now=10.0 + number)
+    blocked = [happened for happened in told if isinstance(happened[2], Blocked)]
+    assert blocked == [("next", 11.0, Blocked("blocks", 3, 1, (("big", 4), ("small", 1))))]
+    assert [happened[2].ahead for happened in told if isinstance(happened[2], Queued)] == [0, 1, 2, 3]
+    assert str(blocked[0][2]) == (
+        "first to wait: KV cache full, 3 blocks needed and 1 free; most are held by big (4), small (1)"
+    )
+
+
+def test_a_full_batch_is_told_by_the_key_that_bounds_it():
+    told_to, told = telling(max_running=2)
+    for id in "abc":
+        told_to.submit(submit(id, (1, 2)), 0.0)
+    step(told_to, now=1.0)
+    step(told_to, now=2.0)
+    assert [happened for happened in told if isinstance(happened[2], Blocked)] == [("c", 1.0, Blocked("places", 2, 0))]
+    assert "all 2 places of the batch are taken (engine.scheduling.max_running)" in str(told[-1][2])
+    finish(told_to)
+    assert [happened[2].step for happened in told if isinstance(happened[2], Admitted)] == [1, 1, 5]
+
+
+def test_a_preemption_is_told_with_the_one_that_needed_the_blocks_and_told_again_when_it_blocks_again():
+    told_to, told = telling(blocks=9, prefix_cache=False)
+    told_to.submit(submit("first", range(13), 16), 0.0)
+    told_to.submit(submit("second", range(6), 16), 0.0)
+    assert {id: len(ids) for id, ids in finish(told_to).items()} == {"first": 16, "second": 16}
+    preempted = next(happened for happened in told if isinstance(happened[2], Preempted))
+    assert preempted[0] == "second" and preempted[2].by == "first"
+    after = told[told.index(preempted) + 1]
+    assert after[0] == "second" and after[2].lacks == "blocks" and after[2].holders[0][0] == "first"

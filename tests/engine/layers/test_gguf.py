@@ -14,10 +14,12 @@ from gguf.quants import quantize
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from engine.api.errors import CheckpointError
-from engine.models.checkpoint import check_tensors, read_checkpoint, weight_bytes
+from engine.models.checkpoint import check_tensors, read_checkpoint
+from engine.models.footprint import part_bytes
 from engine.weights.files import Weights
 from engine.weights.quantized import QuantizedWeights
 from kernels.cpu.library import best
+from tests.engine.layers.planned import predicted
 from tests.engine.quantized_writers import random_model
 
 NAMES = {
@@ -149,9 +151,7 @@ def test_a_compiled_model_stays_near_transformers(kind, tmp_path, driver, ids):
     folder, prompt = write(tmp_path / "m", types, architecture, **more), ids(17, 1)
     engine = driver(folder, kernels=best())
     assert near(engine.run(prompt, 5), want(folder, prompt, architecture, more))
-    planned, held = weight_bytes(engine.checkpoint, 4, compiled=True), engine.model.weight_bytes
-    # An embedding that is only looked up counts in the plan, and as a view of the file not in what is held.
-    assert planned - 128 * 128 * 4 <= held <= planned * 1.01
+    assert part_bytes(predicted(engine.checkpoint, best())) == engine.model.held.parts
 
 
 def test_blocks_are_held_as_they_are_and_others_restored(tmp_path, driver, compiled):
@@ -197,8 +197,7 @@ def test_what_is_restored_may_be_rounded(tmp_path, driver, ids):
     assert near(engine.run(prompt, 9), driver(folder).run(prompt, 9))
     forms = [layer.weight.form for layer in linears(engine)]
     assert forms[:3] == ["tiles_int4"] * 3 and forms[3] in ("amx_int8", "tiles_int8")
-    planned = weight_bytes(engine.checkpoint, 4, compiled=True, bits="int8")
-    assert planned <= engine.model.weight_bytes <= planned * 1.01
+    assert part_bytes(predicted(engine.checkpoint, best(), bits="int8")) == engine.model.held.parts
 
 
 def test_plain_numbers_in_half_precision_keep_their_size(tmp_path, driver):

@@ -8,9 +8,9 @@ from engine.api.errors import CheckpointError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers.model import TextModel
-from engine.models.checkpoint import read_checkpoint, weight_bytes
+from engine.models.checkpoint import read_checkpoint
 from engine.models.parts import has_experts
-from engine.models.sources import linear_paths, routers
+from engine.models.sources import elements, linear_paths, routers, sources
 
 
 def loaded(path, dtype=torch.float32, progress=lambda fraction: None):
@@ -31,7 +31,7 @@ def changed(saved, change):
 def test_every_architecture_is_made_of_exactly_the_tensors_that_transformers_saved(case, checkpoint):
     """Sources are derived from the declaration; transformers wrote the names and shapes."""
     model, read = loaded(checkpoint(case).path)
-    assert sum(torch.Size(info.shape).numel() for info in read.tensors.values()) * 4 == weight_bytes(read, 4)
+    assert sum(torch.Size(info.shape).numel() for info in read.tensors.values()) == elements(sources(read.model))
 
 
 def test_every_projection_has_the_path_that_transformers_gives_its_module(case, checkpoint):

@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from engine.api.errors import CheckpointError
-from engine.models.checkpoint import check_tensors, read_checkpoint, weight_bytes
+from engine.models.checkpoint import check_tensors, read_checkpoint
+from engine.models.footprint import part_bytes
 from engine.models.ranks import tensor_problem
 from engine.models.sources import linear_paths, projections, sources
 from engine.weights.files import Weights
@@ -18,6 +19,7 @@ from kernels.cpu.library import best
 from kernels.cpu.packing import pack
 from kernels.cpu.program import Program, StepData
 from kernels.quantisation import rounded_rows
+from tests.engine.layers.planned import predicted
 from tests.engine.quantized_writers import KINDS, write
 
 
@@ -118,18 +120,6 @@ def test_projections_are_held_in_their_own_bits(kind, written, driver):
     wanted = {4: "tiles_int4", 8: "groups_int8" if KINDS[kind].group else eight or "tiles_int8"}[KINDS[kind].bits]
     assert forms == {wanted}
     assert {layer.weight.form for layer in linears(engine.model) if layer.name in left_out} <= {"tiles_f32"}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_planned_bytes_are_those_that_are_held(kind, written, driver):
-    checkpoint = read_checkpoint(written(kind).path)
-    embed = checkpoint.model.embed.vocab * checkpoint.model.embed.hidden * 4  # stays a view of the file
-    for kernels in ("torch", best()):
-        engine = driver(written(kind).path, kernels=kernels)
-        planned = weight_bytes(checkpoint, 4, compiled=kernels != "torch") - embed
-        orders = [getattr(layer.weight, "order", None) for layer in linears(engine.model)]
-        small = sum(order.nbytes for order in orders if order is not None)  # is not planned for
-        assert engine.model.weight_bytes == planned + small, kernels
 
 
 @pytest.mark.parametrize("kind", ["gptq-64-ordered", "w8a8"])
@@ -271,8 +261,7 @@ def test_sources_of_different_forms_are_restored_together(own, driver, ids):
     assert near(engine.run(prompt, 9), made.logits(prompt))
     forms = [layer.weight.form for layer in linears(engine.model)]
     assert forms == ["tiles_int4", "tiles_int4", "tiles_f32", *["tiles_int4"] * 4, "tiles_f32"]
-    planned = weight_bytes(engine.checkpoint, 4, compiled=True)
-    assert planned - 128 * 128 * 4 <= engine.model.weight_bytes <= planned
+    assert part_bytes(predicted(engine.checkpoint, best())) == engine.model.held.parts
 
 
 def test_a_head_may_be_quantized_too(tmp_path, driver, ids):

@@ -13,12 +13,13 @@ from safetensors.torch import load_file, save_file
 from benchmarks.rounding import DEMO, compare, conversations
 from engine.api.errors import CheckpointError
 from engine.layers.mlp import ExpertsLayer
-from engine.models.checkpoint import weight_bytes
+from engine.models.footprint import part_bytes
 from engine.weights.packed import PackedFile
 from kernels.cpu.library import best
 from kernels.cpu.packing import Tiling
 from kernels.cpu.program import Team
 from kernels.quantisation import to_int4, to_int8
+from tests.engine.layers.planned import predicted
 
 SOME = ["llama", "qwen2", "gemma2", "cohere", "starcoder2", "olmo2", "mixtral", "qwen2-moe", "olmoe"]
 
@@ -80,15 +81,6 @@ def test_torch_refuses_rounded_weights(checkpoint, driver):
 
 
 @pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
-def test_the_planned_bytes_are_those_that_are_held(bits, bf16_checkpoint, driver, compiled):
-    """Up to the padding of small matrices."""
-    engine = driver(bf16_checkpoint("qwen2").path, kernels=compiled, bits=bits)
-    planned = weight_bytes(engine.checkpoint, 4, compiled=True, bits=bits)
-    padding = {"stored": 1.45, "int8": 2.0, "int4": 2.5}[bits]
-    assert planned * 0.99 <= engine.model.weight_bytes <= planned * padding
-
-
-@pytest.mark.parametrize("bits", ["stored", "int8", "int4"])
 def test_the_planned_bytes_of_experts_are_those_that_are_held_to_the_byte(bits, tmp_path, driver, compiled):
     """Of sizes that need no padding: router and shared gate together are 32 rows. They are never rounded."""
     config = transformers.Qwen2MoeConfig(
@@ -108,8 +100,7 @@ def test_the_planned_bytes_of_experts_are_those_that_are_held_to_the_byte(bits, 
     )
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
     engine = driver(tmp_path, kernels=compiled, bits=bits)
-    planned = weight_bytes(engine.checkpoint, 4, compiled=True, bits=bits)
-    assert engine.model.weight_bytes == planned
+    assert part_bytes(predicted(engine.checkpoint, compiled, bits=bits)) == engine.model.held.parts
     kept = [layer.router for layer in experts_of(engine.model)]
     assert [router.weight.form.partition("_")[2] for router in kept] == ["bf16"]
     experts = 31 * 3 * 64 * 64
@@ -118,13 +109,6 @@ def test_the_planned_bytes_of_experts_are_those_that_are_held_to_the_byte(bits, 
         mlp.up.weight.nbytes + mlp.down.weight.nbytes for layer in experts_of(engine.model) for mlp in layer.experts
     )
     assert held == each[bits]
-
-
-def test_torch_holds_the_planned_bytes_of_experts(checkpoint, driver):
-    for name in ("mixtral", "qwen2-moe", "olmoe"):
-        engine = driver(checkpoint(name).path)
-        table = 0 if engine.checkpoint.model.head.tied else engine.model.vocabulary.table.nbytes  # stays in the file
-        assert engine.model.weight_bytes + table == weight_bytes(engine.checkpoint, 4)
 
 
 def experts_of(model):

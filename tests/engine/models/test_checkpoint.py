@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.api.errors import CheckpointError, UnknownArchitecture
-from engine.models.checkpoint import check_tensors, read_checkpoint, weight_bytes
+from engine.models.checkpoint import check_tensors, read_checkpoint
+from engine.models.footprint import Holder, weight_bytes
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -88,7 +89,10 @@ def test_a_whole_checkpoint_is_read(folder):
     assert {name: info.shape for name, info in read.tensors.items()} == TENSORS
     assert read.architecture == "LlamaForCausalLM"
     assert (read.dtype, read.eos_token_ids, read.generation) == ("bfloat16", (3, 4), {})
-    assert weight_bytes(read, 2) == sum(torch.Size(shape).numel() for shape in TENSORS.values()) * 2
+    numbers = sum(torch.Size(shape).numel() for shape in TENSORS.values())
+    norms = sum(shape[0] for shape in TENSORS.values() if len(shape) == 1)
+    planned = weight_bytes(read.model, read.tensors, read.quantization, Holder(dtype="bfloat16", device="cuda"))
+    assert planned == 2 * numbers + 2 * norms  # norms are held in float32
 
 
 def test_offsets_point_to_the_numbers(folder):

@@ -1,0 +1,164 @@
+"""All durable replies of a gateway, by key: bounded in time and bytes, and read back from the log at the start."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from appliance.durable.entry import Entry
+from appliance.durable.log import Log, framed
+from appliance.durable.records import Dropped, Ended, Gained, Identity, Opened, decode, encode
+from appliance.observe.metrics import Metrics
+from engine.api.messages import Submit
+
+log = logging.getLogger(__name__)
+
+SLACK_BYTES = 2**20  # of records of what is gone, before the file is written anew
+
+
+class JournalFull(Exception):
+    """All that may be kept is taken by replies that are being generated."""
+
+
+class Ledger:
+    """`keep_s`: how long an ended reply, or one that nobody asks for, is kept; `size` bounds the bytes of all, of which
+    the file has at most about twice as many. `outputs`: what another configuration gave is not gone on with. Raises
+    JournalTaken, OSError."""
+
+    def __init__(
+        self,
+        path: Path,
+        metrics: Metrics,
+        *,
+        outputs: str,
+        keep_s: float,
+        size: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._log = Log(path, self._failed)
+        self._metrics = metrics
+        self._outputs = outputs
+        self._keep_s = keep_s
+        self._size = size
+        self._clock = clock
+        self._entries: dict[bytes, Entry] = {}
+        self._numbers = itertools.count()
+        self._most = 0  # bytes of the file from which on it is written anew
+        self._restore()
+        self._log.start()
+
+    def _restore(self) -> None:
+        read = self._log.read()
+        if read.skipped:
+            log.error("%s: %d broken stretches are skipped; what they held is generated again", self._log.path,
+                      read.skipped)  # fmt: skip
+            self._metrics.add("journal_skipped_records", read.skipped)
+        found: dict[int, Entry] = {}
+        last = -1
+        for record in read.records:
+            try:
+                value = decode(record)
+            except msgspec.DecodeError:  # whole, and of another version
+                self._metrics.add("journal_skipped_records", 1)
+                continue
+            last = max(last, value.entry)
+            entry = found.get(value.entry)
+            match value:
+                case Opened():
+                    found[value.entry] = Entry(value, self._write)
+                case Gained() if entry is not None and value.number == len(entry.gained):
+                    entry.take(record)  # behind a hole all is generated again
+                case Ended() if entry is not None and value.deltas == len(entry.gained):
+                    entry.state, entry.ended_at = "ended", value.at
+                case Dropped():
+                    found.pop(value.entry, None)
+        self._numbers = itertools.count(last + 1)
+        for entry in found.values():
+            if entry.opened.outputs == self._outputs and not self._is_old(entry):
+                self._entries[entry.opened.key] = entry
+        if found:
+            log.info("%s: %d of %d durable replies are known again", self._log.path, len(self._entries), len(found))
+        self._rewrite()
+
+    def find(self, key: bytes) -> Entry | None:
+        entry = self._entries.get(key)
+        if entry is not None and self._is_old(entry):
+            del self._entries[key]
+            return None
+        return entry
+
+    def open(self, key: bytes, body: bytes, identity: Identity, submits: tuple[Submit, ...]) -> Entry:
+        """A new entry of this key. Raises JournalFull."""
+        opened = Opened(next(self._numbers), key, body, identity, submits, self._outputs, self._clock())
+        entry = Entry(opened, self._write)
+        self._make_room(entry.size)
+        self._entries[key] = entry
+        self._write(encode(opened))
+        return entry
+
+    def over(self, entry: Entry) -> None:
+        """Its generation ended or failed; what failed is void, so that it can be tried anew."""
+        if entry.failure is None:
+            entry.ended_at = self._clock()
+            return
+        if self._entries.get(entry.opened.key) is entry:
+            del self._entries[entry.opened.key]
+        self._write(encode(Dropped(entry.opened.entry)))
+
+    async def flushed(self) -> None:
+        """Waits until all that was written is on the disk."""
+        await asyncio.wrap_future(self._log.flushed())
+
+    async def stop(self) -> None:
+        for entry in list(self._entries.values()):
+            await entry.pause()
+        self._log.stop()
+
+    def _is_old(self, entry: Entry) -> bool:
+        if entry.state == "running" or entry.followers:
+            return False
+        return self._clock() - max(entry.opened.at, entry.ended_at) > self._keep_s
+
+    def _write(self, record: bytes) -> None:
+        self._log.append(framed(record))
+        if self._log.size > self._most:
+            self._make_room(0)
+            self._rewrite()
+        self._metrics.set("journal_bytes", self._log.size)
+
+    def _rewrite(self) -> None:
+        """The file without what is gone."""
+        self._log.replace(self._records())
+        self._most = 2 * self._log.size + SLACK_BYTES
+
+    def _make_room(self, wanted: int) -> None:
+        """Forgets what is old, then of what nobody generates or reads the oldest."""
+        for key, entry in list(self._entries.items()):
+            if self._is_old(entry):
+                del self._entries[key]
+        idle = [entry for entry in self._entries.values() if entry.state != "running" and not entry.followers]
+        idle.sort(key=lambda entry: (entry.state != "ended", entry.ended_at or entry.opened.at))
+        held = sum(entry.size for entry in self._entries.values())
+        for entry in idle:
+            if held + wanted <= self._size:
+                return
+            del self._entries[entry.opened.key]
+            held -= entry.size
+        if wanted and held + wanted > self._size:
+            raise JournalFull
+
+    def _records(self) -> Iterator[bytes]:
+        for entry in self._entries.values():
+            yield framed(encode(entry.opened))
+            yield from map(framed, entry.gained)
+            if entry.state == "ended":
+                yield framed(entry.ending())
+
+    def _failed(self, error: OSError) -> None:
+        log.error("%s: %s; streams go on, but a restart of the gateway would generate them again",
+                  self._log.path, error.strerror)  # fmt: skip
+        self._metrics.add("journal_errors", 1)

@@ -1,0 +1,177 @@
+"""Why a request took as long as it did: what happened to it, in the gateway and in engines, on one clock.
+
+An engine tells of a sequence by the router's key; gateway and engines read the same monotonic clock of the machine.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine.api.events import Admitted, Blocked, Event, Finish, Outgrown, Preempted, Queued, Told, counted
+
+MOST_EVENTS = 200  # of one sequence; more leave out the middle
+
+
+class Arrived(msgspec.Struct, frozen=True, tag="arrived"):
+    """`open` other sequences were under way; `emitted` tokens it had from before."""
+
+    prompt: int
+    emitted: int
+    open: int
+
+    def __str__(self) -> str:
+        others = f"; {counted(self.open, 'other')} under way" if self.open else ""
+        again = f", going on behind token {self.emitted:,}" if self.emitted else ""
+        return f"arrives with {counted(self.prompt, 'prompt token')}{again}{others}"
+
+
+class Held(msgspec.Struct, frozen=True, tag="held"):
+    """No engine could take it."""
+
+    def __str__(self) -> str:
+        return "no engine serves: it is held"
+
+
+class Placed(msgspec.Struct, frozen=True, tag="placed"):
+    engine: str
+    emitted: int
+
+    def __str__(self) -> str:
+        return f"engine {self.engine} takes it" + (f", behind token {self.emitted:,}" if self.emitted else "")
+
+
+class Interrupted(msgspec.Struct, frozen=True, tag="interrupted"):
+    """Its engine is gone, at `emitted` tokens."""
+
+    engine: str
+    why: str
+    emitted: int
+
+    def __str__(self) -> str:
+        return f"engine {self.engine} is gone behind token {self.emitted:,} ({self.why}): it is held"
+
+
+class Tried(msgspec.Struct, frozen=True, tag="tried"):
+    """It is a suspect: engines died under it."""
+
+    alone: bool
+
+    def __str__(self) -> str:
+        return f"engines died under it: it is tried {'alone' if self.alone else 'apart from others'}"
+
+
+class FirstToken(msgspec.Struct, frozen=True, tag="first_token"):
+    def __str__(self) -> str:
+        return "first token"
+
+
+class Over(msgspec.Struct, frozen=True, tag="over"):
+    finish: Finish
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"over ({self.finish}) with {counted(self.tokens, 'token')}"
+
+
+Happening = Event | Arrived | Held | Placed | Interrupted | Tried | FirstToken | Over
+
+# The state that a sequence is in from then on; what is not here changes none.
+_STATES = {
+    Arrived: "gateway",
+    Held: "held",
+    Interrupted: "held",
+    Placed: "gateway",
+    Queued: "queued",
+    Blocked: "blocked",
+    Preempted: "preempted",
+    Outgrown: "queued",
+    Admitted: "prefill",
+    FirstToken: "decode",
+}
+
+
+@dataclass
+class Story:
+    """What happened to one sequence, (monotonic seconds, what) in order of time. `left_out` events are missing behind
+    the first half of MOST_EVENTS."""
+
+    id: str
+    events: list[tuple[float, Happening]] = field(default_factory=list)
+    left_out: int = 0
+
+    def add(self, at: float, what: Happening) -> None:
+        if len(self.events) == MOST_EVENTS:
+            del self.events[MOST_EVENTS // 2]
+            self.left_out += 1
+        self.events.append((at, what))
+
+    def told(self) -> dict[str, Any]:
+        """As JSON: times in milliseconds since its arrival, and how long it was in each state."""
+        events = sorted(self.events, key=lambda event: event[0])
+        start = events[0][0]
+        shown = [
+            {"at_ms": round(1000 * (at - start), 1), **msgspec.to_builtins(what), "text": str(what)}
+            for at, what in events
+        ]
+        left_out = {"left_out": self.left_out} if self.left_out else {}
+        return {"id": self.id, "spent_ms": self._spent(events), "events": shown, **left_out}
+
+    def _spent(self, events: list[tuple[float, Happening]]) -> dict[str, float]:
+        """Milliseconds by state. Behind its first token a sequence that runs again decodes, whatever it computes."""
+        found: dict[str, float] = {}
+        state, since, started = "", 0.0, False
+        for at, what in events:
+            if state:
+                found[state] = found.get(state, 0.0) + 1000 * (at - since)
+            started = started or isinstance(what, FirstToken)
+            state = _STATES.get(type(what), state)
+            if isinstance(what, Over):
+                state = ""
+            if state == "prefill" and started:
+                state = "decode"
+            since = at
+        return {name: round(value, 1) for name, value in found.items()}
+
+
+class Stories:
+    """Those of the last `most` sequences, by the router's keys (`<id>#<number>`)."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._stories: OrderedDict[str, Story] = OrderedDict()
+
+    def begin(self, key: str) -> None:
+        if self._most:
+            self._stories[key] = Story(public(key))
+            while len(self._stories) > self._most:
+                self._stories.popitem(last=False)
+
+    def add(self, key: str, at: float, what: Happening) -> None:
+        story = self._stories.get(key)
+        if story is not None:
+            story.add(at, what)
+
+    def told(self, told: Told) -> None:
+        """What an engine tells."""
+        for key, at, event in told.events:
+            match event:
+                case Blocked():
+                    holders = tuple((public(id), blocks) for id, blocks in event.holders)
+                    event = msgspec.structs.replace(event, holders=holders)
+                case Preempted():
+                    event = msgspec.structs.replace(event, by=public(event.by))
+            self.add(key, at, event)
+
+    def of(self, request: str) -> Iterator[Story]:
+        """The sequences of a request, by its id or that of one of them, the newest request of several last."""
+        for story in self._stories.values():
+            if story.id == request or story.id.rpartition("-")[0] == request:
+                yield story
+
+
+def public(key: str) -> str:
+    """The id of a sequence, which its request's client knows, from the router's key."""
+    return key.rpartition("#")[0] or key

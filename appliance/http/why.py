@@ -1,0 +1,24 @@
+"""GET /v1/requests/{id}/why: what happened to a request and why (docs/http.md)."""
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse
+
+from appliance.http.errors import NotFound
+from appliance.http.service import service_of
+
+router = APIRouter(tags=["why"])
+
+PREFIXES = ("chatcmpl-", "cmpl-")
+
+
+@router.get("/v1/requests/{request_id}/why")
+async def why(request: Request, request_id: str) -> JSONResponse:
+    """What happened to each choice of a request: when it waited, for what and for whom, and when it ran."""
+    service = service_of(request)
+    bare = next((request_id.removeprefix(each) for each in PREFIXES if request_id.startswith(each)), request_id)
+    stories = list(service.router.stories.of(bare))
+    if not stories:
+        known = f"the last {service.config.stories} replies are (observability.stories)"
+        message = f"Nothing is remembered of {request_id[:200]!r}; {known}. Ask with the id of a reply or X-Request-Id."
+        raise NotFound(message, "request_id")
+    return JSONResponse({"id": request_id, "choices": [story.told() for story in stories]})

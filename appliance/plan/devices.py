@@ -1,0 +1,126 @@
+"""Devices as data: what a plan assumes of a machine that is not at hand, and the limits of one that is.
+
+Bandwidth and dense arithmetic (no sparsity, sums in float32) are those of the makers' data sheets: NVIDIA's for H100,
+H200, B200 and GB200 NVL72, A100, L4, L40S, A10, T4; its architecture papers for GeForce Ada and Blackwell; Amazon's for
+A10G. `memory` is what nvidia-smi reports, which is less than the data sheet's round number. CPUs: channels and speed of
+their memory by the makers' data sheets, arithmetic as operations a cycle of a core times a clock held under load.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+MIB, GIGA, TERA = 2**20, 10**9, 10**12
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """`calls`: how CUDA names it. Bytes, bytes a second, operations a second by the type that is multiplied; `link`: to
+    the other GPUs of the host, bytes a second in both directions together."""
+
+    name: str
+    calls: str
+    memory: int
+    bandwidth: int
+    bf16: int
+    fp32: int
+    capability: tuple[int, int]
+    link: int
+    link_kind: Literal["NVLink", "PCIe"]
+    fp8: int = 0
+
+    @property
+    def title(self) -> str:
+        return f"NVIDIA {self.name.upper()}"
+
+
+def _gpu(
+    name: str,
+    calls: str,
+    mib: int,
+    gb_s: int,
+    bf16: float,
+    fp32: float,
+    capability: tuple[int, int],
+    link: int,
+    kind: Literal["NVLink", "PCIe"] = "NVLink",
+    fp8: float = 0,
+) -> GpuModel:
+    """mib: MiB that nvidia-smi shows; gb_s and link: GB/s; bf16, fp32, fp8: TFLOP/s."""
+    return GpuModel(
+        *(name, calls, mib * MIB, gb_s * GIGA, int(bf16 * TERA), int(fp32 * TERA), capability, link * GIGA, kind),
+        fp8=int(fp8 * TERA),
+    )
+
+
+GPUS = (
+    _gpu("h100", r"H100 80GB HBM3|H100 SXM", 81559, 3350, 989, 67, (9, 0), 900, fp8=1979),
+    _gpu("h100-pcie", "H100 PCIe", 81559, 2000, 756, 51, (9, 0), 128, "PCIe", fp8=1513),
+    _gpu("h100-nvl", "H100 NVL", 95830, 3900, 835, 60, (9, 0), 600, fp8=1671),
+    _gpu("h200", "H200", 143771, 4800, 989, 67, (9, 0), 900, fp8=1979),
+    _gpu("gb200", "GB200", 189471, 8000, 2500, 80, (10, 0), 1800, fp8=5000),
+    _gpu("b200", "B200", 183359, 8000, 2250, 75, (10, 0), 1800, fp8=4500),
+    _gpu("a100-40", "A100-(SXM4|PCIE|PG509)-?40GB", 40960, 1555, 312, 19.5, (8, 0), 600),
+    _gpu("a100-80", "A100-SXM4-80GB|A100 80GB", 81920, 2039, 312, 19.5, (8, 0), 600),
+    _gpu("l40s", "L40S", 46068, 864, 362, 91.6, (8, 9), 64, "PCIe", fp8=733),
+    _gpu("l4", r"L4\b", 23034, 300, 121, 30.3, (8, 9), 64, "PCIe", fp8=242),
+    _gpu("a10g", "A10G", 23028, 600, 70, 31.5, (8, 6), 64, "PCIe"),
+    _gpu("a10", r"A10\b", 23028, 600, 125, 31.2, (8, 6), 64, "PCIe"),
+    _gpu("t4", r"T4\b", 15360, 320, 65, 8.1, (7, 5), 32, "PCIe"),
+    _gpu("rtx4090", "RTX 4090$", 24564, 1008, 165, 82.6, (8, 9), 64, "PCIe", fp8=330),
+    _gpu("rtx5090", "RTX 5090$", 32607, 1792, 209, 104.8, (12, 0), 128, "PCIe", fp8=419),
+)
+CONTEXT_BYTES = 600 * MIB  # of a CUDA context, which is there before anything is allocated
+# What is known and not served: name → why.
+UNSERVED = {"mi300x": "an AMD GPU of 192 GB; the kernels here are for NVIDIA's", "mi325x": "an AMD GPU of 256 GB"}
+
+
+@dataclass(frozen=True)
+class CpuModel:
+    """A class of server CPUs by its vector unit. `variant`: the compiled kernels it runs; `floats`, `int8`: operations
+    a cycle of a core; `clock` in Hz; bytes a second of one core and of a socket of so many cores."""
+
+    name: str
+    what: str
+    variant: str
+    floats: int
+    int8: int
+    clock: int
+    core_bandwidth: int
+    bandwidth: int
+    socket_cores: int
+
+    def reach(self, cores: int) -> int:
+        """Bytes a second that so many cores read from memory."""
+        sockets = -(-cores // self.socket_cores)
+        return min(cores * self.core_bandwidth, sockets * self.bandwidth)
+
+
+# floats: two fused multiply-adds a cycle; AMX's are three products of bf16 for one of float32, exact.
+CPUS = (
+    CpuModel("cpu", "any x86 server with AVX2", "avx2", 32, 64, 2_600_000_000, 12 * GIGA, 140 * GIGA, 32),
+    CpuModel("avx512", "Xeon of Ice Lake", "avx512", 64, 256, 2_600_000_000, 14 * GIGA, 204 * GIGA, 40),
+    CpuModel("amx", "Xeon of Sapphire Rapids or newer", "amx", 341, 2048, 2_600_000_000, 20 * GIGA, 307 * GIGA, 56),
+    CpuModel("epyc", "EPYC of Genoa or newer", "avx512", 32, 256, 3_100_000_000, 25 * GIGA, 460 * GIGA, 96),
+    CpuModel("graviton", "Graviton 3 or newer", "neon", 32, 128, 2_600_000_000, 20 * GIGA, 307 * GIGA, 64),
+    CpuModel("base", "any other", "base", 8, 8, 2_600_000_000, 10 * GIGA, 50 * GIGA, 64),
+)
+
+
+def gpu_named(name: str) -> GpuModel | None:
+    return next((gpu for gpu in GPUS if gpu.name == name), None)
+
+
+def gpu_called(name: str) -> GpuModel | None:
+    """The model of a GPU by the name that CUDA gives it; None for one that the table lacks."""
+    return next((gpu for gpu in GPUS if name == gpu.title or re.search(gpu.calls, name)), None)
+
+
+def cpu_named(name: str) -> CpuModel | None:
+    return next((cpu for cpu in CPUS if cpu.name == name), None)
+
+
+def cpu_running(kernels: tuple[str, ...]) -> CpuModel:
+    """The class of a CPU that runs these kernels, the fastest first."""
+    best = next(iter(kernels), "base")
+    return next((cpu for cpu in CPUS if cpu.variant == best), CPUS[-1])

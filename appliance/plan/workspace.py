@@ -1,0 +1,221 @@
+"""What an engine takes beside weights and cache: its process, a step's activations and logits, tables, graphs.
+
+Plain arithmetic. Compiled kernels keep the buffers of the largest step from the start on, so theirs is exact; what
+torch and Triton take is the widest layer counted generously, which a GPU's profiling replaces by what it measured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from appliance.plan.account import Step, number, product
+from engine.kv.layout import Layout, blocks_of
+from engine.models.parts import MLP, Attention, Block, Body, Experts, Model, Parallel, all_bodies, bodies
+from engine.models.ranks import share_of
+
+MIB = 2**20
+# Resident memory of an engine process before any weight: interpreter, torch and its libraries. Measured with torch 2.13
+# for CPUs: 398 MiB with the demo served, 228 of them its own and the rest pages of shared libraries. On a GPU it is
+# what the libraries' handles and the allocator's rounding take of the device beside the context.
+PROCESS_BYTES = {"cpu": 400 * MIB, "cuda": 512 * MIB}
+NCCL_BYTES = 512 * MIB  # buffers of each GPU through which ranks exchange. Assumed.
+GRAPH_BYTES = 8 * MIB  # of one captured step, whatever its size
+COPIES = {"torch": 5, "triton": 5}  # of the logits that sampling holds: probabilities, their sorted copy and indices
+COMPILED_COPIES = 3  # in place, but for logprobs of logits that something else then changes
+BUFFER = "buffer"  # the first word of what compiled kernels keep for a step
+LEAST_TOKENS = 64  # that the buffers hold at least (engine/layers/compiled.py)
+SPLIT = 512  # positions of a piece of attention (kernels/cpu/attention.h)
+VECTOR = 16  # floats of the widest vector
+ALIGNED = 32  # words to which a device's tables are aligned (engine/worker/device_table.py)
+MEETING_ROWS = 64  # whose logits ranks join at once (engine/worker/build.py)
+MEETING_ROOMS = 2  # used in turns (kernels/cpu/meeting.h)
+COLUMN_BYTES = 72  # of a slot's sampling parameters and rotation on the host (engine/sampling/columns.py)
+DEVICE_FIELDS = 12  # of a slot on a device (kernels/sampling/columns.py)
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """Tokens of the largest step, and the most requests that run at once."""
+
+    tokens: int
+    rows: int
+
+    @property
+    def slots(self) -> int:
+        return min(self.rows, self.tokens)
+
+
+def workspace(
+    model: Model, *, device: str, kernels: str, size: StepSize, element_bytes: int, threads: int = 1, ranks: int = 1
+) -> tuple[Step, ...]:
+    """All that a rank has of it but tables and graphs. kernels: torch, triton or a compiled variant."""
+    process = Step("process", number(PROCESS_BYTES[device]), PROCESS_BYTES[device])
+    found = [process, *_exchange(model, device, kernels, size, ranks)]
+    if kernels in COPIES:
+        found.append(
+            product("activations (tokens × widest layer)", size.tokens, widest_layer(model, ranks), element_bytes)
+        )
+        found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COPIES[kernels]))
+        return tuple(found)
+    for name, width in step_widths(model, ranks).items():
+        found.append(product(f"{BUFFER} {name} (tokens × width)", max(size.tokens, LEAST_TOKENS), width, 4))
+    found.append(product("packed rows (tokens × inputs)", size.tokens + VECTOR, *_packed(model, ranks), 4))
+    found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COMPILED_COPIES))
+    found.append(product("draw (threads × vocab)", threads, model.embed.vocab, 8))
+    return tuple(found)
+
+
+def _exchange(model: Model, device: str, kernels: str, size: StepSize, ranks: int) -> tuple[Step, ...]:
+    """What ranks exchange their sums and logits through, beside what one rank would have."""
+    if ranks == 1:
+        return ()
+    hidden, share = size.tokens * model.embed.hidden, -(-model.embed.vocab // ranks)
+    if kernels not in COPIES:
+        floats = max(hidden, min(size.rows, MEETING_ROWS) * share)
+        return (
+            product("place of a rank in the meeting (rooms × floats)", MEETING_ROOMS, floats, 4),
+            product("a rank's own logits (rows × vocab / ranks)", size.slots, share, 4),
+        )
+    found = (
+        product("sums of the ranks, gathered (ranks + 1, tokens, hidden)", ranks + 1, hidden, 4),
+        product("logits of the ranks, gathered (ranks + 1, rows, vocab / ranks)", ranks + 1, size.slots, share, 4),
+    )
+    return found if device == "cpu" else (*found, Step("buffers of nccl", number(NCCL_BYTES), NCCL_BYTES))
+
+
+def logits_bytes(model: Model, rows: int, kernels: str) -> int:
+    """Of so many rows in float32, with the copies that sampling makes of them."""
+    return rows * model.embed.vocab * 4 * COPIES.get(kernels, COMPILED_COPIES)
+
+
+def step_widths(model: Model, ranks: int = 1) -> dict[str, int]:
+    """Floats of a token in each buffer of a compiled step (engine/layers/compiled.py asks for the same)."""
+    hidden = model.embed.hidden
+    widths = {"x": hidden, "normed": hidden, "out": hidden}
+
+    def wide(name: str, width: int) -> None:
+        widths[name] = max(width, widths.get(name, 0))
+
+    def mlp(part: MLP) -> None:
+        inner = _own(part.inner, ranks)
+        wide("up", inner * (1 if part.gate is None else 2))
+        wide("activated", inner)
+
+    for body in all_bodies(model):
+        match body:
+            case Attention():
+                heads = _own(body.heads, ranks)
+                wide("qkv", (heads + 2 * _own(body.kv_heads, ranks)) * body.head_dim)
+                wide("attended", heads * body.head_dim)
+            case MLP():
+                mlp(body)
+            case Experts():
+                k, inner = body.chosen, _own(body.inner, ranks)
+                wide("router", body.count + (body.shared_gate is not None))
+                wide("chosen", k)
+                wide("weights", k)
+                wide("pairs_up", k * 2 * inner)
+                wide("pairs_activated", k * inner)
+                wide("pairs", k * hidden)
+                if body.shared is not None:
+                    wide("shared", hidden)
+                    mlp(body.shared)
+    if any(isinstance(branch.body, Parallel) for block in model.blocks for branch in block):
+        widths["other"] = hidden
+    return widths
+
+
+def _packed(model: Model, ranks: int) -> tuple[int, ...]:
+    """Floats of a token in the order in which kernels read it: twice its inputs, for matrix tiles of bf16 hold three
+    parts of it; of a token with experts, a row for each."""
+    most, times = 2 * model.embed.hidden, 1
+    for body in all_bodies(model):
+        match body:
+            case Attention():
+                most = max(most, 2 * _own(body.heads, ranks) * body.head_dim)
+            case MLP():
+                most = max(most, 2 * _own(body.inner, ranks))
+            case Experts():
+                shared = 0 if body.shared is None else _own(body.shared.inner, ranks)
+                most = max(most, 2 * _own(body.inner, ranks), 2 * shared)
+                times = max(times, body.chosen)
+    return (most, times) if times > 1 else (most,)
+
+
+def attention_partials(model: Model, size: StepSize, kv_tokens: int, ranks: int = 1) -> Step:
+    """Parts of rows that several threads attend for, with compiled kernels, where all of the cache is read at once."""
+    heads = max((_own(body.heads, ranks) for body in all_bodies(model) if isinstance(body, Attention)), default=0)
+    dim = max((body.head_dim for body in all_bodies(model) if isinstance(body, Attention)), default=0)
+    pieces = kv_tokens // SPLIT + size.slots
+    return product("parts of attention (pieces × heads × width)", pieces, heads, dim + VECTOR, 4)
+
+
+def tables(layout: Layout, *, device: str, size: StepSize, max_context: int) -> tuple[Step, ...]:
+    """The request table: a token id for every position a request can have, and a place for every block."""
+    width, blocks = max_context + 1, blocks_of(max_context + 1, layout.block_tokens)
+    groups, slots = len(layout.groups), size.slots
+    if device == "cpu":
+        return (
+            product("token ids (requests × positions)", slots, width, 4),
+            product("block tables (groups × requests × blocks)", groups, slots, blocks, 4),
+            product("sampling parameters (requests)", slots, COLUMN_BYTES + 8 * groups),
+        )
+    wide, rows = _aligned(width), _aligned(slots + 1)
+    return (
+        product("token ids (requests × positions)", slots, wide, 4),
+        product("block tables (groups × requests × blocks)", groups, slots, _aligned(blocks), 4),
+        product("sampling parameters (fields × requests)", DEVICE_FIELDS + 1, _aligned(slots), 4),
+        product("rows of a step (words)", 3 * rows + _aligned(wide + 64 * slots + 4096), 4),
+    )
+
+
+def pinned_bytes(*, size: StepSize, max_context: int) -> int:
+    """Page-locked memory of the host through which a GPU's tables change: four uploads on their way."""
+    rows = _aligned(size.slots + 1)
+    return 4 * 4 * (3 * rows + _aligned(_aligned(max_context + 1) + 64 * size.slots + 4096))
+
+
+def graphs(model: Model, *, sizes: Sequence[int], element_bytes: int, ranks: int = 1) -> tuple[Step, ...]:
+    """What captured decode steps take: the activations and logits of the largest, which the smaller ones share, and
+    their descriptions."""
+    if not sizes:
+        return ()
+    rows = max(sizes)
+    return (
+        product("activations of the largest graph", rows, widest_layer(model, ranks), element_bytes),
+        product("logits of the largest graph", rows, model.embed.vocab, 4),
+        product("descriptions of graphs", len(sizes), GRAPH_BYTES),
+    )
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNED) * ALIGNED
+
+
+def widest_layer(model: Model, ranks: int = 1) -> int:
+    """Elements per token that the widest layer holds at once, the hidden states beside it among them."""
+    return max((_activations(block, ranks) for block in model.blocks), default=0) + 4 * model.embed.hidden
+
+
+def _activations(block: Block, ranks: int) -> int:
+    return max((_width(body, ranks) for branch in block for body in bodies(branch)), default=0)
+
+
+def _width(body: Body, ranks: int) -> int:
+    match body:
+        case Attention():
+            return 2 * (2 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
+        case MLP():
+            return 3 * _own(body.inner, ranks)
+    # A token has a row for each expert that it takes; packed, as matrix tiles read them, they take half as much again.
+    inner = _own(body.inner, ranks)
+    packed = 2 * max(body.hidden, inner)
+    shared = 0 if body.shared is None else 3 * _own(body.shared.inner, ranks)
+    return body.chosen * (3 * inner + body.hidden + packed) + shared
+
+
+def _own(units: int, ranks: int) -> int:
+    """Of so many units, a rank's. Raises ValueError where they cannot be shared evenly."""
+    found = share_of(units, 0, ranks)
+    if found is None:
+        raise ValueError(f"{ranks} ranks cannot share {units}")
+    return found[1]

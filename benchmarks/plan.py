@@ -1,0 +1,169 @@
+"""Plans against reality: for every served architecture and format the planned bytes beside those that are held.
+
+`python -m benchmarks.plan [--result FILE]` writes tiny random checkpoints (those of the tests, by transformers and by
+the tests' own writers of quantized formats), plans each for a CPU with two context sizes, builds the engine and counts
+its tensors. The wide one is measured too: what the kernel counts as the process's own memory.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+from appliance.declare.settings import Given, Option, load
+from appliance.plan.machine import Machine
+from appliance.plan.plan import plan
+from benchmarks.machine import facts
+from engine.api.messages import Taken
+from engine.models.checkpoint import read_checkpoint
+from engine.models.footprint import PARTS
+from engine.worker.build import build_worker
+from engine.worker.memory import give_back
+from kernels.cpu.library import best, usable
+from tests.engine.layers import test_gguf
+from tests.engine.layers.conftest import CASES, random_model
+from tests.engine.quantized_writers import KINDS, write
+
+CONTEXTS = (2, 16)  # tokens: the shortest, and what the least of the tiny checkpoints supports
+GGUF_TYPES = ("F16", "BF16", "Q4_0", "Q8_0", "Q5_0")
+HOST = Machine(2, "affinity", 16 * 2**30, "MemAvailable", no_gpu="not used", kernels=usable())
+RESULT = Path(__file__).parent / "results" / "plan.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Bytes. `measured`: what the process kept of loading, by the kernel's count; None where it is too little to tell
+    from its own noise."""
+
+    architecture: str
+    checkpoint: str
+    stored: str
+    kernels: str
+    rounded: str
+    context: int
+    planned: dict[str, int]
+    held: dict[str, int]
+    planned_mapped: int
+    mapped: int
+    measured: int | None = None
+
+    @property
+    def worst(self) -> float:
+        """The largest share by which a part differs."""
+        every = self.planned.keys() | self.held.keys()
+        pairs = [(self.planned.get(part, 0), self.held.get(part, 0)) for part in every]
+        return max(abs(held - planned) / max(planned, held, 1) for planned, held in pairs)
+
+
+def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) -> Row:
+    checkpoint = read_checkpoint(path)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "m.yaml"
+        file.write_text(f"apiVersion: slipway/v1\nmodel: {{path: {path}}}\n")
+        given = ("hardware.threads=1", "engine.scheduling.max_running=5", "quantization.keep=false", *sets)
+        options = tuple(Option("--set", *one.split("=", 1)) for one in given)
+        made = plan(load(Given(file, options, {})), checkpoint, HOST)
+    config, taken = made.engines[0], dict[str, Taken]()
+    give_back()  # what engines before it left does not count
+    worker = build_worker(config, lambda phase, fraction: None, taken.__setitem__)
+    worker.close()
+    return Row(
+        architecture=checkpoint.architecture,
+        checkpoint=name,
+        stored=stored,
+        kernels=config.kernels,
+        rounded=config.weights,
+        context=config.max_context,
+        planned=config.planned,
+        held=worker.held,
+        planned_mapped=made.memory.mapped,
+        mapped=worker.mapped,
+        measured=taken["loading"].kept if wide else None,
+    )
+
+
+def rows(folder: Path) -> Iterator[Row]:
+    for name in CASES:
+        model = random_model(name)
+        for stored, dtype in (("F32", torch.float32), ("BF16", torch.bfloat16)):
+            path = folder / name / stored
+            model.to(dtype).save_pretrained(path)
+            yield from _variants(path, name, stored, bits=("auto", "int8", "int4"))
+    for name, kind in KINDS.items():
+        path = write(folder / name, kind).path
+        yield from _variants(path, name, str(kind.settings["quant_method"]))
+    for kind in GGUF_TYPES:
+        for architecture in ("Llama", "Qwen3"):
+            path = test_gguf.write(folder / f"{architecture}-{kind}", {"": test_gguf.Type[kind]}, architecture)
+            yield from _variants(path, f"{architecture.lower()}-gguf", f"gguf {kind}")
+    yield from _wide(folder / "wide")
+
+
+def _variants(path: Path, name: str, stored: str, bits: tuple[str, ...] = ("auto",)) -> Iterator[Row]:
+    for context in CONTEXTS:
+        asked = f"model.max_context={context}"
+        yield measure(path, name, stored, asked, "hardware.kernels=torch")
+        for one in bits if usable() else ():
+            yield measure(path, name, stored, asked, f"hardware.kernels={best()}", f"quantization.weights={one}")
+
+
+def _wide(path: Path) -> Iterator[Row]:
+    """84 million parameters: enough for the kernel's count to mean something."""
+    config = transformers.LlamaConfig(
+        vocab_size=40000,
+        hidden_size=1024,
+        intermediate_size=6000,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+    )
+    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(path)
+    measure(path, "wide", "BF16", "hardware.kernels=torch")  # what libraries set up on first use is not counted
+    for sets in (("hardware.kernels=torch",), (), ("quantization.weights=int8",), ("quantization.weights=int4",)):
+        yield measure(path, "wide", "BF16", *sets, wide=True)
+
+
+def table(found: list[Row]) -> str:
+    """By stored format and kernels: how many were compared, and how far the worst part was off."""
+    head = ("stored", "kernels", "rounded", "engines", "weights planned", "weights held", "KV held", "worst part")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for kind in dict.fromkeys((row.stored, row.kernels, row.rounded) for row in found):
+        own = [row for row in found if (row.stored, row.kernels, row.rounded) == kind]
+        planned, held = sum(_weights(row.planned) for row in own), sum(_weights(row.held) for row in own)
+        kv, worst = sum(row.held["kv"] for row in own), max(row.worst for row in own)
+        lines.append(f"| {' | '.join(kind)} | {len(own)} | {planned:,} B | {held:,} B | {kv:,} B | {worst:.2%} |")
+    return "\n".join(lines)
+
+
+def _weights(parts: dict[str, int]) -> int:
+    return sum(parts.get(part, 0) for part in PARTS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__.splitlines()[0])
+    parser.add_argument("--result", type=Path, default=RESULT, help=f"JSON to write; default {RESULT.name}")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = list(rows(Path(folder)))
+    rest = json.dumps({"machine": asdict(facts()), "contexts": CONTEXTS})
+    lines = ",\n".join(json.dumps(asdict(row), separators=(",", ":")) for row in found)
+    options.result.write_text(f'{rest[:-1]}, "rows": [\n{lines}\n]}}\n')
+    print(table(found))
+    for row in found:
+        if row.measured is not None:
+            count = _weights(row.planned)
+            print(f"wide, {row.kernels}, {row.rounded}: {count:,} B planned, {row.measured:,} B measured")
+    wrong = [row for row in found if row.worst > 0.02 or row.mapped != row.planned_mapped]
+    print(f"{len(found)} engines, {len(wrong)} with a part off by more than 2 %")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

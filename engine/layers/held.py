@@ -1,0 +1,116 @@
+"""What a loaded model really holds, by the same parts that are planned (engine/models/footprint.py).
+
+Every tensor is counted once, whoever shares it. What lies in a file that is mapped counts apart: its pages are the page
+cache's, which drops them where memory is short.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from engine.layers.block import AttentionLayer, BranchLayer, Sinks
+from engine.layers.linear import LinearLayer
+from engine.layers.mlp import ExpertsLayer, MLPLayer
+from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
+from engine.layers.vocabulary import Vocabulary
+from kernels.cpu.packing import Packed
+
+MAPS = Path("/proc/self/maps")
+_LINE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ (\d+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes by part, and bytes that are read in the checkpoint's file."""
+
+    parts: dict[str, int]
+    mapped: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def held(vocabulary: Vocabulary, branches: Sequence[BranchLayer], norm: NormLayer | None) -> Held:
+    files = _Files()
+    parts: dict[str, int] = {}
+    seen: set[tuple[int, int]] = set()
+    mapped = 0
+    for part, tensor in _tensors(vocabulary, branches, norm):
+        parts.setdefault(part, 0)
+        place = tensor.data_ptr(), tensor.nbytes
+        if place in seen or not tensor.nbytes:
+            continue
+        seen.add(place)
+        if tensor.device.type == "cpu" and place[0] in files:
+            mapped += tensor.nbytes
+        else:
+            parts[part] += tensor.nbytes
+    return Held(parts, mapped)
+
+
+def _tensors(
+    vocabulary: Vocabulary, branches: Sequence[BranchLayer], norm: NormLayer | None
+) -> Iterator[tuple[str, Tensor]]:
+    yield "embedding", vocabulary.table
+    yield from (("head", tensor) for tensor in _pieces(vocabulary.head, vocabulary.bias))
+    for branch in branches:
+        for layer in (branch.before, branch.after):
+            if layer is not None:
+                yield from _norm(layer)
+        for body in branch.bodies:
+            match body:
+                case AttentionLayer():
+                    for one in body.loadables:
+                        yield from _loadable("attention", one)
+                case MLPLayer():
+                    for one in body.loadables:
+                        yield from _loadable("mlp", one)
+                case ExpertsLayer():
+                    for one in body.loadables:
+                        yield from _loadable("experts", one)
+    if norm is not None:
+        yield from _norm(norm)
+
+
+def _loadable(
+    part: str, layer: LinearLayer | NormLayer | HeadNorm | ProjectionNorm | Sinks
+) -> Iterator[tuple[str, Tensor]]:
+    match layer:
+        case LinearLayer():
+            yield from ((part, tensor) for tensor in _pieces(layer.weight, layer.bias))
+        case Sinks():
+            yield part, layer.logits
+        case NormLayer():
+            yield from _norm(layer)
+        case HeadNorm():
+            yield "norms", layer.weight
+        case ProjectionNorm():
+            yield from (("norms", weight) for weight in layer.weights)
+
+
+def _norm(layer: NormLayer) -> Iterator[tuple[str, Tensor]]:
+    yield from (("norms", tensor) for tensor in (layer.weight, layer.bias) if tensor is not None)
+
+
+def _pieces(weight: Tensor | Packed, bias: Tensor | None) -> Iterator[Tensor]:
+    whole = (weight.data, weight.scales, weight.order) if isinstance(weight, Packed) else (weight,)
+    yield from (tensor for tensor in (*whole, bias) if tensor is not None)
+
+
+class _Files:
+    """Which addresses of this process belong to files (proc(5), maps)."""
+
+    def __init__(self) -> None:
+        found = sorted(
+            (int(low, 16), int(high, 16)) for low, high, node in _LINE.findall(MAPS.read_text()) if node != "0"
+        )
+        self._starts, self._ends = [low for low, _ in found], [high for _, high in found]
+
+    def __contains__(self, address: int) -> bool:
+        at = bisect_right(self._starts, address) - 1
+        return at >= 0 and address < self._ends[at]

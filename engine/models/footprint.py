@@ -1,0 +1,329 @@
+"""What one rank holds of a model's weights, to the byte: every tensor with its share, its rounding and its padding.
+
+Counted from the declaration and the headers alone, free of torch. Layers load by the same declarations (engine/layers),
+and packed weights are padded as kernels/cpu/packing.py says; tests compare both with what is really held, byte by byte.
+
+Two things are in no header: whether a gptq checkpoint's symmetric zero points are all in the middle (they are taken to
+be), and whether the groups of an act-order checkpoint are neighbours after all (they are taken not to be).
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.api.config import Dtype, WeightBits
+from engine.models.headers import ELEMENT_BYTES, TensorInfo
+from engine.models.parts import MLP, Attention, Experts, LayerNorm, Linear, Model, Norm, bodies
+from engine.models.ranks import rows_of, share_of
+from engine.models.schemes import CHANNEL_GROUP, Quantization, Scheme, alike
+from engine.models.sources import attention_linears, join, mlp_linears, qk_norms, routed_mlps, router_linear
+from engine.models.stored import SCALE_SUFFIX
+
+Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head"]
+PARTS: tuple[Part, ...] = ("embedding", "attention", "mlp", "experts", "norms", "head")
+DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+INT4_GROUP = 32  # inputs that share a scale of weights rounded to 4 bits at load
+SCALE_SIZE = 2  # bytes of that scale, float16
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What the weights are loaded for. `tiling`: floats of a vector and inputs of a word of 8-bit and 4-bit weights, of
+    compiled kernels (kernels/cpu/library.py); None: torch or Triton multiplies. `matrix_tiles`: the kernels are AMX's.
+    """
+
+    dtype: Dtype
+    device: Literal["cpu", "cuda"] = "cpu"
+    tiling: tuple[int, int, int] | None = None
+    matrix_tiles: bool = False
+    bits: WeightBits = "stored"
+    rank: int = 0
+    ranks: int = 1
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Some bytes that are held: the product of `factors`, of which the last is a number of bytes. `mapped`: they are
+    read where they lie in the checkpoint's file, in the page cache. `temporary`: bytes that making them takes."""
+
+    part: Part
+    name: str
+    what: str
+    factors: tuple[int, ...]
+    mapped: bool = False
+    temporary: int = 0
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.factors)
+
+
+def weight_bytes(
+    model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None, holder: Holder
+) -> int:
+    """Bytes of all weights that one rank holds in memory of their own."""
+    return sum(part_bytes(footprint(model, tensors, quantization, holder)).values())
+
+
+def part_bytes(holdings: tuple[Holding, ...]) -> dict[str, int]:
+    """Bytes of each part in memory of its own; parts that a model lacks are left out."""
+    present = {one.part for one in holdings}
+    return {p: sum(one.bytes for one in holdings if one.part == p and not one.mapped) for p in PARTS if p in present}
+
+
+def mapped_bytes(holdings: tuple[Holding, ...]) -> int:
+    return sum(one.bytes for one in holdings if one.mapped)
+
+
+def loading_bytes(holdings: tuple[Holding, ...]) -> int:
+    """The most that loading takes at once: what is held by then, and what making the next matrix takes beside."""
+    most = held = 0
+    for one in holdings:
+        held += 0 if one.mapped else one.bytes
+        most = max(most, held + one.temporary)
+    return most
+
+
+def temporary_bytes(holdings: tuple[Holding, ...]) -> int:
+    """The most that making one matrix takes beside it; on a GPU that is memory of the host."""
+    return max((one.temporary for one in holdings), default=0)
+
+
+def footprint(
+    model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None, holder: Holder
+) -> tuple[Holding, ...]:
+    """Everything that one rank holds, in the order in which it is loaded. Raises ValueError where the ranks cannot
+    share the model's heads or rows."""
+    return tuple(_Footprint(model, tensors, quantization, holder).holdings())
+
+
+class _Footprint:
+    def __init__(
+        self, model: Model, tensors: Mapping[str, TensorInfo], quantization: Quantization | None, holder: Holder
+    ) -> None:
+        self.model, self.tensors, self.to = model, tensors, holder
+        self.schemes: Mapping[str, Scheme] = {} if quantization is None else quantization.schemes
+
+    def holdings(self) -> Iterator[Holding]:
+        model = self.model
+        yield from self._vocabulary()
+        for index, block in enumerate(model.blocks):
+            path = join(model.root, model.layers, str(index))
+            for branch in block:
+                for norm in (branch.before, branch.after):
+                    if norm is not None:
+                        yield from self._norm(norm, path)
+                for body in bodies(branch):
+                    match body:
+                        case Attention():
+                            yield from self._attention(body, join(path, body.name))
+                        case MLP():
+                            yield from self._mlp("mlp", body, join(path, body.name))
+                        case Experts():
+                            yield from self._experts(body, join(path, body.name))
+        if model.norm is not None:
+            yield from self._norm(model.norm, model.root)
+
+    # Parts
+
+    def _attention(self, part: Attention, path: str) -> Iterator[Holding]:
+        for linear in attention_linears(part):
+            yield from self._linear("attention", linear, path)
+        if part.qk_norm is not None:
+            heads, kv_heads = self._share(part.heads), self._share(part.kv_heads)
+            name = join(path, "+".join(norm.name for norm, _ in qk_norms(part)))
+            yield Holding("norms", name, "float32", (heads + kv_heads, part.head_dim, 4))
+        if part.sinks:
+            yield Holding("attention", join(path, "sinks"), "float32", (self._share(part.heads), 4))
+
+    def _mlp(self, part: Part, mlp: MLP, path: str) -> Iterator[Holding]:
+        for linear in mlp_linears(mlp):
+            yield from self._linear(part, linear, path)
+
+    def _experts(self, part: Experts, path: str) -> Iterator[Holding]:
+        yield from self._linear("experts", router_linear(part), path, rounded=False)
+        for mlp in (*routed_mlps(part), *([] if part.shared is None else [part.shared])):
+            yield from self._mlp("experts", mlp, join(path, mlp.name))
+
+    def _norm(self, norm: Norm, path: str) -> Iterator[Holding]:
+        name = join(path, norm.name)
+        yield Holding("norms", name, "float32", (norm.size, 4))
+        if isinstance(norm, LayerNorm) and norm.bias:
+            in_file = self.to.device == "cpu" and self._stored(f"{name}.bias") == "F32"
+            yield Holding("norms", f"{name} (bias)", "float32", (norm.size, 4), mapped=in_file)
+
+    def _vocabulary(self) -> Iterator[Holding]:
+        """The embedding is looked up where it lies on a CPU, unless no kernel reads its type; compiled kernels look up
+        the rows of all ranks. A tied head that is not changed is the same memory."""
+        embed, head, to = self.model.embed, self.model.head, self.to
+        path = join(self.model.root, embed.name)
+        _, rows = rows_of(embed.vocab, to.rank, to.ranks)
+        stored, restored = self._stored(f"{path}.weight"), self._restored(path)
+        in_file = to.device == "cpu" and stored != "F64" and not restored
+        kept = stored if in_file else HEADER_NAMES[to.dtype]
+        size = ELEMENT_BYTES[kept]
+        info = self.tensors.get(f"{path}.weight")
+        copied = info is not None and info.offset % size > 0  # a view must start at a multiple of its type
+        looked_up = rows if to.tiling is None else embed.vocab
+        temporary = 0 if in_file else looked_up * embed.hidden * 4
+        yield Holding(
+            *("embedding", path, _spelled(kept)), (looked_up, embed.hidden, size), in_file and not copied, temporary
+        )
+        source = path if head.tied else head.name
+        name = f"{head.name} (of {embed.name})" if head.tied else head.name
+        numbers = self._numbers([source])
+        if to.tiling is not None and numbers is not None:
+            yield from self._packed_numbers("head", name, [source], numbers, rows, embed.hidden)
+        else:
+            there = kept if head.tied else ("F32" if self._restored(source) else self._stored(f"{source}.weight"))
+            held_there = in_file if head.tied else to.device == "cpu" and not self._restored(source)
+            yield from self._head(name, rows, embed.hidden, there, held_there)
+        if head.bias:
+            in_file = to.device == "cpu" and self._stored(f"{head.name}.bias") == HEADER_NAMES[to.dtype]
+            yield Holding("head", f"{head.name} (bias)", to.dtype, (rows, to.element_bytes), mapped=in_file)
+
+    def _head(self, name: str, rows: int, inputs: int, stored: str, in_file: bool) -> Iterator[Holding]:
+        to = self.to
+        if to.tiling is not None:
+            bits: WeightBits = "int8" if to.bits == "int4" else to.bits
+            yield from self._packed("head", name, rows, inputs, stored, bits)
+            return
+        transposed = to.device == "cpu" and to.dtype == "float32"
+        if stored == HEADER_NAMES[to.dtype] and not transposed and (in_file or self.model.head.tied):
+            if self.model.head.tied:
+                yield Holding("head", name, "the embedding's own memory", (0,))
+            else:
+                yield Holding("head", name, to.dtype, (rows, inputs, to.element_bytes), mapped=True)
+            return
+        temporary = rows * inputs * 4 if transposed and stored != "F32" else 0
+        yield Holding("head", name, to.dtype, (rows, inputs, to.element_bytes), temporary=temporary)
+
+    # Matrices
+
+    def _linear(self, part: Part, linear: Linear, path: str, *, rounded: bool = True) -> Iterator[Holding]:
+        to, cut = self.to, linear.split == "rows"
+        rows = sum((self._share(one.units) if cut else one.units) * one.width for one in linear.rows)
+        inputs = self._share(linear.inputs) if linear.split == "inputs" else linear.inputs
+        names = list(dict.fromkeys(one.source for one in linear.rows))
+        sources, name = [join(path, one) for one in names], join(path, "+".join(names))
+        numbers = self._numbers(sources)
+        restoring = RESTORING_BYTES * rows * inputs if any(map(self._restored, sources)) else 0
+        if to.tiling is None:
+            transposed = rows * inputs * 4 if to.device == "cpu" and to.dtype == "float32" else 0
+            factors = rows, inputs, to.element_bytes
+            yield Holding(part, name, to.dtype, factors, temporary=transposed + restoring)
+        elif numbers is not None:
+            yield from self._packed_numbers(part, name, sources, numbers, rows, inputs)
+        else:
+            kinds = {"F32" if self._restored(source) else self._stored(f"{source}.weight") for source in sources}
+            stored = kinds.pop() if len(kinds) == 1 else "F32"
+            bits: WeightBits = to.bits if rounded else "stored"
+            yield from self._packed(part, name, rows, inputs, stored, bits, restoring)
+        if linear.bias:
+            yield Holding(part, f"{name} (bias)", to.dtype, (rows, to.element_bytes))
+
+    def _packed(
+        self, part: Part, name: str, rows: int, inputs: int, stored: str, bits: WeightBits, restoring: int = 0
+    ) -> Iterator[Holding]:
+        """Plain numbers, as they are or rounded here."""
+        assert self.to.tiling is not None, "only compiled kernels pack"
+        width, word8, _ = self.to.tiling
+        matrix, elements = self.to.matrix_tiles, rows * inputs
+        if bits == "stored":
+            if stored == "BF16":
+                side, word = (16, 32) if matrix else (2 * width, 1)
+                factors = _up(rows, side), _up(inputs, word), 2
+                yield Holding(part, name, "bfloat16", factors, temporary=3 * math.prod(factors) + restoring)
+                return
+            factors = _up(rows, 2 * width), inputs, 4
+            yield Holding(part, name, "float32", factors, temporary=3 * math.prod(factors) + restoring)
+            return
+        temporary = _rounding(elements, inputs, ELEMENT_BYTES.get(stored, 4), bits) + restoring
+        if bits == "int8":
+            side, word = (16, 64) if matrix else (2 * width, word8)
+            yield Holding(part, name, "int8", (_up(rows, side), _up(inputs, word), 1), temporary=temporary)
+            yield Holding(part, f"{name} (scales)", "float32", (rows, 4))
+            return
+        groups = -(-inputs // INT4_GROUP)
+        each = INT4_GROUP // 2 + SCALE_SIZE
+        what = f"int4, groups of {INT4_GROUP} with a scale"
+        yield Holding(part, name, what, (_up(rows, width), groups, each), temporary=temporary)
+
+    def _packed_numbers(
+        self, part: Part, name: str, sources: list[str], schemes: list[Scheme], rows: int, inputs: int
+    ) -> Iterator[Holding]:
+        """The checkpoint's own whole numbers."""
+        assert self.to.tiling is not None, "only compiled kernels pack"
+        width, word8, _ = self.to.tiling
+        first, elements = schemes[0], rows * inputs
+        temporary = 6 * elements  # unpacked, joined, padded and put in order, a byte each
+        if first.bits == 8 and first.group is None:
+            side, word = (16, 64) if self.to.matrix_tiles else (2 * width, word8)
+            yield Holding(part, name, "int8", (_up(rows, side), _up(inputs, word), 1), temporary=temporary)
+            yield Holding(part, f"{name} (scales)", "float32", (rows, 4))
+            return
+        group = first.group or CHANNEL_GROUP
+        scale = self._scale_bytes(sources, schemes)
+        zeros = first.bits == 4 and any(scheme.zeros for scheme in schemes)
+        each = group * first.bits // 8 + scale + zeros
+        what = f"int{first.bits}, groups of {group} with a scale{' and a zero point' if zeros else ''}"
+        yield Holding(part, name, what, (_up(rows, width), -(-inputs // group), each), temporary=temporary)
+        if any(scheme.ordered for scheme in schemes) and first.group is not None:
+            yield Holding(part, f"{name} (order)", "int32", (inputs, 4))
+
+    # What the checkpoint has
+
+    def _stored(self, name: str) -> str:
+        info = self.tensors.get(name)
+        return "F32" if info is None or info.dtype not in ELEMENT_BYTES else info.dtype
+
+    def _restored(self, path: str) -> bool:
+        """Whether a weight is read as other numbers than its file has."""
+        scheme = self.schemes.get(path)
+        return scheme is not None and scheme.form != "turned"
+
+    def _numbers(self, sources: list[str]) -> list[Scheme] | None:
+        """The schemes of sources that are multiplied by in whole numbers; None where some are restored, or differ."""
+        found = [self.schemes.get(source) for source in sources]
+        schemes = [scheme for scheme in found if scheme is not None]
+        return schemes if alike(found) else None
+
+    def _scale_bytes(self, sources: list[str], schemes: list[Scheme]) -> int:
+        """Of each scale in groups: the type that all sources have, else float32."""
+        kinds = set()
+        for source, scheme in zip(sources, schemes, strict=True):
+            suffix = SCALE_SUFFIX.get(scheme.form)
+            info = None if suffix is None else self.tensors.get(f"{source}.{suffix}")
+            kinds.add("F16" if info is None else info.dtype)
+        return ELEMENT_BYTES[kinds.pop()] if len(kinds) == 1 else 4
+
+    def _share(self, units: int) -> int:
+        found = share_of(units, self.to.rank, self.to.ranks)
+        if found is None:
+            raise ValueError(f"{self.to.ranks} ranks cannot share {units}")
+        return found[1]
+
+
+ROUNDED_ROWS = 4096  # rows that are rounded at once (kernels/quantisation.py)
+RESTORING_BYTES = 16  # an element: numbers, scales and zero points in float32, and their product
+
+
+def _rounding(elements: int, inputs: int, stored_bytes: int, bits: WeightBits) -> int:
+    """Bytes that rounding a matrix takes beside what it becomes: the matrix twice as it is stored, then its numbers in
+    the orders in which they pass, and some rows of them in float32 several times over."""
+    chunk = min(elements, ROUNDED_ROWS * inputs) * 4 * (9 if bits == "int4" else 3)
+    return max(2 * stored_bytes * elements, (stored_bytes + 1) * elements + chunk, 6 * elements)
+
+
+def _up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _spelled(header: str) -> str:
+    return {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}[header]

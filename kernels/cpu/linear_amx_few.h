@@ -1,0 +1,118 @@
+// y = x Wᵀ by vectors over weights that lie in matrix tiles (linear_amx.h), for the few rows that leave such tiles nearly
+// empty: here the memory's bandwidth is all that counts.
+//
+// The numbers are those of the matrix tiles bit for bit, so that the number of rows may decide. 8 bits: whole numbers.
+// bf16: for each block of 32 inputs and each part of x a tile instruction adds up the products of even inputs and those
+// of odd ones, in order and rounded to float one by one, then both together, and this to the sum so far; it takes
+// subnormal numbers for zero, and so does this code, by the CPU's own modes.
+#pragma once
+#ifdef __AMX_BF16__
+
+#include "linear_amx.h"
+
+namespace amx {
+
+constexpr int64_t MOST_FEW = 2;               // rows for which this is the faster way
+constexpr int64_t NEAR = 2048, FAR = 16384;  // bytes between fetching weights, to both caches, and using them
+
+static inline int64_t few_pieces(const Linear& op, int64_t width) { return (output_tiles(op) + width - 1) / width; }
+static inline int64_t few_width(int64_t rows) { return rows == 1 ? 2 : 1; }  // output tiles whose sums are held at once
+
+// Subnormal numbers are zero, or they count.
+static inline void flush_subnormal(bool on) {
+    const unsigned modes = 0x8040;
+    _mm_setcsr(on ? _mm_getcsr() | modes : _mm_getcsr() & ~modes);
+}
+
+// [block][word][row][part][2]: the two inputs of a word as floats.
+static inline size_t few_floats(const Linear& op, int64_t rows) { return size_t(blocks<Bf16>(op) * rows * Bf16::INPUTS * Bf16::PARTS); }
+
+static void pack_few(const Linear& op, int64_t token, int64_t rows, float* packed, Scratch& scratch) {
+    const int64_t tiles = blocks<Bf16>(op), words = Bf16::INPUTS / 2;
+    uint8_t* line = (uint8_t*)at_least(scratch.wide, size_t(tiles * Bf16::PARTS * TILE / 4));
+    pack_x(Bf16{}, op, op.x + token * op.x_stride, line, nullptr, scratch);
+    for (int64_t block = 0; block < tiles; block++)
+        for (int64_t part = 0; part < Bf16::PARTS; part++) {
+            const bf16* from = (const bf16*)(line + (block * Bf16::PARTS + part) * TILE);
+            for (int64_t i = 0; i < Bf16::INPUTS; i++)
+                packed[(((block * words + i / 2) * rows + token) * Bf16::PARTS + part) * 2 + i % 2] = widen(from[i]);
+        }
+}
+
+// Fetches the weights that come `NEAR` and `FAR` bytes after `at`, of which `left` remain before those of the next tiles.
+static inline void fetch(const uint8_t* at, int64_t left, int64_t skip) {
+    _mm_prefetch((const char*)at + NEAR + (NEAR < left ? 0 : skip), _MM_HINT_T0);
+    _mm_prefetch((const char*)at + FAR + (FAR < left ? 0 : skip), _MM_HINT_T1);
+}
+
+template <int R, int T> static void few_bf16(const Linear& op, const float* x, int64_t tile) {
+    constexpr int P = Bf16::PARTS;
+    const int64_t all = blocks<Bf16>(op), apart = all * TILE;
+    const uint8_t* w = (const uint8_t*)op.weight + tile * apart;
+    const vi high = vi{} + int32_t(0xffff0000);
+    vf sums[T][R] = {};
+    for (int64_t block = 0; block < all; block++, w += TILE) {
+        vf even[T][R][P] = {}, odd[T][R][P] = {};
+        for (int64_t line = 0; line < SIDE; line++, x += R * P * 2)
+            UNROLL for (int t = 0; t < T; t++) {
+                const uint8_t* at = w + t * apart + line * LINE;
+                fetch(at, apart - block * TILE - line * LINE, (T - 1) * apart);
+                const vi both = load((const int32_t*)at);
+                const vf w0 = (vf)(both << 16), w1 = (vf)(both & high);
+                UNROLL for (int r = 0; r < R; r++)
+                    UNROLL for (int p = 0; p < P; p++) {
+                        even[t][r][p] += splat(x[(r * P + p) * 2]) * w0;
+                        odd[t][r][p] += splat(x[(r * P + p) * 2 + 1]) * w1;
+                    }
+            }
+        UNROLL for (int t = 0; t < T; t++)
+            UNROLL for (int r = 0; r < R; r++)
+                UNROLL for (int p = 0; p < P; p++) sums[t][r] += even[t][r][p] + odd[t][r][p];
+    }
+    float out[R * T * SIDE];
+    UNROLL for (int t = 0; t < T; t++)
+        UNROLL for (int r = 0; r < R; r++) store(out + (r * T + t) * SIDE, sums[t][r]);
+    put(op, R, 0, R, tile * SIDE, T * SIDE, out);
+}
+
+// packed: words, scales and sums of all rows, as quantise_row lays them out.
+template <int R, int T> static void few_int8(const Linear& op, const int32_t* x, int64_t tile) {
+    const int64_t words = blocks<Int8>(op) * SIDE, apart = words * LINE;
+    const uint8_t* w = (const uint8_t*)op.weight + tile * apart;
+    const __m512i middle = _mm512_set1_epi8(-128);
+    vi sums[T][R] = {};
+    for (int64_t word = 0; word < words; word++)
+        UNROLL for (int t = 0; t < T; t++) {
+            const uint8_t* at = w + t * apart + word * LINE;
+            fetch(at, apart - word * LINE, (T - 1) * apart);
+            const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(at), middle);
+            UNROLL for (int r = 0; r < R; r++)
+                sums[t][r] = (vi)_mm512_dpbusd_epi32((__m512i)sums[t][r], line, _mm512_set1_epi32(x[word * R + r]));
+        }
+    const int32_t* tail = x + words * R;
+    float out[R * T * SIDE], scales[T * SIDE] = {};
+    std::memcpy(scales, op.scales + tile * SIDE, sizeof(float) * size_t(std::min(T * SIDE, op.outputs - tile * SIDE)));
+    UNROLL for (int t = 0; t < T; t++)
+        UNROLL for (int r = 0; r < R; r++)
+            store(out + (r * T + t) * SIDE,
+                  to_float(sums[t][r] - tail[R + r]) * (load(scales + t * SIDE) * ((const float*)tail)[r]));
+    put(op, R, 0, R, tile * SIDE, T * SIDE, out);
+}
+
+// Pieces [begin, end), each of few_width(rows) output tiles.
+template <int R = 1> static void few_rows(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end) {
+    if (rows != R) {
+        if constexpr (R < MOST_FEW) few_rows<R + 1>(op, rows, packed, begin, end);
+        return;
+    }
+    constexpr int T = R == 1 ? 2 : 1;
+    const int64_t tiles = output_tiles(op);
+    for (int64_t tile = begin * T; tile < std::min(end * T, tiles); tile += T) {
+        const bool whole = tile + T <= tiles;
+        if (op.form == AMX_BF16) whole ? few_bf16<R, T>(op, packed, tile) : few_bf16<R, 1>(op, packed, tile);
+        else whole ? few_int8<R, T>(op, (const int32_t*)packed, tile) : few_int8<R, 1>(op, (const int32_t*)packed, tile);
+    }
+}
+
+}  // namespace amx
+#endif

@@ -1,0 +1,22 @@
+"""What a plan counts on for a checkpoint that is loaded in a test."""
+
+from typing import Any
+
+from engine.distributed.world import SINGLE
+from engine.models.checkpoint import Checkpoint
+from engine.models.footprint import Holder, Holding, footprint
+from kernels.cpu.library import tiling
+
+
+def predicted(
+    checkpoint: Checkpoint, kernels: str, dtype: str = "float32", bits: str = "stored", world: Any = SINGLE
+) -> tuple[Holding, ...]:
+    holder = Holder(
+        dtype=dtype,
+        tiling=tiling(kernels),
+        matrix_tiles=kernels == "amx",
+        bits=bits,
+        rank=world.rank,
+        ranks=world.size,
+    )
+    return footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
