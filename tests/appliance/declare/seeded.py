@@ -136,8 +136,8 @@ SEEDED: tuple[Seeded, ...] = (
     Seeded("missing source", "apiVersion: slipway/v2\n⟪model: {names: [a]}\n", "model.source", "a mapping with path,"),
     Seeded("a repository for the model", "apiVersion: slipway/v2\nmodel: ⟪org/name\n", "model",
            "write {source: {huggingface: {repo: org/name}}}"),
-    Seeded("the path of version 1", "apiVersion: slipway/v2\nmodel: {⟪path: tiny}\n", "model.path",
-           "it belongs to model.source: path", "model: {source: {path: tiny}}\n"),
+    Seeded("the path of version 1", "apiVersion: slipway/v2\nmodel:\n  ⟪path: tiny\n", "model.path",
+           "it belongs to model.source: path", "model:\n  source: {path: tiny}\n"),
     Seeded("two kinds of source", "apiVersion: slipway/v2\nmodel: {source: ⟪{path: /m, vertex: {}}}\n",
            "model.source", "has path and vertex; it takes exactly one of path, huggingface, http"),
     # types, quotes, booleans
