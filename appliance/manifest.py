@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 API_VERSION = "slipway/v2"  # older ones: appliance/declare/versions.py
 ONE_KIND = (("model", "source"),)  # sections of which exactly one key is given
 
-_SIZES = {
+SIZES = {
     "B": 1,
     "KiB": 2**10,
     "MiB": 2**20,
@@ -40,7 +40,7 @@ def _quantity(value: Any, units: Mapping[str, float], example: str) -> float:
 
 
 def _bytes(value: Any) -> int:
-    size = _quantity(value, _SIZES, "8GiB")
+    size = _quantity(value, SIZES, "8GiB")
     if size < 1 or (isinstance(value, float) and not value.is_integer()):
         raise ValueError("must be at least 1 byte and a whole number of bytes where it has no unit")
     return int(size)
@@ -61,13 +61,13 @@ def _seconds(value: Any) -> float:
 
 def _either(units: Mapping[str, float], minimum: int, *words: str) -> Any:
     text = {"type": "string", "pattern": rf"^\s*\d+(\.\d+)?\s*({'|'.join(units)})\s*$"}
-    number = {"type": "integer" if units is _SIZES else "number", "minimum": minimum}
+    number = {"type": "integer" if units is SIZES else "number", "minimum": minimum}
     options = [*({"const": word, "type": "string"} for word in words), text, number]
-    return WithJsonSchema({"anyOf": options, "format": "size" if units is _SIZES else "duration"}, mode="validation")
+    return WithJsonSchema({"anyOf": options, "format": "size" if units is SIZES else "duration"}, mode="validation")
 
 
-Bytes = Annotated[int, BeforeValidator(_bytes), _either(_SIZES, 1)]
-BytesOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_bytes_or_auto), _either(_SIZES, 1, "auto")]
+Bytes = Annotated[int, BeforeValidator(_bytes), _either(SIZES, 1)]
+BytesOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_bytes_or_auto), _either(SIZES, 1, "auto")]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0), _either(_DURATIONS, 0)]
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1)]

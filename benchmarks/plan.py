@@ -2,7 +2,8 @@
 
 `python -m benchmarks.plan [--result FILE]` writes tiny random checkpoints (those of the tests, by transformers and by
 the tests' own writers of quantized formats), plans each for a CPU with two context sizes, builds the engine and counts
-its tensors. The wide one is measured too: what the kernel counts as the process's own memory.
+its tensors; those that two ranks can share are built so too. The wide one is measured as well: what the kernel counts
+as the process's own memory.
 """
 
 import argparse
@@ -23,8 +24,10 @@ from benchmarks.machine import facts
 from engine.api.messages import Taken
 from engine.models.checkpoint import read_checkpoint
 from engine.models.footprint import PARTS
+from engine.models.ranks import tensor_problem
 from engine.worker.build import build_worker
 from engine.worker.memory import give_back
+from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, usable
 from tests.engine.layers import test_gguf
 from tests.engine.layers.conftest import CASES, random_model
@@ -38,8 +41,8 @@ RESULT = Path(__file__).parent / "results" / "plan.json"
 
 @dataclass(frozen=True)
 class Row:
-    """Bytes. `measured`: what the process kept of loading, by the kernel's count; None where it is too little to tell
-    from its own noise."""
+    """Bytes of one rank, number `rank` of `ranks`. `measured`: what the process kept of loading, by the kernel's count;
+    None where it is too little to tell from its own noise."""
 
     architecture: str
     checkpoint: str
@@ -52,6 +55,8 @@ class Row:
     planned_mapped: int
     mapped: int
     measured: int | None = None
+    rank: int = 0
+    ranks: int = 1
 
     @property
     def worst(self) -> float:
@@ -61,7 +66,8 @@ class Row:
         return max(abs(held - planned) / max(planned, held, 1) for planned, held in pairs)
 
 
-def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) -> Row:
+def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) -> list[Row]:
+    """A row for each rank."""
     checkpoint = read_checkpoint(path)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "m.yaml"
@@ -71,21 +77,27 @@ def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) 
         made = plan(load(Given(file, options, {})), checkpoint, HOST)
     config, taken = made.engines[0], dict[str, Taken]()
     give_back()  # what engines before it left does not count
-    worker = build_worker(config, lambda phase, fraction: None, taken.__setitem__)
+    ranks = Ranks(config) if config.tensor > 1 else None
+    worker = build_worker(config, lambda phase, fraction: None, taken.__setitem__, ranks)
     worker.close()
-    return Row(
-        architecture=checkpoint.architecture,
-        checkpoint=name,
-        stored=stored,
-        kernels=config.kernels,
-        rounded=config.weights,
-        context=config.max_context,
-        planned=config.planned,
-        held=worker.held,
-        planned_mapped=made.memory.mapped,
-        mapped=worker.mapped,
-        measured=taken["loading"].kept if wide else None,
-    )
+    return [
+        Row(
+            architecture=checkpoint.architecture,
+            checkpoint=name,
+            stored=stored,
+            kernels=config.kernels,
+            rounded=config.weights,
+            context=config.max_context,
+            planned=config.planned[rank],
+            held=memory.held,
+            planned_mapped=made.memory.ranks[rank].mapped,
+            mapped=memory.mapped,
+            measured=taken["loading"].kept if wide else None,
+            rank=rank,
+            ranks=config.tensor,
+        )
+        for rank, memory in enumerate(worker.memory)
+    ]
 
 
 def rows(folder: Path) -> Iterator[Row]:
@@ -108,9 +120,20 @@ def rows(folder: Path) -> Iterator[Row]:
 def _variants(path: Path, name: str, stored: str, bits: tuple[str, ...] = ("auto",)) -> Iterator[Row]:
     for context in CONTEXTS:
         asked = f"model.max_context={context}"
-        yield measure(path, name, stored, asked, "hardware.kernels=torch")
+        yield from measure(path, name, stored, asked, "hardware.kernels=torch")
         for one in bits if usable() else ():
-            yield measure(path, name, stored, asked, f"hardware.kernels={best()}", f"quantization.weights={one}")
+            yield from measure(path, name, stored, asked, f"hardware.kernels={best()}", f"quantization.weights={one}")
+    if stored != "F32":  # ranks are cut alike in every type
+        yield from _shared(path, name, stored, f"model.max_context={CONTEXTS[-1]}")
+
+
+def _shared(path: Path, name: str, stored: str, asked: str) -> Iterator[Row]:
+    """By two ranks, where they can."""
+    read = read_checkpoint(path)
+    for kernels in ("torch", best()):
+        if tensor_problem(read.model, read.quantization, 2, compiled=kernels != "torch") is None:
+            sets = (f"hardware.kernels={kernels}", "parallelism.tensor=2", "hardware.cpus=none")
+            yield from measure(path, name, stored, asked, *sets)
 
 
 def _wide(path: Path) -> Iterator[Row]:
@@ -127,19 +150,33 @@ def _wide(path: Path) -> Iterator[Row]:
     transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(path)
     measure(path, "wide", "BF16", "hardware.kernels=torch")  # what libraries set up on first use is not counted
     for sets in (("hardware.kernels=torch",), (), ("quantization.weights=int8",), ("quantization.weights=int4",)):
-        yield measure(path, "wide", "BF16", *sets, wide=True)
+        yield from measure(path, "wide", "BF16", *sets, wide=True)
 
 
 def table(found: list[Row]) -> str:
     """By stored format and kernels: how many were compared, and how far the worst part was off."""
-    head = ("stored", "kernels", "rounded", "engines", "weights planned", "weights held", "KV held", "worst part")
+    head = (
+        "stored",
+        "kernels",
+        "rounded",
+        "ranks",
+        "counted",
+        "weights planned",
+        "weights held",
+        "KV held",
+        "worst part",
+    )
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for kind in dict.fromkeys((row.stored, row.kernels, row.rounded) for row in found):
-        own = [row for row in found if (row.stored, row.kernels, row.rounded) == kind]
+    for kind in dict.fromkeys(map(_kind, found)):
+        own = [row for row in found if _kind(row) == kind]
         planned, held = sum(_weights(row.planned) for row in own), sum(_weights(row.held) for row in own)
         kv, worst = sum(row.held["kv"] for row in own), max(row.worst for row in own)
         lines.append(f"| {' | '.join(kind)} | {len(own)} | {planned:,} B | {held:,} B | {kv:,} B | {worst:.2%} |")
     return "\n".join(lines)
+
+
+def _kind(row: Row) -> tuple[str, str, str, str]:
+    return row.stored, row.kernels, row.rounded, str(row.ranks)
 
 
 def _weights(parts: dict[str, int]) -> int:
@@ -161,7 +198,7 @@ def main() -> int:
             count = _weights(row.planned)
             print(f"wide, {row.kernels}, {row.rounded}: {count:,} B planned, {row.measured:,} B measured")
     wrong = [row for row in found if row.worst > 0.02 or row.mapped != row.planned_mapped]
-    print(f"{len(found)} engines, {len(wrong)} with a part off by more than 2 %")
+    print(f"{len(found)} ranks, {len(wrong)} with a part off by more than 2 %")
     return 1 if wrong else 0
 
 

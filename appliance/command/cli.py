@@ -182,7 +182,7 @@ def _prove(options: argparse.Namespace) -> Any:
         from appliance.plan.hardware import hardware
 
         machine = hardware(options.hardware)
-    return prove(Given(options.manifest, options.options, environment()), machine)
+    return prove(Given(options.manifest, options.options, environment(), tuple(options.overlays)), machine)
 
 
 def _warn(plan: Any, options: argparse.Namespace, to: TextIO) -> None:

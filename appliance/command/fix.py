@@ -23,10 +23,24 @@ def fix(found: list[Finding]) -> list[str]:
         if text is not None:
             _write(Path(file), text, [edit for finding in taken for edit in finding.edits if edit.file == file])
     for finding in taken:
-        problem = finding.problem
-        where = f"{problem.place}: {problem.key}" if problem.key else f"{problem.place}"
-        said.append(f"{where}: mended: {_change(finding)}")
+        edit, place = finding.edits[0], finding.problem.place
+        elsewhere = f"{edit.file}:{edit.line}: " if (edit.file, edit.line) != (place.source, place.line) else ""
+        said.append(f"{_where(finding)}: mended: {elsewhere}{_change(finding)}")
     return said
+
+
+def left(found: list[Finding]) -> list[str]:
+    """What could be mended if it stood in a file, and what to do instead."""
+    return [
+        f"{_where(finding)}: not mended, as the value stands in no file: {finding.outside}"
+        for finding in found
+        if finding.outside and finding.problem.certain
+    ]
+
+
+def _where(finding: Finding) -> str:
+    problem = finding.problem
+    return f"{problem.place}: {problem.key}" if problem.key else f"{problem.place}"
 
 
 def _change(finding: Finding) -> str:

@@ -38,7 +38,7 @@ class SetKey(argparse.Action):
 
 def flagged() -> tuple[Key, ...]:
     """The keys with a flag: all values, and the mapping of secrets as a whole, as the operator chooses its names."""
-    return tuple(key for key in keys().values() if key.kind != "section" and "*" not in key.path)
+    return tuple(key for key in keys().values() if key.kind not in ("section", "layer") and "*" not in key.path)
 
 
 def flag(key: Key) -> str:
@@ -46,7 +46,8 @@ def flag(key: Key) -> str:
 
 
 def add_flags(command: argparse.ArgumentParser, *, every: bool) -> None:
-    """--set, and a flag for each key. The help has those with a short form; `every` shows all, one group a section."""
+    """--set, --overlay and a flag for each key. The help has the keys with a short form; `every` shows all, one group a
+    section."""
     command.add_argument(
         *("-s", "--set"),
         dest="options",
@@ -54,6 +55,14 @@ def add_flags(command: argparse.ArgumentParser, *, every: bool) -> None:
         action=SetKey,
         metavar="KEY=VALUE",
         help="set one key over environment and manifest, such as endpoints.port=9000; repeatable",
+    )
+    command.add_argument(
+        "--overlay",
+        dest="overlays",
+        default=[],
+        action="append",
+        metavar="NAME",
+        help="lay one of the manifest's overlays over it, or a file (a name with / or .yaml); repeatable",
     )
     command.add_argument("--help-all", action="help", help="show this help with the flags of all keys, and exit")
     sections: dict[tuple[str, ...], Any] = {(): command}

@@ -9,6 +9,7 @@ from appliance import __version__
 from appliance.declare.codes import CODES
 from appliance.declare.edits import Edit
 from appliance.declare.findings import Finding
+from appliance.declare.locate import Place
 from appliance.declare.variables import is_on, value
 
 RED, GREEN, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[1m", "\033[0m"
@@ -37,16 +38,20 @@ def _block(finding: Finding, colours: bool) -> list[str]:
     width = max([place.line, *(number for number, _ in (*finding.removed, *finding.added))], default=0)
     margin = max(4, len(str(width)) + 1)
     if finding.line.strip():
-        count = max(1, min(finding.end, len(finding.line) + 1) - place.column)
-        blank = "".join("\t" if char == "\t" else " " for char in finding.line[: place.column - 1])
-        blank = blank.ljust(place.column - 1)
+        column, end = finding.mark
+        count = max(1, min(end, len(finding.line) + 1) - column)
+        blank = "".join("\t" if char == "\t" else " " for char in finding.line[: column - 1])
+        blank = blank.ljust(column - 1)
         lines += [f"{place.line:>{margin}} | {finding.line}"]
         lines += [f"{'':>{margin}} | {blank}{_painted('^' * count, RED, colours)}"]
+    elsewhere = finding.edits[0].file if finding.edits and problem.mend_at else ""
+    if elsewhere and elsewhere != place.source:
+        lines += [f"{'':>{margin}} | written in {elsewhere}:"]
     # The source line stands there already; others that go are shown as well.
     lines += [
         _painted(f"{number:>{margin}} - {line}".rstrip(), RED, colours)
         for number, line in finding.removed
-        if number != place.line or not finding.added
+        if (elsewhere and elsewhere != place.source) or number != place.line or not finding.added
     ]
     lines += [_painted(f"{number:>{margin}} + {line}".rstrip(), GREEN, colours) for number, line in finding.added]
     return lines
@@ -76,10 +81,17 @@ def _object(finding: Finding) -> dict[str, Any]:
         "message": problem.message,
         "given": problem.given,
         "allowed": problem.allowed,
-        "suggestion": problem.hint,
+        "suggestion": problem.hint or finding.outside,
+        "layer": place.layer,
+        "extended_by": [_place(one) for one in place.via],
+        "related": [{"key": key, **_place(one)} for key, one in problem.related],
         "certain": finding.fixable,
         "edits": [_edit(edit) for edit in finding.edits],
     }
+
+
+def _place(place: Place) -> dict[str, Any]:
+    return {"source": place.source, "line": place.line or None, "column": place.column or None}
 
 
 def _edit(edit: Edit) -> dict[str, Any]:
@@ -105,7 +117,7 @@ def _command(finding: Finding) -> str:
     problem, place = finding.problem, finding.problem.place
     title = f"slipway {problem.code}" + (f": {problem.key}" if problem.key else "")
     values: dict[str, Any] = {"title": title}
-    message = problem.message
+    message = problem.text
     if place.line:
         ends = {"endColumn": finding.end - 1} if finding.end > place.column else {}
         values = {"file": _relative(place.source), "line": place.line, "col": place.column, **ends, **values}
@@ -154,7 +166,7 @@ def _rule(code: str) -> dict[str, Any]:
 
 def _result(finding: Finding, rules: list[str]) -> dict[str, Any]:
     problem, place = finding.problem, finding.problem.place
-    text = f"{problem.key}: {problem.message}" if problem.key else problem.message
+    text = f"{problem.key}: {problem.text}" if problem.key else problem.text
     result: dict[str, Any] = {
         "ruleId": problem.code,
         "ruleIndex": rules.index(problem.code),
@@ -163,17 +175,27 @@ def _result(finding: Finding, rules: list[str]) -> dict[str, Any]:
     }
     logical = {"name": problem.key, "kind": "member"} if problem.key else {"name": place.source}
     if place.line:
-        region = {"startLine": place.line, "startColumn": place.column}
-        if finding.end > place.column:
-            region["endColumn"] = finding.end
-        physical = {"artifactLocation": {"uri": _uri(place.source)}, "region": region}
-        result["locations"] = [{"physicalLocation": physical, "logicalLocations": [logical]}]
+        result["locations"] = [{**_physical(place, finding.end), "logicalLocations": [logical]}]
     else:
         result["message"] = {"text": str(problem)}
         result["locations"] = [{"logicalLocations": [logical]}]
+    others = [
+        *((place, f"{key} is here") for key, place in problem.related),
+        *((one, "extends it") for one in place.via),
+    ]
+    if related := [{**_physical(one), "message": {"text": text}} for one, text in others if one.line]:
+        result["relatedLocations"] = related
     if finding.edits:
         result["fixes"] = [_fix(finding)]
     return result
+
+
+def _physical(place: Place, end: int = 0) -> dict[str, Any]:
+    """`end`: the column behind what is meant, where that is known."""
+    region = {"startLine": place.line, "startColumn": place.column}
+    if end > place.column:
+        region["endColumn"] = end
+    return {"physicalLocation": {"artifactLocation": {"uri": _uri(place.source)}, "region": region}}
 
 
 def _fix(finding: Finding) -> dict[str, Any]:

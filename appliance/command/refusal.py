@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from appliance.command.fix import MOST_ROUNDS, fix
+from appliance.command.fix import MOST_ROUNDS, fix, left
 from appliance.command.formats import FORMATS, as_text, has_colours
 from appliance.declare.findings import findings
 from appliance.declare.problems import Problem, Refused
@@ -45,5 +45,6 @@ def mend(prove: Callable[[], Any]) -> None:
             print(f"{error.filename}: cannot be changed: {(error.strerror or str(error)).lower()}", file=sys.stderr)
             return
         if not said:
+            print(*left(found), sep="\n", end="\n" if left(found) else "", file=sys.stderr)
             return
         print("\n".join(said), file=sys.stderr)

@@ -27,6 +27,18 @@ CODES: dict[str, tuple[str, str]] = {
     "wrong-secret": ("A reference to a secret that is not complete or not named rightly.", "Write one of its forms."),
     "unknown-secret": ("A key names a secret that `secrets` does not have.", "Name one that is there, or add it."),
     "unread": ("A file or variable that the manifest names is missing, empty or unreadable.", "Correct its name."),
+    "wrong-layer": (
+        "A file, overlay, profile or variable that cannot be what the manifest is composed of.",
+        "Layers are described in docs/manifest.md; change the key that is named.",
+    ),
+    "interpolation": (
+        "A ${…} that is none, that names nothing in `variables`, or that would show a secret.",
+        "Write ${NAME} or ${var.name}, or $$ for one dollar; name secrets below `secrets`.",
+    ),
+    "unset": (
+        "A variable of the environment that a text names is not set, and has no default there.",
+        "Set it, or give it a default as in ${NAME:-8000}.",
+    ),
     "deprecated": ("A key has another name now.", "Rename it before the version that drops the old name."),
     "impossible": (
         "Each key is right by itself, but this checkpoint, this machine or another key does not allow it.",

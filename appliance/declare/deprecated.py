@@ -4,8 +4,8 @@ A row is the whole of a deprecation: files, variables and options with the old n
 `slipway check --fix` renames it in the file, and the row goes with the version that it names.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from appliance.declare.keys import find
@@ -51,36 +51,65 @@ def current(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def rename(tree: Tree) -> list[Problem]:
-    """Moves what stands under old names to the new ones, with its places, and gives a warning for each. Where both
-    stand the tree gets a fault: nobody can know which is meant."""
-    return [warning for row in DEPRECATED for warning in _rename(tree, row)]
+    """Moves what stands under old names to the new ones, with its places, and gives a warning for each, in overlays and
+    profiles of a file too. Where both stand the tree gets a fault: nobody can know which is meant."""
+    if not DEPRECATED:
+        return []
+    return [
+        warning
+        for base, layer in parts(tree.value)
+        for row in DEPRECATED
+        for warning in _rename(tree, row, base, layer)
+    ]
 
 
-def _rename(tree: Tree, row: Deprecated) -> Iterable[Problem]:
-    above = _mapping(tree.value, row.old_path[:-1])
-    if above is None or row.old_path[-1] not in above:
+def parts(value: Any, base: Path = (), layer: str = "") -> Iterator[tuple[Path, str]]:
+    """Where keys of the manifest begin in a file, and what that part is called."""
+    yield base, layer
+    overlays = value.get("overlays") if not base else None
+    for name, inner in overlays.items() if isinstance(overlays, dict) else ():
+        if isinstance(inner, dict):
+            yield from parts(inner, ("overlays", name), f"overlay {name}")
+    hardware = value.get("hardware")
+    profiles = hardware.get("profiles") if isinstance(hardware, dict) else None
+    for index, one in enumerate(profiles if isinstance(profiles, list) else ()):
+        if isinstance(one, dict) and isinstance(one.get("set"), dict):
+            name = f"profile {one.get('name', index)}" + (f" of {layer}" if layer else "")
+            yield (*base, "hardware", "profiles", index, "set"), name
+
+
+def _rename(tree: Tree, row: Deprecated, base: Path, layer: str) -> Iterator[Problem]:
+    root = _mapping(tree.value, base)
+    above = _mapping(root, row.old_path[:-1])
+    if root is None or above is None or row.old_path[-1] not in above:
         return
-    place = tree.keys.get(row.old_path) or tree.values[row.old_path]
+    old, new = (*base, *row.old_path), (*base, *row.new_path)
+    place = tree.keys.get(old) or tree.values[old]
     value = above.pop(row.old_path[-1])
     for length in range(len(row.old_path) - 1, 0, -1):  # a section that is no more goes with its last key
-        if find(row.old_path[:length]) is None and not _mapping(tree.value, row.old_path[:length]):
-            del _at(tree.value, row.old_path[: length - 1])[row.old_path[length - 1]]
-    target = _mapping(tree.value, row.new_path[:-1], make=True)
+        if find(row.old_path[:length]) is None and not _mapping(root, row.old_path[:length]):
+            del _at(root, row.old_path[: length - 1])[row.old_path[length - 1]]
+    target = _mapping(root, row.new_path[:-1], make=True)
     if target is None or row.new_path[-1] in target:
         message = f"stands beside {row.new}, which is its name since {row.since}"
         hint = "leave the old one out"
-        tree.faults.append(
-            Fault(row.old_path, place, message, hint=hint, code="duplicate-key", remedy=Remove(), certain=False)
-        )
+        tree.faults.append(Fault(old, place, message, (), hint, "duplicate-key", Remove(), certain=False))
         return
     target[row.new_path[-1]] = value
-    for places in (tree.keys, tree.values):
-        for known in [known for known in places if known[: len(row.old_path)] == row.old_path]:
-            places[row.new_path + known[len(row.old_path) :]] = places.pop(known)
+    for table in (tree.keys, tree.values, tree.dollars):
+        _renamed(table, old, new)
+    tree.faults = [
+        replace(one, path=(*new, *one.path[len(old) :])) if one.path[: len(old)] == old else one for one in tree.faults
+    ]
     for length in range(1, len(row.new_path)):
-        tree.keys.setdefault(row.new_path[:length], place)
-        tree.values.setdefault(row.new_path[:length], place)
-    yield row.warning(place)
+        tree.keys.setdefault(new[: len(base) + length], place)
+        tree.values.setdefault(new[: len(base) + length], place)
+    yield row.warning(place.within(layer, base) if base else place)
+
+
+def _renamed(table: dict[Path, Any], old: Path, new: Path) -> None:
+    for known in [known for known in table if known[: len(old)] == old]:
+        table[(*new, *known[len(old) :])] = table.pop(known)
 
 
 def _at(value: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -89,12 +118,12 @@ def _at(value: dict[str, Any], path: Path) -> dict[str, Any]:
     return found
 
 
-def _mapping(value: dict[str, Any], path: Path, make: bool = False) -> dict[str, Any] | None:
+def _mapping(value: Any, path: Path, make: bool = False) -> dict[str, Any] | None:
     for part in path:
-        if make and part not in value:
+        if make and isinstance(value, dict) and part not in value:
             value[str(part)] = {}
-        inner = value.get(str(part))
-        if not isinstance(inner, dict):
-            return None
-        value = inner
-    return value
+        if isinstance(value, dict):
+            value = value.get(str(part))
+        else:
+            value = value[part] if isinstance(value, list) and isinstance(part, int) else None
+    return value if isinstance(value, dict) else None

@@ -71,15 +71,37 @@ class Document:
     def shown(self, number: int) -> str:
         """A line without what stands below `secrets` or looks like a secret; "" where that cannot be told."""
         line = self.lines[number - 1] if 0 < number <= len(self.lines) else ""
-        if self.root is None:
-            return "" if within_secrets(self.lines, number) else masked(line)
-        for start, end in sorted(self._secret_spans(number), reverse=True):
+        if self.root is None and within_secrets(self.lines, number):
+            return ""
+        for start, end in reversed(self._hidden_spans(number, line)):
             line = line[: start - 1] + HIDDEN + line[end - 1 :]
-        return masked(line)
+        return line
+
+    def shown_column(self, number: int, column: int) -> int:
+        """Where a column of a line stands in what is shown of it; one within a hidden part stands at its beginning."""
+        shift = 0
+        for start, end in self._hidden_spans(number, self.lines[number - 1] if number <= len(self.lines) else ""):
+            if column <= start:
+                break
+            if column < end:
+                return start + shift
+            shift += len(HIDDEN) - (end - start)
+        return column + shift
+
+    def _hidden_spans(self, number: int, line: str) -> list[tuple[int, int]]:
+        """In order, none within another."""
+        found = [(match.start() + 1, match.end() + 1) for match in _SECRET_TEXT.finditer(line)]
+        spans: list[tuple[int, int]] = []
+        for start, end in sorted([*found, *self._secret_spans(number)]):
+            if spans and start < spans[-1][1]:
+                spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+            else:
+                spans.append((start, end))
+        return spans
 
     def _is_secret(self, node: Node) -> bool:
-        if node.path == ("endpoints", "api_keys"):
-            known = [str(path[1]) for path in self.found if len(path) == 2 and path[0] == "secrets"]
+        if node.path[-2:] == ("endpoints", "api_keys"):
+            known = [str(path[-1]) for path in self.found if path[-2:-1] == ("secrets",)]
             return not names_secret(node.text, known)
         return is_secret(node.path)
 
@@ -169,8 +191,18 @@ _SECRET_TEXT = re.compile(
 )
 
 
+_VARIABLE_NAME = re.compile(r"(keys?|token|secrets?|passwords?|passwd|passphrase|credentials?)$", re.IGNORECASE)
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether a variable, of the environment or of `variables`, is called like one that holds a secret."""
+    return bool(_VARIABLE_NAME.search(name))
+
+
 def is_secret(path: Path) -> bool:
     """Whether what stands there may be a secret: below `secrets`, or below a key that is named like one."""
+    if path[-2:-1] == ("variables",) and is_secret_variable(str(path[-1])):
+        return True
     names = [re.sub(r"[-_ ]", "", part).lower() for part in path if isinstance(part, str)]
     return any(_SECRET_NAME.search(name) for name in names)
 

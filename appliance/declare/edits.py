@@ -18,7 +18,7 @@ from appliance.declare.document import (
     within_secrets,
 )
 from appliance.declare.locate import Place
-from appliance.declare.remedy import Add, Mend, Move, Remedy, Remove, Strip, Write
+from appliance.declare.remedy import Add, Mend, Move, Remedy, Remove, Replace, Strip, Write
 
 INDENT = "  "
 
@@ -54,6 +54,8 @@ def edits_for(remedy: Remedy | None, place: Place, text: Document) -> tuple[Edit
             return _mended(text, place)
         case Strip(count):
             made = [_edit(place, at, (at[0], at[1] + count), "")]
+        case Replace(old, new):
+            made = _replaced(text, place, old, new)
         case Add(name, value):
             made = [_edit(place, *_first(text), f"{name}: {value}\n")]
         case Write(value):
@@ -61,9 +63,9 @@ def edits_for(remedy: Remedy | None, place: Place, text: Document) -> tuple[Edit
         case Remove():
             made = _removed(text, place)
         case Move(path, value):
-            made = _moved(text, place, path, value)
+            made = _moved(text, place, (*place.base, *path), value)
     after = document(apply(text, made))
-    done = after.root is not None and (not isinstance(remedy, Move) or remedy.path in after.found)
+    done = after.root is not None and (not isinstance(remedy, Move) or (*place.base, *remedy.path) in after.found)
     return tuple(made) if made and done else ()
 
 
@@ -122,6 +124,20 @@ def _written(text: Document, place: Place, value: str) -> list[Edit]:
     return [_edit(place, node.start, node.end, f" {value}" if empty else value)]
 
 
+def _replaced(text: Document, place: Place, old: str, new: str) -> list[Edit]:
+    line = text.lines[place.line - 1] if place.line <= len(text.lines) else ""
+    column = line.find(old, place.column - 1) + 1
+    if not column:
+        return []
+    at = (place.line, column)
+    made = [_edit(place, at, (place.line, column + len(old)), new)]
+    around = [node for node in text.values.values() if node.kind == "scalar" and node.start <= at < node.end]
+    if _is_yaml(apply(text, made)) or not around or not (raw := _verbatim(text, around[0])):
+        return made
+    start, end = column - around[0].start[1], column - around[0].start[1] + len(old)
+    return [_edit(place, around[0].start, around[0].end, quoted(raw[:start] + new + raw[end:]))]  # within braces
+
+
 def _entry(text: Document, place: Place) -> tuple[Node, int] | None:
     at = (place.line, place.column)
     if at in text.keys:
@@ -134,7 +150,10 @@ def _removed(text: Document, place: Place) -> list[Edit]:
     entry = _entry(text, place)
     if entry is None:
         return []
-    mapping, index = _whole(text, *entry)
+    layer = text.found.get(place.base) if place.base else None
+    mapping, index = _whole(text, *entry, layer)
+    if layer is not None and mapping is layer and len(mapping.entries) == 1:
+        return [_edit(place, mapping.start, mapping.end, "{}")]
     if mapping.flow:
         return [_out_of_braces(place, mapping, index)]
     key, value = mapping.entries[index]
@@ -177,7 +196,8 @@ def _moved(text: Document, place: Place, path: Path, value: str) -> list[Edit]:
     above = text.found.get(path[:depth])
     if above is None or above.kind != "mapping":
         return []
-    nested = value
+    braces = len(path) > depth + 1 or above.flow
+    nested = quoted(value) if braces and "${" in value and value[0] not in "\"'[{" else value
     for part in reversed(path[depth + 1 :]):
         nested = f"{{{part}: {nested}}}"
     line = f"{path[depth]}: {nested}"
@@ -211,6 +231,7 @@ def _inserted(text: Document, place: Place, above: Node, line: str) -> list[Edit
 
 _GLUED = re.compile(r"(\s*(?:- )?[A-Za-z_]\w*:)([^\s/].*)$")
 _VALUE = re.compile(r"(\s*(?:- )?[A-Za-z_]\w*: +)([^'\"#{\[].*?)(\s+#.*)?$")
+_INTERPOLATED = re.compile(r"\$\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^,}\]]*")
 _IN_BRACES = re.compile(r"([{,]\s*[A-Za-z_]\w*: +)([^'\"#{\[,}][^,}]*)")
 
 
@@ -226,13 +247,20 @@ def _mended(text: Document, place: Place) -> tuple[Edit, ...]:
         tried += _all_tabs(text, place)
     if match := _GLUED.match(line):
         tried.append([_edit(place, (number, match.end(1) + 1), (number, match.end(1) + 1), " ")])
+    if match := _INTERPOLATED.match(line, place.column - 1):
+        start, end = (number, match.start() + 1), (number, match.end() + 1)
+        tried.append([_edit(place, start, end, quoted(match[0]))])
     for match in (_VALUE.match(line), *_IN_BRACES.finditer(line)):
         if match and masked(line) == line and not within_secrets(text.lines, number):
-            quoted = '"' + match[2].replace("\\", "\\\\").replace('"', '\\"') + '"'
-            tried.append([_edit(place, (number, match.start(2) + 1), (number, match.end(2) + 1), quoted)])
+            start, end = (number, match.start(2) + 1), (number, match.end(2) + 1)
+            tried.append([_edit(place, start, end, quoted(match[2]))])
     tried += _aligned(text, place)
     tried += _closed(text, place)
     return next((tuple(edits) for edits in tried if _is_yaml(apply(text, edits))), ())
+
+
+def quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _spaces(blank: str, width: int) -> str:

@@ -131,11 +131,18 @@ EFFECTS: dict[str, Effect] = {
     "observability.vllm_metrics": _GATEWAY,  # families are registered once
     "secrets.*.file": _LIVE,
     "secrets.*.env": _SERVICE,  # the launcher takes the value from its own environment
+    # Of what a manifest is composed acts through the keys that it gives: compare their settled values.
+    "extends": Effect("none"),
+    "overlays": Effect("none"),
+    "variables.*": Effect("none"),
+    "hardware.profiles": Effect("none"),
 }
 
 
 def effect(key: str) -> Effect:
     """The effect of a key, named as in a plan; `secrets.NAME` stands for all below it. Raises KeyError."""
+    if key.startswith("variables."):
+        return EFFECTS["variables.*"]
     if key.startswith("secrets."):
         _, _, rest = key.partition(".")
         return EFFECTS[f"secrets.*.{rest.partition('.')[2] or 'env'}"]

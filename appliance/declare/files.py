@@ -92,6 +92,8 @@ def _names(folder: Path) -> list[str]:
 def _listed(folder: Path, names: list[str]) -> str:
     if not names:
         return f"{folder} has no files" if folder.is_dir() else ""
+    if folder == folder.parent:
+        return ""  # what else a machine's root has says nothing
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
     return f"{folder} has {', '.join(names[:MOST_SHOWN])}{more}"
 

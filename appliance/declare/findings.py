@@ -6,13 +6,18 @@ from pathlib import Path as File
 
 from appliance.declare.document import Document, document, read_document
 from appliance.declare.edits import Edit, apply, edits_for, end_of
+from appliance.declare.locate import Place, dotted
+from appliance.declare.outside import assignment, variable
 from appliance.declare.problems import Problem
+from appliance.declare.remedy import Move, Write
 
 
 @dataclass(frozen=True)
 class Finding:
     """`end` is the column behind what is wrong, 0 where unknown. `line` is the source line, `removed` and `added` what
-    the edits make of the file, as lines with their numbers; all three without anything that may be a secret."""
+    the edits make of their file, as lines with their numbers; all three without anything that may be a secret. `mark`
+    are the columns of `line` from and behind which it is wrong.
+    `outside` is what to do instead of an edit where the value stands in no file."""
 
     problem: Problem
     end: int = 0
@@ -20,6 +25,8 @@ class Finding:
     edits: tuple[Edit, ...] = ()
     removed: tuple[tuple[int, str], ...] = ()
     added: tuple[tuple[int, str], ...] = ()
+    outside: str = ""
+    mark: tuple[int, int] = (0, 0)
 
     @property
     def fixable(self) -> bool:
@@ -30,26 +37,43 @@ class Finding:
 def findings(problems: Iterable[Problem]) -> list[Finding]:
     """In the order of the problems; each file is read once."""
     texts: dict[str, Document | None] = {}
-    found = []
-    for problem in problems:
-        source = problem.place.source
-        if problem.place.line and source not in texts:
-            texts[source] = read_document(File(source))
-        found.append(_finding(problem, texts.get(source)))
-    return found
+
+    def text(place: Place) -> Document | None:
+        if place.line and place.source not in texts:
+            texts[place.source] = read_document(File(place.source))
+        return texts.get(place.source) if place.line else None
+
+    return [_finding(problem, text(problem.place), text(problem.mend_at or problem.place)) for problem in problems]
 
 
-def _finding(problem: Problem, text: Document | None) -> Finding:
-    place = problem.place
-    if text is None or not place.line:
-        return Finding(problem)
-    end = end_of(text, place)
-    edits = edits_for(problem.remedy, place, text)
-    line = text.shown(place.line)
-    if not edits:
-        return Finding(problem, end, line)
-    removed, added = changed_lines(text, document(apply(text, edits)))
-    return Finding(problem, end, line, edits, removed, added)
+def _finding(problem: Problem, text: Document | None, mended: Document | None) -> Finding:
+    """`text` is the file of the problem's place, `mended` that of its remedy's."""
+    place, mend_at = problem.place, problem.mend_at or problem.place
+    end, line, mark = 0, "", (0, 0)
+    if text is not None:
+        end, line = end_of(text, place), text.shown(place.line)
+        first = text.shown_column(place.line, place.column)
+        mark = (first, max(first + 1, text.shown_column(place.line, end)))
+    if not mend_at.line:
+        return Finding(problem, end, line, outside=_outside(problem, mend_at), mark=mark)
+    edits = edits_for(problem.remedy, mend_at, mended) if mended is not None else ()
+    if mended is None or not edits:
+        return Finding(problem, end, line, mark=mark)
+    removed, added = changed_lines(mended, document(apply(mended, edits)))
+    return Finding(problem, end, line, edits, removed, added, mark=mark)
+
+
+def _outside(problem: Problem, place: Place) -> str:
+    """What to change on the command line or in the environment."""
+    match problem.remedy:
+        case Write(text):
+            return assignment(place, text)
+        case Move(path) if place.source.startswith("--"):
+            return f"give --set {dotted(path)} instead"
+        case Move(path):
+            return f"set {variable(tuple(map(str, path)))} instead"
+        case _:
+            return ""
 
 
 Lines = tuple[tuple[int, str], ...]

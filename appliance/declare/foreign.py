@@ -4,6 +4,24 @@ Sources: the command-line references of vLLM, text-generation-inference, SGLang 
 variables of NVIDIA NIM, and the fields of KServe's InferenceService.
 """
 
+LAYERS = {
+    # Kustomize, Helm, Docker Compose, editors' and linters' configurations
+    "base": "extends",
+    "bases": "extends",
+    "import": "extends",
+    "imports": "extends",
+    "include": "extends",
+    "includes": "extends",
+    "inherit": "extends",
+    "inherits": "extends",
+    "environments": "overlays",
+    "overrides": "overlays",
+    "patches": "overlays",
+    "params": "variables",
+    "parameters": "variables",
+    "vars": "variables",
+}
+
 OTHER_SERVERS = {
     # vLLM
     "enablelogrequests": "observability.log_requests",

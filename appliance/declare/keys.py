@@ -10,16 +10,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from appliance.manifest import API_VERSION, Manifest
+from appliance.manifest import API_VERSION
+from appliance.manifest_file import ManifestFile
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Key:
-    """`kind`: "section" has keys below, "map" has names of the operator's choice, "value" is a leaf. `types` are
-    the JSON types of its values, `choices` its fixed words, `form` "size" or "duration" where a unit is written.
-    `least`, `above` and `most` bound a number, where it is bounded."""
+    """`kind`: "section" has keys below, "map" has names of the operator's choice, "value" is a leaf; "layer" stands in
+    files only, where it says of what the manifest is composed. `types` are the JSON types of its values, `choices` its
+    fixed words, `form` what kind of quantity is written, such as "size" or "duration". `least`, `above` and `most`
+    bound a number, where it is bounded."""
 
     path: tuple[str, ...]
     kind: str
@@ -42,6 +44,15 @@ class Key:
         return "(must be given)" if self.required else spell(self.default, self.form)
 
 
+PROFILES = ("hardware", "profiles")
+LAYER_KEYS = (("extends",), ("overlays",), PROFILES)
+_EXAMPLES = {
+    "size": "a size such as 8GiB",
+    "duration": "a duration such as 30s",
+    "count range": 'a whole number or a range such as ">=2"',
+    "size range": 'a range such as ">=80GB"',
+    "version range": 'a number such as 9.0 or a range such as ">=9.0"',
+}
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -72,8 +83,8 @@ def spell(value: Any, form: str = "") -> str:
 
 @cache
 def schema() -> Json:
-    """JSON Schema of what a manifest may hold (validation mode)."""
-    return Manifest.model_json_schema(mode="validation")
+    """JSON Schema of what a manifest file may hold (validation mode)."""
+    return ManifestFile.model_json_schema(mode="validation")
 
 
 @cache
@@ -83,16 +94,17 @@ def keys() -> dict[tuple[str, ...], Key]:
 
 
 def find(path: tuple[str | int, ...]) -> Key | None:
-    """The declaration behind a path of a manifest: chosen names match `*`, items of a list their list."""
+    """The declaration behind a path of a manifest: chosen names and sections in a list match `*`, other items of a list
+    their list."""
     table = keys()
     found: tuple[str, ...] = ()
     for part in path:
-        if isinstance(part, int):
-            break
-        if (*found, part) in table:
+        if not isinstance(part, int) and (*found, part) in table:
             found = (*found, part)
         elif (*found, "*") in table:
             found = (*found, "*")
+        elif isinstance(part, int):
+            break
         else:
             return None
     return table.get(found)
@@ -112,20 +124,24 @@ def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
 def takes(path: tuple[str, ...], value: Any) -> bool:
     """Whether a key takes a value, whatever else the manifest says."""
     whole: Json = {"apiVersion": API_VERSION, "model": {"source": {"path": "/"}}}
-    inner = whole
+    inner: Json = whole
+    at: tuple[str | int, ...] = path
+    if path[:3] == (*PROFILES, "*"):  # those are a list, and each has three keys
+        inner = {"name": "x", "match": {}, "set": {}}
+        whole["hardware"], at, path = {"profiles": [inner]}, (*PROFILES, 0, *path[3:]), path[3:]
     for part in path[:-1]:
         inner = inner.setdefault(part, {})
     inner[path[-1]] = value
     try:
-        Manifest.model_validate(whole)
+        ManifestFile.model_validate(whole)
     except ValidationError as error:
-        return not any(detail["loc"][: len(path)] == path for detail in error.errors(include_url=False))
+        return not any(detail["loc"][: len(at)] == at for detail in error.errors(include_url=False))
     return True
 
 
 def leaves() -> tuple[Key, ...]:
-    """The keys that hold values: what a plan lists."""
-    return tuple(key for key in keys().values() if key.kind == "value")
+    """The keys that hold values: what a plan lists. What profiles are made of is none."""
+    return tuple(key for key in keys().values() if key.kind == "value" and key.path[: len(PROFILES)] != PROFILES)
 
 
 def _walk(node: Json, path: tuple[str, ...]) -> Iterator[Key]:
@@ -145,15 +161,32 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
     form = next((option["format"] for option in (resolved, *options) if "format" in option), "")
     named = resolved.get("patternProperties") or ({"": resolved["additionalProperties"]} if _is_map(resolved) else {})
     kind = "section" if "properties" in resolved else "map" if named else "value"
+    if path in LAYER_KEYS:
+        kind = "layer"
     bounds = (_bound(options, name) for name in ("minimum", "exclusiveMinimum", "maximum"))
     yield Key(path, kind, types, choices, _allowed(resolved), required, default, text, form, *bounds)
     if kind == "section":
         yield from _walk(resolved, path)
+    if path == ("overlays",):
+        return  # an overlay holds the keys of the manifest once more
     for inner in map(_resolve, named.values()):
-        meaning = "One secret: {file: path} or {env: NAME}."
-        yield Key((*path, "*"), "section", frozenset({"object"}), (), _allowed(inner), False, None, meaning)
-        for option in map(_resolve, inner["anyOf"]):
-            yield from _walk({**option, "required": ()}, (*path, "*"))
+        yield from _named(inner, (*path, "*"))
+    if "properties" in (item := _resolve(resolved.get("items", {}))):
+        yield Key((*path, "*"), "section", frozenset({"object"}), (), _allowed(item), False, None, "One of the list.")
+        yield from _walk(item, (*path, "*"))
+
+
+def _named(inner: Json, path: tuple[str, ...]) -> Iterator[Key]:
+    """What stands below a name of the operator's choice: a secret, which has one of several forms, or a plain value."""
+    options = [_resolve(option) for option in inner.get("anyOf", (inner,))]
+    if not any("properties" in option for option in options):
+        types = frozenset(kind for option in options for kind in _types(option))
+        yield Key(path, "value", types, (), _allowed(inner), False, None, "One variable.")
+        return
+    meaning = "One secret: {file: path} or {env: NAME}."
+    yield Key(path, "section", frozenset({"object"}), (), _allowed(inner), False, None, meaning)
+    for option in options:
+        yield from _walk({**option, "required": ()}, path)
 
 
 def _bound(options: list[Json], name: str) -> float | None:
@@ -183,8 +216,9 @@ def _words(node: Json) -> tuple[Any, ...]:
 def _allowed(node: Json) -> str:
     """What a value must be, in words."""
     if form := node.get("format"):
-        example = {"size": "a size such as 8GiB", "duration": "a duration such as 30s"}[form]
-        return " or ".join([*(str(word) for option in node.get("anyOf", ()) for word in _words(option)), example])
+        return " or ".join(
+            [*(str(word) for option in node.get("anyOf", ()) for word in _words(option)), _EXAMPLES[form]]
+        )
     if "anyOf" in node:
         return " or ".join(dict.fromkeys(_allowed(_resolve(option)) for option in node["anyOf"]))
     if words := _words(node):
@@ -197,9 +231,10 @@ def _allowed(node: Json) -> str:
         case "null":
             return "null"
         case "array":
-            return "a list of texts"
+            return "a list of mappings" if "$ref" in node["items"] else "a list of texts"
         case "object":
-            names = ", ".join(node["properties"]) if "properties" in node else "names of your choice"
+            free = "keys of the manifest" if node.get("additionalProperties") is True else "names of your choice"
+            names = ", ".join(node["properties"]) if "properties" in node else free
             return f"a mapping with {names}" if names else "an empty mapping: {}"
         case _:
             if "examples" in node:

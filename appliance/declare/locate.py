@@ -27,9 +27,9 @@ from yaml.events import (
     StreamStartEvent,
 )
 
-from appliance.declare.document import within_secrets
 from appliance.declare.remedy import Mend, Remedy, Remove, Strip
 from appliance.declare.scalar import read_plain
+from appliance.declare.syntax import explain
 
 Path = tuple[str | int, ...]
 MAX_DEPTH = 20
@@ -37,14 +37,28 @@ MAX_DEPTH = 20
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where a value was written: a file with line and column (from 1), or an option or variable, which has neither."""
+    """Where a value was written: a file with line and column (from 1), or an option or variable, which has neither.
+    `layer` is the part of the file that it stands in, if that is an overlay or a profile, and `base` where that part
+    begins; `via` are the places of the `extends` that led to the file, the nearest first."""
 
     source: str
     line: int = 0
     column: int = 0
+    layer: str = ""
+    via: tuple["Place", ...] = ()
+    base: Path = ()
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+    def within(self, layer: str, base: Path) -> "Place":
+        """The same place as one of a layer that begins at a path of what stood there so far."""
+        return replace(self, layer=f"{layer} of {self.layer}" if self.layer else layer, base=(*self.base, *base))
+
+    def through(self) -> str:
+        """`in overlay dev, extended by m.yaml:2:10`; "" for what the manifest itself says."""
+        parts = [f"in {self.layer}"] if self.layer else []
+        return ", ".join([*parts, *([f"extended by {', '.join(map(str, self.via))}"] if self.via else [])])
 
 
 @dataclass(frozen=True)
@@ -62,14 +76,31 @@ class Fault:
     certain: bool = True
 
 
+@dataclass(frozen=True)
+class Spelled:
+    """An interpolated value as the file has it. `giver`: where all of it was written, which is a variable of the
+    environment or of `variables`, or with `default` a text that has it; None where several gave a part. `shared`: other
+    texts name that variable too."""
+
+    text: str
+    giver: Place | None = None
+    default: str | None = None
+    shared: bool = False
+
+
 @dataclass
 class Tree:
-    """Plain values of one source, the place of each key and of each value, and what is wrong with its spelling."""
+    """Plain values of one source, the place of each key and of each value, and what is wrong with its spelling.
+    `dollars`: the place of each $ in a text of a file, which may be interpolation. `spelled`: where the value is an
+    interpolated one. `unknown`: paths without a value because of a fault elsewhere."""
 
     value: Any = None
     keys: dict[Path, Place] = field(default_factory=dict)
     values: dict[Path, Place] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
+    dollars: dict[Path, tuple[Place, ...]] = field(default_factory=dict)
+    spelled: dict[Path, Spelled] = field(default_factory=dict)
+    unknown: set[Path] = field(default_factory=set)
 
 
 def dotted(path: Path) -> str:
@@ -80,15 +111,17 @@ def dotted(path: Path) -> str:
     return text
 
 
-def read_yaml(data: bytes, source: str) -> Tree:
-    """The one mapping in a YAML document, with places and faults; `value` is {} where nothing could be read."""
+def read_yaml(data: bytes, source: str, via: tuple[Place, ...] = ()) -> Tree:
+    """The one mapping in a YAML document, with places and faults; `value` is {} where nothing could be read. `via`:
+    the places of the `extends` that led here."""
     tree = Tree(value={})
-    text = _decode(data, source, tree)
+    start = Place(source, 1, 1, via=via)
+    text = _decode(data, start, tree)
     if text is None:
         return tree
     what, hint = "a tab in the indentation", "indent with spaces"
     tabs = [
-        Fault((), Place(source, number, len(match[0])), what, hint=hint, remedy=Mend())
+        Fault((), replace(start, line=number, column=len(match[0])), what, hint=hint, remedy=Mend())
         for number, line in enumerate(text.splitlines(), 1)
         if (match := re.match(r" *\t", line)) and line.strip() and not line.lstrip().startswith("#")
     ]
@@ -96,12 +129,14 @@ def read_yaml(data: bytes, source: str) -> Tree:
         tree.faults += tabs
         return tree
     try:
-        _Builder(source, tree).build(text)
+        _Builder(start, tree, text).build()
     except yaml.MarkedYAMLError as error:
-        tree.faults.append(_syntax(error, text, source))
+        line, column, message, hint = explain(error, text)
+        place = replace(start, line=line, column=column)
+        tree.faults.append(Fault((), place, message, hint=hint, remedy=Mend()))
     except yaml.reader.ReaderError as error:
         at = text[: error.position]
-        place = Place(source, at.count("\n") + 1, len(at) - at.rfind("\n"))
+        place = replace(start, line=at.count("\n") + 1, column=len(at) - at.rfind("\n"))
         code = error.character if isinstance(error.character, int) else ord(error.character)
         tree.faults.append(Fault((), place, f"character U+{code:04X} is not allowed in YAML"))
     return tree
@@ -117,56 +152,26 @@ def read_value(text: str, place: Place, path: Path, tree: Tree) -> Any:
             tree.faults.append(Fault(path, place, f"{text.strip()}: {reason}", readings))
         return value
     try:
-        return _Builder(place.source, tree, place).build_value(text, path)
+        return _Builder(place, tree).build_value(text, path)
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or "cannot be read"
         tree.faults.append(Fault(path, place, f"not valid YAML: {problem}", hint="quote the whole value for the shell"))
         return None
 
 
-def _decode(data: bytes, source: str, tree: Tree) -> str | None:
+def _decode(data: bytes, start: Place, tree: Tree) -> str | None:
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        tree.faults.append(Fault((), Place(source, 1, 1), "the file is UTF-16", hint="save it as UTF-8"))
+        tree.faults.append(Fault((), start, "the file is UTF-16", hint="save it as UTF-8"))
         return None
     data = data.removeprefix(b"\xef\xbb\xbf")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         before = data[: error.start]
-        place = Place(source, before.count(b"\n") + 1, len(before) - before.rfind(b"\n"))
+        place = replace(start, line=before.count(b"\n") + 1, column=len(before) - before.rfind(b"\n"))
         message = f"byte 0x{data[error.start]:02x} is not UTF-8"
         tree.faults.append(Fault((), place, message, hint="save the file as UTF-8"))
         return None
-
-
-def _syntax(error: yaml.MarkedYAMLError, text: str, source: str) -> Fault:
-    mark = error.problem_mark or error.context_mark
-    if "unexpected end of stream" in (error.problem or "") and error.context_mark:
-        mark = error.context_mark
-    line, column = (mark.line, mark.column) if mark else (0, 0)
-    lines = text.splitlines()
-    problem = (error.problem or "cannot be read").replace("\\t", "tab")
-    message = f"not valid YAML: {problem}"
-    # The parser says where it gave up; the cause is often a key without a space after its colon, there or a line above.
-    for number in (line, line - 1):
-        if 0 <= number < len(lines) and (match := re.match(r"\s*(- )?([A-Za-z_]\w*):([^\s/].*)$", lines[number])):
-            fixed = f"{match[2]}: {'…' if within_secrets(lines, number + 1) else match[3]}"
-            at = Place(source, number + 1, match.start(2) + 1)
-            return Fault((), at, message, hint=f"a space must follow the colon: {fixed}", remedy=Mend())
-    hint = ""
-    if line < len(lines) and "\t" in lines[line][column : column + 1]:
-        hint = "use spaces"
-    elif "unexpected end of stream" in problem:
-        hint = "the quote that opens here is not closed"
-    elif "mapping values are not allowed" in problem:
-        hint = "quote a text that contains ': ', or check the indentation"
-    elif "found character" in problem and column < len(lines[line] if line < len(lines) else ""):
-        hint = f"put a text that begins with {lines[line][column]} in quotes"
-    elif "block end" in problem or "<block mapping start>" in problem:
-        hint = "check the indentation: keys of one section start in the same column"
-    elif "expected ',' or" in problem:
-        hint = "a { or [ is not closed, or a comma is missing"
-    return Fault((), Place(source, line + 1, column + 1), message, hint=hint, remedy=Mend())
 
 
 _FRAME = (StreamStartEvent, StreamEndEvent, DocumentStartEvent, DocumentEndEvent)
@@ -174,15 +179,16 @@ _NO_ANCHORS = "anchors and aliases are not allowed: repeat the value"
 
 
 class _Builder:
-    """Builds values from parser events; one document, one mapping."""
+    """Builds values from parser events; one document, one mapping. `start` is where it begins and `text` what the
+    file has; without a text everything is at that one place."""
 
-    def __init__(self, source: str, tree: Tree, fixed: Place | None = None) -> None:
-        self._source = source
+    def __init__(self, start: Place, tree: Tree, text: str | None = None) -> None:
+        self._start = start
         self._tree = tree
-        self._fixed = fixed
+        self._text = text
 
-    def build(self, text: str) -> None:
-        events = iter(yaml.parse(text, Loader=yaml.SafeLoader))
+    def build(self) -> None:
+        events = iter(yaml.parse(self._text or "", Loader=yaml.SafeLoader))
         documents = 0
         for event in events:
             if isinstance(event, DocumentStartEvent):
@@ -196,7 +202,7 @@ class _Builder:
                 self._root(root, events)
             elif isinstance(event, StreamEndEvent) and documents == 0:
                 hint = "the least is apiVersion: slipway/v2 and model: {source: {path: …}}"
-                self._tree.faults.append(Fault((), Place(self._source, 1, 1), "the file is empty", hint=hint))
+                self._tree.faults.append(Fault((), self._start, "the file is empty", hint=hint))
 
     def build_value(self, text: str, path: Path) -> Any:
         """The value of a text that is no file: an option or a variable; all its parts are at the one fixed place."""
@@ -246,6 +252,8 @@ class _Builder:
         return self._scalar(event, path)
 
     def _scalar(self, event: ScalarEvent, path: Path) -> Any:
+        if self._text is not None and "$" in event.value:
+            self._tree.dollars[path] = self._dollars(event, self._text)
         if event.style is not None:
             return event.value
         value, reason, readings = read_plain(event.value)
@@ -297,11 +305,25 @@ class _Builder:
         return str(value)
 
     def _place(self, event: Event) -> Place:
-        if self._fixed:
-            return self._fixed
+        if self._text is None:
+            return self._start
         mark = event.start_mark
         assert mark is not None, "events of a text carry their marks"
-        return Place(self._source, mark.line + 1, mark.column + 1)
+        return replace(self._start, line=mark.line + 1, column=mark.column + 1)
+
+    def _dollars(self, event: ScalarEvent, text: str) -> tuple[Place, ...]:
+        """The place of each $ of a scalar; that of the scalar where escapes hide which is which."""
+        place, start, end = self._place(event), event.start_mark, event.end_mark
+        assert start is not None and end is not None, "events of a text carry their marks"
+        raw = text[start.index : end.index]
+        at = [index for index, character in enumerate(raw) if character == "$"]
+        if len(at) != event.value.count("$"):
+            return (place,) * event.value.count("$")
+        lines = [(raw.count("\n", 0, index), index - raw.rfind("\n", 0, index)) for index in at]
+        return tuple(
+            replace(place, line=place.line + line, column=column if line else place.column + column - 1)
+            for line, column in lines
+        )
 
     def _fault(self, path: Path, event: Event, message: str, hint: str = "") -> None:
         self._tree.faults.append(Fault(path, self._place(event), message, hint=hint, code="no-plain-yaml"))

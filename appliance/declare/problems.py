@@ -25,8 +25,10 @@ NOT_SHOWN = "the value given (not shown)"
 
 @dataclass(frozen=True)
 class Problem:
-    """`message` says all of it; `given`, `allowed` and `hint` are its parts where it has them. `remedy` is what would
-    put it right, `certain` whether nothing else can have been meant. `code` is one of CODES."""
+    """`message` says all of it but the layers that the place stands in; `given`, `allowed` and `hint` are its parts
+    where it has them. `remedy` is what would put it right, at `mend_at` where the value was written elsewhere, and
+    `certain` whether nothing else can have been meant. `related` are the other keys of a conflict, with their places.
+    `code` is one of CODES."""
 
     place: Place
     key: str
@@ -37,31 +39,37 @@ class Problem:
     remedy: Remedy | None = None
     certain: bool = True
     code: str = "impossible"
+    mend_at: Place | None = None
+    related: tuple[tuple[str, Place], ...] = ()
 
     @property
     def level(self) -> str:
         """A warning refuses nothing."""
         return "warning" if self.code == "deprecated" else "error"
 
+    @property
+    def text(self) -> str:
+        return _join(self.message, self.place.through())
+
     def __str__(self) -> str:
         source = self.place.source.replace("-", "_")  # a flag writes the key's underscores as dashes
         said = not self.key or (self.place.line == 0 and source.endswith(self.key))
-        return f"{self.place}: {self.message}" if said else f"{self.place}: {self.key}: {self.message}"
+        return f"{self.place}: {self.text}" if said else f"{self.place}: {self.key}: {self.text}"
 
 
 class Refused(Exception):
-    """A manifest that cannot be served. `problems` are in the order of the files, those of options and variables last;
-    of several files the first that has one comes first. `cause` says with which code a command ends."""
+    """A manifest that cannot be served. `problems` are in file order, a file before those that it extends, options and
+    variables last; `cause` says with which code a command ends."""
 
     def __init__(self, problems: Iterable[Problem], cause: exits.Exit = exits.MANIFEST) -> None:
         self.cause = cause
-        given = list(problems)
-        files = list(dict.fromkeys(p.place.source for p in given))
-        order = {source: number for number, source in enumerate(files)}
-        self.problems = sorted(
-            given, key=lambda p: (p.place.line == 0, order[p.place.source], p.place.line, p.place.column)
-        )
+        self.problems = sorted(problems, key=_order)
         super().__init__("\n".join(map(str, self.problems)))
+
+
+def _order(problem: Problem) -> tuple[bool, int, str, int, int]:
+    place = problem.place
+    return place.line == 0, len(place.via), place.source if place.line else "", place.line, place.column
 
 
 def from_fault(fault: Fault) -> Problem | None:
@@ -91,20 +99,28 @@ def from_fault(fault: Fault) -> Problem | None:
 
 def from_validation(error: ValidationError, tree: Tree) -> list[Problem]:
     """One problem for each wrong place; places that are faulty already are left out."""
-    faulty = {fault.path for fault in tree.faults}
+    faulty = {fault.path for fault in tree.faults} | tree.unknown
+    details = [(detail, _path(detail, tree.value)) for detail in error.errors(include_url=False)]
+    unread = any(detail["type"] == "extra_forbidden" and _is_extends(path) for detail, path in details)
     found: dict[Path, Problem] = {}
-    for detail in error.errors(include_url=False):
-        path = _path(detail, tree.value)
+    for detail, path in details:
         if any(path[: len(known)] == known for known in faulty if known) or path in found:
             continue
+        if path[:1] == ("secrets",) and any(known[: len(path)] == path for known in faulty):
+            continue
         # One mistake, one message: a key that is there under another name is told there.
-        if detail["type"] != "missing" or not _misspelt(path, tree):
+        if detail["type"] != "missing" or not unread and not _misspelt(path, tree):
             found[path] = _problem(detail, path, tree)
     return list(found.values())
 
 
+def _is_extends(path: Path) -> bool:
+    """Whether an unknown key was meant to be `extends`: what is missing may stand in the file that was not read."""
+    return ("extends",) in suggest_key(path)[1]
+
+
 def _misspelt(path: Path, tree: Tree) -> bool:
-    """Whether an unknown key beside a missing one was meant to be it, or one below it."""
+    """Whether an unknown key beside a missing one was meant to be it, or to stand in it."""
     return any(meant[: len(path)] == path for other in _siblings(path, tree) for meant in suggest_key(other)[1])
 
 
@@ -128,7 +144,7 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
         case "missing":
             return _missing(path, tree)
         case "extra_forbidden":
-            place, hint = tree.keys.get(path, _above(path, tree)), hint_for_key(path, _at(path, tree), tree.value)
+            place, hint = tree.keys.get(path, _above(path, tree)), hint_for_key(path, tree)
             return _said(place, path, unknown_key(path), hint, given(path, _at(path, tree)), code="unknown-key")
         case "unknown_secret":
             return _unknown_secret(tuple(detail["ctx"]["key"].split(".")), tree)
@@ -138,10 +154,11 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
     place = tree.values.get(path, _above(path, tree))
     if key is None:
         return Problem(place, dotted(path), str(detail["msg"]), code="wrong-value")
-    item = bool(path) and isinstance(path[-1], int)
+    item = bool(path) and isinstance(path[-1], int) and key.kind != "section"
     allowed = "text" if item else key.allowed
+    spelled = tree.spelled.get(path)
     hint = Hint() if is_hidden(path, value) else suggest_value(key, value, item=item)
-    said = given(path, value)
+    said = given(path, value, spelled.text if spelled else "")
     message = _join(said, f"must be {allowed}", hint.text)
     return _said(place, path, message, hint, said, allowed, code="wrong-value")
 
@@ -186,7 +203,8 @@ def _not_one_kind(message: str, path: Path, tree: Tree) -> Problem:
 
 def _unknown_secret(path: Path, tree: Tree) -> Problem:
     names, value = list(tree.value.get("secrets", {})), str(_at(path, tree))
-    said = given(path, value) if not names_secret(value, names) else f'"{value}"'
+    spelled = tree.spelled.get(path)
+    said = given(path, value, spelled.text if spelled else "", open=names_secret(value, names))
     near = suggest_name(value, names)
     hint = Hint(f"did you mean {near}?", Write(near)) if near else Hint()
     allowed = ", ".join(names) or "no names at all"
@@ -211,7 +229,7 @@ def _secret_problem(path: Path, tree: Tree) -> Problem:
         inside = (*path, name)
         place = tree.keys.get(inside, _above(inside, tree))
         if name not in ("file", "env"):
-            hint = hint_for_key(inside, inner, tree.value)
+            hint = hint_for_key(inside, tree)
             code = "wrong-secret" if hint.remedy else "literal-secret"
             return _said(place, inside, _join("unknown key", _FORMS, hint.text), hint, allowed=_FORMS, code=code)
         if not isinstance(inner, str):
@@ -247,15 +265,19 @@ def unread(place: Place, path: Path, what: str, hint: Hint | None = None) -> Pro
     return _said(place, path, _join(what, hint.text), hint, code="unread")
 
 
-def given(path: Path, value: Any) -> str:
-    """A value as it was given, short, and not at all where it may be a secret."""
-    if is_secret(path):
-        return NOT_SHOWN
+_ONE_NAME = re.compile(r"\$\{[\w.]+\}")
+
+
+def given(path: Path, value: Any, spelled: str = "", *, open: bool = False) -> str:
+    """A value as it was given, short, and not at all where it may be a secret unless that is known better (`open`);
+    with what the file has, if it is interpolated."""
+    if is_secret(path) and not open:
+        return NOT_SHOWN + (f" (from {spelled})" if _ONE_NAME.fullmatch(spelled) else "")
     match value:
         case None:
-            return "empty"
+            text = "empty"
         case bool():
-            return "true" if value else "false"
+            text = "true" if value else "false"
         case str():
             text = f'"{masked(value)}"'
         case dict():
@@ -264,6 +286,10 @@ def given(path: Path, value: Any) -> str:
             text = f"a list of {len(value)}"
         case _:
             text = str(value)
+    return short(text) + (f" (from {short(masked(spelled))})" if spelled else "")
+
+
+def short(text: str) -> str:
     return text if len(text) <= MAX_GIVEN else f"{text[: MAX_GIVEN - 1]}…"
 
 
@@ -277,7 +303,8 @@ def _at(path: Path, tree: Tree) -> Any:
 def _above(path: Path, tree: Tree) -> Place:
     """The place of the closest part of a path that was written."""
     for length in range(len(path) - 1, 0, -1):
-        if place := tree.keys.get(path[:length]):
+        table = tree.values if isinstance(path[length - 1], int) else tree.keys
+        if place := table.get(path[:length]):
             return place
     return tree.values.get((), Place("manifest"))
 

@@ -1,6 +1,7 @@
 """What would put a mistake right, as data about keys and values; `appliance.declare.edits` finds the columns.
 
-Whoever refuses a key can name its remedy without knowing where in which file the key stands.
+Whoever refuses a key can name its remedy without knowing where in which file the key stands. Paths are those of the
+manifest: in an overlay or a profile they begin where that does.
 """
 
 from dataclasses import dataclass
@@ -44,11 +45,19 @@ class Strip:
 
 
 @dataclass(frozen=True)
+class Replace:
+    """A part of a text: the first `old` from the place of the problem on, in its line, becomes `new`."""
+
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
 class Mend:
     """The text is no YAML: what stands at the place is tried out."""
 
 
-Remedy = Write | Move | Remove | Add | Strip | Mend
+Remedy = Write | Move | Remove | Add | Strip | Replace | Mend
 
 
 @dataclass(frozen=True)

@@ -1,65 +1,72 @@
 """Where settings come from, and which one wins. The only module that reads the environment.
 
-    --a.b value, --set a.b=value  >  SLIPWAY__A__B=value  >  the manifest  >  defaults of the schema
+    --a.b value, --set a.b=value  >  SLIPWAY__A__B=value  >  overlays  >  the manifest  >  what it extends
+        >  profile of the hardware  >  defaults of the schema
 
 Mappings are merged key by key, everything else is replaced. Every value keeps the place it was written at.
 """
 
-import difflib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path as File
-from typing import Any
 
 from pydantic import ValidationError
 
 from appliance.declare import variables
-from appliance.declare.deprecated import current, rename
-from appliance.declare.keys import Key, children, find, leaves
-from appliance.declare.locate import Fault, Path, Place, Tree, read_value, read_yaml
-from appliance.declare.problems import Problem, Refused, from_fault, from_validation, unknown_key
-from appliance.declare.suggest import flat, suggest_key
-from appliance.declare.versions import Older, spoken, translate
-from appliance.manifest import ONE_KIND, Manifest
+from appliance.declare.deprecated import rename
+from appliance.declare.keys import Key
+from appliance.declare.layers import overlays, profiles
+from appliance.declare.layers.files import Reading, folder_of, joined, read_file, unreadable
+from appliance.declare.layers.interpolate import Names, interpolate
+from appliance.declare.layers.mend import mended_where_written
+from appliance.declare.layers.merge import at, merged, without
+from appliance.declare.layers.profiles import Choose, Profile
+from appliance.declare.layers.variables import resolve
+from appliance.declare.locate import Path, Place, Tree
+from appliance.declare.outside import Given as Given
+from appliance.declare.outside import Option as Option
+from appliance.declare.outside import read_environment, read_options
+from appliance.declare.outside import variable as variable
+from appliance.declare.problems import Problem, Refused, from_fault, from_validation, unread
+from appliance.declare.remedy import Hint
+from appliance.declare.versions import Older, spoken
+from appliance.manifest import Manifest
 
-PREFIX = "SLIPWAY__"
-
-
-@dataclass(frozen=True)
-class Option:
-    """`--set key=value` or the flag of a key; `flag` is what to call it."""
-
-    flag: str
-    key: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Given:
-    """All that is given from outside."""
-
-    manifest: File
-    options: tuple[Option, ...] = ()
-    environ: Mapping[str, str] = field(default_factory=dict)
+# Keys with the name of a file or folder; so has the file of a secret.
+PATHS = (
+    ("model", "source", "path"),
+    ("model", "download", "cache"),
+    ("model", "chat_template"),
+    ("engine", "record"),
+    ("lifecycle", "journal", "folder"),
+)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The effective manifest, and where each of its values was written. `auto` values still say auto."""
+    """The effective manifest, and where each of its values was written. `auto` values still say auto. `files` are the
+    manifest and all that it is composed of; `layers` says in words which files, overlays and profile had a part."""
 
     manifest: Manifest
     tree: Tree
     path: File
     cache: File | None = None  # folder for what may be lost, after the XDG base directory specification
-    older: Older | None = None  # the version that the file is written in, if it is not the present one
+    files: tuple[File, ...] = ()
+    layers: tuple[str, ...] = ()
+    older: Mapping[str, Older] = field(default_factory=dict)  # files of an older version, by name
     notices: tuple[Problem, ...] = ()  # of deprecated names, for the operator; one each
 
     def origin(self, key: Key | Path) -> str:
-        """`m.yaml:3:9`, `SLIPWAY__ENDPOINTS__PORT`, `--set endpoints.port`, or `default`."""
+        """`m.yaml:3:9`, `m.yaml:30:12 (profile h200x1)`, `SLIPWAY__ENDPOINTS__PORT`, `--set endpoints.port`, or
+        `default`."""
         path = key.path if isinstance(key, Key) else key
         place = self.tree.values.get(path)
-        return str(place) if place else "default"
+        if place is None:
+            return "default"
+        spelled = self.tree.spelled.get(path)
+        through = [part for part in (place.layer, spelled.text if spelled else "") if part]
+        return f"{place} ({', '.join(through)})" if through else str(place)
 
     def place(self, path: Path) -> Place:
         """Where a value is written, or the closest section around it."""
@@ -67,6 +74,26 @@ class Settings:
             if place := self.tree.values.get(path[:length]):
                 return place if length == len(path) else self.tree.keys.get(path[:length], place)
         return self.tree.values.get((), Place(str(self.path), 1, 1))
+
+    def folder(self, path: Path) -> File:
+        """Where a relative path that is a value starts: at the folder of the file that has it, and at the manifest's
+        where an option or variable gives it."""
+        place = self.tree.values.get(path)
+        return folder_of(place.source if place and place.line else str(self.path)).resolve()
+
+    def file(self, path: Path) -> File:
+        """The file or folder that a value names."""
+        return joined(self.folder(path), str(at(self.tree, path)))
+
+    def from_manifest(self, path: Path) -> str:
+        """A path as it would be written in the manifest's own folder, whichever file has it."""
+        written = str(at(self.tree, path))
+        return written if File(written).is_absolute() else os.path.relpath(self.file(path), self.path.resolve().parent)
+
+    def paths(self) -> dict[tuple[str, ...], str]:
+        """Every value that names a file or folder, as from_manifest writes it."""
+        named = (("secrets", name, "file") for name in self.manifest.secrets)
+        return {path: self.from_manifest(path) for path in (*PATHS, *named) if at(self.tree, path) is not None}
 
 
 def environment() -> dict[str, str]:
@@ -81,153 +108,150 @@ def cache_folder(environ: Mapping[str, str]) -> File | None:
     return File(home) / ".cache" / "slipway" if home else None
 
 
-def load(given: Given) -> Settings:
-    """Reads, merges and checks all sources. Raises Refused with every problem found."""
-    merged = Tree(value={})
-    notices: list[Problem] = []
-    older: Older | None = None
-    for name, read in reversed(SOURCES):
-        tree = read(given)
-        if name == "manifest" and (older := translate(tree)):
-            notices.append(older.warning(tree))
-        notices += rename(tree)
-        _merge(merged, tree)
-    with spoken(older):
-        return _checked(given, merged, older, notices)
+@dataclass(frozen=True)
+class Layers:
+    """What each source gives, in the order of precedence, the highest first. Defaults are the schema's."""
+
+    options: Tree
+    environment: Tree
+    overlays: Tree
+    manifest: Tree  # and what it extends
+    profile: Tree = field(default_factory=lambda: Tree(value={}))
+
+    def merged(self) -> Tree:
+        return merged(*(getattr(self, one.name) for one in reversed(fields(self))))
 
 
-def _checked(given: Given, merged: Tree, older: Older | None, notices: list[Problem]) -> Settings:
-    problems = [problem for fault in merged.faults if (problem := from_fault(fault))]
-    problems += variables.wrong(given.environ)
-    if any(not fault.path for fault in merged.faults):
-        raise Refused(problems)  # the file could not be read as a whole: what is missing in it means nothing
+def load(given: Given, choose: Choose | None = None) -> Settings:
+    """Reads, merges and checks all sources. `choose` looks at the machine for hardware.profiles: without it none is
+    taken. Raises Refused with every problem found."""
+    reading = Reading(given.environ)
+    with spoken(reading.older):
+        return _load(given, choose, reading)
+
+
+def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
+    file, named = overlays.split(_read_manifest(given, reading))
+    asked = overlays.wanted(given.overlays, variables.value(given.environ, "SLIPWAY_OVERLAY"))
+    chosen = [overlays.read(one, named, reading) for one in asked]
+    layers = Layers(
+        options=read_options(given), environment=read_environment(given), overlays=merged(*chosen), manifest=file
+    )
+    notices = [*reading.notices, *rename(layers.environment), *rename(layers.options)]
+    faults = [fault for layer in (file, *chosen) for fault in layer.faults]
+    wrong = variables.wrong(given.environ)
+    if any(fault.path[:1] in ((), ("extends",)) and fault.place.line for fault in faults):
+        # Files that could not be read as a whole: what is missing in them means nothing.
+        raise Refused(_once([*_of_faults(layers.merged()), *wrong]))
+    whole = _Whole.of(layers.merged(), given.environ)
+    taken, notes = _taken(whole, choose)
+    tree = interpolate(merged(taken.values if taken else Tree(value={}), whole.tree), whole.names)
+    manifest, problems = _validated(tree)
+    problems += [*wrong, *whole.of_profiles(), *_of_overlays(layers, named, given.environ)]
+    if problems or manifest is None:
+        raise Refused(_once(problems))
+    return Settings(
+        *(manifest, tree, given.manifest, cache_folder(given.environ)),
+        files=tuple(reading.files),
+        layers=(*_notes(reading, asked, named), *notes),
+        older=reading.older,
+        notices=_once(notices),
+    )
+
+
+def _once(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """What two layers have in common is found in both, and a file that two others extend is read twice: told once."""
+    found: dict[tuple[object, ...], Problem] = {}
+    for problem in problems:
+        place = problem.place
+        found.setdefault((place.source, place.line, place.column, place.layer, problem.key, problem.message), problem)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A merged tree apart from its variables and profiles, and what its texts can name. Nothing is interpolated yet."""
+
+    tree: Tree
+    names: Names
+    profiles: profiles.Found
+
+    @staticmethod
+    def of(tree: Tree, environ: Mapping[str, str]) -> "_Whole":
+        names, faults = resolve(tree, environ)
+        rest, alone = profiles.split(tree)
+        faults += [fault for fault in tree.faults if fault.path[:1] == ("variables",)]
+        rest = without(rest, ("variables",))
+        rest.faults += faults
+        return _Whole(rest, names, profiles.read(alone, names))
+
+    def of_profiles(self) -> Iterator[Problem]:
+        """What is wrong with the profiles, taken or not: each is laid over all, so that nothing hides its values. What
+        is not set in the environment may be set where they are taken."""
+        yield from self.profiles.problems
+        for values in self.profiles.values:
+            _, problems = _validated(interpolate(merged(self.tree, values), self.names))
+            yield from (one for one in problems if one.place.layer.startswith("profile ") and one.code != "unset")
+
+
+def _of_overlays(layers: Layers, named: Mapping[str, Tree], environ: Mapping[str, str]) -> Iterator[Problem]:
+    """What is wrong with the overlays, chosen or not: each alone is laid over all, so that nothing hides its values.
+    Nothing is missing in an overlay, and what is not set in the environment may be set where it is chosen."""
+    if not named:
+        return
+    low = (layers.overlays, layers.environment, layers.options, layers.manifest)
+    known: set[str] | None = None
+    for tree in (merged(*low), *(merged(*low, overlay) for overlay in named.values())):
+        whole = _Whole.of(tree, environ)
+        found = [*_validated(interpolate(whole.tree, whole.names))[1], *whole.of_profiles()]
+        if known is None:
+            known = set(map(str, found))
+        yield from (one for one in found if str(one) not in known and one.code not in ("missing-key", "unset"))
+
+
+def _validated(tree: Tree) -> tuple[Manifest | None, list[Problem]]:
+    problems = _of_faults(tree)
     try:
-        manifest = Manifest.model_validate(merged.value)
+        return Manifest.model_validate(tree.value), problems
     except ValidationError as error:
-        raise Refused([*problems, *from_validation(error, merged)]) from error
-    if problems:
-        raise Refused(problems)
-    return Settings(manifest, merged, given.manifest, cache_folder(given.environ), older, tuple(notices))
+        return None, [*problems, *(mended_where_written(one, tree) for one in from_validation(error, tree))]
 
 
-# -- sources ----------------------------------------------------------------------------------------------------------
+def _of_faults(tree: Tree) -> list[Problem]:
+    found = (problem for fault in tree.faults if (problem := from_fault(fault)))
+    return [mended_where_written(problem, tree) for problem in found]
 
 
-def read_manifest(given: Given) -> Tree:
-    source = str(given.manifest)
+def _taken(whole: _Whole, choose: Choose | None) -> tuple[Profile | None, tuple[str, ...]]:
+    """The profile for this machine, and which it is or why there is none."""
+    found = whole.profiles.profiles
+    if not found or choose is None:
+        return None, ()
+    # hardware.device decides what is looked at; a problem with it is told when the whole is validated.
+    device = interpolate(whole.tree, whole.names).value
+    wanted = device.get("hardware", {}).get("device", "auto") if isinstance(device.get("hardware"), dict) else "auto"
+    reasons = choose(str(wanted), found)
+    looked = [f"{one.name} ({one.place}): {why}" for one, why in zip(found, reasons, strict=False)]
+    if reasons[-1] == "":
+        last = found[len(reasons) - 1]
+        return last, (f"profile {last.name} ({last.place})", *(f"not profile {text}" for text in looked[:-1]))
+    return None, tuple(f"not profile {text}" for text in looked)
+
+
+def _notes(reading: Reading, asked: tuple[overlays.Wanted, ...], named: Mapping[str, Tree]) -> Iterator[str]:
+    """Which files and overlays had a part, in words."""
+    own = {File(one.name) for one in asked if one.is_file}
+    if bases := [str(file) for file in reading.files[1:] if file not in own]:
+        yield f"extends {', '.join(bases)}"
+    for one in asked:
+        by = "" if one.place.source.startswith("--") else f" by {one.place}"
+        yield f"overlay {one.name}{by}"
+
+
+def _read_manifest(given: Given, reading: Reading) -> Tree:
     try:
-        return read_yaml(given.manifest.read_bytes(), source)
+        return read_file(reading, given.manifest)
     except OSError as error:
-        what = "no such file" if isinstance(error, FileNotFoundError) else (error.strerror or str(error)).lower()
-        raise Refused([Problem(Place(source), "", what)]) from error
-
-
-def read_environment(given: Given) -> Tree:
-    """Variables that start with SLIPWAY__ (two underscores: a Kubernetes service named slipway sets SLIPWAY_PORT). A
-    longer name is more precise and wins over a shorter one."""
-    tree = Tree(value={})
-    names = [name for name in given.environ if name.upper().startswith(PREFIX)]
-    for name in sorted(names, key=lambda name: (name.count("__"), name)):
-        path = _path_of(name)
-        place = Place(name)
-        if path is None:
-            tree.faults.append(
-                Fault((name,), place, "unknown setting", hint=_suggest_variable(name), code="unknown-key")
-            )
-        else:
-            _merge(tree, _single(path, given.environ[name], place))
-    return tree
-
-
-def read_options(given: Given) -> Tree:
-    tree = Tree(value={})
-    for option in given.options:
-        path = tuple(option.key.split("."))
-        place = Place(option.flag)
-        unknown = next((n for n in range(1, len(path) + 1) if current(path) == path and find(path[:n]) is None), 0)
-        if unknown:
-            tree.faults.append(Fault(path, place, unknown_key(path[:unknown]), code="unknown-key"))
-        else:
-            _merge(tree, _single(path, option.text, place))
-    return tree
-
-
-Source = tuple[str, Callable[[Given], Tree]]
-# Highest precedence first; what none of them gives has the schema's default.
-SOURCES: tuple[Source, ...] = (
-    ("--set", read_options),
-    ("environment", read_environment),
-    ("manifest", read_manifest),
-)
-
-
-# -- variables --------------------------------------------------------------------------------------------------------
-
-
-def variable(path: tuple[str, ...]) -> str:
-    """SLIPWAY__ENDPOINTS__PORT"""
-    return PREFIX + "__".join(part.upper() for part in path)
-
-
-def _path_of(name: str) -> tuple[str, ...] | None:
-    path: tuple[str, ...] = ()
-    for part in name[len(PREFIX) :].split("__"):
-        known = next((child for child in children(path) if child.upper() == part.upper()), None)
-        path = (*path, known or part.lower())
-    return path if find(current(path)) else None
-
-
-def _suggest_variable(name: str) -> str:
-    word = flat(name[len(PREFIX) :])
-    table = {flat(variable(key.path)[len(PREFIX) :]): variable(key.path) for key in leaves() if "*" not in key.path}
-    if close := difflib.get_close_matches(word, table, 1, 0.7):
-        return f"did you mean {table[close[0]]}?"
-    last = name.rsplit("__", 1)[-1].lower()
-    _, targets = suggest_key((last,))
-    if targets:
-        return f"did you mean {variable(tuple(map(str, targets[0])))}?"
-    return "the names are those of the manifest's keys, such as SLIPWAY__ENDPOINTS__PORT"
-
-
-# -- merging ----------------------------------------------------------------------------------------------------------
-
-
-def _single(path: tuple[str, ...], text: str, place: Place) -> Tree:
-    """One value with the sections around it."""
-    tree = Tree()
-    tree.value = read_value(text, place, path, tree)
-    for length in range(len(path), 0, -1):
-        tree.value = {path[length - 1]: tree.value}
-        tree.keys[path[:length]] = place
-        tree.values.setdefault(path[:length], place)
-    return tree
-
-
-def _forget(tree: Tree, path: Path) -> None:
-    for places in (tree.keys, tree.values):
-        for known in [known for known in places if known[: len(path)] == path]:
-            del places[known]
-
-
-def _merge(into: Tree, over: Tree) -> None:
-    """Lays a source of higher precedence over what is there."""
-    into.faults += over.faults
-    if () in over.values:
-        into.values[()] = over.values[()]
-    _merge_below((), into.value, over.value, into, over)
-
-
-def _merge_below(path: Path, low: dict[str, Any], high: dict[str, Any], into: Tree, over: Tree) -> None:
-    if path in ONE_KIND:
-        for rival in [name for name in low if high and name not in high]:
-            _forget(into, (*path, rival))
-            del low[rival]
-    for name, value in high.items():
-        inner = (*path, name)
-        if isinstance(value, dict) and isinstance(low.get(name), dict):
-            _merge_below(inner, low[name], value, into, over)
-            continue
-        _forget(into, inner)
-        low[name] = value
-        for mine, theirs in ((into.keys, over.keys), (into.values, over.values)):
-            mine |= {known: place for known, place in theirs.items() if known[: len(inner)] == inner}
+        what, hint = unreadable(error, str(given.manifest), File())
+        meant = Hint(hint.text) if hint.remedy else Hint()
+        raise Refused([unread(Place(str(given.manifest)), (), what, meant)]) from error

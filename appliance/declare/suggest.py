@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from appliance.declare.document import is_hidden
-from appliance.declare.foreign import OTHER_SERVERS
-from appliance.declare.keys import Key, children, keys, takes
+from appliance.declare.foreign import LAYERS, OTHER_SERVERS
+from appliance.declare.keys import PROFILES, Key, children, find, keys, takes
 from appliance.declare.locate import Path, Place, Tree, read_value
 from appliance.declare.remedy import Hint, Mend, Move, Remove, Write
 from appliance.declare.scalar import read_plain
@@ -62,7 +62,7 @@ FOREIGN_KEYS = {
     "startuptimeout": "health.startup_budget",
     "utilization": "hardware.memory_share",
     "workers": "parallelism.data",
-} | OTHER_SERVERS
+} | {**OTHER_SERVERS, **LAYERS}
 FOREIGN_WORDS = {
     "gpu": "cuda",
     "nvidia": "cuda",
@@ -115,6 +115,8 @@ def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
     for known in here:
         if flat(known) == word:
             return f"did you mean {known}?", ((*above, known),)
+    if above[: len(PROFILES)] == PROFILES:
+        return _in_profile(above, name)
     if elsewhere := [key for key in keys().values() if flat(key.path[-1]) == word and "*" not in key.path]:
         return f"it belongs to {' or '.join(_section(key) for key in elsewhere)}", tuple(k.path for k in elsewhere)
     if (target := FOREIGN_KEYS.get(word)) is not None:
@@ -129,28 +131,43 @@ def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
     return "", ()
 
 
+def _in_profile(above: Path, name: str) -> tuple[str, tuple[Path, ...]]:
+    """A profile takes keys of the manifest below `set` alone."""
+    if len(above) == len(PROFILES) + 1 and (name,) in keys():
+        return "it belongs below set", ((*above, "set", name),)
+    close = difflib.get_close_matches(name.lower(), children(above), 1, 0.6)
+    return (f"did you mean {close[0]}?", ((*above, close[0]),)) if close else ("", ())
+
+
 def _section(key: Key) -> str:
     return ".".join(key.path[:-1]) + f": {key.path[-1]}" if len(key.path) > 1 else "the top level"
 
 
-def hint_for_key(path: Path, value: Any, tree: Any) -> Hint:
-    """The hint for an unknown key with its value, in the mapping `tree` of the whole manifest."""
+def hint_for_key(path: Path, tree: Tree) -> Hint:
+    """The hint for an unknown key of a manifest."""
     text, targets = suggest_key(path)
     if text == LEAVE_OUT:
         return Hint(text, Remove())
-    if len(targets) != 1 or _holds(tree, targets[0]):
+    if len(targets) != 1 or _stands_beside(tree, targets[0], path):
         return Hint(text)
-    target = targets[0]
-    words = tuple(str(part) for part in target)
-    if (key := keys().get(words)) is None:
-        return Hint(text, Move(target))  # below a name of the operator's choice
-    certain = flat(str(path[-1])) in (flat(words[-1]), *FOREIGN_KEYS) or _alone(str(path[-1]), path[:-1])
-    if key.kind != "value":
+    target, value = targets[0], tree.value
+    for part in path:
+        value = value[part]
+    if (key := find(target)) is None or "secrets" in path:
+        return Hint(text, Move(target))
+    certain = flat(str(path[-1])) in (flat(key.path[-1]), *FOREIGN_KEYS) or _alone(str(path[-1]), path[:-1])
+    if key.kind in ("section", "map"):
         return Hint(text, Move(target) if isinstance(value, dict) else None, certain)
-    if takes(words, value):
+    if takes(key.path, value):
         return Hint(text, Move(target), certain)
     inner = Hint() if is_hidden(path, value) else suggest_value(key, value)
     return Hint(text, Move(target, inner.remedy.text) if isinstance(inner.remedy, Write) else None, certain)
+
+
+def _stands_beside(tree: Tree, path: Path, other: Path) -> bool:
+    """Whether a key is given in the same layer as another, which then cannot take its place."""
+    here, there = tree.keys.get(path), tree.keys.get(other)
+    return here is not None and there is not None and (here.source, here.base) == (there.source, there.base)
 
 
 def _alone(name: str, above: Path) -> bool:
@@ -158,14 +175,6 @@ def _alone(name: str, above: Path) -> bool:
     close = difflib.get_close_matches(name.lower(), children(above), 2, 0.6)
     ratios = [difflib.SequenceMatcher(None, word, name.lower()).ratio() for word in close]
     return len(ratios) < 2 or ratios[0] - ratios[1] > 0.05
-
-
-def _holds(tree: Any, path: Path) -> bool:
-    for part in path:
-        if not isinstance(tree, dict) or part not in tree:
-            return False
-        tree = tree[part]
-    return True
 
 
 def suggest_value(key: Key, value: Any, item: bool = False) -> Hint:
@@ -320,6 +329,9 @@ def _word(choices: tuple[str, ...], text: str) -> tuple[str, bool] | None:
 
 
 def _quantity(form: str, text: str) -> str:
+    if form.endswith(" range"):
+        size = "" if form == "size range" else r"\s*$"
+        return f'">={text}"' if re.match(r"\d+(\.\d+)?" + size, text) else ""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
     unit = _UNITS[form].get(match[2].lower()) if match else None
     if match and form == "duration" and match[2].lower() in ("d", "day", "days"):

@@ -15,8 +15,9 @@ from yaml.events import (
     SequenceStartEvent,
 )
 
+from appliance.declare.deprecated import parts
 from appliance.declare.locate import Path, dotted, read_yaml
-from appliance.declare.versions import OLDER, Older, bases, older, translate
+from appliance.declare.versions import OLDER, Older, older, translate
 from appliance.manifest import API_VERSION
 
 BOM = "\ufeff"
@@ -74,7 +75,7 @@ def _edits(text: str, value: dict[str, Any], version: Older) -> Iterator[Edit]:
     spans = dict(_spans(text))
     start, end = spans[("apiVersion",)].value
     yield Edit(start, end, text[start:end].replace(version.name, API_VERSION))
-    for base in bases(value):
+    for base, _ in parts(value):
         for rename in version.renames:
             path = (*base, *rename.old)
             if span := spans.get(path):

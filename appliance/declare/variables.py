@@ -38,6 +38,9 @@ class Variable:
 
 
 VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "SLIPWAY_OVERLAY", "text", "Overlays to lay over the manifest, as `dev,site.yaml`; `--overlay` replaces it."
+    ),
     Variable("XDG_CACHE_HOME", "folder", "Where rounded weights are kept, in `slipway/`.", "$HOME/.cache"),
     Variable("HOME", "folder", "The home folder, where XDG_CACHE_HOME is not set."),
     Variable("XDG_RUNTIME_DIR", "folder", "Where run directories are made first.", "$TMPDIR, /tmp, /dev/shm"),

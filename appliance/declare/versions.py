@@ -3,11 +3,12 @@ it had been written in the present one, each value keeping its place; `slipway u
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from appliance.declare.deprecated import parts
 from appliance.declare.locate import Fault, Path, Place, Tree, dotted
 from appliance.declare.problems import Problem, Refused
 from appliance.declare.remedy import Move, Write
@@ -53,25 +54,18 @@ def older(value: Any) -> Older | None:
     return next((version for version in OLDER if version.name == name), None)
 
 
-def bases(value: Any) -> Iterator[Path]:
-    """Where in a file the keys of a manifest stand: at the top, in each overlay, in what each profile sets."""
-    yield ()
-    overlays = _at(value, ("overlays",))
-    yield from (("overlays", name) for name in overlays) if isinstance(overlays, dict) else ()
-    profiles = _at(value, ("hardware", "profiles"))
-    yield from (("hardware", "profiles", n, "set") for n in range(len(profiles))) if isinstance(profiles, list) else ()
-
-
-def translate(tree: Tree) -> Older | None:
+def translate(tree: Tree, unnamed: Older | None = None) -> Older | None:
     """Makes the tree of one file one of the present version, in place. Returns the version it was written in, None for
-    the present one. What only the present version has is a fault in an older file."""
-    version = older(tree.value)
+    the present one; `unnamed` is that of a file that names none. What only the present version has is a fault in an
+    older file."""
+    version = older(tree.value) or unnamed
     if version is None:
         return None
-    for base in list(bases(tree.value)):
+    for base, _ in list(parts(tree.value)):
         for rename in version.renames:
             _move(tree, version, (*base, *rename.old), (*base, *rename.new))
-    tree.value["apiVersion"] = API_VERSION
+    if "apiVersion" in tree.value:
+        tree.value["apiVersion"] = API_VERSION
     return version
 
 
@@ -86,7 +80,8 @@ def _move(tree: Tree, version: Older, old: Path, new: Path) -> None:
     elif old[-1] in above:
         place = tree.keys[old]
         above[section[-1]] = {new[-1]: above.pop(old[-1])}
-        for places in (tree.keys, tree.values):
+        tables: tuple[dict[Path, Any], ...] = (tree.keys, tree.values, tree.dollars, tree.spelled)
+        for places in tables:
             for path in [path for path in places if path[: len(old)] == old]:
                 places[(*new, *path[len(old) :])] = places.pop(path)
         tree.keys[section] = tree.values[section] = place
@@ -107,14 +102,18 @@ def _at(value: Any, path: Path) -> Any:
 
 
 @contextmanager
-def spoken(version: Older | None) -> Iterator[None]:
-    """Problems that are raised within name keys as the file of that version has them."""
+def spoken(files: Mapping[str, Older]) -> Iterator[None]:
+    """Problems that are raised within name keys as their files of older versions have them."""
     try:
         yield
     except Refused as refused:
-        if version is None:
+        if not files:
             raise
-        raise Refused([_spoken(problem, version) for problem in refused.problems], refused.cause) from refused
+        problems = [
+            _spoken(problem, version) if (version := files.get(problem.place.source)) else problem
+            for problem in refused.problems
+        ]
+        raise type(refused)(problems, refused.cause) from refused
 
 
 def _spoken(problem: Problem, version: Older) -> Problem:

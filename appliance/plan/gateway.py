@@ -1,13 +1,13 @@
 """What the gateway is told: manifest and checkpoint facts as one resolved GatewayConfig."""
 
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from appliance import __version__
+from appliance.declare.settings import Settings
 from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef
-from appliance.manifest import Journal, Manifest, SecretFile
+from appliance.manifest import Manifest, SecretFile
 from appliance.plan.choice import Choice
 from engine.models.checkpoint import Checkpoint
 
@@ -37,9 +37,8 @@ def sampling_defaults(manifest: Manifest, checkpoint: Checkpoint) -> tuple[Sampl
 
 
 def gateway_config(
-    manifest: Manifest,
+    settings: Settings,
     checkpoint: Checkpoint,
-    folder: Path,
     *,
     names: tuple[str, ...],
     max_context: int,
@@ -47,7 +46,8 @@ def gateway_config(
     sha256: str,
     outputs_sha256: str,
 ) -> GatewayConfig:
-    """`folder` is the manifest's: relative paths start there. The launcher fills in the engines."""
+    """The launcher fills in the engines."""
+    manifest = settings.manifest
     endpoints, limits, observability = manifest.endpoints, manifest.limits, manifest.observability
     template = manifest.model.chat_template
     return GatewayConfig(
@@ -59,8 +59,8 @@ def gateway_config(
         max_context=max_context,
         vocab_size=checkpoint.model.embed.vocab,
         eos_token_ids=_end_tokens(manifest, checkpoint),
-        chat_template=None if template is None else str(folder / template),
-        api_keys=None if endpoints.api_keys is None else _secret(manifest, endpoints.api_keys, folder),
+        chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
+        api_keys=None if endpoints.api_keys is None else _secret(settings, endpoints.api_keys),
         compat=endpoints.compat,
         cors_origins=endpoints.cors_origins,
         keep_alive_s=endpoints.keep_alive,
@@ -77,7 +77,7 @@ def gateway_config(
         sampling=sampling,
         drain_s=manifest.lifecycle.drain,
         hold_s=manifest.lifecycle.restart.hold,
-        journal=_journal(manifest.lifecycle.journal, folder),
+        journal=_journal(settings),
         journal_keep_s=manifest.lifecycle.journal.keep,
         journal_bytes=manifest.lifecycle.journal.size,
         linger_s=manifest.lifecycle.journal.linger,
@@ -93,11 +93,12 @@ def gateway_config(
     )
 
 
-def _journal(wanted: Journal, folder: Path) -> str:
+def _journal(settings: Settings) -> str:
     """The file of durable replies; without a folder the name alone, which the launcher puts into the run directory."""
+    wanted = settings.manifest.lifecycle.journal
     if not wanted.keep:
         return ""
-    return JOURNAL if wanted.folder is None else str(folder / wanted.folder / JOURNAL)
+    return JOURNAL if wanted.folder is None else str(settings.file(("lifecycle", "journal", "folder")) / JOURNAL)
 
 
 def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:
@@ -109,8 +110,8 @@ def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:
     return tuple(token for token in checkpoint.eos_token_ids if token in listed)
 
 
-def _secret(manifest: Manifest, name: str, folder: Path) -> SecretRef:
-    secret = manifest.secrets[name]
+def _secret(settings: Settings, name: str) -> SecretRef:
+    secret = settings.manifest.secrets[name]
     if isinstance(secret, SecretFile):
-        return SecretRef(file=str(folder / secret.file))
+        return SecretRef(file=str(settings.file(("secrets", name, "file"))))
     return SecretRef(env=secret.env)

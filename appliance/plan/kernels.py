@@ -4,7 +4,7 @@ The rules and what `auto` prefers are declared in `appliance/rules`; here a mani
 solution becomes choices with reasons.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from appliance.plan.machine import Machine
 from appliance.plan.memory import spell_bytes
 from appliance.plan.ranks import Rooms, ways
 from appliance.plan.room import Room
+from appliance.plan.shortage import Ways
 from appliance.rules.facts import Facts, model_facts
 from appliance.rules.rule import Variable, View, is_compiled
 from appliance.rules.rules import RULES
@@ -35,7 +36,7 @@ class Resolved:
     view: View
     choices: Mapping[str, Choice[Any]]
     room: Room
-    ways: Callable[[], list[str]]
+    ways: Ways
 
 
 def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Resolved:

@@ -4,6 +4,7 @@ Every `auto` is resolved here, with the reason.
 """
 
 import hashlib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +37,13 @@ from engine.models.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class Effective:
-    """One key as it will be: its value in the manifest, where that was written, and what `auto` became and why."""
+    """One key as it will be: its value in the manifest, where that was written, and what it became, `auto` with the
+    reason and a path as seen from the manifest's folder."""
 
     key: str
     value: Any
     origin: str
-    resolved: Any = None
+    resolved: Any
     reason: str = ""
 
 
@@ -49,7 +51,8 @@ class Effective:
 class Plan:
     """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` and `outlook` are
     those of one engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run;
-    empty: anywhere. `notices` are warnings for the operator."""
+    empty: anywhere. `layers`: which files, overlays and profile the manifest is composed of, in words. `notices` are
+    warnings for the operator."""
 
     manifest: Manifest
     path: Path
@@ -62,6 +65,7 @@ class Plan:
     machine: Machine
     effective: tuple[Effective, ...]
     other_cpus: tuple[int, ...] = ()
+    layers: tuple[str, ...] = ()
     notices: tuple[Problem, ...] = ()
     job: Job | None = None  # what is to be downloaded before an engine starts
     origin: str = ""  # the checkpoint's source with its version, and where it lies here
@@ -77,7 +81,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
     places = place(settings, machine, view.device, view.tensor)
     invariant = view.batch_invariant or is_compiled(view.kernels)
     max_context, cache, memory = share_out(settings, checkpoint, machine, room, resolved.ways)
-    folder, sha256 = settings.path.resolve().parent, fingerprint(manifest)
+    sha256 = fingerprint(settings)
     config = EngineConfig(
         model=str(checkpoint.path),
         device=view.device,
@@ -130,9 +134,10 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
         path=settings.path.resolve(),
         sha256=sha256,
         architecture=checkpoint.architecture,
-        engines=_engines(config, manifest, folder, places),
+        engines=_engines(config, settings, places),
         gateway=gateway_config(
-            *(manifest, checkpoint, folder),
+            settings,
+            checkpoint,
             names=names,
             max_context=max_context.value,
             sampling=sampling,
@@ -151,6 +156,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
         ),
         machine=machine,
         other_cpus=places.others,
+        layers=settings.layers,
         effective=effective,
         notices=settings.notices,
         job=origin.job,
@@ -160,7 +166,7 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: F
 
 def settled(effective: Iterable[Effective]) -> dict[str, Any]:
     """Every key with the value that it has come to; keys of sources that are not taken have none."""
-    values = {one.key: one.resolved if one.reason else one.value for one in effective}
+    values = {one.key: one.resolved for one in effective}
     platform = next((values[key] for key in PLATFORMS if key in values), None)
     sources = {key.name: None for key in leaves() if key.path[:2] == ("model", "source")}
     return sources | {"model.source.path": platform} | values
@@ -181,9 +187,15 @@ def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
     return {f"model.source.{kind}": Choice(origin.shown or str(origin.path), origin.version or origin.note)}
 
 
-def fingerprint(manifest: Manifest) -> str:
-    """SHA-256 of the effective manifest, whatever its spelling was."""
-    return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+def fingerprint(settings: Settings) -> str:
+    """SHA-256 of the effective manifest, whatever its spelling was and into which files it is split."""
+    value = settings.manifest.model_dump(mode="json")
+    for (*above, name), path in settings.paths().items():
+        section = value
+        for part in above:
+            section = section[part]
+        section[name] = path
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:
@@ -197,13 +209,13 @@ def _length(manifest: Manifest, max_context: int) -> Choice[int]:
     return Choice(wanted) if wanted != "auto" else Choice(max_context, "the whole of model.max_context")
 
 
-def _engines(config: EngineConfig, manifest: Manifest, folder: Path, places: Places) -> tuple[EngineConfig, ...]:
+def _engines(config: EngineConfig, settings: Settings, places: Places) -> tuple[EngineConfig, ...]:
     """One configuration a replica, with its CPUs; with several, each records into a file of its own. Only the threads
     of compiled kernels are pinned one by one: torch's inherit what the process may use."""
-    count, record, compiled = manifest.parallelism.data, manifest.engine.record, is_compiled(config.kernels)
+    count, compiled = settings.manifest.parallelism.data, is_compiled(config.kernels)
     names: list[str | None] = [None] * count
-    if record is not None:
-        file = folder / record
+    if settings.manifest.engine.record is not None:
+        file = settings.file(("engine", "record"))
         files = [file] if count == 1 else [file.with_name(f"{file.stem}-{i}{file.suffix}") for i in range(count)]
         names = [str(file) for file in files]
     homes = [
@@ -227,7 +239,7 @@ def _engines(config: EngineConfig, manifest: Manifest, folder: Path, places: Pla
 def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Effective, ...]:
     """Every key with its value; secrets by their names only."""
     found = []
-    values = settings.manifest.model_dump()
+    values, paths = settings.manifest.model_dump(), settings.paths()
     for key in leaves():
         if "*" in key.path:
             continue
@@ -241,7 +253,7 @@ def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Eff
         if choice and choice.reason:
             found.append(Effective(key.name, value, settings.origin(key), choice.value, choice.reason))
         else:
-            found.append(Effective(key.name, value, settings.origin(key), value))
+            found.append(Effective(key.name, value, settings.origin(key), paths.get(key.path, value)))
     for name in PLATFORMS:
         if choice := choices.get(name):
             place = settings.origin(tuple(name.split(".")))

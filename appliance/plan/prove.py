@@ -15,6 +15,9 @@ import msgspec
 from appliance import exits
 from appliance.declare.document import is_secret, masked
 from appliance.declare.files import suggest_file
+from appliance.declare.layers.mend import mended_where_written
+from appliance.declare.layers.merge import at
+from appliance.declare.layers.profiles import Profile
 from appliance.declare.problems import Problem, Refused, unread
 from appliance.declare.remedy import Hint, Write
 from appliance.declare.settings import Given, Settings, load
@@ -23,6 +26,7 @@ from appliance.declare.versions import spoken
 from appliance.manifest import SecretFile
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
+from appliance.plan.profiles import first_match
 from appliance.source.facts import Facts, NotHere, facts
 from appliance.source.order import Local, find, policy
 from appliance.source.remote import SourceError
@@ -55,16 +59,27 @@ def prove(given: Given, machine: Machine | None = None) -> Plan:
     """The plan for what is given, on this machine unless another is described. Of a checkpoint that lies elsewhere its
     small files are downloaded and the headers of its weights are read. Raises Refused with what is wrong, NotPlanned if
     nothing is known of the checkpoint before it is downloaded."""
-    settings = load(given)
+    looked_at = machine
+
+    def choose(device: str, profiles: tuple[Profile, ...]) -> tuple[str, ...]:
+        nonlocal looked_at
+        looked_at = looked_at or read_machine(gpus=device != "cpu")
+        return first_match(device, profiles, looked_at)
+
+    settings = load(given, choose)
     with spoken(settings.older):
-        return _prove(settings, given.environ, machine)
+        try:
+            return _proven(settings, given.environ, machine, looked_at)
+        except Refused as refused:
+            problems = [mended_where_written(problem, settings.tree) for problem in refused.problems]
+            raise type(refused)(problems, refused.cause) from refused
 
 
 class NotPlanned(Refused):
     """All that can be seen is right, but the checkpoint has to be downloaded first."""
 
 
-def _prove(settings: Settings, environ: Mapping[str, str], machine: Machine | None) -> Plan:
+def _proven(settings: Settings, environ: Mapping[str, str], machine: Machine | None, looked_at: Machine | None) -> Plan:
     problems = list(_files(settings, environ))
     key = settings.manifest.model.source.key
     at, name = settings.place(key), ".".join(key)
@@ -80,20 +95,23 @@ def _prove(settings: Settings, environ: Mapping[str, str], machine: Machine | No
         raise Refused([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
     except EngineError as error:
         below = settings.manifest.model.source.path
-        hint = Hint() if below is None else suggest_file(below, settings.path.resolve().parent, holds="config.json")
+        hint = Hint() if below is None else suggest_file(below, settings.folder(key), holds="config.json")
         raise Refused([*problems, unread(at, key, str(error), hint)], exits.CHECKPOINT) from error
     if problems:
         raise Refused(problems)
-    planned = _planned(settings, checkpoint, machine, known)
+    planned = _planned(settings, checkpoint, machine, looked_at, known)
     _check_scales(settings, checkpoint, planned)
     return planned
 
 
-def _planned(settings: Settings, checkpoint: Checkpoint, machine: Machine | None, known: Facts) -> Plan:
+def _planned(
+    settings: Settings, checkpoint: Checkpoint, machine: Machine | None, looked_at: Machine | None, known: Facts
+) -> Plan:
+    """`machine` is one that is described, `looked_at` what a profile was chosen for, without its GPUs perhaps."""
     if machine is not None or settings.manifest.hardware.device != "cpu":
-        return plan(settings, checkpoint, machine or read_machine(), known)
+        return plan(settings, checkpoint, machine or looked_at or read_machine(), known)
     try:
-        return plan(settings, checkpoint, read_machine(gpus=False), known)
+        return plan(settings, checkpoint, looked_at or read_machine(gpus=False), known)
     except Refused:
         # Whether a GPU would change it is worth the second that looking for one takes.
         return plan(settings, checkpoint, read_machine(), known)
@@ -176,35 +194,33 @@ def _check_tokenizer(path: Path) -> None:
 
 def _files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
     """What the manifest names and is not there."""
-    manifest, folder = settings.manifest, settings.path.resolve().parent
+    manifest = settings.manifest
     if manifest.model.chat_template is not None:
-        yield from _readable(settings, ("model", "chat_template"), manifest.model.chat_template)
-    if manifest.engine.record is not None:
-        parent = (folder / manifest.engine.record).parent
-        if not parent.is_dir():
-            yield _no_folder(settings, manifest.engine.record, folder)
+        yield from _readable(settings, ("model", "chat_template"))
+    if manifest.engine.record is not None and not settings.file(("engine", "record")).parent.is_dir():
+        yield _no_folder(settings, manifest.engine.record)
     for name, secret in manifest.secrets.items():
         if isinstance(secret, SecretFile):
-            yield from _readable(settings, ("secrets", name, "file"), secret.file)
+            yield from _readable(settings, ("secrets", name, "file"))
         elif not environ.get(secret.env):
             what = "is empty" if secret.env in environ else "is not set"
-            at = settings.place(("secrets", name, "env"))
+            place = settings.place(("secrets", name, "env"))
             near = suggest_name(secret.env, environ) if secret.env not in environ else ""
             hint = Hint(f"did you mean {near}?", Write(near), certain=False) if near else Hint()
-            yield unread(at, ("secrets", name, "env"), f"the environment variable {secret.env} {what}", hint)
+            yield unread(place, ("secrets", name, "env"), f"the environment variable {secret.env} {what}", hint)
 
 
-def _no_folder(settings: Settings, record: str, folder: Path) -> Problem:
+def _no_folder(settings: Settings, record: str) -> Problem:
     above, key = Path(record).parent, ("engine", "record")
+    folder = settings.folder(key)
     hint = suggest_file(str(above), folder)
     if isinstance(hint.remedy, Write):
         hint = replace(hint, remedy=Write(f"{hint.remedy.text}/{Path(record).name}"))
     return unread(settings.place(key), key, f"{folder / above}: no such directory", hint)
 
 
-def _readable(settings: Settings, key: tuple[str, ...], given: str) -> Iterator[Problem]:
-    folder = settings.path.resolve().parent
-    path, place = folder / given, settings.place(key)
+def _readable(settings: Settings, key: tuple[str, ...]) -> Iterator[Problem]:
+    path, place, given = settings.file(key), settings.place(key), str(at(settings.tree, key))
     # What is no path may be the secret itself, written in the place of its file.
     shown = "the file (name not shown)" if is_secret(key) and not re.search(r"[/.]", given) else masked(str(path))
     try:
@@ -212,7 +228,9 @@ def _readable(settings: Settings, key: tuple[str, ...], given: str) -> Iterator[
     except UnicodeDecodeError:
         yield unread(place, key, f"{shown}: is not UTF-8 text")
     except OSError as error:
-        yield unread(place, key, f"{shown}: {(error.strerror or str(error)).lower()}", suggest_file(given, folder))
+        yield unread(
+            place, key, f"{shown}: {(error.strerror or str(error)).lower()}", suggest_file(given, settings.folder(key))
+        )
     else:
         if not text.strip():
             yield unread(place, key, f"{shown}: is empty")

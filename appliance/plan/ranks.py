@@ -11,6 +11,7 @@ from appliance.plan.memory import spell_bytes
 from appliance.plan.needs import Need, asked_of, need_of
 from appliance.plan.placement import place
 from appliance.plan.room import Room, measure, rank_holdings
+from appliance.plan.shortage import SHARE, Way
 from appliance.rules.rule import View
 from appliance.rules.rules import RULES
 from appliance.rules.solve import Situation, instead, solve
@@ -82,22 +83,23 @@ class Rooms:
             return self._machine.cores
 
 
-def ways(rooms: Rooms, situation: Situation, view: View) -> Iterator[str]:
-    """What single keys could be instead, so that memory does and all else goes together: `quantization.weights: int8
-    (needs 3.1 GiB)`. Those that the message about a shortage tells by itself are left out."""
+def ways(rooms: Rooms, situation: Situation, view: View) -> Iterator[Way]:
+    """What single keys could be instead, so that memory does and all else goes together. Left out are limits, which the
+    message about a shortage tells by itself, and another device: a CPU is a hundred times slower than its GPU."""
     whole = replace(situation, facts=replace(situation.facts, lacks=rooms.lacks))
     keys = next(rule.keys for rule in RULES if rule.name == "memory")
     for variable in VARIABLES:
-        if variable.name not in keys or variable.limit:
+        if variable.name not in keys or variable.limit or variable.name == "device":
             continue
-        words = []
+        values, words = [], []
         for value in instead(whole, variable):
             changed = solve(whole.but(**{variable.name: value}))
             need = None if changed is None or value is None else rooms.need(changed)
             if need is not None:
+                values.append(variable.spelled(value))
                 words.append(f"{variable.spelled(value)} (needs {spell_bytes(need.needed)})")
         if words:
-            yield f"{variable.key}: {' or '.join(words)}"
+            yield Way(variable.key, values[0], " or ".join(words))
     share = rooms.share(view)
     if share is not None:
-        yield f"hardware.memory_share: {share:g}"
+        yield Way(SHARE, f"{share:g}", f"{share:g}")

@@ -31,7 +31,7 @@ def _numbers(engine: EngineConfig) -> str:
 
 
 def as_text(plan: Plan) -> str:
-    lines = [f"{plan.path}", summary(plan), f"checkpoint: {plan.origin}", ""]
+    lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), f"checkpoint: {plan.origin}", ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
     lines += ["", *_memory(plan), "", *_outlook(plan)]
     return "\n".join(lines)
@@ -122,6 +122,7 @@ def as_json(plan: Plan) -> str:
     """The same for programs: effective keys, configurations, memory, expectations (docs/memory.md tells the fields)."""
     value: dict[str, Any] = {
         "manifest": str(plan.path),
+        "layers": plan.layers,
         "sha256": plan.sha256,
         "outputs_sha256": plan.gateway.outputs_sha256,
         "graphs_sha256": graphs_hash(settled(plan.effective)),

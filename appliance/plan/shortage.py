@@ -1,6 +1,7 @@
 """What is said where memory does not do: what is needed, what is there, and the nearest choices that fit."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NoReturn
 
 from appliance import exits
@@ -11,7 +12,19 @@ from appliance.plan.memory import largest, pool_bytes, spell_bytes
 from appliance.plan.needs import Asked, cache_room, need_of, needed
 from appliance.plan.room import Room
 
-Ways = Callable[[], Sequence[str]]  # choices of the solver with which it fits, in words
+
+@dataclass(frozen=True)
+class Way:
+    """A key, values of it with which what is asked for would fit, the first as YAML text, and all of them in words."""
+
+    key: str
+    value: str
+    words: str
+
+
+Ways = Callable[[], Sequence[Way]]
+MIB = 2**20
+SHARE = "hardware.memory_share"
 
 
 def check_memory(settings: Settings, machine: Machine, room: Room, asked: Asked, ways: Ways) -> None:
@@ -21,14 +34,16 @@ def check_memory(settings: Settings, machine: Machine, room: Room, asked: Asked,
         return
     if room.view.device == "cuda" and room.host.total > machine.memory_free:
         _refuse_host(settings, machine, room)
-    given, left, told = manifest.hardware.kv_cache_memory, room.left(asked.context), _told(ways)
+    given, left, found = manifest.hardware.kv_cache_memory, room.left(asked.context), ways()
+    told, share = _told(found), next((way.value for way in found if way.key == SHARE), "")
     if given != "auto" and given > left:
         total = spell_bytes(room.budget.bytes - left + given)
         message = (
             f"{spell_bytes(given)} make {total} in all, and {room.taken(asked.context)}; "
             f"use at most {spell_bytes(max(0, left))}{told}"
         )
-        refuse(settings, "hardware.kv_cache_memory", message, exits.MEMORY)
+        instead = f"{left // MIB}MiB" if left >= needed(room, asked, asked.context) + MIB else ""
+        refuse(settings, "hardware.kv_cache_memory", message, exits.MEMORY, instead)
     least = pool_bytes(room.pages, 2, 1, room.size.tokens)
     if room.left(2) < least:
         message = (
@@ -36,7 +51,7 @@ def check_memory(settings: Settings, machine: Machine, room: Room, asked: Asked,
             f"{spell_bytes(room.budget.bytes - room.left(2) + least)} are needed; raise it, free memory, lower "
             f"engine.scheduling.max_step_tokens, or choose a smaller model{told}"
         )
-        refuse(settings, "hardware.memory_share", message, exits.MEMORY)
+        refuse(settings, SHARE, message, exits.MEMORY, share)
     if needed(room, asked, asked.context) > cache_room(manifest, room, asked.context):
         _refuse_capacity(settings, room, asked, told)
     message = (
@@ -44,13 +59,12 @@ def check_memory(settings: Settings, machine: Machine, room: Room, asked: Asked,
         f"{spell_bytes(room.budget.bytes)} are usable ({room.budget.limited_by}); raise it, free memory, or choose a "
         f"smaller model{told}"
     )
-    refuse(settings, "hardware.memory_share", message, exits.MEMORY)
+    refuse(settings, SHARE, message, exits.MEMORY, share)
 
 
-def _told(ways: Ways) -> str:
+def _told(ways: Sequence[Way]) -> str:
     """`; it fits with quantization.weights: int8 (needs 3.1 GiB) or with hardware.memory_share: 0.93`"""
-    found = ways()
-    return f"; it fits with {' or with '.join(found)}" if found else ""
+    return f"; it fits with {' or with '.join(f'{way.key}: {way.words}' for way in ways)}" if ways else ""
 
 
 def _refuse_capacity(settings: Settings, room: Room, asked: Asked, told: str) -> NoReturn:
@@ -67,7 +81,9 @@ def _refuse_capacity(settings: Settings, room: Room, asked: Asked, told: str) ->
         f"{what} of {length} tokens {'need' if asked.requests > 1 else 'needs'} {spell_bytes(wanted)} of cache, "
         f"and {spell_bytes(max(0, there))} are there ({room.taken(context)})"
     )
-    options = _nearest(settings, room, asked, there)
+    shorter, fewer = _nearest(settings, room, asked, there)
+    options = [f"{asked.requests} of {shorter} tokens"] if shorter else []
+    options += [f"{fewer} of {length}"] if 0 < fewer < asked.requests else []
     if options:
         message += f"; it holds {' or '.join(options)}"
     if asked.requests > 1:
@@ -78,10 +94,13 @@ def _refuse_capacity(settings: Settings, room: Room, asked: Asked, told: str) ->
     else:
         lower = "model.max_context" if asked.each_whole or context > asked.tokens else "hardware.capacity.tokens"
         key = lower if given == "auto" else "hardware.kv_cache_memory"
-    refuse(settings, key, f"{message}; lower {lower}, or {more}{told}", exits.MEMORY)
+    nearest = fewer * room.view.data if asked.requests > 1 else shorter if key == lower else 0
+    instead = str(nearest) if nearest else ""
+    refuse(settings, key, f"{message}; lower {lower}, or {more}{told}", exits.MEMORY, instead)
 
 
-def _nearest(settings: Settings, room: Room, asked: Asked, there: int) -> list[str]:
+def _nearest(settings: Settings, room: Room, asked: Asked, there: int) -> tuple[int, int]:
+    """The longest length that so many requests can have, and the most requests of this length."""
     manifest, context, step = settings.manifest, asked.context, room.size.tokens
     length, shrinks = asked.length(context), asked.each_whole or manifest.model.max_context == "auto"
 
@@ -91,8 +110,7 @@ def _nearest(settings: Settings, room: Room, asked: Asked, there: int) -> list[s
 
     shorter = largest(length, fits)
     fewer = largest(asked.requests, lambda count: pool_bytes(room.pages, length, count, step) <= there)
-    options = [f"{asked.requests} of {shorter} tokens"] if shorter else []
-    return options + ([f"{fewer} of {length}"] if 0 < fewer < asked.requests else [])
+    return shorter, fewer
 
 
 def _refuse_host(settings: Settings, machine: Machine, room: Room) -> NoReturn:

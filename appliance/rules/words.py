@@ -37,7 +37,17 @@ def _problem(settings: Settings, situation: Situation, found: Conflict) -> Probl
     message = "; use ".join(filter(None, (f"{clash}: {because}", use)))
     path, nearest = tuple(first.key.split(".")), _nearest(found, first)
     remedy = Write(nearest) if nearest and path in settings.tree.values else None
-    return Problem(settings.place(path), first.key, message, given=given, hint=use, remedy=remedy, certain=False)
+    related = tuple(
+        (one.key, settings.place(tuple(one.key.split(".")))) for one in others if one.name in situation.written
+    )
+    return Problem(
+        *(settings.place(path), first.key, message),
+        given=given,
+        hint=use,
+        remedy=remedy,
+        certain=False,
+        related=related,
+    )
 
 
 def _told(rules: tuple[Rule, ...], start: tuple[Variable, ...]) -> list[Rule]:
@@ -55,7 +65,8 @@ def _beside(settings: Settings, situation: Situation, found: Conflict, variable:
     """`hardware.device: cpu (m.yaml:4:11)`, or `hardware.device: auto (cuda here)`."""
     if variable.name in situation.written:
         value = variable.spelled(situation.written[variable.name])
-        return f"{variable.key}: {value} ({settings.place(tuple(variable.key.split('.')))})"
+        place = settings.place(tuple(variable.key.split(".")))
+        return f"{variable.key}: {value} ({', '.join(filter(None, (str(place), place.through())))})"
     alone = solve(situation.but(**{one.name: None for one in found.written}))
     here = "" if alone is None else f" ({variable.spelled(getattr(alone, variable.name))} here)"
     return f"{variable.key}: auto{here}"

@@ -99,7 +99,7 @@ def policy(settings: Settings, environ: Mapping[str, str]) -> Policy:
 def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
     """Raises Refused at the key that cannot be followed."""
     model = settings.manifest.model
-    source, folder = model.source, settings.path.resolve().parent
+    source = model.source
     if model.credentials is not None and source.kind not in ("huggingface", "http", "sagemaker"):
         why = {"s3": "boto3", "gs": "google-cloud-storage", "vertex": "google-cloud-storage"}.get(source.kind)
         what = f"{why} takes the identity of this machine" if why else "a local folder needs none"
@@ -107,7 +107,7 @@ def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
             settings, ("model", "credentials"), f"has no effect with model.source.{source.kind}: {what}; leave it out"
         )
     if source.path is not None:
-        return Local((folder / source.path).resolve())
+        return Local(settings.file(("model", "source", "path")).resolve())
     if source.huggingface is not None:
         hub = source.huggingface
         return _hub(settings, environ, hub.repo, hub.revision, hub.files)
@@ -201,7 +201,7 @@ def _bucket(
 def _cache(settings: Settings, kind: str) -> Path:
     named = settings.manifest.model.download.cache
     if named is not None:
-        return (settings.path.resolve().parent / named).resolve() / kind
+        return settings.file(("model", "download", "cache")).resolve() / kind
     if settings.cache is None:
         _refuse(settings, ("model", "download", "cache"), "must be given where neither XDG_CACHE_HOME nor HOME is set")
     return settings.cache / "models" / kind
@@ -213,7 +213,7 @@ def _token(settings: Settings) -> Secret | None:
         return None
     secret = settings.manifest.secrets[name]
     if isinstance(secret, SecretFile):
-        return Secret(file=str(settings.path.resolve().parent / secret.file))
+        return Secret(file=str(settings.file(("secrets", name, "file"))))
     return Secret(env=secret.env)
 
 

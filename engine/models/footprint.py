@@ -10,7 +10,7 @@ be), and whether the groups of an act-order checkpoint are neighbours after all 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from engine.api.config import Dtype, WeightBits
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
@@ -47,8 +47,7 @@ class Holder:
         return DTYPE_BYTES[self.dtype]
 
 
-@dataclass(frozen=True)
-class Holding:
+class Holding(NamedTuple):
     """Some bytes that are held: the product of `factors`, of which the last is a number of bytes. `mapped`: they are
     read where they lie in the checkpoint's file, in the page cache. `temporary`: bytes that making them takes."""
 
@@ -148,8 +147,18 @@ class _Footprint:
 
     def _experts(self, part: Experts, path: str) -> Iterator[Holding]:
         yield from self._linear("experts", router_linear(part), path, rounded=False)
-        for mlp in (*routed_mlps(part), *([] if part.shared is None else [part.shared])):
-            yield from self._mlp("experts", mlp, join(path, mlp.name))
+        routed = routed_mlps(part)
+        pieces = [row.source for linear in mlp_linears(routed[0]) for row in linear.rows]
+        counted: dict[tuple[str, ...], tuple[str, tuple[Holding, ...]]] = {}  # 18,000 matrices are of a few kinds
+        for mlp in routed:
+            name = join(path, mlp.name)
+            kinds = tuple(self._stored(f"{name}.{piece}.weight") for piece in pieces)
+            if self.schemes or kinds not in counted:
+                counted[kinds] = name, tuple(self._mlp("experts", mlp, name))
+            first, holdings = counted[kinds]
+            yield from (one._replace(name=name + one.name[len(first) :]) for one in holdings)
+        if part.shared is not None:
+            yield from self._mlp("experts", part.shared, join(path, part.shared.name))
 
     def _norm(self, norm: Norm, path: str) -> Iterator[Holding]:
         name = join(path, norm.name)

@@ -15,8 +15,10 @@ HARDWARE = "apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware:\n  device: cp
 
 @dataclass(frozen=True)
 class Seeded:
-    """`words`: the suggestion, a part of the message; "" where there is none to give. `options` and `variables` come
-    with the manifest; their mistakes have a source instead of a line."""
+    """`words`: the suggestion, a part of the message; "" where there is none to give. `options`, `overlays` and
+    `variables` come with the manifest; their mistakes have a source instead of a line. `files` stand beside it, and one
+    of them may have the mark; `mended` is the one that the edit changes, if that is another. `outside`: what to do
+    where the value stands in no file."""
 
     name: str
     text: str
@@ -27,6 +29,24 @@ class Seeded:
     options: tuple[tuple[str, str], ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
     certain: bool = True
+    files: dict[str, str] = field(default_factory=dict)
+    overlays: tuple[str, ...] = ()
+    mended: str = ""
+    outside: str = ""
+
+    @property
+    def marked(self) -> dict[str, str]:
+        """All files, the mark in one of them."""
+        return {"m.yaml": self.text, **self.files}
+
+    @property
+    def texts(self) -> dict[str, str]:
+        return {name: text.replace(MARK, "") for name, text in self.marked.items()}
+
+    @property
+    def edited(self) -> str:
+        """The file that the edit changes."""
+        return self.mended or next(name for name, text in self.marked.items() if MARK in text)
 
 
 def option(name: str, key: str, text: str, words: str) -> Seeded:

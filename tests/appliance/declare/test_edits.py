@@ -1,5 +1,6 @@
 """Edits and what may be shown. Oracles: the text before a letter was lost, the text itself, PyYAML."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,11 @@ def test_a_letter_lost_from_any_key_is_put_back_to_the_same_text(tmp_path: Path,
     text = upgrade(manifest.read_bytes(), manifest.name).decode()
     read = document(text)
     tried = restored = 0
+    shutil.copytree(manifest.parent / "parts", tmp_path / "parts")
     for (line, column), (mapping, index) in read.keys.items():
         key, _ = mapping.entries[index]
         name = read.lines[line - 1][column - 1 : key.end[1] - 1]
-        if mapping.path[:1] == ("secrets",) and len(mapping.path) < 2 or len(name) < 4 or "-" in name:
+        if mapping.path[-1:] in (("secrets",), ("overlays",), ("variables",)) or len(name) < 4 or "-" in name:
             continue
         wrong = name[:-2] + name[-1]
         spoilt = apply(read, [Edit("", line, column, key.end[1], wrong)])
@@ -141,6 +143,10 @@ SECRET = "hunter2"
         "model: {x: 1}\nsecrets:\n  key: |\n    hunter2\n",
         "model: {hf_token: hunter2}\n",
         "endpoints: {api_keys: hunter2}\nsecrets: {key: {file: a}}\n",
+        "overlays: {a: {endpoints: {api_keys: hunter2}}}\nsecrets: {key: {file: a}}\n",
+        "overlays: {a: {secrets: {key: hunter2}}}\n",
+        "hardware:\n  profiles:\n    - {name: p, set: {endpoints: {api_keys: hunter2}}}\n",
+        "variables: {token: hunter2}\n",
         "secrets:\n  key:hunter2\n",
         "secrets:\n  key: 'hunter2\n",
         "a: 1\nmy_password: hunter2: x\n",
@@ -152,6 +158,24 @@ def test_no_line_is_shown_with_what_may_be_a_secret(text: str) -> None:
     assert SECRET not in "".join(shown)
     if read.root is not None:
         assert HIDDEN in "".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "shown"),
+    [
+        ("secrets: {a: {file: x}, b: 5}", 3, 3),
+        ("secrets: {a: {file: x}, b: 5}", 21, 21),
+        ("secrets: {a: {file: /run/long/name}, bb: 5}", 26, 21),  # within
+        ("secrets: {a: {file: /run/long/name}, bb: 5}", 38, 27),
+        ("secrets: {a: {file: /run/long/name}, bb: 5}", 43, 34),
+        ("names: [sk-abcdefgh12345678, b]", 30, 14),
+    ],
+)
+def test_a_column_is_found_again_beside_what_is_hidden(line: str, column: int, shown: int) -> None:
+    text = document(line)
+    assert text.shown_column(1, column) == shown
+    if shown != 21 or column == 21:  # the same letter stands there, but for what is hidden
+        assert text.shown(1)[shown - 1] in (line[column - 1], HIDDEN[0])
 
 
 @pytest.mark.parametrize(
@@ -175,3 +199,5 @@ def test_keys_of_known_services_are_hidden_and_names_of_models_are_not(text: str
 def test_a_name_of_a_secret_that_was_nearly_right_is_shown() -> None:
     text = "endpoints: {api_keys: client}\nsecrets: {clients: {file: a}}\n"
     assert document(text).shown(1) == "endpoints: {api_keys: client}"
+    text = "overlays: {a: {endpoints: {api_keys: client}, secrets: {clients: {file: b}}}}"
+    assert document(text).shown(1) == text.replace("{file: b}", "{file: •••}")

@@ -3,11 +3,11 @@
 import pytest
 
 from appliance.declare.effects import EFFECTS, effect
-from appliance.declare.keys import leaves
+from appliance.declare.keys import LAYER_KEYS, leaves
 
 
 def test_every_key_is_classified_and_nothing_else() -> None:
-    assert set(EFFECTS) == {key.name for key in leaves()}
+    assert set(EFFECTS) == {key.name for key in leaves()} | {".".join(path) for path in LAYER_KEYS}
 
 
 def test_what_is_live_concerns_the_gateway_alone() -> None:

@@ -1,9 +1,11 @@
-"""Seeded mistakes (seeded.py): all refused, at their place, with the suggestion, and valid once the edit is made."""
+"""Seeded mistakes (seeded.py, seeded_layers.py): all refused, at their place, with the suggestion, and valid once the
+edit is made."""
 
 import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,13 @@ from appliance.declare.settings import Given, Option
 from appliance.plan.machine import Machine
 from appliance.plan.prove import prove
 from tests.appliance.command.test_cli import CONFIG, SHAPES, write_safetensors
-from tests.appliance.declare.seeded import MARK, SEEDED, Seeded
+from tests.appliance.declare.seeded import MARK, Seeded
+from tests.appliance.declare.seeded import SEEDED as PLAIN
+from tests.appliance.declare.seeded_layers import SEEDED as LAYERED
 
 MACHINE = Machine(cores=4, cores_from="affinity", memory_free=2**34, memory_from="MemAvailable", no_gpu="no driver")
 MOST_S = 0.3
+SEEDED = (*PLAIN, *LAYERED)
 BY_NAME = {seeded.name: seeded for seeded in SEEDED}
 
 
@@ -40,37 +45,35 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def given(folder: Path, seeded: Seeded, text: str) -> Given:
-    path = folder / "m.yaml"
-    path.write_text(text)
+def given(folder: Path, seeded: Seeded, texts: dict[str, str]) -> Given:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
     options = tuple(Option(f"--set {key}", key, value) for key, value in seeded.options)
-    return Given(path, options, seeded.variables)
+    overlays = tuple(str(folder / name) if "." in name else name for name in seeded.overlays)
+    return Given(folder / "m.yaml", options, seeded.variables, overlays)
 
 
-def refused(folder: Path, seeded: Seeded, text: str) -> list[Finding]:
+def refused(folder: Path, seeded: Seeded, texts: dict[str, str]) -> list[Finding]:
     try:
-        prove(given(folder, seeded, text), MACHINE)
+        prove(given(folder, seeded, texts), MACHINE)
     except Refused as refusal:
         return findings(refusal.problems)
     return []
 
 
-def place(seeded: Seeded) -> tuple[str, int, int]:
-    """Source, line and column that are marked in the text; an option or variable has neither."""
+def place(folder: Path, seeded: Seeded) -> tuple[str, int, int]:
+    """Source, line and column that are marked in a text; an option or variable has neither."""
     if seeded.source:
         return seeded.source, 0, 0
-    before = seeded.text.partition(MARK)[0]
-    return "m.yaml", before.count("\n") + 1, len(before) - before.rfind("\n")
+    name, text = next((name, text) for name, text in seeded.marked.items() if MARK in text)
+    before = text.partition(MARK)[0]
+    return str(folder / name), before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
-def found_at(findings: list[Finding], seeded: Seeded) -> list[Finding]:
-    source, line, column = place(seeded)
-    return [
-        finding
-        for finding in findings
-        if (Path(finding.problem.place.source).name, finding.problem.place.line, finding.problem.place.column)
-        == (source, line, column)
-    ]
+def found_at(folder: Path, findings: list[Finding], seeded: Seeded) -> list[Finding]:
+    where = place(folder, seeded)
+    return [f for f in findings if (f.problem.place.source, f.problem.place.line, f.problem.place.column) == where]
 
 
 def test_there_are_more_than_sixty_with_names_of_their_own() -> None:
@@ -80,11 +83,11 @@ def test_there_are_more_than_sixty_with_names_of_their_own() -> None:
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_mistake_is_refused_once_at_its_place_with_the_suggestion(folder: Path, name: str) -> None:
     seeded = BY_NAME[name]
-    found = refused(folder, seeded, seeded.text.replace(MARK, ""))
+    found = refused(folder, seeded, seeded.texts)
     said = [str(finding.problem) for finding in found]
-    assert len(found_at(found, seeded)) == 1, said
+    assert len(found_at(folder, found, seeded)) == 1, said
     assert len(found) == (2 if name == "tabs two deep" else 1), said
-    problem = found_at(found, seeded)[0].problem
+    problem = found_at(folder, found, seeded)[0].problem
     assert problem.key == seeded.key and seeded.words in problem.message, said
     assert "hunter2" not in str(said) and "abcdefgh" not in str(said)
 
@@ -92,11 +95,12 @@ def test_a_mistake_is_refused_once_at_its_place_with_the_suggestion(folder: Path
 @pytest.mark.parametrize("name", [seeded.name for seeded in SEEDED if seeded.becomes])
 def test_the_edit_makes_it_valid(folder: Path, name: str) -> None:
     seeded = BY_NAME[name]
-    text = seeded.text.replace(MARK, "")
-    (finding,) = found_at(refused(folder, seeded, text), seeded)
+    (finding,) = found_at(folder, refused(folder, seeded, seeded.texts), seeded)
     assert finding.fixable == seeded.certain
+    text = seeded.texts[seeded.edited]
+    assert {edit.file for edit in finding.edits} == {str(folder / seeded.edited)}
     after = apply(document(text), finding.edits)
-    assert not refused(folder, seeded, after), after
+    assert not refused(folder, seeded, {**seeded.texts, seeded.edited: after}), after
     if seeded.becomes != "\0":
         assert seeded.becomes in after and after != text
     # Nothing else was touched: every other line is as it was.
@@ -108,9 +112,18 @@ def test_the_edit_makes_it_valid(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [seeded.name for seeded in SEEDED if not seeded.becomes and not seeded.source])
 def test_where_no_edit_is_expected_none_leaves_another_mistake_behind(folder: Path, name: str) -> None:
     seeded = BY_NAME[name]
-    text = seeded.text.replace(MARK, "")
-    (finding,) = found_at(refused(folder, seeded, text), seeded)
+    (finding,) = found_at(folder, refused(folder, seeded, seeded.texts), seeded)
     assert not finding.fixable or finding.problem.key == "hardware.device"
+    assert finding.outside == seeded.outside
+
+
+@pytest.mark.parametrize("name", [seeded.name for seeded in SEEDED if seeded.outside and not seeded.options])
+def test_what_stands_in_no_file_is_right_once_the_advice_is_followed(folder: Path, name: str) -> None:
+    seeded = BY_NAME[name]
+    word, _, assignment = seeded.outside.partition(" ")
+    variable, _, value = assignment.partition("=")
+    assert word == "set" and variable in seeded.variables
+    assert not refused(folder, replace(seeded, variables=seeded.variables | {variable: value}), seeded.texts)
 
 
 def test_at_least_nine_of_ten_have_the_edit_or_the_words(folder: Path) -> None:
@@ -124,7 +137,7 @@ def test_no_check_takes_longer_than_a_third_of_a_second(folder: Path) -> None:
     times = {}
     for seeded in SEEDED:
         start = time.process_time()
-        refused(folder, seeded, seeded.text.replace(MARK, ""))
+        refused(folder, seeded, seeded.texts)
         times[seeded.name] = time.process_time() - start
     slowest = max(times, key=lambda name: times[name])
     assert times[slowest] < MOST_S, f"{slowest}: {times[slowest]:.3f} s"

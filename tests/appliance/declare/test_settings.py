@@ -1,12 +1,13 @@
 """Sources of settings, their precedence, and where each value came from."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from appliance.declare.keys import leaves
 from appliance.declare.problems import Refused
-from appliance.declare.settings import SOURCES, Given, Option, Settings, load, variable
+from appliance.declare.settings import Given, Layers, Option, Settings, load, variable
 from appliance.manifest import Manifest
 
 EXAMPLES = {
@@ -45,8 +46,8 @@ def test_precedence_is_options_then_environment_then_manifest_then_defaults(tmp_
     assert origins == ["--set limits.max_stop", "SLIPWAY__LIMITS__MAX_CHOICES", here, "default"]
 
 
-def test_the_order_stands_in_one_tuple() -> None:
-    assert [name for name, _ in SOURCES] == ["--set", "environment", "manifest"]
+def test_the_order_stands_in_one_class() -> None:
+    assert [one.name for one in fields(Layers)] == ["options", "environment", "overlays", "manifest", "profile"]
 
 
 def test_nested_json_in_an_option_builds_nested_sections_and_keeps_the_rest(tmp_path: Path) -> None:

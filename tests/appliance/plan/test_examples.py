@@ -1,6 +1,7 @@
 """Every manifest in manifests/ is loaded, planned and valid for editors; the pages made from the schema are current."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -14,6 +15,7 @@ from appliance.declare.settings import Given, load
 from appliance.declare.upgrade import upgrade
 from appliance.plan.machine import Gpu, Machine
 from appliance.plan.plan import plan
+from appliance.plan.profiles import first_match
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import MLP, Attention, Branch, Embedding, Head, Model, RMSNorm, Rope
 
@@ -61,6 +63,24 @@ def test_an_example_is_loaded_and_planned(path: Path) -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_valid_by_the_schema_that_editors_use(path: Path) -> None:
     jsonschema.Draft202012Validator(manifest_schema()).validate(yaml.safe_load(upgrade(path.read_bytes(), path.name)))
+
+
+@pytest.mark.parametrize(
+    ("overlays", "gpus", "running", "context", "profile"),
+    [((), (), 16, 8192, "cpu"), (("dev",), (), 16, 2048, "cpu"), (("public",), MACHINE.gpus, 512, 8192, "large-gpu")],
+)
+def test_the_layered_example_has_what_its_layers_say(
+    overlays: tuple[str, ...], gpus: tuple[Gpu, ...], running: int, context: int, profile: str
+) -> None:
+    machine = replace(MACHINE, gpus=gpus)
+    settings = load(
+        Given(ROOT / "manifests/layered.yaml", overlays=overlays),
+        lambda device, profiles: first_match(device, profiles, machine),
+    )
+    found = plan(settings, checkpoint(), machine)
+    assert (found.engines[0].max_running, found.engines[0].max_context) == (running, context)
+    assert settings.file(("model", "path")) == Path("/models/Qwen3-0.6B") and found.gateway.max_waiting == 256
+    assert f"profile {profile} " in "".join(found.layers)
 
 
 def test_the_demo_is_served_under_its_name_on_the_port_that_make_serve_tells() -> None:

@@ -253,9 +253,9 @@ def test_a_secret_reaches_the_gateway_as_a_reference(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_depends_on_values_not_on_spelling(tmp_path: Path) -> None:
-    plain = fingerprint(settings(tmp_path, text=BASE).manifest)
-    assert fingerprint(settings(tmp_path, text=BASE + "limits:\n  max_stop: 16 # the default\n").manifest) == plain
-    assert fingerprint(settings(tmp_path, "limits.max_stop=17").manifest) != plain
+    plain = fingerprint(settings(tmp_path, text=BASE))
+    assert fingerprint(settings(tmp_path, text=BASE + "limits:\n  max_stop: 16 # the default\n")) == plain
+    assert fingerprint(settings(tmp_path, "limits.max_stop=17")) != plain
 
 
 def test_the_hash_of_outputs_follows_settled_values_and_no_others(tmp_path: Path) -> None:
