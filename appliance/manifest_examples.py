@@ -4,7 +4,7 @@ show. Keys that take fixed words, true or false need none."""
 from typing import Any
 
 EXAMPLES: dict[str, tuple[Any, ...]] = {
-    "Model.path": ("/models/Qwen3-0.6B", "../models/llama"),
+    "Source.path": ("/models/Qwen3-0.6B", "../models/llama"),
     "Model.names": (["assistant"], ["assistant", "qwen3-0.6b"]),
     "Model.max_context": (8192, 32768),
     "Model.chat_template": ("templates/chat.jinja",),

@@ -124,7 +124,7 @@ def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
 
 def takes(path: tuple[str, ...], value: Any) -> bool:
     """Whether a key takes a value, whatever else the manifest says."""
-    whole: Json = {"apiVersion": API_VERSION, "model": {"path": "/"}}
+    whole: Json = {"apiVersion": API_VERSION, "model": {"source": {"path": "/"}}}
     inner: Json = whole
     at: tuple[str | int, ...] = path
     if path[:3] == (*PROFILES, "*"):  # those are a list, and each has three keys
@@ -242,8 +242,10 @@ def _allowed(node: Json) -> str:
         case "object":
             free = "keys of the manifest" if node.get("additionalProperties") is True else "names of your choice"
             names = ", ".join(node["properties"]) if "properties" in node else free
-            return f"a mapping with {names}"
+            return f"a mapping with {names}" if names else "an empty mapping: {}"
         case _:
+            if "examples" in node:
+                return f"text such as {node['examples'][0]}"
             return f"text that matches {node['pattern']}" if "pattern" in node else "text"
 
 

@@ -151,9 +151,15 @@ SEEDED: tuple[Seeded, ...] = (
     Seeded("Docker ports", TOP + "endpoints: {⟪ports: 8000}\n", "endpoints.ports", "port?",
            "endpoints: {port: 8000}\n"),
     # missing
-    Seeded("missing version", "⟪model: {path: tiny}\n", "apiVersion", "write apiVersion: slipway/v1",
-           "apiVersion: slipway/v1\nmodel: {path: tiny}\n"),
-    Seeded("missing path", "apiVersion: slipway/v1\n⟪model: {names: [a]}\n", "model.path", "must be text"),
+    Seeded("missing version", "⟪model: {source: {path: tiny}}\n", "apiVersion", "write apiVersion: slipway/v2",
+           "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\n"),
+    Seeded("missing source", "apiVersion: slipway/v2\n⟪model: {names: [a]}\n", "model.source", "a mapping with path,"),
+    Seeded("a repository for the model", "apiVersion: slipway/v2\nmodel: ⟪org/name\n", "model",
+           "write {source: {huggingface: {repo: org/name}}}"),
+    Seeded("the path of version 1", "apiVersion: slipway/v2\nmodel:\n  ⟪path: tiny\n", "model.path",
+           "it belongs to model.source: path", "model:\n  source: {path: tiny}\n"),
+    Seeded("two kinds of source", "apiVersion: slipway/v2\nmodel: {source: ⟪{path: /m, vertex: {}}}\n",
+           "model.source", "has path and vertex; it takes exactly one of path, huggingface, http"),
     # types, quotes, booleans
     Seeded("quoted number", TOP + "endpoints: {port: ⟪'8000'}\n", "endpoints.port", "without quotes",
            "endpoints: {port: 8000}\n"),

@@ -273,7 +273,7 @@ def test_a_model_that_nothing_can_mend_is_refused_at_its_path(tmp_path: Path) ->
     )
     facts = checkpoint(model=replace(checkpoint().model, blocks=((Branch(body=attention),),)))
     error = tell(tmp_path, "", facts=facts).error
-    assert error is not None and "model.path: the model declares a layer norm over all heads" in str(error)
+    assert error is not None and "model.source.path: the model declares a layer norm over all heads" in str(error)
 
 
 def test_a_gpu_is_looked_for_before_a_refusal_that_it_might_change(
