@@ -57,6 +57,9 @@ _EXAMPLES = {
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
+_MARKS = frozenset("*&!%@`?|>")  # that begin something else than a text in YAML
+
+
 def spell(value: Any, form: str = "") -> str:
     """A value as one would write it in YAML flow style: 32MiB, 15s, true, [a, b]."""
     match value:
@@ -78,6 +81,8 @@ def spell(value: Any, form: str = "") -> str:
             return f"[{', '.join(spell(item) for item in value)}]"
         case dict():
             return "{" + ", ".join(f"{key}: {spell(item)}" for key, item in value.items()) + "}"
+        case str() if value[:1] in _MARKS:
+            return f'"{value}"'
         case _:
             return str(value)
 
