@@ -42,7 +42,7 @@ def _row(effective: Effective) -> tuple[str, str, str]:
     form = key.form if key else ""
     value, origin = spell(effective.value, form), effective.origin
     if effective.reason:
-        resolved = spell(effective.resolved, form)
+        resolved = spell_bytes(effective.resolved) if form == "size" else spell(effective.resolved, form)
         value = f"{value} → {resolved}" if effective.value == "auto" else resolved
         origin = f"{origin}: {effective.reason}"
     return effective.key, value, origin
