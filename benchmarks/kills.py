@@ -297,7 +297,7 @@ def main(arguments: list[str] | None = None) -> int:
     command += ["--port", str(given.port), *itertools.chain(*(("--set", each) for each in settings))]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as appliance:
         try:
-            _wait_ready(url)
+            wait_ready(url)
             wanted = {"kills": given.kills, "streams": given.streams, "tokens": given.tokens}
             names = ("engine-0", "gateway") if given.gateway else ("engine-0",)
             victims = [Victim(appliance.pid, name) for name in names]
@@ -326,7 +326,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if result.failed or result.differing else 0
 
 
-def _wait_ready(url: str) -> None:
+def wait_ready(url: str) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
         with contextlib.suppress(httpx.TransportError):
