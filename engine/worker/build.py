@@ -1,9 +1,11 @@
 """From an EngineConfig to a Worker that is loaded, allocated and warm."""
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -99,12 +101,35 @@ def _join(
 ) -> World:
     """The world of all ranks; `abandoned_by` is told how those that wait in it can be let go."""
     if team is None:
-        return open_group(
-            device, Path(meeting.file), rank, config.tensor, ordered=config.invariant, timeout_s=MEETING_S
-        )
+        store = Path(meeting.file)
+        join = partial(open_group, device, store, rank, config.tensor, ordered=config.invariant, timeout_s=MEETING_S)
+        return _unless_abandoned(join, abandoned_by) if device.type == "cpu" else join()
     world = open_shared(team.variant, meeting.memory, rank, config.tensor, _floats(config, checkpoint.model))
     abandoned_by(world.meeting.abandon)
     return world
+
+
+def _unless_abandoned(join: Callable[[], World], abandoned_by: Callable[[Callable[[], None]], None]) -> World:
+    """gloo waits for a rank that is gone as for one that has not come yet, so a thread waits that can be left."""
+    met: Future[World] = Future()
+
+    def wait() -> None:
+        try:
+            world = join()
+        except Exception as error:  # raised where the world is wanted
+            with suppress(InvalidStateError):
+                met.set_exception(error)
+        else:
+            with suppress(InvalidStateError):
+                met.set_result(world)
+
+    def abandon() -> None:
+        with suppress(InvalidStateError):
+            met.set_exception(RuntimeError("a rank is gone"))
+
+    threading.Thread(target=wait, name="meeting", daemon=True).start()
+    abandoned_by(abandon)
+    return met.result()
 
 
 def _floats(config: EngineConfig, model: Model) -> int:

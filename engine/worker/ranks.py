@@ -105,8 +105,12 @@ class Ranks:
         return lambda phase, fraction: self._moved(0, phase, fraction)
 
     def abandoned_by(self, abandon: Callable[[], None]) -> None:
-        """What lets rank 0 go where it waits for a rank that is gone, if nothing else does."""
+        """What lets rank 0 go where it waits for a rank that is gone, if nothing else does; at once if one is."""
         self._abandon = abandon
+        with self._changed:
+            gone = self._failure is not None
+        if gone:
+            abandon()
 
     def wait_imported(self) -> None:
         """Until all ranks have imported what they need. Raises what went wrong with one."""

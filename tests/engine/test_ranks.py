@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, ConfigError, EngineGon
 from engine.api.messages import Grammar, Sampling, Submit
 from engine.core.replay import main as replay
 from engine.llm import LLM, Params
+from engine.worker.build import _unless_abandoned
+from engine.worker.ranks import RankLost, Ranks
 from kernels.cpu.library import best
 
 HERE = Path(__file__).parent
@@ -334,3 +337,24 @@ def test_ranks_end_with_an_engine_that_was_killed(engine):
     pids = ranks_of(process.popen.pid)
     process.popen.kill()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 5, "ranks see their engine gone")
+
+
+def test_rank_0_does_not_wait_for_a_rank_that_was_gone_before_they_met():
+    """gloo alone would, for as long as a slow start may take."""
+    never, left, world = threading.Event(), [], object()
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        _unless_abandoned(never.wait, lambda abandon: abandon())
+    with pytest.raises(RuntimeError, match="a rank is gone"):
+        _unless_abandoned(never.wait, lambda abandon: threading.Timer(0.05, abandon).start())
+    assert _unless_abandoned(lambda: world, left.append) is world
+    left[0]()  # too late to matter
+    with pytest.raises(ValueError, match="gloo"):
+        _unless_abandoned(lambda: (_ for _ in ()).throw(ValueError("gloo")), left.append)
+    never.set()
+
+
+def test_what_lets_rank_0_go_is_called_also_where_a_rank_was_lost_before(tmp_path):
+    ranks = Ranks.__new__(Ranks)
+    ranks._changed, ranks._failure, called = threading.Condition(), RankLost("rank 1 is gone"), []
+    ranks.abandoned_by(lambda: called.append("now"))
+    assert called == ["now"]

@@ -363,7 +363,7 @@ def in_bf16(cell: Cell) -> bool:
 
 
 # Rules about the device itself, which the interpreter has no part in, and what it computes all the same.
-OF_THE_DEVICE = {"bfloat16", "fp8-gpu", "graphs"}
+OF_THE_DEVICE = {"bfloat16", "fp8-gpu", "graphs", "ranks-gpus"}
 
 
 @pytest.mark.slow
