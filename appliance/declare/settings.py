@@ -28,6 +28,7 @@ from appliance.declare.outside import Given as Given
 from appliance.declare.outside import Option as Option
 from appliance.declare.outside import read_environment, read_options
 from appliance.declare.outside import variable as variable
+from appliance.declare.platform import Platform, platform
 from appliance.declare.problems import Problem, Refused, from_fault, from_validation, unread
 from appliance.declare.remedy import Hint
 from appliance.manifest import Manifest
@@ -45,6 +46,7 @@ class Settings:
     tree: Tree
     path: File
     cache: File | None = None  # folder for what may be lost, after the XDG base directory specification
+    platform: Platform = Platform()  # that stops the service some day
     files: tuple[File, ...] = ()
     layers: tuple[str, ...] = ()
     notices: tuple[Problem, ...] = ()  # of deprecated names, for the operator; one each
@@ -138,7 +140,7 @@ def load(given: Given, choose: Choose | None = None) -> Settings:
     if problems or manifest is None:
         raise Refused(_once(problems))
     return Settings(
-        *(manifest, tree, given.manifest, cache_folder(given.environ)),
+        *(manifest, tree, given.manifest, cache_folder(given.environ), platform(given.environ)),
         files=tuple(reading.files),
         layers=(*_notes(reading, asked, named), *notes),
         notices=_once(notices),

@@ -368,8 +368,8 @@ def start_gateway(
     with ExitStack() as stack:
 
         def start(*engines: FakeEngine, keys: list[str] | None = None, ready: bool = True, **values: Any) -> Gateway:
-            service = build_service(new_config(*engines, **values))
-            app = build_app(service, keys or [])
+            service = build_service(new_config(*engines, **values), keys or [])
+            app = build_app(service)
             app.include_router(test_routes)
             listener = socket.create_server(("127.0.0.1", 0))
             gateway = Gateway(service, f"http://127.0.0.1:{listener.getsockname()[1]}")
