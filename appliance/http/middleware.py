@@ -54,7 +54,8 @@ class RequestFrame:
         trace = read_trace(headers.getlist("traceparent"), headers.getlist("tracestate"))
         state = scope.setdefault("state", {})
         state["request_id"], state["subject"] = request_id, Subject(request_id, trace)
-        traffic = _Traffic(receive, send, request_id if self.service.config.compat == "openai" else None)
+        shown = request_id if self.service.config.compat == "openai" else None
+        traffic = _Traffic(receive, send, shown, closes=self.service.draining)
         started_s = now()
         try:
             await self.app(scope, traffic.receive, traffic.send)
@@ -78,10 +79,11 @@ class RequestFrame:
 
 
 class _Traffic:
-    """Counts what goes in and out of one request; adds the request id to the reply if it is given one."""
+    """Counts what goes in and out of one request; adds the request id to the reply if it is given one. `closes`: the
+    reply is the last of its connection, so that the client's next request goes elsewhere."""
 
-    def __init__(self, receive: Receive, send: Send, request_id: str | None) -> None:
-        self._receive, self._send, self._request_id = receive, send, request_id
+    def __init__(self, receive: Receive, send: Send, request_id: str | None, *, closes: bool = False) -> None:
+        self._receive, self._send, self._request_id, self._closes = receive, send, request_id, closes
         self.status = CLIENT_GONE
         self.received = self.sent = 0
 
@@ -95,6 +97,8 @@ class _Traffic:
             self.status = message["status"]
             if self._request_id is not None:
                 MutableHeaders(scope=message)["X-Request-Id"] = self._request_id
+            if self._closes:
+                MutableHeaders(scope=message)["Connection"] = "close"
         else:
             self.sent += len(message.get("body", b""))
         await self._send(message)
