@@ -289,7 +289,7 @@ class Lifecycle(Section):
     drain: SecondsOrAuto = "auto"
     """Time open requests get to finish after SIGTERM; auto: what the platform gives before it kills, less 2 s."""
     linger: SecondsOrAuto = "auto"
-    """Of the drain, time in which new requests are still taken while /ready says no, so that load balancers notice."""
+    """Time of the drain in which new requests are still taken, for balancers to notice; auto: 5s, 0s without one."""
     restart: Restart = Restart()
     """When a dead engine is started again, and when not."""
     journal: Journal = Journal()

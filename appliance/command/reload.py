@@ -30,7 +30,7 @@ def reload(which: str | None, *, restart: bool) -> int:
 
 def _is(address: rundir.Address, which: str) -> bool:
     """Whether this one is meant, by its manifest or by its URL."""
-    if address.manifest and Path(which).resolve() == Path(address.manifest):
+    if address.manifest and Path(which).resolve() == Path(address.manifest).resolve():
         return True
     try:
         parts = urlsplit(which if "//" in which else f"//{which}")

@@ -39,7 +39,7 @@ class Reloader:
 
     @property
     def manifest(self) -> Path:
-        return self._running.given.manifest.resolve()
+        return self._running.given.manifest.absolute()
 
     async def reload(self, *, restart: bool, say: Say) -> int:
         """One after another. Says what happens line by line; returns the exit code of `slipway reload`."""
