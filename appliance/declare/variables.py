@@ -57,6 +57,17 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "KUBERNETES_SERVICE_HOST", "presence", "Set by Kubernetes: its 30 s from SIGTERM to SIGKILL are expected."
     ),
+    Variable("HF_HOME", "text", "The hub's folder: token and, in `hub/`, its cache.", "$XDG_CACHE_HOME/huggingface"),
+    Variable("HF_HUB_CACHE", "text", "The hub's cache, where model.download.cache does not say it.", "$HF_HOME/hub"),
+    Variable("HF_ENDPOINT", "text", "The hub, or a mirror of it.", "https://huggingface.co"),
+    Variable("HF_HUB_OFFLINE", "switch", "The hub is not asked: as model.download.offline."),
+    Variable("HF_TOKEN", "text", "The hub's token, where model.credentials names none. Also HUGGING_FACE_HUB_TOKEN."),
+    Variable("HUGGING_FACE_HUB_TOKEN", "text", "An older name of HF_TOKEN."),
+    Variable("HF_TOKEN_PATH", "text", "The file of the hub's token.", "$HF_HOME/token"),
+    Variable("HF_MODEL_ID", "text", "For model.source.sagemaker: repository or folder, where SageMaker laid out none."),
+    Variable("HF_MODEL_REVISION", "text", "Revision of HF_MODEL_ID.", "main"),
+    Variable("AIP_STORAGE_URI", "text", "For model.source.vertex: where Vertex AI has the model's files."),
+    Variable("STORAGE_EMULATOR_HOST", "text", "For model.source.gs: a server that plays Google Cloud Storage."),
     Variable("NO_COLOR", "presence", "No colours in messages, also on a terminal."),
     Variable("TERM", "text", "`dumb`: a terminal without colours."),
 )

@@ -56,7 +56,7 @@ class Reloader:
     async def _reload(self, restart: bool, say: Say) -> int:
         wanted = await asyncio.to_thread(self._read, restart)
         assert wanted.plan is not None, "what cannot be planned is refused"
-        service = replace(self._service, gateway=wanted.plan.gateway, engines=wanted.plan.engines)
+        service = replace(self._service, gateway=wanted.plan.gateway, engines=wanted.plan.engines, job=wanted.plan.job)
         planned = replace(wanted, plan=replace(wanted.plan, gateway=supervise.told_gateway(service, self._directory)))
         found = step(self._running, self._gateway, planned)
         if restart and found.cost in ("gateway", "service"):
@@ -89,7 +89,7 @@ class Reloader:
         gateway_config.write_config(found.gateway, self._directory / supervise.GATEWAY)
 
     async def _swap(self, service: Service, say: Say) -> int:
-        self._service = replace(self._service, engines=service.engines)
+        self._service = replace(self._service, engines=service.engines, job=service.job)
         for program in supervise.engine_programs(self._service, self._directory):
             supervise.write_script(self._directory, program, {})
         for index in range(len(service.engines)):

@@ -29,7 +29,7 @@ class Served:
 
     def write(self, more: str) -> None:
         path = ROOT / "manifests" / "demo"
-        self.file.write_text(f"apiVersion: slipway/v1\nmodel: {{path: {path}, names: [demo]}}\n{more}")
+        self.file.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {path}, names: [demo]}}\n{more}")
 
     def reload(self, *options: str, which: str = "") -> tuple[int, str]:
         command = [*SLIPWAY, "reload", which or self.appliance.url, *options]

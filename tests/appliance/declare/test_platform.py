@@ -27,7 +27,7 @@ KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 def test_the_grace_of_platforms(
     tmp_path: Path, environ: dict[str, str], grace_s: float, balances: bool, source: str
 ) -> None:
-    """SM-02, K8-04, DK-01"""
+    """Docker, Kubernetes, SageMaker, and what a variable says"""
     found = platform(environ, tmp_path / "no model")
     assert (found.grace_s, found.balances) == (grace_s, balances)
     assert source in found.source

@@ -219,7 +219,7 @@ def complete(process):
 
 @pytest.mark.parametrize("reloaded", [False, True])
 def test_new_requests_are_still_taken_while_load_balancers_notice(run, engine, eventually, tmp_path, reloaded):
-    """K8-04: an endpoint is removed while the container is told to end, so requests still come"""
+    """RT-07: an endpoint is removed while the container is told to end, so requests still come"""
     linger = {"drain_linger_s": 0.0 if reloaded else 1.0}
     process = run(engine, drain_s=PATIENCE_S, control=str(tmp_path / "control"), **linger)
     eventually("ready", lambda: process.get("/ready") == 200)
