@@ -204,8 +204,9 @@ def _which(command: argparse.ArgumentParser) -> None:
     text = "which one, where several run here: its manifest, or its URL"
     command.add_argument("which", metavar="MANIFEST|URL", nargs="?", default=None, help=text)
     command.epilog = (
-        "Ends with 0 if all is in effect, 1 if something waits for a restart; else nothing was changed. Options of "
-        "`slipway serve`, its overlays and its environment hold on. SIGHUP to `slipway serve` does the same."
+        "Ends with 0 if all is in effect, 3 if something waits for a restart; where it is refused, nothing is changed "
+        "and the code is that of the reason. Options of `slipway serve`, its overlays and its environment hold on. "
+        "SIGHUP to `slipway serve` does the same."
     )
 
 

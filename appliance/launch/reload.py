@@ -23,7 +23,7 @@ from appliance.launch.swap import ASK_S, Unswapped, swap
 from appliance.lock.guard import Guard
 from appliance.plan.prove import prove, settle
 
-WAITS = 1  # exit code: something waits for a restart
+WAITS = 3  # exit code: something waits for a restart
 Say = Callable[[str], None]
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -20,16 +21,16 @@ STREAMS = 6
 class Served:
     """An appliance with a manifest of its own, to be edited."""
 
-    def __init__(self, launch: Callable[..., Appliance], folder: Path) -> None:
+    def __init__(self, launch: Callable[..., Appliance], folder: Path, *options: str) -> None:
         self.file, self.keys = folder / "m.yaml", folder / "keys.txt"
         self.keys.write_text("one\n")
         self.write("")
-        self.appliance = launch(self.file)
+        self.appliance = launch(self.file, *options)
         self.appliance.wait_ready()
 
     def write(self, more: str) -> None:
         path = ROOT / "manifests" / "demo"
-        self.file.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {path}, names: [demo]}}\n{more}")
+        self.file.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {path}}}, names: [demo]}}\n{more}")
 
     def reload(self, *options: str, which: str = "") -> tuple[int, str]:
         command = [*SLIPWAY, "reload", which or self.appliance.url, *options]
@@ -91,7 +92,7 @@ def test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine(served: Serv
 
     served.write(live + "engine: {scheduling: {max_running: 8}}\n")
     code, said = served.reload()
-    assert code == 1 and "engine.scheduling.max_running" in said and "reload --restart" in said
+    assert code == 3 and "engine.scheduling.max_running" in said and "reload --restart" in said
     assert served.appliance.pids() == {"engine-0": engine, "gateway": gateway}, "nothing has started again"
     got, (code, said), asked = asyncio.run(during(served, lambda: served.reload("--restart")))
     assert code == 0 and "engine-0 is swapped after" in said
@@ -147,7 +148,7 @@ def test_what_is_refused_changes_nothing_and_keys_are_read_anew(
     assert client.post("/v1/completions", json=body, headers={"x-api-key": "two"}).status_code == 400
 
     code, said = served.reload(which=str(served.file))
-    assert code == 1 and "lifecycle.drain" in said and "stop `slipway serve`" in said
+    assert code == 3 and "lifecycle.drain" in said and "stop `slipway serve`" in said
     code, said = served.reload(which="http://127.0.0.1:1")
     assert code == 2 and served.appliance.url in said
     # The gateway that starts after a crash has what was reloaded.
@@ -155,6 +156,8 @@ def test_what_is_refused_changes_nothing_and_keys_are_read_anew(
     eventually("a gateway", lambda: served.appliance.status("/ready") == 200)
     assert allowed("two") and not allowed("one")
     assert client.post("/v1/completions", json=body, headers={"x-api-key": "two"}).status_code == 400
+    served.keys.write_text("three\n")
+    assert served.reload()[0] == 3 and allowed("three")
     assert served.appliance.stop() == 0
 
 
@@ -182,4 +185,26 @@ def test_streams_go_on_while_a_swap_meets_a_crash(served: Served) -> None:
 
     assert asyncio.run(streams()) == expected
     assert "engine-0   died (killed by a signal); restart 1 of" in served.appliance.output()
+    assert served.appliance.stop() == 0
+
+
+def test_of_several_engines_one_serves_at_all_times(launch: Callable[..., Appliance], tmp_path: Path) -> None:
+    served = Served(launch, tmp_path, "--set", "parallelism.data=2", "--set", "hardware.threads=1")
+    before = served.appliance.pids()
+    expected, _, _ = asyncio.run(during(served, lambda: None))
+
+    def swap() -> tuple[int, str, set[int]]:
+        seen: set[int] = set()
+        with ThreadPoolExecutor(1) as pool:
+            order = pool.submit(served.reload, "--restart")
+            while not order.done():
+                seen.add(served.appliance.status("/ready"))
+        return *order.result(), seen
+
+    got, (code, said, seen), _ = asyncio.run(during(served, swap))
+    assert code == 0 and "engine-0 is swapped" in said and "engine-1 is swapped" in said
+    assert seen == {200}
+    assert got == expected
+    now = served.appliance.pids()
+    assert now["gateway"] == before["gateway"] and {now["engine-0"], now["engine-1"]}.isdisjoint(before.values())
     assert served.appliance.stop() == 0

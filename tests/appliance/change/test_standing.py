@@ -11,7 +11,7 @@ from appliance.gateway.config import GatewayConfig
 from appliance.plan.machine import Machine, read_machine
 
 ROOT = Path(__file__).resolve().parents[3]
-HEAD = f"apiVersion: slipway/v2\nmodel: {{source: {ROOT / 'manifests' / 'demo'}}}\n"
+HEAD = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests' / 'demo'}}}}}\n"
 MACHINE: Machine = read_machine(gpus=False)
 
 
