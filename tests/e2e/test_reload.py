@@ -82,7 +82,8 @@ def test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine(served: Serv
     assert [ends for _, ends in expected] == [["length"]] * STREAMS
     engine, gateway = served.appliance.pids()["engine-0"], served.appliance.pids()["gateway"]
 
-    live = "limits: {max_stop: 3}\nobservability: {log_level: debug}\n"
+    # With `hold` at 0 nobody waits for an engine that dies: it is a swap that they wait for.
+    live = "limits: {max_stop: 3}\nobservability: {log_level: debug}\nlifecycle: {restart: {hold: 0s}}\n"
     served.write(live)
     got, (code, said), _ = asyncio.run(during(served, served.reload))
     assert code == 0 and "limits.max_stop" in said and "in effect" in said
@@ -90,7 +91,9 @@ def test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine(served: Serv
     refused = served.appliance.client.post("/v1/completions", json={"prompt": "a", "stop": list("abcd")})
     assert refused.status_code == 400
 
-    served.write(live + "engine: {scheduling: {max_running: 8}}\n")
+    script = run_directory(served) / "engine-0.sh"
+    assert "OMP_NUM_THREADS=1\n" not in script.read_text()
+    served.write(live + "engine: {scheduling: {max_running: 8}}\nhardware: {threads: 1}\n")
     code, said = served.reload()
     assert code == 3 and "engine.scheduling.max_running" in said and "reload --restart" in said
     assert served.appliance.pids() == {"engine-0": engine, "gateway": gateway}, "nothing has started again"
@@ -100,6 +103,7 @@ def test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine(served: Serv
     assert asked >= 1
     now = served.appliance.pids()
     assert now["engine-0"] != engine and now["gateway"] == gateway
+    assert "OMP_NUM_THREADS=1\n" in script.read_text()
     assert json.loads((run_directory(served) / "engine-0.json").read_text())["max_running"] == 8
     assert served.reload() == (0, f"{served.file} is in effect: nothing to change in place\n")
     assert served.appliance.metric("slipway_request_interruptions_total") >= 1
