@@ -61,6 +61,15 @@ def _seconds(value: Any) -> float:
     return float(_quantity(value, _DURATIONS, "30s"))
 
 
+def _seconds_or_auto(value: Any) -> float | str:
+    if value == "auto":
+        return "auto"
+    seconds = _seconds(value)
+    if seconds < 0:
+        raise ValueError("must be at least 0")
+    return seconds
+
+
 def _either(units: Mapping[str, float], minimum: int, *words: str) -> Any:
     text = {"type": "string", "pattern": rf"^\s*\d+(\.\d+)?\s*({'|'.join(units)})\s*$"}
     number = {"type": "integer" if units is SIZES else "number", "minimum": minimum}
@@ -71,6 +80,7 @@ def _either(units: Mapping[str, float], minimum: int, *words: str) -> Any:
 Bytes = Annotated[int, BeforeValidator(_bytes), _either(SIZES, 1)]
 BytesOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_bytes_or_auto), _either(SIZES, 1, "auto")]
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(ge=0), _either(_DURATIONS, 0)]
+SecondsOrAuto = Annotated[float | Literal["auto"], BeforeValidator(_seconds_or_auto), _either(_DURATIONS, 0, "auto")]
 Auto = Literal["auto"]
 Count = Annotated[int, Field(ge=1)]
 CpuList = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$"), BeforeValidator(_text)]
@@ -383,8 +393,10 @@ class Journal(Section):
 
 
 class Lifecycle(Section):
-    drain: Seconds = 8.0
-    """Time open requests get to finish after SIGTERM; docker stop kills after 10 s unless told otherwise."""
+    drain: SecondsOrAuto = "auto"
+    """Time open requests get to finish after SIGTERM; auto: what the platform gives before it kills, less 2 s."""
+    linger: SecondsOrAuto = "auto"
+    """Time of the drain in which new requests are still taken, for balancers to notice; auto: 5s, 0s without one."""
     restart: Restart = Restart()
     """When a dead engine is started again, and when not."""
     journal: Journal = Journal()

@@ -54,6 +54,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Health.stalled_busy": ("5m",),
     "Health.stalled_idle": ("3m",),
     "Lifecycle.drain": ("25s",),
+    "Lifecycle.linger": ("3s",),
     "Restart.max": (3,),
     "Restart.window": ("5m",),
     "Restart.backoff": ("2s",),

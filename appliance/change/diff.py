@@ -24,7 +24,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Diff:
-    """`restart` names the programs that must start again for the change to act, `causes` the keys that want it.
+    """`restart` names the programs that must start again for the change to act, `causes` the keys that want it,
+    `live` those that a reload changes in place.
     `outputs` and `rounding`: keys by which the same request may get another reply, or by which only sums are rounded
     in another order. `numbers` are empty where one of the plans cannot be made."""
 
@@ -33,6 +34,7 @@ class Diff:
     changes: tuple[Change, ...]
     restart: tuple[str, ...]
     causes: tuple[str, ...]
+    live: tuple[str, ...]
     outputs: tuple[str, ...]
     rounding: tuple[str, ...]
     caches: tuple[str, ...]
@@ -53,6 +55,7 @@ def compare(before: Side, after: Side) -> Diff:
         changes=changes,
         restart=tuple(program for program in ("gateway", "engines") if program in wanted),
         causes=tuple(key for key, one in effects.items() if one.restart != "none"),
+        live=tuple(key for key, one in effects.items() if one.live),
         outputs=tuple(key for key, one in effects.items() if one.outputs == "yes"),
         rounding=tuple(key for key, one in effects.items() if one.outputs == "rounding" and not _steady(before, after)),
         caches=tuple(_caches(before, after, acting, "engines" in wanted)),

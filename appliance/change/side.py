@@ -36,6 +36,12 @@ class Side:
     plan: Plan | None = None
     refused: Refused | None = None
 
+    @staticmethod
+    def of(given: Given, plan: Plan) -> "Side":
+        """That of a plan that was made of what is given."""
+        settings, _ = settle(given, plan.machine)
+        return Side(given, settings, _values(settings, plan), plan)
+
     @property
     def outputs_sha256(self) -> str | None:
         """Changes with what may change a reply's tokens; None without a plan."""

@@ -8,7 +8,6 @@ from typing import Any
 from appliance.change.diff import Change, Diff
 from appliance.change.numbers import Number
 from appliance.change.side import Side
-from appliance.declare.keys import spell
 from appliance.plan.memory import spell_bytes
 
 WIDTH = 110
@@ -22,7 +21,7 @@ def as_text(diff: Diff) -> str:
         return f"{_names(diff)}: no difference"
     count = len(diff.changes)
     lines = [f"{_names(diff)}: {count} {'key differs' if count == 1 else 'keys differ'}", ""]
-    lines += _table([_row(change) for change in diff.changes])
+    lines += table(diff.changes)
     lines += ["", *_consequences(diff)]
     for side in (diff.before, diff.after):
         if side.refused is not None:
@@ -39,6 +38,11 @@ def _names(diff: Diff) -> str:
         options = ", ".join([*said, *(f"{option.key}={option.text}" for option in other.options)])
         return f"{one.manifest} → with {options}" if options else str(one.manifest)
     return f"{one.manifest} → {other.manifest}"
+
+
+def table(changes: Iterable[Change]) -> list[str]:
+    """Keys, values and where these are written, in columns."""
+    return _table([_row(change) for change in changes])
 
 
 def _row(change: Change) -> tuple[str, str, str]:
@@ -97,9 +101,11 @@ def _paragraph(label: str, text: str) -> list[str]:
 
 def _restart(diff: Diff) -> str:
     if not diff.restart:
-        return "nothing"
-    drain = spell(diff.before.settings.manifest.lifecycle.drain, "duration")
-    how = f"nothing is changed in place: stop `slipway serve` (open requests get {drain}) and start it anew"
+        return "nothing: `slipway reload` changes it in place" if diff.live else "nothing"
+    drain = diff.before.values["lifecycle.drain"].text
+    how = f"stop `slipway serve` (open requests get {drain}) and start it anew"
+    if diff.restart == ("engines",):
+        how = "`slipway reload --restart` swaps them, and open requests go on"
     return f"{' and '.join(diff.restart)}, for {_keys(diff.causes)}; {how}"
 
 
@@ -154,6 +160,7 @@ def as_json(diff: Diff) -> str:
         "changes": [_entry(change) for change in diff.changes],
         "restart": list(diff.restart),
         "restart_causes": list(diff.causes),
+        "live": list(diff.live),
         "outputs": list(diff.outputs),
         "rounding": list(diff.rounding),
         "caches": list(diff.caches),

@@ -200,6 +200,21 @@ def _other_settings(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rate", metavar="X", help="requests come X times as fast")
 
 
+def _which(command: argparse.ArgumentParser) -> None:
+    text = "which one, where several run here: its manifest, or its URL"
+    command.add_argument("which", metavar="MANIFEST|URL", nargs="?", default=None, help=text)
+    command.epilog = (
+        "Ends with 0 if all is in effect, 3 if something waits for a restart; where it is refused, nothing is changed "
+        "and the code is that of the reason. Options of `slipway serve`, its overlays and its environment hold on. "
+        "SIGHUP to `slipway serve` does the same."
+    )
+
+
+def _restart(command: argparse.ArgumentParser) -> None:
+    text = "swap the engines, for what they alone need: requests wait and go on with the new ones"
+    command.add_argument("--restart", action="store_true", help=text)
+
+
 def _api_key(command: argparse.ArgumentParser) -> None:
     command.add_argument("--api-key-env", default=None, metavar="NAME", help="environment variable with the API key")
 
@@ -329,7 +344,7 @@ def serve(options: argparse.Namespace) -> int:
     _warn(plan, options, sys.stderr)
     from appliance.launch.launch import serve as launch
 
-    code: int = launch(plan)
+    code: int = launch(plan, _given(options))
     return code
 
 
@@ -414,6 +429,12 @@ def _key(options: argparse.Namespace) -> str | None:
     return environment().get(options.api_key_env) if options.api_key_env else None
 
 
+def reload(options: argparse.Namespace) -> int:
+    from appliance.command.reload import reload as run
+
+    return run(options.which, restart=options.restart)
+
+
 def healthcheck(options: argparse.Namespace) -> int:
     from appliance.launch.healthcheck import main as probe
 
@@ -457,6 +478,11 @@ COMMANDS: dict[str, Command] = {
         lock,
         "Write the SHA-256 of every file of the checkpoint beside the manifest; `serve` holds it to them.",
         (_manifest, _check_only, _hardware),
+    ),
+    "reload": (
+        reload,
+        "Make a running service follow its manifest as it is now; say what has to wait for a restart.",
+        (_which, _restart),
     ),
     "fetch": (fetch, "Download what model.source names into the cache; start nothing.", (_manifest,)),
     "upgrade": (

@@ -15,12 +15,11 @@ Cache = Literal["weights", "prefix"]
 @dataclass(frozen=True)
 class Effect:
     """`restart`: the least that must start again for the key to act; "engine" leaves the gateway and its open requests,
-    "service" is everything. `live`: nothing but the key's readers knows its value, so it could be changed in place; the
-    running code changes nothing in place yet. `outputs`: what the same request with the same seed generates, or where
-    it ends; "rounding": only through sums that depend on how requests fall into steps and on threads, so not with
-    compiled kernels of a CPU, nor with hardware.batch_invariant. `caches`: what was kept no longer fits, the file of
-    rounded weights or the blocks of prefixes. `graphs`: kernels are compiled, or graphs captured, differently.
-    `memory`: bytes move."""
+    "service" is everything. `live`: nothing starts again, `slipway reload` changes it in a running gateway
+    (gateway/live.py). `outputs`: what the same request with the same seed generates, or where it ends; "rounding": only
+    through sums that depend on how requests fall into steps and on threads, so not with compiled kernels of a CPU, nor
+    with hardware.batch_invariant. `caches`: what was kept no longer fits, the file of rounded weights or the blocks of
+    prefixes. `graphs`: kernels are compiled, or graphs captured, differently. `memory`: bytes move."""
 
     restart: Restart
     live: bool = False
@@ -30,9 +29,8 @@ class Effect:
     memory: bool = False
 
 
-_LIVE = Effect("gateway", live=True)
-_LIVE_OUTPUTS = Effect("gateway", live=True, outputs="yes")
-_GATEWAY = Effect("gateway")
+_LIVE = Effect("none", live=True)
+_LIVE_OUTPUTS = Effect("none", live=True, outputs="yes")
 _SERVICE = Effect("service")
 _THREADS = Effect("engine", outputs="rounding")
 _NUMBERS = Effect("engine", outputs="yes", caches=("prefix",), graphs=True, memory=True)
@@ -60,8 +58,8 @@ EFFECTS: dict[str, Effect] = {
     "model.names": _LIVE,
     "model.dtype": _NUMBERS,
     "model.max_context": Effect("service", outputs="yes", graphs=True, memory=True),
-    "model.chat_template": Effect("gateway", outputs="yes"),
-    "model.generation_config": Effect("gateway", outputs="yes"),
+    "model.chat_template": _LIVE_OUTPUTS,
+    "model.generation_config": _LIVE_OUTPUTS,
     "model.trust_remote_code": Effect("engine"),  # its code is run for no architecture that is served without it
     "model.lock": Effect("none"),
     "quantization.weights": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
@@ -101,7 +99,7 @@ EFFECTS: dict[str, Effect] = {
     "endpoints.cors_origins": _LIVE,
     "endpoints.keep_alive": _LIVE,
     "endpoints.trust_request_chat_template": _LIVE,
-    "endpoints.docs": _GATEWAY,  # routes are made once
+    "endpoints.docs": _LIVE,
     "limits.max_waiting": _LIVE,
     "limits.max_waiting_tokens": _LIVE,
     "limits.max_body": _LIVE,
@@ -115,12 +113,13 @@ EFFECTS: dict[str, Effect] = {
     "health.stalled_busy": _SERVICE,
     "health.stalled_idle": _SERVICE,
     "lifecycle.drain": _SERVICE,  # Supervisor waits as long
+    "lifecycle.linger": _LIVE,
     "lifecycle.restart.max": _SERVICE,
     "lifecycle.restart.window": _SERVICE,
     "lifecycle.restart.backoff": _SERVICE,
     "lifecycle.restart.longest_backoff": _SERVICE,
     "lifecycle.restart.hold": _LIVE,
-    "lifecycle.journal.folder": _GATEWAY,
+    "lifecycle.journal.folder": Effect("gateway"),  # its file is open, and locked
     "lifecycle.journal.keep": _LIVE,
     "lifecycle.journal.size": _LIVE,
     "lifecycle.journal.linger": _LIVE,
@@ -129,7 +128,7 @@ EFFECTS: dict[str, Effect] = {
     "observability.log_requests": _LIVE,
     "observability.log_outputs": _LIVE,
     "observability.stories": _LIVE,
-    "observability.vllm_metrics": _GATEWAY,  # families are registered once
+    "observability.vllm_metrics": _LIVE,
     "secrets.*.file": _LIVE,
     "secrets.*.env": _SERVICE,  # the launcher takes the value from its own environment
     # Of what a manifest is composed acts through the keys that it gives: compare their settled values.

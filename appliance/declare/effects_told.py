@@ -8,6 +8,7 @@ _RESTART = {
     "engine": ("engines", "The engines must start again for it; the gateway need not."),
     "service": ("all", "The whole service must start again for it."),
 }
+_LIVE = ("reload", "No program starts again for it: `slipway reload` makes it take effect.")
 _OUTPUTS = {
     "yes": ("outputs", "The same request may get another reply."),
     "rounding": (
@@ -25,7 +26,7 @@ _MEMORY = ("memory", "Bytes move: `slipway plan` shows where.")
 
 
 def _told(effect: Effect) -> list[tuple[str, str]]:
-    parts = [_RESTART[effect.restart]]
+    parts = [_LIVE if effect.live else _RESTART[effect.restart]]
     parts += [_OUTPUTS[effect.outputs]] if effect.outputs in _OUTPUTS else []
     parts += [_CACHES[cache] for cache in effect.caches]
     parts += [_GRAPHS] if effect.graphs else []

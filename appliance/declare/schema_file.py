@@ -148,9 +148,9 @@ model: {source: {path: /models/Qwen3-0.6B}}
   indentation.
 - Sizes are numbers with `B`, `KiB`, `MiB`, `GiB`, `TiB`, `KB`, `MB`, `GB` or `TB` (a bare number counts bytes);
   durations are numbers with `ms`, `s`, `m` or `h` (a bare number counts seconds).
-- The column "a change" says what a changed value entails: which programs must start again (`slipway serve` reads its
-  manifest at the start only), whether the same request may get another reply, and what is made anew. `slipway diff A B`
-  says it for two manifests, with the numbers of both plans; `slipway explain KEY` for one key.
+- The column "a change" says what a changed value entails: what must start again (`reload`: nothing, `slipway reload`
+  changes it in a running service), whether the same request may get another reply, and what is made anew.
+  `slipway diff A B` says it for two manifests, with the numbers of both plans; `slipway explain KEY` for one key.
 - `auto` is settled when the service starts; `slipway plan` says to what, and why.
 - Relative paths start at the folder of the file that they are written in, those of variables and flags at the
   manifest's.

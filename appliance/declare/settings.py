@@ -28,6 +28,7 @@ from appliance.declare.outside import Given as Given
 from appliance.declare.outside import Option as Option
 from appliance.declare.outside import read_environment, read_options
 from appliance.declare.outside import variable as variable
+from appliance.declare.platform import Platform, platform
 from appliance.declare.problems import Problem, Refused, from_fault, from_validation, unread
 from appliance.declare.remedy import Hint
 from appliance.declare.versions import Older, spoken
@@ -52,6 +53,7 @@ class Settings:
     tree: Tree
     path: File
     cache: File | None = None  # folder for what may be lost, after the XDG base directory specification
+    platform: Platform = Platform()  # that stops the service some day
     files: tuple[File, ...] = ()
     layers: tuple[str, ...] = ()
     older: Mapping[str, Older] = field(default_factory=dict)  # files of an older version, by name
@@ -151,7 +153,7 @@ def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
     if problems or manifest is None:
         raise Refused(_once(problems))
     return Settings(
-        *(manifest, tree, given.manifest, cache_folder(given.environ)),
+        *(manifest, tree, given.manifest, cache_folder(given.environ), platform(given.environ)),
         files=tuple(reading.files),
         layers=(*_notes(reading, asked, named), *notes),
         older=reading.older,

@@ -5,6 +5,7 @@ themselves (CUDA_VISIBLE_DEVICES, TRITON_CACHE_DIR) are not listed. Reading is a
 given: nothing is remembered, so a changed variable acts where it is read next.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,13 +14,15 @@ from appliance.declare.problems import Problem
 from appliance.declare.remedy import Hint
 from appliance.declare.suggest import nearest_word
 
+DURATION = re.compile(r"(\d+(?:\.\d+)?)s?")
 ON, OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 @dataclass(frozen=True)
 class Variable:
     """`kind`: "folder" is an absolute path (a relative one is as good as none: XDG base directories), "switch" is one
-    of ON and OFF, "presence" counts where it is set to anything, "word" is one of `choices`, "text" anything."""
+    of ON and OFF, "presence" counts where it is set to anything, "word" is one of `choices`, "duration" a number of
+    seconds, "text" anything."""
 
     name: str
     kind: str
@@ -34,6 +37,8 @@ class Variable:
     def takes(self, value: str) -> bool:
         if self.kind == "switch":
             return value.lower() in (*ON, *OFF)
+        if self.kind == "duration":
+            return not value or DURATION.fullmatch(value) is not None
         return self.kind != "word" or not value or value in self.choices
 
 
@@ -44,6 +49,14 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("XDG_CACHE_HOME", "folder", "Where rounded weights are kept, in `slipway/`.", "$HOME/.cache"),
     Variable("HOME", "folder", "The home folder, where XDG_CACHE_HOME is not set."),
     Variable("XDG_RUNTIME_DIR", "folder", "Where run directories are made first.", "$TMPDIR, /tmp, /dev/shm"),
+    Variable(
+        "SLIPWAY_GRACE",
+        "duration",
+        "Time from SIGTERM to SIGKILL where it is not the platform's usual one; `lifecycle.drain: auto` is 2 s less.",
+    ),
+    Variable(
+        "KUBERNETES_SERVICE_HOST", "presence", "Set by Kubernetes: its 30 s from SIGTERM to SIGKILL are expected."
+    ),
     Variable("HF_HOME", "text", "The hub's folder: token and, in `hub/`, its cache.", "$XDG_CACHE_HOME/huggingface"),
     Variable("HF_HUB_CACHE", "text", "The hub's cache, where model.download.cache does not say it.", "$HF_HOME/hub"),
     Variable("HF_ENDPOINT", "text", "The hub, or a mirror of it.", "https://huggingface.co"),
@@ -83,7 +96,7 @@ def wrong(environ: Mapping[str, str], declared: Iterable[Variable] = VARIABLES) 
             continue
         near = nearest_word(variable.allowed, text)
         hint = Hint(f"did you mean {near}?" if near else "")
-        allowed = f"one of {', '.join(variable.allowed)}"
+        allowed = values(variable)
         message = "; ".join(filter(None, (f'"{text}"', f"must be {allowed}", hint.text)))
         found.append(Problem(Place(variable.name), "", message, f'"{text}"', allowed, hint.text, code="wrong-value"))
     return found
@@ -100,5 +113,10 @@ def variables_table() -> list[str]:
 
 def values(variable: Variable) -> str:
     """What it may be set to, in words."""
-    kinds = {"folder": "an absolute path", "presence": "anything", "text": "text"}
+    kinds = {
+        "folder": "an absolute path",
+        "presence": "anything",
+        "text": "text",
+        "duration": "seconds, such as 60 or 60s",
+    }
     return kinds.get(variable.kind) or f"one of {', '.join(variable.allowed)}"

@@ -84,6 +84,10 @@ class Ledger:
             log.info("%s: %d of %d durable replies are known again", self._log.path, len(self._entries), len(found))
         self._rewrite()
 
+    def rebound(self, *, outputs: str, keep_s: float, size: int) -> None:
+        """Other bounds, for what is kept already too, from the next record on."""
+        self._outputs, self._keep_s, self._size = outputs, keep_s, size
+
     def find(self, key: bytes) -> Entry | None:
         entry = self._entries.get(key)
         if entry is not None and self._is_old(entry):

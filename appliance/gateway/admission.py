@@ -15,8 +15,12 @@ class Admission:
     admits everything."""
 
     def __init__(self, most: int | None) -> None:
-        self.limit = None if most is None else max(1, most)
+        self.allow(most)
         self._starts: deque[tuple[float, int]] = deque()
+
+    def allow(self, most: int | None) -> None:
+        """Another limit from now on; who waits already goes on waiting."""
+        self.limit = None if most is None else max(1, most)
 
     def started(self, now_s: float, amount: int = 1) -> None:
         """So much of what waited was given its first token."""

@@ -30,10 +30,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`engines` are the Unix sockets of the engine processes; `names` the served names, canonical first. Durations in
     seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts
     the model's logits. `outputs_sha256` changes with what may change a reply's tokens, and with nothing else. `hold_s`:
-    new requests wait for an engine whose restart takes no longer. `pardons` is the pipe to the sentinel
-    (appliance/launch/sentinel.py). What happened to the last `stories` sequences is
-    kept. `journal` is the file of durable replies, empty for none: they are kept for
-    `journal_keep_s`, in `journal_bytes`, and generated on for `linger_s` without a client."""
+    new requests wait for an engine whose restart takes no longer. In the first `drain_linger_s` of the `drain_s` that
+    open requests get after SIGTERM new ones are still taken. `pardons` is the pipe to the sentinel
+    (appliance/launch/sentinel.py), `control` the socket on which the launcher reloads (gateway/control.py). What
+    happened to the last `stories` sequences is kept. `journal` is the file of durable replies, empty for none: they are
+    kept for `journal_keep_s`, in `journal_bytes`, and generated on for `linger_s` without a client."""
 
     host: str
     port: int
@@ -60,8 +61,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_stop: int = 16
     sampling: SamplingDefaults = SamplingDefaults()
     drain_s: float = 8.0
+    drain_linger_s: float = 0.0
     hold_s: float = 10.0
     pardons: str = ""
+    control: str = ""
     journal: str = ""
     journal_keep_s: float = 900.0
     journal_bytes: int = 64 * 2**20
@@ -88,4 +91,7 @@ def read_config(path: Path) -> GatewayConfig:
 
 
 def write_config(config: GatewayConfig, path: Path) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=1) + b"\n")
+    """In one piece, whoever reads it meanwhile."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=1) + b"\n")
+    new.replace(path)

@@ -1,7 +1,7 @@
 """The gateway process: `python -m appliance.gateway CONFIG.json`. Answers long before an engine serves.
 
-SIGTERM drains: /ready turns 503, new requests get 503, open streams have drain_s to finish, the rest ends with
-finish_reason "abort", then exit 0. A second SIGTERM or SIGINT ends at once.
+SIGTERM drains: /ready turns 503, after drain_linger_s new requests get 503 too, open streams have drain_s to finish,
+the rest ends with finish_reason "abort", then exit 0. A second SIGTERM or SIGINT ends at once.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,10 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI
 
-from appliance.durable.ledger import Ledger
-from appliance.durable.log import JournalTaken
-from appliance.gateway.config import GatewayConfig, SecretRef, read_config
+from appliance.gateway.config import GatewayConfig, read_config
+from appliance.gateway.control import controlled
+from appliance.gateway.journal import open_ledger
+from appliance.gateway.keys import read_keys
 from appliance.gateway.router import Router
 from appliance.http.app import build_app
 from appliance.http.service import Service
@@ -44,25 +45,6 @@ class PortTaken(ConfigError):
     code = "port"
 
 
-def read_keys(secret: SecretRef | None) -> list[str]:
-    """The API keys, one a line. Raises ConfigError naming the place if it cannot be read or has none."""
-    if secret is None:
-        return []
-    if secret.file is not None:
-        place = f"file {secret.file}"
-        try:
-            text = Path(secret.file).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"endpoints.api_keys: {place} cannot be read: {error}") from error
-    else:
-        place = f"environment variable {secret.env}"
-        text = os.environ.get(secret.env or "", "")
-    keys = [line.strip() for line in text.splitlines() if line.strip()]
-    if not keys:
-        raise ConfigError(f"endpoints.api_keys: {place} holds no key; write one a line, or drop endpoints.api_keys")
-    return keys
-
-
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises PortTaken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -77,29 +59,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-class JournalUnusable(ConfigError):
-    """The file of durable replies cannot be written."""
-
-    code = "journal"
-
-
-def open_ledger(config: GatewayConfig, metrics: Metrics) -> Ledger | None:
-    """The durable replies. Raises JournalUnusable."""
-    if not config.journal:
-        return None
-    path = Path(config.journal)
-    try:
-        return Ledger(
-            path, metrics, outputs=config.outputs_sha256, keep_s=config.journal_keep_s, size=config.journal_bytes
-        )
-    except OSError as error:
-        reason = f"{path}: {os.strerror(error.errno or 0)}"
-    except JournalTaken as error:
-        reason = str(error)
-    raise JournalUnusable(f"{reason}; choose another lifecycle.journal.folder, or keep: 0s there")
-
-
-def build_service(config: GatewayConfig) -> Service:
+def build_service(config: GatewayConfig, keys: Sequence[str] = ()) -> Service:
     """Raises JournalUnusable."""
     metrics = Metrics(config)
     router = Router(
@@ -111,7 +71,7 @@ def build_service(config: GatewayConfig) -> Service:
         pardon=partial(send_pardon, config.pardons),
         stories=config.stories,
     )
-    return Service(config, router, metrics, RequestLog(config), open_ledger(config, metrics))
+    return Service(config, router, metrics, RequestLog(config), open_ledger(config, metrics), keys)
 
 
 @asynccontextmanager
@@ -124,8 +84,9 @@ async def connected(service: Service) -> AsyncIterator[None]:
         yield
     finally:
         loading.cancel()
-        if service.ledger is not None:
-            await service.ledger.stop()
+        for ledger in (service.ledger, service.shelved):
+            if ledger is not None:
+                await ledger.stop()
         await service.router.stop()
 
 
@@ -152,20 +113,26 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.service = service
         self._deadline_s: float | None = None
-        self._aborted = False
+        self._closes_s = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.service.draining:
             # What is on disk, or is not yet, a kill could leave as well.
             os._exit(128 + sig)
         self.service.draining = True
-        self._deadline_s = now() + self.service.config.drain_s
+        config = self.service.config
+        self._deadline_s = now() + config.drain_s
+        self._closes_s = now() + min(config.drain_linger_s, config.drain_s)
+        self.service.closed = self._closes_s <= now()
         log.info("%s: draining %d requests", signal.Signals(sig).name, self.service.open_requests)
 
     async def on_tick(self, counter: int) -> bool:
         await super().on_tick(counter)
         if self._deadline_s is None:
             return False
+        if now() < self._closes_s:
+            return False
+        self.service.closed = True
         if self.service.open_requests and now() < self._deadline_s:
             return False
         if self.service.open_requests:
@@ -193,12 +160,12 @@ def build_server(app: FastAPI, service: Service) -> Server:
     return Server(config, service)
 
 
-async def serve(service: Service, listener: socket.socket, keys: list[str]) -> None:
+async def serve(service: Service, listener: socket.socket) -> None:
     """Serves on the socket until a signal ends it."""
-    server = build_server(build_app(service, keys), service)
+    server = build_server(build_app(service), service)
     host, port = listener.getsockname()[:2]
     log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-    async with connected(service):
+    async with connected(service), controlled(service):
         await server.serve([listener])
     log.info("ended")
 
@@ -213,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
         set_up_logging(config)
         keys = read_keys(config.api_keys)
         listener = listen(config.host, config.port)
-        service = build_service(config)
+        service = build_service(config, keys)
     except (OSError, msgspec.DecodeError) as error:
         print(f"config: {given[0]}: {error}", file=sys.stderr)
         return EXIT_PERMANENT
@@ -222,5 +189,5 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_PERMANENT
     import uvloop
 
-    uvloop.run(serve(service, listener, keys))
+    uvloop.run(serve(service, listener))
     return 0

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from appliance.gateway.admission import Admission, loading_retry_after_s
+from appliance.gateway.config import GatewayConfig
 from appliance.gateway.generation import Generation, Past
 from appliance.gateway.quarantine import SUSPECT_DEATHS, Quarantine
 from appliance.gateway.stories import Arrived, Held, Stories, Tried
@@ -27,6 +28,7 @@ from engine.api.messages import Output, Sampling, Stats, Submit
 log = logging.getLogger(__name__)
 
 GONE_RETRY_AFTER_S = 3
+SWAP_S = 30.0  # in which an engine that is told to end has ended
 
 # Word for word what the reference engine says: gateways in front of it tell the two apart by these.
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
@@ -55,7 +57,9 @@ class Load:
 @dataclass
 class Engine:
     """One engine process as the router sees it. `label` is its index as text, as metrics show it. `reserved`: a suspect
-    is tried alone on it. `start_s`: what its last start took; `since_s`: when its state last changed."""
+    is tried alone on it. `start_s`: what its last start took; `since_s`: when it was last
+    seen to be gone, and `gap_s` how long it was. Until `ends_by_s`
+    its end is no death but wanted, and then it is `swapped`: requests wait as long as the next start takes."""
 
     index: int
     client: EngineClient
@@ -63,6 +67,9 @@ class Engine:
     was_ready: bool = False
     start_s: float = 0.0
     reserved: bool = False
+    ends_by_s: float = 0.0
+    swapped: bool = False
+    gap_s: float = 0.0
     open: dict[str, Generation] = field(default_factory=dict)
 
     @property
@@ -77,7 +84,8 @@ class Engine:
         """Whether it is being started again, and will be back soon: its last start took no longer than `hold_s`, and
         it is not gone for longer either."""
         gone = self.was_ready and not self.serves
-        return gone and self.start_s <= hold_s and now() - self.since_s <= hold_s
+        soon = self.start_s <= hold_s and now() - self.since_s <= hold_s
+        return gone and (self.swapped or soon)
 
     @property
     def phase(self) -> str:
@@ -146,6 +154,22 @@ class Router:
         """Connects to the engines, again and again; needs a running event loop."""
         self._tasks = [asyncio.create_task(engine.client.run()) for engine in self.engines]
 
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Other limits from now on."""
+        self.admission.allow(config.max_waiting)
+        self.backlog.allow(config.max_waiting_tokens)
+        self.stories.keep(config.stories)
+        self._hold_s = config.hold_s
+
+    def expect_end(self, index: int) -> None:
+        """This engine is about to be ended on purpose."""
+        self.engines[index].ends_by_s = now() + SWAP_S
+
+    def has_swapped(self, index: int) -> bool:
+        """Whether an engine whose end was expected has ended, and its successor serves."""
+        engine = self.engines[index]
+        return engine.serves and not engine.ends_by_s
+
     async def stop(self) -> None:
         self._letting_go = True
         for generation in self._hall.values():
@@ -160,7 +184,8 @@ class Router:
     def _changed(self, engine: Engine, state: EngineState) -> None:
         ready = engine.client.ready
         if state.kind == "ready" and ready is not None:
-            engine.was_ready = True
+            engine.was_ready, engine.swapped = True, False
+            engine.gap_s = now() - engine.since_s
             engine.start_s = sum(ready.seconds.values())
             self.metrics.engine_up(engine.index, ready)
             log.info("engine %s serves: %d KV blocks of %d tokens", engine.label, ready.kv_blocks, ready.block_tokens)
@@ -168,6 +193,12 @@ class Router:
         elif state.kind in ("down", "failed") and not self._letting_go:
             self.metrics.engine_down(engine.index)
             engine.since_s = now()
+            engine.swapped = now() <= engine.ends_by_s
+            engine.ends_by_s = 0.0
+            if engine.swapped:
+                log.info("engine %s is swapped: %d requests wait for the next one", engine.label, len(engine.open))
+                engine.reserved = False
+                return
             if engine.was_ready or state.kind == "failed":
                 log.error("engine %s is gone: %s", engine.label, state.message or "its connection ended")
             self._died(engine)

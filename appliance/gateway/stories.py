@@ -146,8 +146,16 @@ class Stories:
     def begin(self, key: str) -> None:
         if self._most:
             self._stories[key] = Story(public(key))
-            while len(self._stories) > self._most:
-                self._stories.popitem(last=False)
+            self._trim()
+
+    def keep(self, most: int) -> None:
+        """So many from now on."""
+        self._most = most
+        self._trim()
+
+    def _trim(self) -> None:
+        while len(self._stories) > self._most:
+            self._stories.popitem(last=False)
 
     def add(self, key: str, at: float, what: Happening) -> None:
         story = self._stories.get(key)

@@ -1,17 +1,15 @@
 """The gateway's HTTP application: every route group and every middleware stands in a list here."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from appliance.http import chat, completions, docs, health, invocations, metrics, models, tokens, why
-from appliance.http.middleware import Auth, BodyLimit, Drain, Errors, Load, RequestFrame
+from appliance.http.middleware import Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
 from appliance.http.service import Service
 
 ROUTES: tuple[tuple[str | None, APIRouter], ...] = (
@@ -27,22 +25,21 @@ ROUTES: tuple[tuple[str | None, APIRouter], ...] = (
 """Route groups with the task of the model that they need; None: any model."""
 
 
-def middleware(service: Service, keys: Sequence[str]) -> list[Middleware]:
+def middleware(service: Service) -> list[Middleware]:
     """Outermost first."""
-    config = service.config
     return [
         Middleware(RequestFrame, service=service),
-        *_cross_origin(config.cors_origins),
+        Middleware(CrossOrigin, service=service),
         Middleware(Errors, service=service),
         Middleware(Drain, service=service),
-        *([Middleware(Auth, keys=keys)] if keys else []),
-        Middleware(BodyLimit, limit=config.max_body_bytes),
+        Middleware(Auth, service=service),
+        Middleware(BodyLimit, service=service),
         Middleware(Load, service=service),
     ]
 
 
-def build_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
-    """The application of one served model. With `keys`, every route but the probes wants one of them."""
+def build_app(service: Service) -> FastAPI:
+    """The application of one served model. Where it has keys, every route but the probes wants one of them."""
     app = FastAPI(
         title="Slipway",
         version=service.config.version,
@@ -51,7 +48,7 @@ def build_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        middleware=middleware(service, keys),
+        middleware=middleware(service),
         exception_handlers={HTTPException: _pass_on, RequestValidationError: _pass_on},
     )
     app.state.service = service
@@ -63,7 +60,7 @@ def build_app(service: Service, keys: Sequence[str] = ()) -> FastAPI:
 def routers(service: Service) -> list[APIRouter]:
     """The route groups that this service has."""
     served = [router for task, router in ROUTES if task is None or task in service.tasks]
-    return [*served, docs.router] if service.config.docs else served
+    return [*served, docs.router]
 
 
 async def _pass_on(request: Request, error: Exception) -> Any:
@@ -78,14 +75,3 @@ async def _pass_on(request: Request, error: Exception) -> Any:
         if methods:
             error.headers = {"Allow": ", ".join(sorted(methods))}
     raise error
-
-
-def _cross_origin(origins: Sequence[str]) -> list[Middleware]:
-    if not origins:
-        return []
-    exposed = ["X-Request-Id", "Retry-After", "endpoint-load-metrics"]
-    return [
-        Middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
-        )
-    ]

@@ -3,10 +3,19 @@
 from html import escape
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse
 
-router = APIRouter(tags=["docs"])
+from appliance.http.service import service_of
+
+
+async def _wanted(request: Request) -> None:
+    if not service_of(request).config.docs:
+        raise HTTPException(404)
+
+
+router = APIRouter(tags=["docs"], dependencies=[Depends(_wanted)])
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>

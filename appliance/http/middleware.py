@@ -7,9 +7,9 @@ import hashlib
 import hmac
 import re
 import uuid
-from collections.abc import Sequence
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.http.errors import ClientGone, TooLarge, Unauthorized, Unavailable, error_response, is_unexpected
@@ -54,7 +54,8 @@ class RequestFrame:
         trace = read_trace(headers.getlist("traceparent"), headers.getlist("tracestate"))
         state = scope.setdefault("state", {})
         state["request_id"], state["subject"] = request_id, Subject(request_id, trace)
-        traffic = _Traffic(receive, send, request_id if self.service.config.compat == "openai" else None)
+        shown = request_id if self.service.config.compat == "openai" else None
+        traffic = _Traffic(receive, send, shown, closes=self.service.draining)
         started_s = now()
         try:
             await self.app(scope, traffic.receive, traffic.send)
@@ -78,10 +79,11 @@ class RequestFrame:
 
 
 class _Traffic:
-    """Counts what goes in and out of one request; adds the request id to the reply if it is given one."""
+    """Counts what goes in and out of one request; adds the request id to the reply if it is given one. `closes`: the
+    reply is the last of its connection, so that the client's next request goes elsewhere."""
 
-    def __init__(self, receive: Receive, send: Send, request_id: str | None) -> None:
-        self._receive, self._send, self._request_id = receive, send, request_id
+    def __init__(self, receive: Receive, send: Send, request_id: str | None, *, closes: bool = False) -> None:
+        self._receive, self._send, self._request_id, self._closes = receive, send, request_id, closes
         self.status = CLIENT_GONE
         self.received = self.sent = 0
 
@@ -95,9 +97,35 @@ class _Traffic:
             self.status = message["status"]
             if self._request_id is not None:
                 MutableHeaders(scope=message)["X-Request-Id"] = self._request_id
+            if self._closes:
+                MutableHeaders(scope=message)["Connection"] = "close"
         else:
             self.sent += len(message.get("body", b""))
         await self._send(message)
+
+
+class CrossOrigin:
+    """Lets pages of the configured origins call, if there are any."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+        self._origins: tuple[str, ...] = ()
+        self._checked = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origins = self.service.config.cors_origins
+        if origins != self._origins:
+            self._origins, self._checked = origins, self._around(origins)
+        await self._checked(scope, receive, send)
+
+    def _around(self, origins: tuple[str, ...]) -> ASGIApp:
+        if not origins:
+            return self.app
+        exposed = ["X-Request-Id", "Retry-After", "endpoint-load-metrics"]
+        return CORSMiddleware(
+            self.app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
+        )
 
 
 class Errors:
@@ -130,14 +158,14 @@ class Errors:
 
 
 class Drain:
-    """After SIGTERM: new requests are sent elsewhere, open ones go on."""
+    """After SIGTERM, once load balancers had time to notice: new requests are sent elsewhere, open ones go on."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
         self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.service.draining and scope["type"] == "http" and scope["path"] not in OPEN:
+        if self.service.closed and scope["type"] == "http" and scope["path"] not in OPEN:
             message = "The service is shutting down. Please retry on another instance."
             raise Unavailable(message, DRAIN_RETRY_AFTER_S, close=True)
         await self.app(scope, receive, send)
@@ -146,13 +174,13 @@ class Drain:
 class Auth:
     """Wants one of the keys as Bearer token or x-api-key, except on probes and for OPTIONS (RT-01, 02, 03)."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["type"] == "http" and scope["path"] not in OPEN and scope["method"] != "OPTIONS"
-        if guarded and not self._allows(Headers(scope=scope)):
+        if guarded and self.service.key_digests and not self._allows(Headers(scope=scope)):
             raise Unauthorized
         await self.app(scope, receive, send)
 
@@ -163,7 +191,7 @@ class Auth:
         found = False
         for text in given:
             digest = hashlib.sha256(text.encode("latin-1")).digest()
-            for known in self._digests:
+            for known in self.service.key_digests:
                 found |= hmac.compare_digest(digest, known)
         return found
 
@@ -171,24 +199,25 @@ class Auth:
 class BodyLimit:
     """Refuses bodies over the limit, announced or not, before they are in memory (413)."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
-        self.limit = limit
+        self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        limit = self.service.config.max_body_bytes
         announced = Headers(scope=scope).get("content-length", "")
-        if announced.isdigit() and int(announced) > self.limit:
-            raise TooLarge(self.limit)
+        if announced.isdigit() and int(announced) > limit:
+            raise TooLarge(limit)
         received = 0
 
         async def limited() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self.limit:
-                raise TooLarge(self.limit)
+            if received > limit:
+                raise TooLarge(limit)
             return message
 
         await self.app(scope, limited, send)

@@ -1,6 +1,8 @@
 """What every route works with: one value in the app's state."""
 
+import hashlib
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -20,10 +22,18 @@ if TYPE_CHECKING:
 
 class Service:
     """The served model: its configuration, text side, router, metrics, log and the ledger of durable replies, if there
-    is one. `open_requests` counts those that hold the service, streams included; `draining` is set once, by SIGTERM."""
+    is one. `open_requests` counts those that hold the service, streams included. SIGTERM sets `draining`, and `closed`
+    from when on new requests are refused. `shelved`: a ledger that takes no new replies. What a reload changes
+    (gateway/live.py) is read here anew by each request."""
 
     def __init__(
-        self, config: GatewayConfig, router: Router, metrics: Metrics, log: RequestLog, ledger: Ledger | None = None
+        self,
+        config: GatewayConfig,
+        router: Router,
+        metrics: Metrics,
+        log: RequestLog,
+        ledger: Ledger | None = None,
+        keys: Sequence[str] = (),
     ) -> None:
         self.config = config
         self.router = router
@@ -33,8 +43,15 @@ class Service:
         self.tasks = ("generate",)
         self.open_requests = 0
         self.draining = False
+        self.closed = False
+        self.shelved: Ledger | None = None
+        self.set_keys(keys)
         self.started_s = time.time()
         self._text: Text | None = None
+
+    def set_keys(self, keys: Sequence[str]) -> None:
+        """The API keys that are let in; none: everybody is."""
+        self.key_digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
     def set_text(self, text: "Text") -> None:
         self._text = text

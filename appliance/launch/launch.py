@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ from appliance.launch.tree import Outcome, Tree
 from appliance.manifest import Manifest, SecretEnv
 
 if TYPE_CHECKING:
+    from appliance.declare.outside import Given
+    from appliance.launch.reload import Reloader
     from appliance.plan.plan import Plan
 
 TERMINATION_LOG = Path("/dev/termination-log")
@@ -40,8 +43,12 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     last_lines: tuple[str, ...] = ()
 
 
-def serve(plan: "Plan") -> int:
-    """Launches a plan in the foreground. Returns the exit code when everything has ended."""
+def serve(plan: "Plan", given: "Given") -> int:
+    """Launches the plan of what is given in the foreground. Returns the exit code when everything has ended."""
+    from appliance.change.side import Side
+    from appliance.launch.reload import Reloader
+
+    running = Side.of(given, plan)
     manifest = plan.manifest
     restart, health = manifest.lifecycle.restart, manifest.health
     service = Service(
@@ -54,7 +61,7 @@ def serve(plan: "Plan") -> int:
         other_cpus=plan.other_cpus,
         job=plan.job,
     )
-    return launch(service, settings.environment())
+    return launch(service, settings.environment(), reloader=partial(Reloader, running))
 
 
 def secret_names(manifest: Manifest) -> tuple[str, ...]:
@@ -68,8 +75,10 @@ def launch(
     *,
     programs: Callable[[Service, Path], Sequence[Program]] = supervise.programs,
     termination_log: Path = TERMINATION_LOG,
+    reloader: "Callable[[Service, Path], Reloader] | None" = None,
 ) -> int:
-    """`programs` writes the programs' configurations into the run directory and says how they are started."""
+    """`programs` writes the programs' configurations into the run directory and says how they are started. With a
+    `reloader` the manifest can be reloaded."""
     console = Console(sys.stdout.fileno(), service.gateway.log_format)
     try:
         port = listen.free_port(service.gateway.host, service.gateway.port)
@@ -79,7 +88,7 @@ def launch(
             supervise.write(directory, programs(service, directory), service, files)
             if service.other_cpus:
                 os.sched_setaffinity(0, service.other_cpus)  # all programs inherit it, and engines take what is theirs
-            outcome = asyncio.run(_run(service, directory, public, console))
+            outcome = asyncio.run(_run(service, directory, public, console, reloader))
     except listen.AddressTaken as error:
         outcome = Outcome(exits.PORT, str(error))
     except (rundir.NoRunDirectory, OSError) as error:
@@ -104,8 +113,24 @@ def _secret_files(service: Service, environment: Mapping[str, str]) -> Iterator[
         yield files
 
 
-async def _run(service: Service, directory: Path, environment: Mapping[str, str], console: Console) -> Outcome:
-    return await Tree(service, directory, environment, console).run()
+async def _run(
+    service: Service,
+    directory: Path,
+    environment: Mapping[str, str],
+    console: Console,
+    reloader: "Callable[[Service, Path], Reloader] | None",
+) -> Outcome:
+    tree = Tree(service, directory, environment, console)
+    if reloader is None:
+        return await tree.run()
+    from appliance.launch.line import reloadable
+
+    made = reloader(service, directory)
+    tree.manifest = str(made.manifest)
+    async with reloadable(made, directory, console) as hung_up:
+        if not sys.stdin.isatty():  # a terminal that is closed hangs up as well, and means the end
+            tree.hung_up = hung_up
+        return await tree.run()
 
 
 def _report(outcome: Outcome, termination_log: Path) -> None:

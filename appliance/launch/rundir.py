@@ -17,11 +17,13 @@ _LONGEST = 107 - len("/supervisor.sock.4194304")
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Where the gateway of a running appliance is reached from this host, and the launcher's process."""
+    """Where the gateway of a running appliance is reached from this host, the launcher's process, and the manifest that
+    it serves."""
 
     pid: int
     host: str
     port: int
+    manifest: str = ""
 
 
 class NoRunDirectory(Exception):
@@ -68,6 +70,11 @@ def write_address(directory: Path, address: Address) -> None:
 
 def running(environment: Mapping[str, str]) -> list[Address]:
     """Appliances of this user that run on this host."""
+    return [address for _, address in directories(environment)]
+
+
+def directories(environment: Mapping[str, str]) -> list[tuple[Path, Address]]:
+    """The same with their run directories."""
     found = []
     for place in places(environment):
         for path in sorted(place.glob(f"{_PREFIX}*/address.json")):
@@ -76,5 +83,5 @@ def running(environment: Mapping[str, str]) -> list[Address]:
                 os.kill(address.pid, 0)
             except (OSError, msgspec.DecodeError):  # another user's, or left behind by a launcher that was killed
                 continue
-            found.append(address)
+            found.append((path.parent, address))
     return found

@@ -34,6 +34,8 @@ from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
 
 PARDONS = "pardons"
+CONTROL = "gateway.sock"
+GATEWAY = "gateway.json"
 ENGINE_STOP_S = 2  # time an engine gets from SIGTERM to SIGKILL: it has nothing to save
 # Where cores are shared, a third of an engine thread's weight: a step goes first, and the gateway still gets a quarter
 # of a core that it competes for, so that sockets and tokens never wait long. 19 would leave it 1.5 %.
@@ -78,27 +80,41 @@ def engine_names(service: Service) -> tuple[str, ...]:
 
 def programs(service: Service, directory: Path) -> tuple[Program, ...]:
     """Gateway and engines, with their configuration files written to `directory`."""
-    sockets = [directory / f"{name}.sock" for name in engine_names(service)]
-    path = directory / "gateway.json"
+    path = directory / GATEWAY
+    gateway_config.write_config(told_gateway(service, directory), path)
+    gateway = gateway_program(service, (sys.executable, "-P", "-m", "appliance.gateway", str(path)))
+    return gateway, *engine_programs(service, directory)
+
+
+def told_gateway(service: Service, directory: Path) -> GatewayConfig:
+    """The gateway's configuration with all places in the run directory."""
     journal = service.gateway.journal
-    told_gateway = msgspec.structs.replace(
+    return msgspec.structs.replace(
         service.gateway,
-        engines=tuple(str(socket) for socket in sockets),
+        engines=tuple(str(_socket(directory, name)) for name in engine_names(service)),
         pardons=str(directory / PARDONS),
+        control=str(directory / CONTROL),
         journal=journal and str(directory / journal),
     )
-    gateway_config.write_config(told_gateway, path)
-    found = [gateway_program(service, (sys.executable, "-P", "-m", "appliance.gateway", str(path)))]
+
+
+def _socket(directory: Path, name: str) -> Path:
+    return directory / f"{name}.sock"
+
+
+def engine_programs(service: Service, directory: Path) -> tuple[Program, ...]:
+    """The engines, with their configuration files written to `directory`: what each finds at its next start."""
+    found = []
     if service.job is not None:
         (directory / "download.json").write_bytes(msgspec.json.encode(service.job))
-    for name, config, socket in zip(engine_names(service), service.engines, sockets, strict=True):
+    for name, config in zip(engine_names(service), service.engines, strict=True):
         path = directory / f"{name}.json"
-        pulse = str(directory / f"{name}.pulse")
-        told = msgspec.structs.replace(config, socket=str(socket), pulse=pulse, probe_s=service.budgets.probe_s)
+        socket, pulse = str(_socket(directory, name)), str(directory / f"{name}.pulse")
+        told = msgspec.structs.replace(config, socket=socket, pulse=pulse, probe_s=service.budgets.probe_s)
         engine_config.write_config(told, path)
         argv: tuple[str, ...] = (sys.executable, "-P", "-m", "engine", str(path))
         if service.job is not None:
-            before = ("appliance.source", str(directory / "download.json"), str(socket), pulse)
+            before = ("appliance.source", str(directory / "download.json"), socket, pulse)
             argv = (sys.executable, "-P", "-m", *before, *argv)
         found.append(engine_program(service, name, argv, threads=config.threads))
     return tuple(found)
@@ -143,11 +159,16 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         nice=NICE,
     )
     for program in (*programs, listener):
-        (directory / f"{program.name}.sh").write_bytes(os.fsencode(script(program, secret_files)))
+        write_script(directory, program, secret_files)
         os.mkfifo(directory / f"{program.name}.log", 0o600)
     os.mkfifo(directory / "notices", 0o600)
     os.mkfifo(directory / PARDONS, 0o600)
     (directory / "supervisord.conf").write_text(configuration(programs, password, root=os.geteuid() == 0))
+
+
+def write_script(directory: Path, program: Program, secret_files: Mapping[str, str]) -> None:
+    """What Supervisor starts as this program from now on."""
+    (directory / f"{program.name}.sh").write_bytes(os.fsencode(script(program, secret_files)))
 
 
 def script(program: Program, secret_files: Mapping[str, str]) -> str:

@@ -92,6 +92,8 @@ class Tree:
         self._hurry = asyncio.Event()
         self._ended = 0.0
         self._lines: dict[str, Lines] = {}
+        self.manifest = ""
+        self.hung_up: Callable[[], None] | None = None  # what SIGHUP does; None: it stops
 
     async def run(self) -> Outcome:
         """Starts everything, waits for the end, and leaves nothing behind."""
@@ -168,7 +170,7 @@ class Tree:
     def _announce(self) -> None:
         gateway = self._service.gateway
         rundir.write_address(
-            self._directory, rundir.Address(os.getpid(), listen.local_host(gateway.host), gateway.port)
+            self._directory, rundir.Address(os.getpid(), listen.local_host(gateway.host), gateway.port, self.manifest)
         )
         engines = len(self._service.engines)
         self._console.say(
@@ -198,6 +200,9 @@ class Tree:
 
     def _signalled(self, number: int) -> None:
         name = signal.Signals(number).name
+        if number == signal.SIGHUP and self.hung_up is not None and not self._outcome.done():
+            self.hung_up()
+            return
         if self._outcome.done():
             # Some tools signal a process and its group: the same wish twice, not impatience.
             if self._loop.time() - self._ended > _AGAIN_S and not self._hurry.is_set():

@@ -76,6 +76,12 @@ def set_up_logging(config: GatewayConfig, stream: TextIO | None = None) -> None:
     output.setFormatter(JsonLines() if config.log_format == "json" else TextLines())
     root = logging.getLogger()
     root.handlers = [output]
+    set_level(config)
+
+
+def set_level(config: GatewayConfig) -> None:
+    """The least severity that is logged."""
+    root = logging.getLogger()
     root.setLevel(config.log_level.upper())
     # uvicorn tells each start and stop in lines of its own; the gateway's lines say the same with the address.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))

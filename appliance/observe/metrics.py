@@ -72,6 +72,10 @@ class Metrics(Collector):
         else:
             self._numbers[family.name] = dict.fromkeys(keys, 0.0)
 
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """The same numbers under the names of another configuration."""
+        self._config = config
+
     # Recording -----------------------------------------------------------------------------------------------------
 
     def add(self, name: str, value: float, *labels: str) -> None:

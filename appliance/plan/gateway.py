@@ -45,6 +45,8 @@ def gateway_config(
     sampling: SamplingDefaults,
     sha256: str,
     outputs_sha256: str,
+    drain_s: float,
+    linger_s: float,
 ) -> GatewayConfig:
     """The launcher fills in the engines."""
     manifest = settings.manifest
@@ -75,7 +77,8 @@ def gateway_config(
         max_logprobs=limits.max_logprobs,
         max_stop=limits.max_stop,
         sampling=sampling,
-        drain_s=manifest.lifecycle.drain,
+        drain_s=drain_s,
+        drain_linger_s=linger_s,
         hold_s=manifest.lifecycle.restart.hold,
         journal=_journal(settings),
         journal_keep_s=manifest.lifecycle.journal.keep,

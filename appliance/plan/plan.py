@@ -20,6 +20,7 @@ from appliance.gateway.config import GatewayConfig
 from appliance.manifest import Manifest
 from appliance.plan.capacity import share_out
 from appliance.plan.choice import Choice
+from appliance.plan.ending import ending
 from appliance.plan.gateway import gateway_config, sampling_defaults
 from appliance.plan.kernels import resolve
 from appliance.plan.machine import Machine
@@ -114,6 +115,7 @@ def plan(
         trust_remote_code=manifest.model.trust_remote_code,
     )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
+    drain, linger = ending(settings)
     origin = origin or Facts(checkpoint.path, checkpoint.path, "")
     names = manifest.model.names or (origin.name or checkpoint.path.name,)
     choices: dict[str, Choice[Any]] = {
@@ -129,6 +131,8 @@ def plan(
         "hardware.capacity.tokens": _length(manifest, max_context.value),
         "engine.scheduling.max_running": room.running,
         "engine.scheduling.max_step_tokens": room.step,
+        "lifecycle.drain": drain,
+        "lifecycle.linger": linger,
         **sampling_choices,
     }
     effective = _effective(settings, choices)
@@ -146,6 +150,8 @@ def plan(
             sampling=sampling,
             sha256=sha256,
             outputs_sha256=outputs_hash(settled(effective)),
+            drain_s=drain.value,
+            linger_s=linger.value,
         ),
         memory=memory,
         outlook=outlook(

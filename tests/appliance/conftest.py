@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from appliance.gateway.config import GatewayConfig
+from appliance.gateway.control import controlled
 from appliance.gateway.process import build_server, build_service, connected
 from appliance.http.app import build_app
 from appliance.http.body import json_body, read_body
@@ -312,7 +313,7 @@ def running(service: Service, app: FastAPI, listener: socket.socket) -> Iterator
     server.capture_signals = contextmanager(lambda: iter([None]))  # type: ignore[method-assign]  # threads get none
 
     async def serve() -> None:
-        async with connected(service):
+        async with connected(service), controlled(service):
             await server.serve([listener])
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
@@ -368,8 +369,8 @@ def start_gateway(
     with ExitStack() as stack:
 
         def start(*engines: FakeEngine, keys: list[str] | None = None, ready: bool = True, **values: Any) -> Gateway:
-            service = build_service(new_config(*engines, **values))
-            app = build_app(service, keys or [])
+            service = build_service(new_config(*engines, **values), keys or [])
+            app = build_app(service)
             app.include_router(test_routes)
             listener = socket.create_server(("127.0.0.1", 0))
             gateway = Gateway(service, f"http://127.0.0.1:{listener.getsockname()[1]}")

@@ -12,7 +12,7 @@ def test_every_key_is_classified_and_nothing_else() -> None:
 
 def test_what_is_live_concerns_the_gateway_alone() -> None:
     for key, row in EFFECTS.items():
-        assert not row.live or (row.restart == "gateway" and not row.caches and not row.graphs), key
+        assert not row.live or (row.restart == "none" and not row.caches and not row.graphs), key
 
 
 def test_what_moves_bytes_or_graphs_or_caches_restarts_engines() -> None:

@@ -15,7 +15,7 @@ from appliance.declare.variables import OFF, ON, VARIABLES, Variable, is_on, val
 ROOT = Path(__file__).resolve().parents[3]
 READERS = {
     "appliance/declare/settings.py",  # the one copy
-    "appliance/gateway/process.py",  # the variable that a secret names
+    "appliance/gateway/keys.py",  # the variable that a secret names
 }
 SWITCH = Variable("OFFLINE", "switch", "Fetch nothing.")
 WORD = Variable("MODE", "word", "How.", "highest", ("highest", "high", "medium"))

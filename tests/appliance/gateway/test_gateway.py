@@ -1,5 +1,6 @@
 """The gateway as a process: how it starts, what it weighs, how it ends. Real sockets, real signals."""
 
+import asyncio
 import json
 import re
 import signal
@@ -10,10 +11,12 @@ import threading
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from appliance.gateway.config import write_config
+from appliance.gateway.config import read_config, write_config
+from appliance.gateway.control import Take, ask
 from engine.api.errors import EXIT_PERMANENT
 
 PATIENCE_S = 120.0
@@ -208,3 +211,30 @@ def test_a_second_signal_ends_at_once(run, engine, eventually, second):
         eventually("draining", lambda: process.get("/ready") == 503)
         process.kill(second)
         assert process.wait() == 128 + second
+
+
+def complete(process):
+    return httpx.post(f"{process.url}/v1/completions", json={"prompt": [1], "max_tokens": 1}, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_new_requests_are_still_taken_while_load_balancers_notice(run, engine, eventually, tmp_path, reloaded):
+    """RT-07: an endpoint is removed while the container is told to end, so requests still come"""
+    linger = {"drain_linger_s": 0.0 if reloaded else 1.0}
+    process = run(engine, drain_s=PATIENCE_S, control=str(tmp_path / "control"), **linger)
+    eventually("ready", lambda: process.get("/ready") == 200)
+    if reloaded:
+        wanted = msgspec.structs.replace(read_config(tmp_path / "gateway.json"), drain_linger_s=1.0)
+        assert asyncio.run(ask(wanted.control, Take(wanted), PATIENCE_S)).error == ""
+    process.kill(signal.SIGTERM)
+    eventually("not ready", lambda: process.get("/ready") == 503)
+    reply = complete(process)
+    assert reply.status_code == 200 and reply.headers["connection"] == "close"
+    assert process.wait() == 0
+
+
+def test_a_linger_ends_with_the_drain(run, engine, eventually):
+    process = run(engine, drain_s=0.3, drain_linger_s=PATIENCE_S)
+    eventually("ready", lambda: process.get("/ready") == 200)
+    process.kill(signal.SIGTERM)
+    assert process.wait() == 0

@@ -524,3 +524,53 @@ def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finis
     assert len(deaths) <= 6
     assert sum(count for _, count in pardons) >= len(deaths) - 1
     assert "request bad is quarantined" in caplog.text
+
+
+def test_an_engine_that_is_swapped_is_no_death_and_requests_wait_however_long_it_takes(routed, engine):
+    engine.holding = True
+
+    async def body(router):
+        async def collect(generation):
+            async with generation:
+                return [id async for delta in generation for id in delta.ids]
+
+        old = asyncio.ensure_future(collect(router.generate(submit("old"))))
+        await until(lambda: engine.open)
+        await asyncio.to_thread(engine.give)
+        for _ in range(3):  # more ends than a suspect is allowed, without a token between them
+            router.expect_end(0)
+            assert not router.has_swapped(0)
+            await asyncio.to_thread(engine.die)
+            await until(lambda: router.held)
+            assert router.accepts and not router.quarantine.on
+            await asyncio.to_thread(engine.start)
+            await until(lambda: router.has_swapped(0))
+        router.expect_end(0)
+        await asyncio.to_thread(engine.die)
+        await until(lambda: router.held)
+        new = asyncio.ensure_future(collect(router.generate(submit("new"))))
+        await asyncio.to_thread(engine.start)
+        await until(lambda: len(engine.open) == 2)
+        await asyncio.to_thread(engine.give, 3)
+        assert await old == await new == [100, 101, 102]
+        # An end that nobody announced is a death again: with hold_s 0 nobody waits for it.
+        await asyncio.to_thread(engine.die)
+        await until(lambda: not router.serves)
+        assert not router.accepts
+
+    routed([engine], body, hold_s=0.0)
+
+
+def test_a_successor_that_dies_is_a_death_as_any_other(routed, engine):
+    async def body(router):
+        router.expect_end(0)
+        await asyncio.to_thread(engine.die)
+        await until(lambda: not router.serves)
+        assert router.accepts
+        engine.first = []
+        await asyncio.to_thread(engine.start)
+        await until(lambda: engine.is_connected)
+        await asyncio.to_thread(engine.die)
+        await until(lambda: not router.accepts)
+
+    routed([engine], body, hold_s=0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from appliance.gateway.config import SecretRef
-from appliance.gateway.process import read_keys
+from appliance.gateway.keys import read_keys
 from engine.api.errors import ConfigError
 
 

@@ -80,7 +80,7 @@ def sha256(path: Path) -> str:
 def serving(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a start would do after its checks, written down."""
     done: list[str] = []
-    monkeypatch.setattr("appliance.launch.launch.serve", lambda plan: done.append("serve") or 0)
+    monkeypatch.setattr("appliance.launch.launch.serve", lambda plan, given: done.append("serve") or 0)
     return done
 
 

@@ -1,0 +1,114 @@
+"""What a running gateway changes in place: which keys act on which of its settings, and how these take effect.
+
+Requests read `service.config` when they arrive, so most keys act from the next request on, and no open one notices.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from appliance.gateway.config import GatewayConfig, SamplingDefaults
+from appliance.gateway.journal import open_ledger
+from appliance.gateway.keys import read_keys
+from appliance.http.service import Service
+from appliance.http.text import load_text
+from appliance.observe.log import RequestLog, set_level
+from engine.api.errors import ConfigError
+
+# Key, as in declare/effects.py where it is marked live → settings of GatewayConfig; `sampling.x` is one of them alone.
+FIELDS: dict[str, tuple[str, ...]] = {
+    "model.names": ("names",),
+    "model.chat_template": ("chat_template",),
+    "model.generation_config": (
+        "eos_token_ids",
+        *(f"sampling.{name}" for name in SamplingDefaults.__struct_fields__),
+    ),
+    "engine.sampling.temperature": ("sampling.temperature",),
+    "engine.sampling.top_p": ("sampling.top_p",),
+    "engine.sampling.top_k": ("sampling.top_k",),
+    "engine.sampling.min_p": ("sampling.min_p",),
+    "engine.sampling.repetition_penalty": ("sampling.repetition_penalty",),
+    "endpoints.api_keys": ("api_keys",),
+    "endpoints.compat": ("compat",),
+    "endpoints.cors_origins": ("cors_origins",),
+    "endpoints.keep_alive": ("keep_alive_s",),
+    "endpoints.trust_request_chat_template": ("trust_request_chat_template",),
+    "endpoints.docs": ("docs",),
+    "limits.max_waiting": ("max_waiting",),
+    "limits.max_waiting_tokens": ("max_waiting_tokens",),
+    "limits.max_body": ("max_body_bytes",),
+    "limits.max_output_tokens": ("max_output_tokens",),
+    "limits.max_choices": ("max_choices",),
+    "limits.max_prompts": ("max_prompts",),
+    "limits.max_logprobs": ("max_logprobs",),
+    "limits.max_stop": ("max_stop",),
+    "lifecycle.linger": ("drain_linger_s",),
+    "lifecycle.restart.hold": ("hold_s",),
+    "lifecycle.journal.keep": ("journal", "journal_keep_s"),
+    "lifecycle.journal.size": ("journal_bytes",),
+    "lifecycle.journal.linger": ("linger_s",),
+    "observability.log_level": ("log_level",),
+    "observability.log_requests": ("log_requests",),
+    "observability.log_outputs": ("log_outputs",),
+    "observability.stories": ("stories",),
+    "observability.vllm_metrics": ("vllm_metrics",),
+    "secrets.*.file": ("api_keys",),
+}
+FOLLOW = ("manifest_sha256", "outputs_sha256")  # identities of the manifest, which change with it
+
+
+class NotLive(ConfigError):
+    """A setting that only a new process takes."""
+
+    code = "reload"
+
+
+def mixed(now: GatewayConfig, wanted: GatewayConfig, keys: Sequence[str], **follow: str) -> GatewayConfig:
+    """What runs, with the settings of these live keys as they are wanted."""
+    changed: dict[str, Any] = dict(follow)
+    for path in dict.fromkeys(field for key in keys for field in FIELDS[key]):
+        name, _, part = path.partition(".")
+        value = getattr(wanted, name)
+        if part:
+            value = msgspec.structs.replace(changed.get(name, getattr(now, name)), **{part: getattr(value, part)})
+        changed[name] = value
+    return msgspec.structs.replace(now, **changed)
+
+
+async def take(service: Service, wanted: GatewayConfig) -> int:
+    """Makes a running service follow another configuration, at once for all requests to come, and reads the files of
+    API keys and of the chat template anew. How many keys there are. Raises EngineError, and has then changed
+    nothing."""
+    may = {field.partition(".")[0] for fields in FIELDS.values() for field in fields} | set(FOLLOW)
+    fixed = [
+        name
+        for name in GatewayConfig.__struct_fields__
+        if name not in may and getattr(wanted, name) != getattr(service.config, name)
+    ]
+    if fixed:
+        raise NotLive(f"{', '.join(fixed)} of a running gateway cannot be changed")
+    text = None
+    if wanted.chat_template != service.config.chat_template or wanted.chat_template:
+        if not service.has_text:
+            raise NotLive("the tokenizer is being loaded; reload again in a moment")
+        text = await asyncio.to_thread(load_text, wanted)
+    keys = read_keys(wanted.api_keys)
+    opened = service.ledger or service.shelved
+    if wanted.journal and opened is None:
+        opened = open_ledger(wanted, service.metrics)
+    # Nothing below can fail, and nothing waits: no request sees a part of it.
+    if opened is not None:
+        opened.rebound(outputs=wanted.outputs_sha256, keep_s=wanted.journal_keep_s, size=wanted.journal_bytes)
+    # Replies that are being generated go on where they began, though nobody can ask for them any more.
+    service.ledger, service.shelved = (opened, None) if wanted.journal else (None, opened)
+    service.config = wanted
+    if text is not None:
+        service.set_text(text)
+    service.set_keys(keys)
+    service.log = RequestLog(wanted)
+    service.metrics.reconfigure(wanted)
+    service.router.reconfigure(wanted)
+    set_level(wanted)
+    return len(keys)
