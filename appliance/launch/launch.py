@@ -52,6 +52,7 @@ def serve(plan: "Plan") -> int:
         budgets=Budgets(health.stalled_loading, health.stalled_busy, health.stalled_idle),
         secrets=secret_names(manifest),
         other_cpus=plan.other_cpus,
+        job=plan.job,
     )
     return launch(service, settings.environment())
 
