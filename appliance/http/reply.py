@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from appliance.chat.deadlines import Deadlines
@@ -114,6 +115,8 @@ class Race:
             elif delta.finish == "error":
                 raise EngineFailed
             elif delta.finish == "deadline":
+                if delta.ids:  # they came with it, since the reader was slow
+                    yield index, replace(delta, finish=None)
                 raise DeadlineExceeded
             else:
                 yield index, delta
