@@ -49,11 +49,11 @@ class Queues:
         self._count += 1
 
     def before(self, sequence: Sequence) -> int:
-        """How many would go before it were nothing computed meanwhile."""
+        """How many go before it at least: the earlier ones of its owner, and one of each owner that had less."""
         own = self._queues.get(sequence.owner)
         place = self._place(sequence)
         better = [queue for owner, queue in self._queues.items() if owner != sequence.owner]
-        ahead = sum(len(queue) for queue in better if self._place(queue.first) < place)
+        ahead = sum(self._place(queue.first) < place for queue in better)
         return ahead + (0 if own is None else own.before(sequence))
 
     def remove(self, sequence: Sequence) -> None:

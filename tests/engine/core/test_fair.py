@@ -236,6 +236,18 @@ def test_the_order_is_that_of_the_paper(seed):
         assert len(fair.waiting) == len(oracle.queue)
 
 
+def test_those_ahead_are_ones_own_and_one_of_each_who_had_less():
+    told = []
+    bench = Bench(Scheduler(CONFIG, lambda id, now, event: told.append((id, event))))
+    for _ in range(9):
+        bench.submit("many", 20, 5)
+    bench.step()
+    for _ in range(3):
+        bench.submit("few", 20, 5)
+    ahead = [event.ahead for _, event in told if type(event).__name__ == "Queued"]
+    assert ahead == [*range(9), 1, 2, 3]
+
+
 def test_what_is_cached_or_computed_again_is_free():
     fair = Fair()
     sequence = scheduler_module.Sequence(Submit("a", tuple(range(50)), Sampling(), 5, owner="x"), 1, 0.0, 100)
