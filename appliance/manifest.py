@@ -280,8 +280,9 @@ class Scheduling(Section):
     """Most requests in one step; further ones wait. auto is 256, or fewer where their logits would fill the memory."""
     max_step_tokens: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Most tokens computed in one step (chunked prefill cuts longer prompts); auto is 512 on a CPU, 8192 on a GPU."""
-    policy: Literal["fcfs", "priority"] = "fcfs"
-    """Order of waiting requests: by arrival, or by their priority field (lower first) and then arrival."""
+    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
+    """Who goes first and keeps its KV blocks: by arrival; by the priority field (lower first), then arrival; or fair:
+    the API key for which the fewest tokens were computed, then arrival."""
     overlap: bool = True
     """Plan the next step while the present one runs."""
 

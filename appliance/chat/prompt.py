@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from appliance.chat.deadlines import Deadlines
 from appliance.chat.format.constraint import Constraint, check_grammar
 from appliance.chat.format.declaration import OutputFormat, Reasoning
 from appliance.chat.format.formats import PLAIN, recognise
@@ -53,6 +54,9 @@ class Served:
     request_id: str
     salt: str | None = None  # of a header, for gateways that cannot change bodies
     priority: int | None = None  # likewise
+    owner: str = ""  # a name for its API key
+    deadlines: Deadlines = Deadlines()  # of headers
+    arrived_s: float = 0.0  # monotonic; from then on deadlines count
 
 
 @dataclass(frozen=True)
@@ -183,6 +187,7 @@ def _submit(
     sampling: Sampling,
     max_tokens: int,
 ) -> Submit:
+    ttft_deadline, deadline = served.deadlines.resolve(body, served.arrived_s)
     return Submit(
         id=name,
         prompt=tuple(ids),
@@ -194,6 +199,9 @@ def _submit(
         priority=body.priority or served.priority or 0,
         salt=_salt(body, served.salt),
         grammar=asked.grammar,
+        owner=served.owner,
+        ttft_deadline=ttft_deadline,
+        deadline=deadline,
     )
 
 

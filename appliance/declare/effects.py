@@ -81,7 +81,7 @@ EFFECTS: dict[str, Effect] = {
     "hardware.capacity.tokens": Effect("engine", outputs="rounding", memory=True),
     "engine.scheduling.max_running": Effect("engine", outputs="rounding", graphs=True, memory=True),
     "engine.scheduling.max_step_tokens": Effect("engine", outputs="rounding", graphs=True, memory=True),
-    "engine.scheduling.policy": Effect("engine", outputs="rounding"),
+    "engine.scheduling.policy": Effect("service", outputs="rounding"),  # the gateway estimates waits by it
     "engine.scheduling.overlap": Effect("engine", outputs="rounding"),
     "engine.cache.block_tokens": Effect("engine", outputs="rounding", caches=("prefix",), graphs=True, memory=True),
     "engine.cache.prefix": Effect("engine", outputs="rounding"),

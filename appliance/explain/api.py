@@ -33,8 +33,13 @@ API: dict[str, tuple[str, str]] = {
         "Send the same request again after Retry-After; /ready says how far the engines are.",
     ),
     "Overloaded": (
-        "As many requests wait as limits.max_waiting allows, or as many prompt tokens as limits.max_waiting_tokens.",
+        "As many requests wait as limits.max_waiting allows, or as many prompt tokens as limits.max_waiting_tokens; or "
+        "the request's ttft_deadline_ms or deadline_ms cannot be met behind what waits.",
         "Send the same request again after Retry-After; add engines (parallelism.data) if it is often so.",
+    ),
+    "DeadlineExceeded": (
+        "The request's deadline_ms passed, or its ttft_deadline_ms without a first token; it was ended.",
+        "Give it more time, or ask for less; slipway why ID tells where its time went.",
     ),
     "EngineFailed": (
         "The engine ended, or gave up, under this request.",

@@ -30,11 +30,12 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """`engines` are the Unix sockets of the engine processes; `names` the served names, canonical first. Durations in
     seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts
     the model's logits. `outputs_sha256` changes with what may change a reply's tokens, and with nothing else. `hold_s`:
-    new requests wait for an engine whose restart takes no longer. In the first `drain_linger_s` of the `drain_s` that
-    open requests get after SIGTERM new ones are still taken. `pardons` is the pipe to the sentinel
-    (appliance/launch/sentinel.py), `control` the socket on which the launcher reloads (gateway/control.py). What
-    happened to the last `stories` sequences is kept. `journal` is the file of durable replies, empty for none: they are
-    kept for `journal_keep_s`, in `journal_bytes`, and generated on for `linger_s` without a client."""
+    new requests wait for an engine whose restart takes no longer. `policy` is the engines' order of requests. In the
+    first `drain_linger_s` of the `drain_s` that open requests get after SIGTERM new ones are still taken. `pardons` is
+    the pipe to the sentinel (appliance/launch/sentinel.py), `control` the socket on which the launcher reloads
+    (gateway/control.py). What happened to the last `stories` sequences is kept. `journal` is the file of durable
+    replies, empty for none: they are kept for `journal_keep_s`, in `journal_bytes`, and generated on for `linger_s`
+    without a client."""
 
     host: str
     port: int
@@ -51,6 +52,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     keep_alive_s: float = 15.0
     trust_request_chat_template: bool = False
     docs: bool = True
+    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     max_waiting: int = 1024
     max_waiting_tokens: int | None = None
     max_body_bytes: int = 32 * 2**20

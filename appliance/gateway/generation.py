@@ -18,6 +18,7 @@ from appliance.gateway.stories import FirstToken, Happening, Interrupted, Over, 
 from appliance.http.errors import EngineFailed
 from appliance.observe.metrics import Metrics, now
 from engine.api.errors import EngineError, EngineGone, RequestError
+from engine.api.events import Expired
 from engine.api.messages import Delta, Finish, Submit, Timing
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class Generation:
 
     async def __anext__(self) -> Delta:
         while not self._over:
-            await self._placed.wait()
+            await self._wait_for_place()
             if self._fate is not None:
                 return self._meet(self._fate)
             assert self._deltas is not None, "a placed request has an engine"
@@ -171,6 +172,20 @@ class Generation:
         if deltas is not None:
             await deltas.aclose()
 
+    async def _wait_for_place(self) -> None:
+        """Waits for an engine, until it is late."""
+        if self._placed.is_set():
+            return
+        submit = self.submit
+        times = [submit.deadline, None if self.emitted else submit.ttft_deadline]
+        until = min((each for each in times if each is not None), default=None)
+        try:
+            async with asyncio.timeout(None if until is None else max(0.0, until - now())):
+                await self._placed.wait()
+        except TimeoutError:
+            self.tell(Expired("end" if until == submit.deadline else "first token", running=False))
+            self.refuse("deadline")
+
     def _meet(self, fate: Exception | Finish) -> Delta:
         if isinstance(fate, Exception):
             self._end("error")
@@ -184,8 +199,7 @@ class Generation:
             self.timing = _joined(self._earlier, delta.timing)
         if not self.started:
             self.started = True
-            self._router.admission.started(moment)
-            self._router.backlog.started(moment, len(self.submit.prompt))
+            self._router.drain.start(moment, len(self.submit.prompt))
             if not self._goes_on:
                 metrics.prompt(label, len(self.submit.prompt), self.cached_tokens)
         count = len(delta.ids)
@@ -212,6 +226,10 @@ class Generation:
         if self._over:
             return
         self._over = True
+        if not self.started:
+            self._router.drain.leave(now())
+        if self.timing is not None:
+            self._router.pace.measured(len(self.submit.prompt), self.timing, len(self.emitted))
         self.tell(Over(reason, len(self.emitted)))
         self._router.ended(self)
         if self._suspended:

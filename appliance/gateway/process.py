@@ -70,6 +70,7 @@ def build_service(config: GatewayConfig, keys: Sequence[str] = ()) -> Service:
         hold_s=config.hold_s,
         pardon=partial(send_pardon, config.pardons),
         stories=config.stories,
+        policy=config.policy,
     )
     return Service(config, router, metrics, RequestLog(config), open_ledger(config, metrics), keys)
 

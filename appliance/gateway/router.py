@@ -13,8 +13,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import NoReturn
 
-from appliance.gateway.admission import Admission, loading_retry_after_s
+from appliance.gateway.admission import Admission, Ahead, Drain, Pace, loading_retry_after_s, retry_after_s
 from appliance.gateway.config import GatewayConfig
 from appliance.gateway.generation import Generation, Past
 from appliance.gateway.quarantine import SUSPECT_DEATHS, Quarantine
@@ -44,6 +45,14 @@ class Placement:
 
 
 ANYWHERE = Placement()
+
+# By policy, whether the first of two that wait may go before the second, which comes later. Under fair shares others
+# do as well, as long as they had less; how many, only the engine knows.
+GOES_BEFORE: dict[str, Callable[[Submit, Submit], bool]] = {
+    "fcfs": lambda one, other: True,
+    "priority": lambda one, other: one.priority <= other.priority,
+    "fair": lambda one, other: one.owner == other.owner,
+}
 
 
 @dataclass(frozen=True)
@@ -117,14 +126,19 @@ class Router:
         hold_s: float = 10.0,
         pardon: Callable[[str, int], None] | None = None,
         stories: int = 0,
+        policy: str = "fcfs",
     ) -> None:
         """`hold_s`: new requests wait for engines that come back within it. `pardon(program, deaths)`: so many deaths
-        of an engine have their cause in a request, not in the engine. `stories` of so many sequences are kept."""
+        of an engine have their cause in a request, not in the engine. `stories` of so many sequences are kept. `policy`
+        is the engines' order of requests."""
         self.metrics = metrics
         self.quarantine = Quarantine()
         self.stories = Stories(stories)
         self.admission = Admission(max_waiting)
         self.backlog = Admission(max_waiting_tokens)
+        self.drain = Drain()
+        self.pace = Pace(self.drain)
+        self._goes_before = GOES_BEFORE[policy]
         self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
         self._pardon = pardon or (lambda program, deaths: None)
         self._hold_s = hold_s
@@ -263,6 +277,8 @@ class Router:
         self.admit()
         if any(self.quarantine.refuses(submit) for submit in submits):
             raise Quarantined
+        if not past:  # else the client was given a part of it
+            self._refuse_late(submits)
         return [self._open(submit, where, before) for submit, before in zip_longest(submits, past)]
 
     def load(self) -> Load:
@@ -394,14 +410,31 @@ class Router:
         """Raises Unavailable or Overloaded where a request could not be taken now."""
         if not self.accepts:
             raise Unavailable(self._why_not(), self._retry_after_s(self.engines))
-        self._refuse_over(self.admission, self.waiting, "max_num_queued_reqs", BUSY)
-        self._refuse_over(self.backlog, self.waiting_tokens, "max_num_queued_tokens", BACKLOG)
+        requests, tokens = self.waiting, self.waiting_tokens
+        if self.admission.is_full(requests):
+            seconds = self.drain.requests_s(self.admission.excess(requests), now())
+            self._refuse("max_num_queued_reqs", BUSY, seconds, f"{requests} wait, limit {self.admission.limit}")
+        if self.backlog.is_full(tokens):
+            seconds = self.drain.tokens_s(self.backlog.excess(tokens), now())
+            self._refuse("max_num_queued_tokens", BACKLOG, seconds, f"{tokens} tokens wait, limit {self.backlog.limit}")
 
-    def _refuse_over(self, admission: Admission, waiting: int, reason: str, message: str) -> None:
-        if admission.is_full(waiting):
-            self.metrics.add("admission_rejections", 1, reason)
-            log.info("a request is refused: %d wait, the limit is %d (%s)", waiting, admission.limit, reason)
-            raise Overloaded(message, admission.retry_after_s(waiting, now()))
+    def _refuse_late(self, submits: Sequence[Submit]) -> None:
+        """Raises Overloaded for a request whose deadlines cannot be met."""
+        timed = [submit for submit in submits if submit.ttft_deadline is not None or submit.deadline is not None]
+        if not timed:
+            return
+        before = [
+            each.submit for each in self._generations() if not each.started and self._goes_before(each.submit, timed[0])
+        ]
+        ahead = Ahead(len(before), sum(len(submit.prompt) for submit in before))
+        late = self.pace.late(timed, ahead, now())
+        if late is not None:
+            self._refuse(late.field, str(late), late.excess_s, str(late))
+
+    def _refuse(self, reason: str, message: str, seconds: float | None, why: str) -> NoReturn:
+        self.metrics.add("admission_rejections", 1, reason)
+        log.info("a request is refused (%s): %s", reason, why)
+        raise Overloaded(message, retry_after_s(seconds))
 
     def _check_rank(self, rank: int | None) -> None:
         """A pinned request is pinned: no other engine serves it."""
@@ -420,6 +453,7 @@ class Router:
     def _open(self, submit: Submit, where: Placement, past: Past | None) -> Generation:
         key = f"{submit.id}#{next(self._numbers)}"
         generation = Generation(self, submit, key, where.rank, where.session, past)
+        self.drain.enter(now())
         self.stories.begin(key)
         generation.tell(Arrived(len(submit.prompt), len(generation.emitted), self.open))
         engine = self._choose(generation)

@@ -10,13 +10,13 @@ import hashlib
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import msgspec
 import orjson
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from appliance.chat.prompt import Plan
@@ -140,7 +140,7 @@ async def start(
     if entry.state == "paused":
         if race is None:
             service.router.admit()
-        recorder = Recorder(entry, race, partial(_go_on, service, entry, where))
+        recorder = Recorder(entry, race, partial(_go_on, service, entry, submits, where))
         entry.run(_drained(build(planned, entry.opened.identity, recorder)), partial(_over, ledger))
         await asyncio.wait([asyncio.ensure_future(ledger.flushed())], timeout=DISK_S)
     follower = Follower(entry, after, service.config.linger_s)
@@ -161,15 +161,19 @@ def _find(ledger: Ledger, wish: Wish) -> Entry | None:
 
 async def _open(ledger: Ledger, wish: Wish, identity: Identity, submits: tuple[Submit, ...], race: Race) -> Entry:
     try:
-        return ledger.open(wish.key, wish.body, identity, submits)
+        kept = tuple(replace(submit, ttft_deadline=None, deadline=None) for submit in submits)  # times of this boot
+        return ledger.open(wish.key, wish.body, identity, kept)
     except JournalFull:
         await race.__aexit__(None, None, None)
         raise Unavailable(f"Too many requests with an {KEY} are under way; repeat it later.", RETRY_AFTER_S) from None
 
 
-def _go_on(service: Service, entry: Entry, where: Placement, past: Mapping[int, Past]) -> Race:
-    """The choices that have not ended, behind what they have."""
-    submits = [entry.opened.submits[index] for index in past]
+def _go_on(service: Service, entry: Entry, asked: Sequence[Submit], where: Placement, past: Mapping[int, Past]) -> Race:
+    """The choices that have not ended, behind what they have, until the deadlines of who asks for them now."""
+    submits = [
+        replace(entry.opened.submits[index], ttft_deadline=asked[index].ttft_deadline, deadline=asked[index].deadline)
+        for index in past
+    ]
     return Race(service.router.generate_all(submits, where, list(past.values())), list(past))
 
 
@@ -314,8 +318,6 @@ class Follower:
             return [(delta, not delta.ids and delta.finish is None)]
         if had >= len(delta.ids) and delta.finish is None:
             return [(delta, True)]
-        head = msgspec.structs.replace(
-            delta, ids=delta.ids[:had], logprobs=delta.logprobs[:had], finish=None, stop_reason=None
-        )
-        rest = msgspec.structs.replace(delta, ids=delta.ids[had:], logprobs=delta.logprobs[had:], prompt_logprobs=None)
+        head = replace(delta, ids=delta.ids[:had], logprobs=delta.logprobs[:had], finish=None, stop_reason=None)
+        rest = replace(delta, ids=delta.ids[had:], logprobs=delta.logprobs[had:], prompt_logprobs=None)
         return [(head, True), (rest, False)]

@@ -115,6 +115,20 @@ class EngineFailed(ApiError):
         super().__init__(message)
 
 
+class DeadlineExceeded(ApiError):
+    """It was late. The time that the client gave is over, so that to send it again by itself would be in vain."""
+
+    status = 504
+    type = "DeadlineExceededError"
+
+    def __init__(self) -> None:
+        message = (
+            "The deadline of this request passed before it was met: deadline_ms, or without a first token "
+            "ttft_deadline_ms. Give it more time, or ask for less."
+        )
+        super().__init__(message, headers={"x-should-retry": "false"})
+
+
 class Unprocessable(ApiError):
     """Understood, and never served as it is."""
 

@@ -54,6 +54,7 @@ class RequestFrame:
         trace = read_trace(headers.getlist("traceparent"), headers.getlist("tracestate"))
         state = scope.setdefault("state", {})
         state["request_id"], state["subject"] = request_id, Subject(request_id, trace)
+        state["owner"] = ""  # of the API key, which Auth tells
         shown = request_id if self.service.config.compat == "openai" else None
         traffic = _Traffic(receive, send, shown, closes=self.service.draining)
         started_s = now()
@@ -180,19 +181,23 @@ class Auth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["type"] == "http" and scope["path"] not in OPEN and scope["method"] != "OPTIONS"
-        if guarded and self.service.key_digests and not self._allows(Headers(scope=scope)):
-            raise Unauthorized
+        if guarded and self.service.key_digests:
+            scope["state"]["owner"] = self._owner(Headers(scope=scope))
         await self.app(scope, receive, send)
 
-    def _allows(self, headers: Headers) -> bool:
+    def _owner(self, headers: Headers) -> str:
+        """A name for the key that was given: the first bytes of its digest. Raises Unauthorized without one."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
         # Every key is compared with every header, each in constant time: the time tells nothing about the keys.
-        found = False
+        found = ""
         for text in given:
             digest = hashlib.sha256(text.encode("latin-1")).digest()
             for known in self.service.key_digests:
-                found |= hmac.compare_digest(digest, known)
+                if hmac.compare_digest(digest, known):
+                    found = digest.hex()[:16]
+        if not found:
+            raise Unauthorized
         return found
 
 

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
+from msgspec.structs import replace
 from starlette.requests import Request
 
+from appliance.chat.deadlines import Deadlines
 from appliance.chat.prompt import Served
 from appliance.durable.records import Identity
 from appliance.gateway.router import Placement
 from appliance.http.body import MAX_INPUT
-from appliance.http.errors import EngineFailed, error_object, is_unexpected
+from appliance.http.errors import DeadlineExceeded, EngineFailed, error_object, is_unexpected
 from appliance.http.service import Service
+from appliance.observe.metrics import now
 from appliance.schema.common import GenerationRequest
 from engine.api.errors import RequestError
 from engine.api.messages import Delta, Logprob
@@ -111,6 +114,10 @@ class Race:
                 raise delta
             elif delta.finish == "error":
                 raise EngineFailed
+            elif delta.finish == "deadline":
+                if delta.ids:  # they came with it, since the reader was slow
+                    yield index, replace(delta, finish=None)
+                raise DeadlineExceeded
             else:
                 yield index, delta
 
@@ -143,6 +150,12 @@ def served(service: Service, request: Request, request_id: str) -> Served:
         request_id,
         request.headers.get("x-cache-salt"),
         None if priority is None else max(-(2**63), min(2**63 - 1, priority)),
+        request.state.owner,
+        Deadlines(
+            _integer(request, "X-TTFT-Deadline-Ms", "ttft_deadline_ms"),
+            _integer(request, "X-Deadline-Ms", "deadline_ms"),
+        ),
+        now(),
     )
 
 

@@ -41,7 +41,7 @@ def token_buckets(max_context: int) -> tuple[float, ...]:
     return tuple(step for step in steps if step <= max(1, max_context))
 
 
-FINISHES = (("stop",), ("length",), ("abort",), ("error",), ("repetition",))
+FINISHES = (("stop",), ("length",), ("abort",), ("error",), ("deadline",), ("repetition",))
 SOURCES = (("local_compute",), ("local_cache_hit",), ("external_kv_transfer",))
 TOOL_CALLS = tuple(
     (mode, outcome, "chat_completions")
@@ -140,10 +140,10 @@ def counters() -> tuple[Family, ...]:
         Family(
             "counter",
             "admission_rejections",
-            "Requests refused with 503 since too many requests, or too many prompt tokens, wait.",
+            "Requests refused with 503 since too much waits, in requests or prompt tokens, or for their deadlines.",
             "admission_rejections",
             ("reason",),
-            (("max_num_queued_reqs",), ("max_num_queued_tokens",)),
+            (("max_num_queued_reqs",), ("max_num_queued_tokens",), ("ttft_deadline_ms",), ("deadline_ms",)),
             per_engine=False,
         ),
         Family(

@@ -82,6 +82,8 @@ class GenerationRequest(SamplingFields):
     return_token_ids: bool | None = None
     priority: Int64 = 0
     cache_salt: str | None = None
+    ttft_deadline_ms: int | None = None
+    deadline_ms: int | None = None
     user: str | None = None
     # Known, and refused where they ask for something: saying nothing would be a wrong answer.
     use_beam_search: bool = False

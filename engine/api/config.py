@@ -51,7 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_tokens: int = 16
     max_running: int = 256
     max_step_tokens: int = 512
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     prefix_cache: bool = True
     overlap: bool = True
     threads: int = 1

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-Finish = Literal["stop", "length", "abort", "error"]
+Finish = Literal["stop", "length", "abort", "error", "deadline"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -76,6 +76,17 @@ class Outgrown(msgspec.Struct, frozen=True, tag="outgrown"):
         return f"computed anew: past {self.tokens:,} tokens positions are rotated otherwise"
 
 
+class Expired(msgspec.Struct, frozen=True, tag="expired"):
+    """A time passed until which it wanted its first token, or its end, while it ran or waited."""
+
+    wanted: Literal["first token", "end"]
+    running: bool
+
+    def __str__(self) -> str:
+        field = "ttft_deadline_ms" if self.wanted == "first token" else "deadline_ms"
+        return f"its {field} passed while it {'ran' if self.running else 'waited'}"
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     finish: Finish
     tokens: int
@@ -84,7 +95,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
         return f"ends ({self.finish}) with {counted(self.tokens, 'token')}"
 
 
-Event = Queued | Blocked | Admitted | Preempted | Outgrown | Ended
+Event = Queued | Blocked | Admitted | Preempted | Outgrown | Expired | Ended
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):

@@ -21,7 +21,7 @@ class SchedulerConfig:
     vocab_size: int = 2**32
     max_running: int = 256
     max_step_tokens: int = 512
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     prefix_cache: bool = True
     ropes: tuple[Rope, ...] = ()
 

@@ -108,7 +108,10 @@ class Loop:
             self._take(wait=idle)
             if self._stopping:
                 break
-            planned = self.scheduler.plan(self._clock())
+            now = self._clock()
+            if self.scheduler.late(now):
+                self._expire(now)
+            planned = self.scheduler.plan(now)
             if planned is not None:
                 flying.append((planned, self._worker.start(planned.plan, self._masks(planned))))
             assert flying or not (self.scheduler.running or self.scheduler.waiting), "requests wait and nothing can run"
@@ -211,6 +214,14 @@ class Loop:
                 delta = Delta(id, finish="abort")
             if delta is not None:
                 deltas.append(delta)
+        if deltas:
+            self._stats_stale = True
+            self._out.append(Output(self.scheduler.step, tuple(deltas)))
+
+    def _expire(self, now: float) -> None:
+        deltas = self.scheduler.expire(now)
+        for delta in deltas:
+            self._grammars.drop(delta.id)
         if deltas:
             self._stats_stale = True
             self._out.append(Output(self.scheduler.step, tuple(deltas)))

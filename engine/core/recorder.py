@@ -53,6 +53,10 @@ class CacheReset(msgspec.Struct, frozen=True, tag="cache_reset"):
     pass
 
 
+class DeadlinesPassed(msgspec.Struct, frozen=True, tag="deadlines_passed"):
+    now: float
+
+
 class PlanMade(msgspec.Struct, frozen=True, tag="plan"):
     """`plan` is None where there was nothing to do."""
 
@@ -69,7 +73,7 @@ class Applied(msgspec.Struct, frozen=True, tag="applied"):
     failed: dict[int, str]
 
 
-Record = Started | Submitted | Ended | AllEnded | CacheReset | PlanMade | Applied
+Record = Started | Submitted | Ended | DeadlinesPassed | AllEnded | CacheReset | PlanMade | Applied
 
 
 class Recorder(Scheduler):
@@ -101,6 +105,10 @@ class Recorder(Scheduler):
     def end(self, id: str, finish: Finish) -> Delta | None:
         self._write(Ended(id, finish))
         return super().end(id, finish)
+
+    def expire(self, now: float) -> list[Delta]:
+        self._write(DeadlinesPassed(now))
+        return super().expire(now)
 
     def end_all(self) -> None:
         self._write(AllEnded())

@@ -21,6 +21,7 @@ from engine.core.recorder import (
     AllEnded,
     Applied,
     CacheReset,
+    DeadlinesPassed,
     Ended,
     PlanMade,
     Record,
@@ -114,6 +115,8 @@ def _do(scheduler: Scheduler, record: Record, note: Note | None) -> None:
                 scheduler.submit(submit, now)
         case Ended(id, finish):
             scheduler.end(id, finish)
+        case DeadlinesPassed(now):
+            scheduler.expire(now)
         case AllEnded():
             scheduler.end_all()
         case CacheReset():

@@ -2,7 +2,8 @@
 
 One rule for all rows: computed positions catch up with known tokens. Decode, chunked prefill, prefix hits and resumed
 sequences are the same case. A step first gives every running sequence that lacks one token its row, then the
-prompts in work what is left of the token budget, then admits waiting ones in the order of their ranks.
+prompts in work what is left of the token budget, then admits waiting ones in the order of their ranks. Ranks are the
+policy's (engine/core/order.py, engine/core/fair.py).
 
 A step is planned with the upper bound: a token that a step in flight is sampling counts as there, until its result says
 that it ended its request. What is sampled for a request that ended meanwhile is dropped.
@@ -17,17 +18,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.api.errors import RequestError, StepError
-from engine.api.events import Admitted, Blocked, Ended, Event, Outgrown, Preempted, Queued
+from engine.api.events import Admitted, Blocked, Ended, Event, Expired, Outgrown, Preempted, Queued
 from engine.api.hashes import root_hash
 from engine.api.messages import Delta, Failed, Finish, Logprob, Stats, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
-from engine.core.order import Ranked
+from engine.core.deadlines import Deadlines
+from engine.core.fair import Fair
+from engine.core.order import ByPriority, FirstCome, Order
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
 from engine.core.sequence import Sequence, State
 from engine.kv.cache import MISS, Blocks, Cache, Tables
 
 HOLDERS = 3  # of blocks that are told of
+
+ORDERS: dict[str, type[Order]] = {"fcfs": FirstCome, "priority": ByPriority, "fair": Fair}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,9 @@ class Scheduler:
         )  # so that every one of them gets a token each step
         self._free_slots = list(range(self._slots - 1, -1, -1))
         self._dropped: list[int] = []  # slots whose requests left since the last plan
-        self._running, self._waiting = Ranked(), Ranked()
+        self._order = ORDERS[config.policy]()
+        self._running, self._waiting = self._order.running, self._order.waiting
+        self._deadlines = Deadlines()
         self._by_id: dict[str, Sequence] = {}
         self._in_flight: deque[Planned] = deque()
         self._arrivals = 0
@@ -127,8 +134,7 @@ class Scheduler:
         self.check(submit)
         self._now = now
         self._arrivals += 1
-        rank = (submit.priority if self.config.policy == "priority" else 0, self._arrivals)
-        sequence = Sequence(submit, rank, now, self.config.max_context)
+        sequence = Sequence(submit, self._arrivals, now, self.config.max_context)
         finish, reason = sequence.finish() if submit.emitted else (None, None)
         if finish is not None:
             return Delta(submit.id, finish=finish, stop_reason=reason, timing=sequence.timing())
@@ -136,7 +142,9 @@ class Scheduler:
         if sequence.total > sequence.rope_limit:
             self._rotate(sequence, sequence.total)
         self._by_id[submit.id] = sequence
-        ahead = self._waiting.before(rank)
+        self._deadlines.add(sequence, self._by_id)
+        self._order.arrive(sequence)
+        ahead = self._waiting.before(sequence)
         self._waiting.add(sequence)
         self._tell(submit.id, now, Queued(sequence.prompt_tokens, len(submit.emitted), ahead))
         return None
@@ -150,6 +158,20 @@ class Scheduler:
         self._end(sequence, finish)
         return Delta(id, finish=finish, timing=sequence.timing())
 
+    def late(self, now: float) -> bool:
+        """Whether a deadline has passed."""
+        return self._deadlines.due(now)
+
+    def expire(self, now: float) -> list[Delta]:
+        """Ends the requests whose deadlines have passed."""
+        self._now = now
+        deltas = []
+        for sequence, wanted in self._deadlines.passed(now, self._by_id):
+            self._tell(sequence.id, now, Expired(wanted, sequence.state is State.RUNNING))
+            self._end(sequence, "deadline")
+            deltas.append(Delta(sequence.id, finish="deadline", timing=sequence.timing()))
+        return deltas
+
     def end_all(self) -> None:
         """Aborts every request, silently: nobody is there to be told."""
         for sequence in list(self._by_id.values()):
@@ -162,10 +184,12 @@ class Scheduler:
         """The next step, or None if nothing can be computed before a result or a request comes."""
         self._now = now
         draft = _Draft(self.step + 1, self.config.max_step_tokens)
+        self._order.begin()
         prompts = self._plan_tokens(draft)
         for sequence in prompts:
             if draft.budget and sequence.state is State.RUNNING:
                 self._plan_prompt(draft, sequence)
+        self._order.charge(draft.sequences)
         while draft.budget and len(self._waiting) and not draft.preempted and self._admit(draft, now):
             pass
         if not draft.rows:
@@ -277,6 +301,7 @@ class Scheduler:
         self._running.add(sequence)
         self.cache.start(sequence.tables, hit)
         sequence.computed = hit.tokens
+        sequence.charged = max(sequence.charged, hit.tokens)
         if sequence.scheduled is None:
             sequence.scheduled = now
             sequence.cached_tokens = min(hit.tokens, sequence.prompt_tokens)
@@ -296,6 +321,7 @@ class Scheduler:
             )
         )
         self._add_row(draft, sequence, count, tuple(map(tuple, sequence.tables.blocks)))
+        self._order.charge((sequence,))
         return True
 
     def _block(self, sequence: Sequence, why: Blocked) -> None:

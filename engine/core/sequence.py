@@ -7,7 +7,7 @@ import msgspec
 from engine.api.messages import Finish, Logprob, Sampling, Submit, Timing
 from engine.kv.cache import Tables
 
-Rank = tuple[int, int]  # (priority, arrival), or (0, arrival): smaller goes first, and is preempted last
+Rank = tuple[int, int]  # (by policy, arrival): smaller goes first, and is preempted last
 
 
 class State(Enum):
@@ -30,9 +30,11 @@ class Sequence:
     """
 
     __slots__ = (
+        "arrival",
         "arrived",
         "blocked",
         "cached_tokens",
+        "charged",
         "computed",
         "constrained",
         "first_token",
@@ -42,6 +44,7 @@ class Sequence:
         "last_token",
         "limit",
         "min_total",
+        "owner",
         "preemptions",
         "prompt_logprobs",
         "prompt_tokens",
@@ -58,15 +61,18 @@ class Sequence:
         "total",
     )
 
-    def __init__(self, submit: Submit, rank: Rank, now: float, max_context: int) -> None:
+    def __init__(self, submit: Submit, arrival: int, now: float, max_context: int) -> None:
         self.submit = submit
         self.id = submit.id
-        self.rank = rank
+        self.owner = submit.owner
+        self.arrival = arrival  # its number
+        self.rank: Rank = (0, arrival)  # set by the policy
         self.state = State.WAITING
         self.ids = [*submit.prompt, *submit.emitted]
         self.prompt_tokens = len(submit.prompt)
         self.total = len(self.ids)
         self.computed = 0
+        self.charged = 0  # positions before it were computed once or found in the cache
         self.limit = min(self.prompt_tokens + submit.max_tokens, max_context)
         self.last = self.limit - 1 if submit.max_tokens else self.limit  # without a reply the whole prompt is scored
         self.min_total = self.prompt_tokens + submit.sampling.min_tokens

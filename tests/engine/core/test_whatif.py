@@ -156,7 +156,7 @@ def test_noise_keeps_its_mean_and_is_the_same_each_time():
 
 @pytest.mark.parametrize(("assignment", "words"), [
     ("engine.cache.block_tokens=0", "no whole number from 1 on"), ("engine.cache.prefix=yes", "neither true nor false"),
-    ("engine.scheduling.policy=lifo", "neither fcfs nor priority"), ("hardware.kv_cache_memory=many", "no size"),
+    ("engine.scheduling.policy=lifo", "none of fcfs, priority and fair"), ("hardware.kv_cache_memory=many", "no size"),
     ("hardware.kv_cache_memory=1B", "no block then"), ("model.path=x", "a key among"),
     ("model.max_context", "KEY=VALUE"),
 ])  # fmt: skip

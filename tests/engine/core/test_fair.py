@@ -1,0 +1,363 @@
+"""Fair shares by owner: bounds between owners, work conservation, and the order of Sheng et al. by brute force."""
+
+import random
+from collections import Counter, deque
+from dataclasses import replace
+
+import msgspec
+import pytest
+from scheduler_simulation import WINDOWS, Load, make_layout, simulate
+
+from engine.api.messages import Sampling, Submit
+from engine.core import scheduler as scheduler_module
+from engine.core.config import SchedulerConfig
+from engine.core.fair import Fair, Queues
+from engine.core.plan import StepResult
+from engine.core.recorder import Recorder
+from engine.core.replay import read_records, replay
+from engine.core.scheduler import Scheduler
+
+STEP_TOKENS, RUNNING = 32, 4
+CONFIG = SchedulerConfig(
+    layout=make_layout((None,)),
+    blocks=400,
+    max_context=400,
+    max_step_tokens=STEP_TOKENS,
+    max_running=RUNNING,
+    policy="fair",
+    prefix_cache=False,
+)
+PROMPTS, REPLIES = (3, 40), (1, 30)
+# What two backlogged owners may differ by, as in theorem 4.4 there with all weights 1: twice the largest of the longest
+# prompt (here: whole requests are charged as they are computed) and what a batch holds.
+LONGEST = PROMPTS[1] + REPLIES[1]
+BOUND = 2 * RUNNING * LONGEST
+
+
+class Bench:
+    """Steps of one second. Counts, from plans alone, the tokens computed for the first time for each owner."""
+
+    def __init__(self, scheduler):
+        self.scheduler = scheduler
+        self.now = 0.0
+        self.owner, self.known, self.served = {}, Counter(), Counter()
+        self.first, self.ended, self.arrived = {}, {}, {}
+        self.tokens = self.rows = self.spent = self.waited = 0
+        self._number = 0
+
+    def submit(self, owner, prompt, reply):
+        self._number += 1
+        id = f"{owner}{self._number}"
+        self.owner[id], self.arrived[id] = owner, self.now
+        ask = Submit(id, tuple(range(prompt)), Sampling(), reply, owner=owner, salt=id)
+        self.scheduler.submit(ask, self.now)
+        return id
+
+    def step(self):
+        planned = self.scheduler.plan(self.now)
+        if planned is None:
+            return False
+        rows = planned.plan.rows
+        self.rows, self.spent, self.waited = len(rows), sum(row.count for row in rows), self.scheduler.waiting
+        for sequence, row in zip(planned.sequences, planned.plan.rows, strict=True):
+            new = max(0, row.first + row.count - self.known[sequence.id])
+            self.known[sequence.id] += new
+            self.served[self.owner[sequence.id]] += new
+            self.tokens += new
+        self.now += 1.0
+        sampled = tuple(1 if row.sample else -1 for row in planned.plan.rows)
+        for delta in self.scheduler.apply(StepResult(planned.plan.step, sampled), self.now).deltas:
+            self.first.setdefault(delta.id, self.now)
+            if delta.finish is not None:
+                self.ended[delta.id] = self.now
+        return True
+
+    def finish(self):
+        while self.step():
+            assert self.now < 50_000, "no end"
+        assert not self.scheduler.running and not self.scheduler.waiting
+        assert self.ended.keys() == self.owner.keys()
+
+
+def lengths(rng):
+    return rng.randint(*PROMPTS), rng.randint(*REPLIES)
+
+
+def flood(policy, seed, config=CONFIG):
+    """One owner asks for forty requests at once, the other for two at a time, again and again: both always wait."""
+    rng = random.Random(seed)
+    bench = Bench(Scheduler(replace(config, policy=policy)))
+    for _ in range(40):
+        bench.submit("many", *lengths(rng))
+    open_few, apart = [], 0
+    while sum(bench.owner[id] == "many" and id not in bench.ended for id in bench.owner) > RUNNING:
+        open_few = [id for id in open_few if id not in bench.ended]
+        while len([id for id in open_few if id not in bench.first]) < 2:
+            open_few.append(bench.submit("few", *lengths(rng)))
+        bench.step()
+        apart = max(apart, abs(bench.served["many"] - bench.served["few"]))
+    bench.finish()
+    return bench, apart
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_owners_that_always_wait_are_served_alike(seed):
+    _, apart = flood("fair", seed)
+    assert apart <= BOUND
+    _, first_come = flood("fcfs", seed)
+    assert first_come > 2 * BOUND, "the workload shows nothing"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_flood_does_not_delay_the_first_tokens_of_others(seed):
+    def worst(policy):
+        rng = random.Random(seed)
+        bench = Bench(Scheduler(replace(CONFIG, policy=policy)))
+        for _ in range(60):
+            bench.submit("many", *lengths(rng))
+        waits = []
+        for _ in range(8):
+            id = bench.submit("few", *lengths(rng))
+            while id not in bench.ended:
+                bench.step()
+            waits.append(bench.first[id] - bench.arrived[id])
+        bench.finish()
+        return max(waits)
+
+    # A place is free when the next of those that run has ended, and the prompt is computed beside others of the batch.
+    assert worst("fair") <= REPLIES[1] + RUNNING * (1 + PROMPTS[1] // (STEP_TOKENS - RUNNING)) < worst("fcfs") / 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_held_back_while_others_are_idle(seed):
+    """All work is done in the same number of steps as first come, first served, and as long as it lasts the batch is as
+    full."""
+    times = []
+    for policy in ("fair", "fcfs"):
+        rng = random.Random(seed)
+        bench = Bench(Scheduler(replace(CONFIG, policy=policy)))
+        for _ in range(50):
+            bench.submit("one", *lengths(rng))
+        bench.finish()
+        times.append((bench.now, bench.tokens, bench.ended))
+    assert times[0] == times[1]
+
+    mixed = {}
+    for policy in ("fair", "fcfs"):
+        rng = random.Random(seed)
+        bench = Bench(Scheduler(replace(CONFIG, policy=policy)))
+        for number in range(100):
+            bench.submit("a" if number < 80 else "b", *lengths(rng))
+        while bench.step():
+            assert bench.rows == RUNNING or not bench.waited or bench.spent == STEP_TOKENS
+        mixed[policy] = bench.tokens / bench.now
+    assert mixed["fair"] == pytest.approx(mixed["fcfs"], rel=0.05)
+
+
+def test_an_idle_owner_saves_up_nothing():
+    """It comes back to a flood, and gets half from then on, not all of it until it has caught up."""
+    rng = random.Random(3)
+    bench = Bench(Scheduler(CONFIG))
+    bench.submit("back", 10, 3)
+    for _ in range(80):
+        bench.submit("many", *lengths(rng))
+    while bench.served["many"] < 1500:
+        bench.step()
+    for _ in range(60):
+        bench.submit("back", *lengths(rng))
+    before = dict(bench.served)
+    for _ in range(120):
+        bench.step()
+        gained = {owner: bench.served[owner] - before[owner] for owner in before}
+        assert abs(gained["back"] - gained["many"]) <= BOUND
+    assert min(gained.values()) > BOUND, "the workload shows nothing"
+
+
+def test_many_owners_share_alike():
+    rng = random.Random(8)
+    bench = Bench(Scheduler(CONFIG))
+    asked = {f"o{number}": 8 * (1 + number) for number in range(5)}
+    for owner, count in asked.items():
+        for _ in range(count):
+            bench.submit(owner, *lengths(rng))
+    waits = {owner: lambda owner=owner: owner in bench.scheduler._waiting for owner in asked}
+    while all(check() for check in waits.values()):
+        bench.step()
+        counts = [bench.served[owner] for owner in asked]
+        assert max(counts) - min(counts) <= BOUND
+
+
+class Oracle:
+    """Who may be admitted next, by the words of algorithm 2: a list of all that wait, looked through each time."""
+
+    def __init__(self):
+        self.counters, self.queue, self.last = Counter(), [], None
+
+    def arrive(self, owner, number):
+        if owner not in [each for each, _ in self.queue]:
+            if self.queue:
+                self.counters[owner] = max(self.counters[owner], min(self.counters[each] for each, _ in self.queue))
+            elif self.last is not None:
+                self.counters[owner] = max(self.counters[owner], self.counters[self.last])
+        self.queue.append((owner, number))
+
+    def next(self):
+        return min(self.queue, key=lambda each: (self.counters[each[0]], each[1]))
+
+    def leave(self, owner, number):
+        self.queue.remove((owner, number))
+        self.last = owner
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_order_is_that_of_the_paper(seed):
+    rng, oracle, fair = random.Random(seed), Oracle(), Fair()
+    sequences = {}
+    for number in range(300):
+        if rng.random() < 0.55 or not oracle.queue:
+            owner = rng.choice("aabc" if number < 150 else "bcd")
+            ask = Submit(str(number), tuple(range(rng.randint(1, 30))), Sampling(), 5, owner=owner)
+            sequence = sequences[number] = scheduler_module.Sequence(ask, number, 0.0, 100)
+            oracle.arrive(owner, number)
+            fair.arrive(sequence)
+            fair.waiting.add(sequence)
+        else:
+            owner, number = oracle.next()
+            assert fair.waiting.first is sequences[number]
+            if rng.random() < 0.1:  # a client goes, whoever is next
+                owner, number = rng.choice(oracle.queue)
+            oracle.leave(owner, number)
+            fair.waiting.remove(sequences[number])
+            charged = rng.randint(0, 40)
+            oracle.counters[owner] += charged
+            sequences[number].computed += charged
+            fair.charge([sequences[number]])
+        assert fair.served == {owner: oracle.counters[owner] for owner in fair.served}
+        assert len(fair.waiting) == len(oracle.queue)
+
+
+def test_those_ahead_are_ones_own_and_one_of_each_who_had_less():
+    told = []
+    bench = Bench(Scheduler(CONFIG, lambda id, now, event: told.append((id, event))))
+    for _ in range(9):
+        bench.submit("many", 20, 5)
+    bench.step()
+    for _ in range(3):
+        bench.submit("few", 20, 5)
+    ahead = [event.ahead for _, event in told if type(event).__name__ == "Queued"]
+    assert ahead == [*range(9), 1, 2, 3]
+
+
+def test_what_is_cached_or_computed_again_is_free():
+    fair = Fair()
+    sequence = scheduler_module.Sequence(Submit("a", tuple(range(50)), Sampling(), 5, owner="x"), 1, 0.0, 100)
+    fair.arrive(sequence)
+    sequence.charged = 16  # found in the cache
+    for computed in (32, 50, 51, 0, 32, 52):  # preempted behind 51
+        sequence.computed = computed
+        fair.charge([sequence])
+    assert fair.served == {"x": 52 - 16}
+
+
+class FairLoadScheduler(Scheduler):
+    """Gives every request an owner: the simulation's requests have none."""
+
+    def submit(self, submit, now):
+        owner = ("a", "a", "a", "b", "c")[int(submit.id[1:]) % 5]
+        return super().submit(msgspec.structs.replace(submit, owner=owner), now)
+
+
+@pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("seed", range(4))
+def test_every_stream_is_the_undisturbed_one_under_fair_shares(windows, seed):
+    """With a cache far too small: every request ends, whoever preempts whom, and the best is never the victim."""
+    rng = random.Random(seed)
+    load = Load(
+        seed, windows, blocks=rng.choice((14, 25)) * len(windows) + 10, policy="fair", overlap=seed != 1,
+        max_step_tokens=rng.choice((7, 16, 40)), max_running=rng.choice((4, 7)), scheduler=FairLoadScheduler,
+        replies=(7, 30),
+    )  # fmt: skip
+    outcome = simulate(load)
+    assert len(outcome.ends) == len(outcome.submits)
+    assert set(outcome.scheduler._order.served) == {"a", "b", "c"}
+
+
+def test_the_owner_that_had_most_gives_its_blocks_first():
+    preempted = []
+    config = replace(CONFIG, blocks=24, max_running=6)
+    scheduler = Scheduler(config, lambda id, now, event: preempted.append((id, event)))
+    bench = Bench(scheduler)
+    for _ in range(4):
+        bench.submit("much", 10, 40)
+    for _ in range(8):
+        bench.step()
+    bench.submit("little", 10, 40)
+    bench.finish()
+    victims = [id for id, event in preempted if type(event).__name__ == "Preempted"]
+    assert victims and all(id.startswith("much") for id in victims)
+
+
+def test_a_recording_under_fair_shares_replays(tmp_path):
+    """From its start, and from a state in the middle of it."""
+    rng = random.Random(5)
+    bench = Bench(Recorder(replace(CONFIG, blocks=60, max_running=6), str(tmp_path / "r"), 60_000))
+    coming = deque((rng.choice("aaab"), *lengths(rng)) for _ in range(120))
+    while coming:
+        bench.submit(*coming.popleft())
+        bench.step()
+    bench.finish()
+    bench.scheduler.rest()
+    assert (tmp_path / "r.1").exists()
+    outcome = replay(read_records(tmp_path / "r"))
+    assert outcome.difference is None and outcome.dropped > 0 and outcome.steps > 50
+
+
+def without_lift(monkeypatch):
+    monkeypatch.setattr(Queues, "least", lambda self: 0)
+
+
+def prompts_for_nothing(monkeypatch):
+    def charge(self, sequences):
+        for sequence in sequences:
+            self.served[sequence.owner] += 1
+
+    monkeypatch.setattr(Fair, "charge", charge)
+
+
+def in_order_of_arrival(monkeypatch):
+    monkeypatch.setattr(Queues, "_place", lambda self, sequence: (0, sequence.arrival))
+
+
+def most_served_first(monkeypatch):
+    monkeypatch.setattr(Queues, "_place", lambda self, sequence: (-self._served[sequence.owner], sequence.arrival))
+
+
+def charged_again(monkeypatch):
+    def charge(self, sequences):
+        for sequence in sequences:
+            self.served[sequence.owner] += sequence.computed
+
+    monkeypatch.setattr(Fair, "charge", charge)
+
+
+def ranks_stand_still(monkeypatch):
+    monkeypatch.setattr(Fair, "begin", lambda self: None)
+
+
+FAULTS = {
+    without_lift: [test_an_idle_owner_saves_up_nothing],
+    prompts_for_nothing: [lambda: [test_owners_that_always_wait_are_served_alike(seed) for seed in range(5)],
+                          test_what_is_cached_or_computed_again_is_free],
+    in_order_of_arrival: [lambda: test_owners_that_always_wait_are_served_alike(0)],
+    most_served_first: [lambda: test_a_flood_does_not_delay_the_first_tokens_of_others(0)],
+    charged_again: [test_what_is_cached_or_computed_again_is_free],
+    ranks_stand_still: [test_the_owner_that_had_most_gives_its_blocks_first],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_caught(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        for check in FAULTS[plant]:
+            check()
