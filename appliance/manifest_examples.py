@@ -51,6 +51,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Restart.longest_backoff": ("1m",),
     "Restart.hold": ("0s", "30s"),
     "Journal.folder": ("/var/lib/slipway/journal",),
+    "CrashBundles.folder": ("/var/lib/slipway/crashes",),
     "Journal.keep": ("1h",),
     "Journal.size": ("256MiB",),
     "Journal.linger": ("5m",),

@@ -33,7 +33,10 @@ from appliance.declare.remedy import Hint
 from appliance.manifest import Manifest
 
 # Keys with the name of a file or folder; so has the file of a secret.
-PATHS = (("model", "path"), ("model", "chat_template"), ("engine", "record"), ("lifecycle", "journal", "folder"))
+PATHS = (
+    *(("model", "path"), ("model", "chat_template"), ("engine", "record"), ("lifecycle", "journal", "folder")),
+    ("lifecycle", "crash_bundles", "folder"),
+)
 
 
 @dataclass(frozen=True)

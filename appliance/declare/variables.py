@@ -44,6 +44,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("XDG_CACHE_HOME", "folder", "Where rounded weights are kept, in `slipway/`.", "$HOME/.cache"),
     Variable("HOME", "folder", "The home folder, where XDG_CACHE_HOME is not set."),
     Variable("XDG_RUNTIME_DIR", "folder", "Where run directories are made first.", "$TMPDIR, /tmp, /dev/shm"),
+    Variable(
+        "SLIPWAY_TERMINATION_LOG",
+        "folder",
+        "The file that gets the reason of an end, if it exists: the pod's `terminationMessagePath`.",
+        "/dev/termination-log",
+    ),
     Variable("NO_COLOR", "presence", "No colours in messages, also on a terminal."),
     Variable("TERM", "text", "`dumb`: a terminal without colours."),
 )

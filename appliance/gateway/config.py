@@ -32,7 +32,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     the model's logits. `outputs_sha256` changes with what may change a reply's tokens, and with nothing else. `hold_s`:
     new requests wait for an engine whose restart takes no longer. `pardons` is the pipe to the sentinel
     (appliance/launch/sentinel.py). What happened to the last `stories` sequences is
-    kept. `journal` is the file of durable replies, empty for none: they are kept for
+    kept. `run` is the run directory: the gateway writes there what was open when an engine died, and reads whether the
+    appliance is parked. `journal` is the file of durable replies, empty for none: they are kept for
     `journal_keep_s`, in `journal_bytes`, and generated on for `linger_s` without a client."""
 
     host: str
@@ -62,6 +63,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     drain_s: float = 8.0
     hold_s: float = 10.0
     pardons: str = ""
+    run: str = ""
     journal: str = ""
     journal_keep_s: float = 900.0
     journal_bytes: int = 64 * 2**20

@@ -19,6 +19,7 @@ from appliance.gateway.generation import Generation, Past
 from appliance.gateway.quarantine import SUSPECT_DEATHS, Quarantine
 from appliance.gateway.stories import Arrived, Held, Stories, Tried
 from appliance.http.errors import EngineFailed, Overloaded, Quarantined, Unavailable
+from appliance.launch.interrupted import OpenRequest
 from appliance.observe.metrics import Metrics, now
 from engine.api.client import EngineClient, EngineState
 from engine.api.errors import EngineError, RequestError
@@ -27,6 +28,7 @@ from engine.api.messages import Output, Sampling, Stats, Submit
 log = logging.getLogger(__name__)
 
 GONE_RETRY_AFTER_S = 3
+PARKED_RETRY_AFTER_S = 60  # somebody has to come
 
 # Word for word what the reference engine says: gateways in front of it tell the two apart by these.
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
@@ -105,16 +107,20 @@ class Router:
         hold_s: float = 10.0,
         pardon: Callable[[str, int], None] | None = None,
         stories: int = 0,
+        tell_open: Callable[[str, Sequence[OpenRequest]], None] = lambda program, requests: None,
     ) -> None:
         """`hold_s`: new requests wait for engines that come back within it. `pardon(program, deaths)`: so many deaths
-        of an engine have their cause in a request, not in the engine. `stories` of so many sequences are kept."""
+        of an engine have their cause in a request, not in the engine. `stories` of so many sequences are kept.
+        `tell_open(program, requests)`: an engine is gone, and was computing these."""
         self.metrics = metrics
         self.quarantine = Quarantine()
         self.stories = Stories(stories)
         self.admission = Admission(max_waiting)
         self.backlog = Admission(max_waiting_tokens)
         self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
+        self.parked = ""
         self._pardon = pardon or (lambda program, deaths: None)
+        self._tell_open = tell_open
         self._hold_s = hold_s
         self._hall: dict[str, Generation] = {}
         self._trial: Engine | None = None  # where the cohort of suspects runs
@@ -141,6 +147,13 @@ class Router:
     def start(self) -> None:
         """Connects to the engines, again and again; needs a running event loop."""
         self._tasks = [asyncio.create_task(engine.client.run()) for engine in self.engines]
+
+    def park(self, why: str) -> None:
+        """No engine comes back: what waits for one gets an error, and nothing is taken any more."""
+        self.parked = why
+        log.error("parked: %s", why)
+        for generation in list(self._hall.values()):
+            generation.refuse(EngineFailed(f"No engine comes back: {why}"))
 
     async def stop(self) -> None:
         self._letting_go = True
@@ -180,12 +193,12 @@ class Router:
 
     @property
     def serves(self) -> bool:
-        return any(engine.serves for engine in self.engines)
+        return not self.parked and any(engine.serves for engine in self.engines)
 
     @property
     def accepts(self) -> bool:
         """Whether a new request would be served, now or when an engine is back."""
-        return any(engine.serves or engine.returns_within(self._hold_s) for engine in self.engines)
+        return not self.parked and any(engine.serves or engine.returns_within(self._hold_s) for engine in self.engines)
 
     @property
     def open(self) -> int:
@@ -247,7 +260,7 @@ class Router:
     def interrupted(self, generation: Generation) -> None:
         """Its engine is gone, and it has read all that this gave: it waits until another one serves."""
         generation.interrupt()
-        if self._letting_go:
+        if self._letting_go or self.parked:
             generation.refuse(EngineFailed())
         self.metrics.add("request_interruptions", 1)
         self._hall[generation.key] = generation
@@ -341,6 +354,8 @@ class Router:
         """Asks the quarantine what the death of an engine says of the requests that it had."""
         engine.reserved = False
         flying = {generation.key: generation for generation in engine.open.values()}
+        told = [OpenRequest(g.submit.id, len(g.submit.prompt), len(g.emitted)) for g in flying.values()]
+        self._tell_open(f"engine-{engine.label}", told)
         if not flying:
             return
         verdict = self.quarantine.died([generation.flight for generation in flying.values()])
@@ -357,6 +372,10 @@ class Router:
 
     def admit(self) -> None:
         """Raises Unavailable or Overloaded where a request could not be taken now."""
+        if self.parked:
+            raise Unavailable(
+                f"The service has failed and does not come back by itself: {self.parked}", PARKED_RETRY_AFTER_S
+            )
         if not self.accepts:
             raise Unavailable(self._why_not(), self._retry_after_s(self.engines))
         self._refuse_over(self.admission, self.waiting, "max_num_queued_reqs", BUSY)

@@ -9,6 +9,7 @@ from appliance.durable.ledger import Ledger
 from appliance.gateway.config import GatewayConfig
 from appliance.gateway.router import Router
 from appliance.http.errors import NotFound, Unavailable
+from appliance.launch.park import Parked
 from appliance.observe.log import RequestLog
 from appliance.observe.metrics import Metrics
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 class Service:
     """The served model: its configuration, text side, router, metrics, log and the ledger of durable replies, if there
-    is one. `open_requests` counts those that hold the service, streams included; `draining` is set once, by SIGTERM."""
+    is one. `open_requests` counts those that hold the service, streams included; `draining` is set once, by SIGTERM,
+    and `parked` once, by the launcher."""
 
     def __init__(
         self, config: GatewayConfig, router: Router, metrics: Metrics, log: RequestLog, ledger: Ledger | None = None
@@ -33,6 +35,7 @@ class Service:
         self.tasks = ("generate",)
         self.open_requests = 0
         self.draining = False
+        self.parked: Parked | None = None
         self.started_s = time.time()
         self._text: Text | None = None
 

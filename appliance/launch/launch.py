@@ -12,19 +12,24 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from appliance import exits
-from appliance.declare import settings
+from appliance.declare import settings, variables
 from appliance.launch import listen, rundir, supervise
 from appliance.launch.console import Console
+from appliance.launch.crashes import Bundles, Crashes
+from appliance.launch.death import memory_counters
 from appliance.launch.hangs import Budgets
+from appliance.launch.nvml import device_state
 from appliance.launch.sentinel import Policy
 from appliance.launch.supervise import Program, Service
 from appliance.launch.tree import Outcome, Tree
 from appliance.manifest import Manifest, SecretEnv
+from appliance.plan.machine import cgroup_folders
 
 if TYPE_CHECKING:
     from appliance.plan.plan import Plan
 
 TERMINATION_LOG = Path("/dev/termination-log")
+NO_BUNDLES = Bundles(keep=0)
 
 _TERMINATION_BYTES = 4096  # what Kubernetes keeps
 
@@ -37,23 +42,36 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: int
     cure: str
     program: str = ""
+    cause: str = ""
+    bundle: str = ""
     last_lines: tuple[str, ...] = ()
 
 
 def serve(plan: "Plan") -> int:
     """Launches a plan in the foreground. Returns the exit code when everything has ended."""
     manifest = plan.manifest
-    restart, health = manifest.lifecycle.restart, manifest.health
+    restart, health, environment = manifest.lifecycle.restart, manifest.health, settings.environment()
+    policy = Policy(restart.max, restart.window, restart.backoff, restart.longest_backoff, restart.exhausted)
     service = Service(
         gateway=plan.gateway,
         engines=plan.engines,
         startup_s=manifest.health.startup_budget,
-        restarts=Policy(restart.max, restart.window, restart.backoff, restart.longest_backoff),
+        restarts=policy,
         budgets=Budgets(health.stalled_loading, health.stalled_busy, health.stalled_idle),
         secrets=secret_names(manifest),
         other_cpus=plan.other_cpus,
+        memory=str(memory_counters(list(cgroup_folders(Path("/"), "memory")))),
     )
-    return launch(service, settings.environment())
+    termination_log = Path(variables.value(environment, "SLIPWAY_TERMINATION_LOG") or TERMINATION_LOG)
+    return launch(service, environment, termination_log=termination_log, bundles=bundles(plan, environment))
+
+
+def bundles(plan: "Plan", environment: Mapping[str, str]) -> Bundles:
+    """Where crash bundles go: the folder of the manifest, else beside the run directory."""
+    wanted = plan.manifest.lifecycle.crash_bundles
+    beside = tuple(place / f"slipway-crashes-{os.geteuid()}" for place in rundir.places(environment))
+    places = beside if plan.crash_folder is None else (plan.crash_folder,)
+    return Bundles(places, wanted.keep, wanted.size)
 
 
 def secret_names(manifest: Manifest) -> tuple[str, ...]:
@@ -67,8 +85,16 @@ def launch(
     *,
     programs: Callable[[Service, Path], Sequence[Program]] = supervise.programs,
     termination_log: Path = TERMINATION_LOG,
+    bundles: Bundles = NO_BUNDLES,
 ) -> int:
     """`programs` writes the programs' configurations into the run directory and says how they are started."""
+    reported: list[Outcome] = []
+
+    def report(outcome: Outcome) -> None:
+        if outcome not in reported:
+            reported.append(outcome)
+            _report(outcome, termination_log)
+
     console = Console(sys.stdout.fileno(), service.gateway.log_format)
     try:
         port = listen.free_port(service.gateway.host, service.gateway.port)
@@ -78,7 +104,15 @@ def launch(
             supervise.write(directory, programs(service, directory), service, files)
             if service.other_cpus:
                 os.sched_setaffinity(0, service.other_cpus)  # all programs inherit it, and engines take what is theirs
-            outcome = asyncio.run(_run(service, directory, public, console))
+            crashes = Crashes(
+                bundles,
+                directory,
+                secrets=[environment.get(name, "") for name in service.secrets],
+                facts={"version": service.gateway.version, "manifest_sha256": service.gateway.manifest_sha256},
+                memory=service.memory,
+                device=device_state,
+            )
+            outcome = asyncio.run(_run(service, directory, public, console, crashes, report))
     except listen.AddressTaken as error:
         outcome = Outcome(exits.PORT, str(error))
     except (rundir.NoRunDirectory, OSError) as error:
@@ -86,7 +120,7 @@ def launch(
     finally:
         console.close(timeout_s=0.2)
     if outcome.exit is not exits.OK:
-        _report(outcome, termination_log)
+        report(outcome)
     return outcome.exit.number
 
 
@@ -103,8 +137,15 @@ def _secret_files(service: Service, environment: Mapping[str, str]) -> Iterator[
         yield files
 
 
-async def _run(service: Service, directory: Path, environment: Mapping[str, str], console: Console) -> Outcome:
-    return await Tree(service, directory, environment, console).run()
+async def _run(
+    service: Service,
+    directory: Path,
+    environment: Mapping[str, str],
+    console: Console,
+    crashes: Crashes,
+    report: Callable[[Outcome], None],
+) -> Outcome:
+    return await Tree(service, directory, environment, console, crashes=crashes, report=report).run()
 
 
 def _report(outcome: Outcome, termination_log: Path) -> None:
@@ -112,13 +153,16 @@ def _report(outcome: Outcome, termination_log: Path) -> None:
         message=outcome.message,
         exit=outcome.exit.name,
         code=outcome.exit.number,
-        cure=outcome.exit.cure,
+        cure=outcome.cure,
         program=outcome.program,
+        cause=outcome.cause.name if outcome.cause else "",
+        bundle=outcome.bundle,
         last_lines=outcome.last_lines,
     )
     text = msgspec.json.encode(reason)
     if sys.stderr.isatty():
-        lines = [f"slipway: {outcome.message}", *(f"    {line}" for line in outcome.last_lines), outcome.exit.cure]
+        lines = [f"slipway: {outcome.message}", *(f"    {line}" for line in outcome.last_lines), outcome.cure]
+        lines += [f"crash bundle: {outcome.bundle}"] if outcome.bundle else []
         print("\n".join(lines), file=sys.stderr)
     else:
         print(text.decode(), file=sys.stderr)

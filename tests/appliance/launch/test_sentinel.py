@@ -98,7 +98,7 @@ def test_programs_are_counted_apart():
 def test_the_permanent_code_is_reported_and_never_restarted():
     world = World(Policy(max=5, window_s=600.0))
     world.dies(0.0, status=78)
-    assert world.notices == [Notice(kind="permanent", program="engine-0")]
+    assert world.notices == [Notice(kind="permanent", program="engine-0", how="exit code 78")]
     assert world.sentinel.next_due() is None
 
 
