@@ -113,6 +113,7 @@ class Sentinel:
         self._death = death
         self._park = park
         self._parked = parked
+        self._given_up: set[str] = set()
         self._deaths: dict[str, list[float]] = {}
         self._hung: dict[str, str] = {}
         self._due: dict[str, float] = {}
@@ -145,7 +146,7 @@ class Sentinel:
     def died(self, name: str, now: float) -> None:
         """Schedules the restart, or reports that a restart cannot help or that there were too many."""
         program = name.rpartition(":")[2]
-        if self._parked and name.startswith(ENGINES):
+        if name in self._given_up or (self._parked and name.startswith(ENGINES)):
             return
         status = self._status(name)
         if status is None:
@@ -169,6 +170,7 @@ class Sentinel:
         self._notify(msgspec.structs.replace(notice, kind="restart", restart=len(deaths), delay_s=delay))
 
     def _give_up(self, name: str, notice: Notice) -> None:
+        self._given_up.add(name)
         park = self._policy.exhausted == "park" and name.startswith(ENGINES)
         self._notify(msgspec.structs.replace(notice, park=park))
         if park:

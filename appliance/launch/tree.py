@@ -238,6 +238,8 @@ class Tree:
 
     def _noticed(self, line: bytes) -> None:
         notice = msgspec.json.decode(line, type=Notice)
+        if self._outcome.done():  # it died of the end
+            return
         self._drain()  # its last words were written before the notice was
         lines = self._lines[notice.program]
         last, all_lines = tuple(_text(lines.last)), _text(lines.recent)
@@ -248,9 +250,8 @@ class Tree:
             return
         cause = classify(notice.death, hung=bool(notice.hung), permanent=notice.kind == "permanent", last_lines=last)
         if notice.kind == "restart":
-            if not self._outcome.done():
-                self._console.say(notice.program, _restarts(notice, cause, self._service.restarts))
-                self._startup.restarted()
+            self._console.say(notice.program, _restarts(notice, cause, self._service.restarts))
+            self._startup.restarted()
             then = None
         else:
             then = _conclusion(notice, cause, self._service.restarts, last)
