@@ -31,11 +31,17 @@ MANIFEST = Exit(
     "The command line or the manifest is wrong; nothing was started.",
     "Correct the place that the message names; `slipway check MANIFEST` tells without starting anything.",
 )
+OUTDATED = Exit(
+    "outdated",
+    3,
+    "`slipway upgrade` without `--write` found a manifest of an older apiVersion.",
+    "`slipway upgrade --write FILE` rewrites it and keeps its comments.",
+)
 CHECKPOINT = Exit(
     "checkpoint",
     10,
     "The checkpoint is missing, incomplete, damaged, or of an architecture that nothing here declares.",
-    "Compare model.path with the file that the message names; copy or download the checkpoint again.",
+    "Compare model.source with the file that the message names; copy or download the checkpoint again.",
 )
 MEMORY = Exit(
     "memory",
@@ -83,4 +89,14 @@ INTEGRITY = Exit(
     "Restore the files that the message names; where the change is meant, `slipway lock MANIFEST` locks what is there.",
 )
 
-EXITS = (OK, INTERNAL, MANIFEST, CHECKPOINT, MEMORY, PORT, STARTUP, RESTARTS, ENGINE, SUPERVISOR, INTEGRITY)
+SOURCE = Exit(
+    "source",
+    20,
+    "The checkpoint cannot be had from model.source: not there, not allowed, damaged, no space, or no answer in time.",
+    "Read the message, which says what the other side answered; docs/sources.md has every kind with its credentials.",
+)
+
+EXITS = (
+    *(OK, INTERNAL, MANIFEST, OUTDATED, CHECKPOINT, MEMORY, PORT, STARTUP, RESTARTS, ENGINE, SUPERVISOR, INTEGRITY),
+    SOURCE,
+)

@@ -1,4 +1,4 @@
-"""The manifest, version 1: every key an operator can write, its type, its default and what it does.
+"""The manifest, version 2: every key an operator can write, its type, its default and what it does.
 
 Strict: unknown keys, wrong types and out-of-range values are errors (``appliance.declare.problems`` says where).
 A key exists only if it has an effect. ``auto`` values are resolved by ``appliance.plan``, which says to what and why.
@@ -13,7 +13,8 @@ from pydantic_core import PydanticCustomError
 
 from appliance.manifest_examples import for_editors
 
-API_VERSION = "slipway/v1"
+API_VERSION = "slipway/v2"  # older ones: appliance/declare/versions.py
+ONE_KIND = (("model", "source"),)  # sections of which exactly one key is given
 
 SIZES = {
     "B": 1,
@@ -88,11 +89,117 @@ class Section(BaseModel):
     )
 
 
-class Model(Section):
-    path: str
+ARCHIVE_URL = r"^https?://[^/?#]+/\S*\.(tar|tar\.gz|tgz|zip)(\?\S*)?$"
+SHA256 = "0123456789abcdef" * 4
+
+
+class HubSource(Section):
+    repo: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$", examples=["Qwen/Qwen3-0.6B"])]
+    """Repository on the hub, as in Qwen/Qwen3-0.6B."""
+    revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,199}$", examples=["main"])] = "main"
+    """Commit, tag or branch; a commit's 40 digits always mean the same files."""
+    files: tuple[str, ...] = Field(default=(), strict=False)
+    """Patterns of file names to take, such as "*.json"; default: configuration, tokenizer and the weights it names."""
+
+
+class ArchiveSource(Section):
+    url: Annotated[str, Field(pattern=ARCHIVE_URL, examples=["https://models.example/x.tar.gz"])]
+    """Address of a .tar, .tar.gz, .tgz or .zip with a checkpoint directory in it."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", examples=[SHA256])] | None = None
+    """SHA-256 of the archive; one with another sum is refused, and one that is in the cache is not asked for again."""
+    max_size: Bytes = 2**40
+    """Most that the archive's files may take together once they are unpacked."""
+
+
+class S3Source(Section):
+    uri: Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/\S*)?$", examples=["s3://bucket/models/x"])]
+    """Bucket and prefix of a checkpoint directory, as in s3://bucket/models/x; needs `pip install slipway[s3]`."""
+
+
+class GsSource(Section):
+    uri: Annotated[str, Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]+(/\S*)?$", examples=["gs://bucket/models/x"])]
+    """Bucket and prefix of a checkpoint directory, as in gs://bucket/models/x; needs `pip install slipway[gs]`."""
+
+
+class SageMakerSource(Section):
+    pass
+
+
+class VertexSource(Section):
+    pass
+
+
+def _one_of_its_keys(schema: dict[str, Any], section: type[Any]) -> None:
+    """A kind that is given is never null."""
+    for_editors(schema, section)
+    schema |= {"minProperties": 1, "maxProperties": 1}
+    for key in schema["properties"].values():
+        key |= next(option for option in key.pop("anyOf") if option.get("type") != "null")
+        del key["default"]
+
+
+class Source(Section):
+    model_config = ConfigDict(json_schema_extra=_one_of_its_keys)
+
+    path: str | None = None
     """Directory of the checkpoint in Hugging Face layout; relative paths start at the manifest's folder."""
+    huggingface: HubSource | None = None
+    """A repository of the Hugging Face hub, or of a mirror that HF_ENDPOINT names."""
+    http: ArchiveSource | None = None
+    """An archive that a web server has."""
+    s3: S3Source | None = None
+    """A folder of an S3 bucket."""
+    gs: GsSource | None = None
+    """A folder of a Google Cloud Storage bucket."""
+    sagemaker: SageMakerSource | None = None
+    """What SageMaker lays into /opt/ml/model, or else the repository that HF_MODEL_ID names. Write {}."""
+    vertex: VertexSource | None = None
+    """What Vertex AI names in AIP_STORAGE_URI. Write {}."""
+
+    @property
+    def kind(self) -> str:
+        return next(name for name, value in self if value is not None)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key that names the checkpoint."""
+        below = {"huggingface": ("repo",), "http": ("url",), "s3": ("uri",), "gs": ("uri",)}
+        return ("model", "source", self.kind, *below.get(self.kind, ()))
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "Source":
+        given = [name for name, value in self if value is not None]
+        if len(given) != 1:
+            kinds = ", ".join(type(self).model_fields)
+            message = f"has {' and '.join(given) or 'no kind'}; it takes exactly one of {kinds}"
+            raise PydanticCustomError("one_kind", message)
+        return self
+
+
+class Download(Section):
+    cache: str | None = None
+    """Folder for what is downloaded; default: the hub's for repositories, $XDG_CACHE_HOME/slipway for others."""
+    stall_timeout: Annotated[Seconds, Field(gt=0)] = 60.0
+    """Time without any byte after which a connection is given up and the next attempt goes on where it ended."""
+    attempts: Annotated[int, Field(ge=1, le=100)] = 5
+    """Attempts in a row that may bring nothing before the download is given up."""
+    total_timeout: Annotated[Seconds, Field(gt=0)] = 2700.0
+    """Time for the whole download, however many attempts it takes."""
+    min_free: Bytes = 2**30
+    """Space that a download leaves free on the disk of the cache; without it none is begun."""
+    offline: bool = False
+    """Take everything from the cache and never use the network; HF_HUB_OFFLINE=1 does so for the hub."""
+
+
+class Model(Section):
+    source: Source
+    """Where the checkpoint comes from: exactly one kind."""
+    credentials: SecretName | None = None
+    """Name in `secrets` of the token for the hub or the web server; buckets use the identity of the machine."""
+    download: Download = Download()
+    """How a checkpoint that lies elsewhere is brought here."""
     names: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(default=(), strict=False)
-    """Names the model is served under; the first is canonical. Default: the name of the checkpoint's folder."""
+    """Names the model is served under; the first is canonical. Default: the last part of the source's name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations; auto is the checkpoint's type on a GPU and float32 on a CPU."""
     max_context: Annotated[int, Field(ge=2)] | Auto = "auto"
@@ -325,7 +432,7 @@ class SecretEnv(Section):
 class Manifest(Section):
     """One file = one service."""
 
-    apiVersion: Literal["slipway/v1"]
+    apiVersion: Literal["slipway/v2"]
     """Version of the manifest's language."""
     model: Model
     """Which checkpoint is served, and under which names."""
@@ -352,7 +459,11 @@ class Manifest(Section):
 
     @model_validator(mode="after")
     def _named_secrets_exist(self) -> "Manifest":
-        name = self.endpoints.api_keys
-        if name is not None and name not in self.secrets:
-            raise PydanticCustomError("unknown_secret", "names a secret that `secrets` does not have", {"name": name})
+        for key, name in (
+            ("model.credentials", self.model.credentials),
+            ("endpoints.api_keys", self.endpoints.api_keys),
+        ):
+            if name is not None and name not in self.secrets:
+                text = "names a secret that `secrets` does not have"
+                raise PydanticCustomError("unknown_secret", text, {"name": name, "key": key})
         return self

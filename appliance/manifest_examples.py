@@ -4,7 +4,16 @@ show. Keys that take fixed words, true or false need none."""
 from typing import Any
 
 EXAMPLES: dict[str, tuple[Any, ...]] = {
-    "Model.path": ("/models/Qwen3-0.6B", "../models/llama"),
+    "Source.path": ("/models/Qwen3-0.6B", "../models/llama"),
+    "HubSource.files": (["*.json", "model.safetensors"],),
+    "ArchiveSource.sha256": ("0123456789abcdef" * 4,),
+    "ArchiveSource.max_size": ("40GiB",),
+    "Model.credentials": ("hub",),
+    "Download.cache": ("/var/cache/slipway",),
+    "Download.stall_timeout": ("30s",),
+    "Download.attempts": (10,),
+    "Download.total_timeout": ("2h",),
+    "Download.min_free": ("20GiB",),
     "Model.names": (["assistant"], ["assistant", "qwen3-0.6b"]),
     "Model.max_context": (8192, 32768),
     "Model.chat_template": ("templates/chat.jinja",),

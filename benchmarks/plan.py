@@ -71,7 +71,7 @@ def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) 
     checkpoint = read_checkpoint(path)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "m.yaml"
-        file.write_text(f"apiVersion: slipway/v1\nmodel: {{path: {path}}}\n")
+        file.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {path}}}}}\n")
         given = ("hardware.threads=1", "engine.scheduling.max_running=5", "quantization.keep=false", *sets)
         options = tuple(Option("--set", *one.split("=", 1)) for one in given)
         made = plan(load(Given(file, options, {})), checkpoint, HOST)

@@ -73,7 +73,7 @@ USER_ID=12345:0
 manifest=$(mktemp)
 log=$(mktemp)
 chmod 644 "$manifest"
-printf 'apiVersion: slipway/v1\nmodel: {path: /opt/slipway/manifests/demo, names: [mounted]}\n' >"$manifest"
+printf 'apiVersion: slipway/v2\nmodel: {source: {path: /opt/slipway/manifests/demo}, names: [mounted]}\n' >"$manifest"
 
 clean() {
     status=$?

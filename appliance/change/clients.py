@@ -49,8 +49,8 @@ def affected(before: Side, after: Side, changed: Mapping[str, tuple[Value | None
             continue
         if key == "model.names":
             yield from _names(old.effective, new.effective)
-        elif key == "model.path" and changed.get("model.names") is None:
-            yield "model.path: the same names are answered by another checkpoint"
+        elif key.startswith("model.source.") and changed.get("model.names") is None:
+            yield f"{key}: the same names are answered by another checkpoint"
         elif key in LIMITS:
             yield from _limit(key, old.effective, new.effective)
         elif key == "endpoints.api_keys":

@@ -1,7 +1,7 @@
 """One side of a comparison: a manifest, every key as it would be, and the plan, if one can be made."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 from appliance.declare.fingerprint import graphs_hash
@@ -71,10 +71,10 @@ def _values(settings: Settings, plan: Plan | None) -> dict[str, Value]:
             continue
         written: Any = dumped
         for part in key.path:
-            written = written[part]
+            written = None if written is None else written[part]
         effective = resolved[key.name].resolved if key.name in resolved else written
         if key.name == "model.names" and not effective:
-            effective = [Path(settings.manifest.model.path).name]
+            effective = [_last_part(settings)]
         compared = str(settings.file(key.path)) if key.path in paths else effective
         text, reason = _text(key, written, effective), resolved[key.name].reason if key.name in resolved else ""
         found[key.name] = Value(_plain(written), _plain(compared), text, settings.origin(key), reason)
@@ -84,6 +84,14 @@ def _values(settings: Settings, plan: Plan | None) -> dict[str, Value]:
             compared = str(settings.file(("secrets", name, "file"))) if field == "file" else value
             found[f"secrets.{name}.{field}"] = Value(value, compared, "(a reference)", place)
     return found
+
+
+def _last_part(settings: Settings) -> str:
+    """Of what names the checkpoint's source."""
+    value: Any = settings.manifest.model
+    for part in settings.manifest.model.source.key[1:]:
+        value = getattr(value, part)
+    return PurePosixPath(str(value)).name
 
 
 def _plain(value: Any) -> Any:

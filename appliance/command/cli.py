@@ -171,6 +171,13 @@ def _json(command: argparse.ArgumentParser) -> None:
     command.add_argument("-j", "--json", action="store_true", help="print JSON")
 
 
+def _upgrade(command: argparse.ArgumentParser) -> None:
+    command.add_argument("files", metavar="FILE", type=Path, nargs="+", help="a manifest, a YAML file")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("-w", "--write", action="store_true", help="rewrite the files")
+    how.add_argument("--check", action="store_true", help="only name the files that would change")
+
+
 def _url(command: argparse.ArgumentParser) -> None:
     command.add_argument("url", metavar="URL", nargs="?", default=None, help=f"the service; default {DEFAULT_URL}")
 
@@ -298,8 +305,27 @@ def show_plan(options: argparse.Namespace) -> int:
 
 
 @_refusing
+def fetch(options: argparse.Namespace) -> int:
+    from appliance.plan.prove import bring_whole
+    from appliance.source.bring import ended_by_signals
+
+    with ended_by_signals(exits.INTERNAL.number):
+        print(bring_whole(_given(options)))
+    return exits.OK.number
+
+
+@_refusing
 def serve(options: argparse.Namespace) -> int:
-    plan, _ = _prove(options, hashed=True)
+    from appliance.plan.prove import NotPlanned, bring_for_a_start
+
+    try:
+        plan, _ = _prove(options, hashed=True)
+    except NotPlanned:
+        from appliance.source.bring import ended_by_signals
+
+        with ended_by_signals(exits.OK.number):
+            bring_for_a_start(_given(options))
+        plan, _ = _prove(options, hashed=True)
     _warn(plan, options, sys.stderr)
     from appliance.launch.launch import serve as launch
 
@@ -319,6 +345,12 @@ def diff(options: argparse.Namespace) -> int:
     from appliance.command.diff import diff as run
 
     return run(options, _machine(options))
+
+
+def upgrade(options: argparse.Namespace) -> int:
+    from appliance.command.upgrade import upgrade_files
+
+    return upgrade_files(options.files, write=options.write, check=options.check)
 
 
 def schema(options: argparse.Namespace) -> int:
@@ -425,6 +457,12 @@ COMMANDS: dict[str, Command] = {
         lock,
         "Write the SHA-256 of every file of the checkpoint beside the manifest; `serve` holds it to them.",
         (_manifest, _check_only, _hardware),
+    ),
+    "fetch": (fetch, "Download what model.source names into the cache; start nothing.", (_manifest,)),
+    "upgrade": (
+        upgrade,
+        "Rewrite manifests of an older apiVersion; without --write, show what would change.",
+        (_upgrade,),
     ),
     "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options, _api_key)),
     "why": (why, "Tell what happened to a request of a running service, and why.", (_request, _api_key)),

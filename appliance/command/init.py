@@ -31,7 +31,7 @@ from engine.api.errors import EngineError
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 
 SCHEMA = "slipway.schema.json"
-PATH = ("model", "path") if find(("model", "path")) else ("model", "source", "path")
+PATH = ("model", "source", "path")
 NAMES = ("model", "names")
 # Keys that one would likely change, beside those that the plan settles.
 LIKELY = (

@@ -17,15 +17,18 @@ from appliance.plan.prove import prove, settle
 def write(given: Given, machine: Machine | None = None) -> int:
     """Hashes the checkpoint and writes the lock. Raises Refused."""
     settings, _ = settle(given, machine)
-    path = lock_path(given.manifest)
+    path, key = lock_path(given.manifest), settings.manifest.model.source.key
     plan = prove(given, machine)
+    if plan.job is not None:
+        message = f"its files are not here yet; download them with `slipway fetch {given.manifest}`, then lock them"
+        raise Refused([Problem(settings.place(key), ".".join(key), message)], exits.SOURCE)
     try:
         lock = make_lock(plan, settings)
         before = _before(path)
         path.write_text(as_yaml(lock, str(given.manifest)))
     except OSError as error:
         message = f"cannot be locked: {error.filename}: {(error.strerror or str(error)).lower()}"
-        raise Refused([Problem(settings.place(("model", "path")), "model.path", message)], exits.INTEGRITY) from error
+        raise Refused([Problem(settings.place(key), ".".join(key), message)], exits.INTEGRITY) from error
     count, size = len(lock.model.files), sum(one.size for one in lock.model.files.values())
     revision = f", revision {lock.model.revision}" if lock.model.revision else ""
     replies = f"replies have system_fingerprint {plan.gateway.system_fingerprint}"

@@ -57,19 +57,19 @@ def rename(tree: Tree) -> list[Problem]:
         return []
     return [
         warning
-        for base, layer in _layers(tree.value)
+        for base, layer in parts(tree.value)
         for row in DEPRECATED
         for warning in _rename(tree, row, base, layer)
     ]
 
 
-def _layers(value: Any, base: Path = (), layer: str = "") -> Iterator[tuple[Path, str]]:
+def parts(value: Any, base: Path = (), layer: str = "") -> Iterator[tuple[Path, str]]:
     """Where keys of the manifest begin in a file, and what that part is called."""
     yield base, layer
     overlays = value.get("overlays") if not base else None
     for name, inner in overlays.items() if isinstance(overlays, dict) else ():
         if isinstance(inner, dict):
-            yield from _layers(inner, ("overlays", name), f"overlay {name}")
+            yield from parts(inner, ("overlays", name), f"overlay {name}")
     hardware = value.get("hardware")
     profiles = hardware.get("profiles") if isinstance(hardware, dict) else None
     for index, one in enumerate(profiles if isinstance(profiles, list) else ()):

@@ -41,7 +41,22 @@ _EVERYTHING = Effect("service", outputs="yes", caches=("weights", "prefix"), gra
 # Key, as in Key.name → effect.
 EFFECTS: dict[str, Effect] = {
     "apiVersion": Effect("none"),
-    "model.path": _EVERYTHING,
+    "model.source.path": _EVERYTHING,
+    "model.source.huggingface.repo": _EVERYTHING,
+    "model.source.huggingface.revision": _EVERYTHING,
+    "model.source.huggingface.files": _EVERYTHING,
+    "model.source.http.url": _EVERYTHING,
+    "model.source.http.sha256": _EVERYTHING,
+    "model.source.http.max_size": _SERVICE,  # what a download asks for or allows: the launcher's affair
+    "model.source.s3.uri": _EVERYTHING,
+    "model.source.gs.uri": _EVERYTHING,
+    "model.credentials": _SERVICE,
+    "model.download.cache": _SERVICE,
+    "model.download.stall_timeout": _SERVICE,
+    "model.download.attempts": _SERVICE,
+    "model.download.total_timeout": _SERVICE,
+    "model.download.min_free": _SERVICE,
+    "model.download.offline": _SERVICE,
     "model.names": _LIVE,
     "model.dtype": _NUMBERS,
     "model.max_context": Effect("service", outputs="yes", graphs=True, memory=True),

@@ -36,7 +36,7 @@ OTHER_SERVERS = {
     "maxconcurrentrequests": "engine.scheduling.max_running",
     "maxstopsequences": "limits.max_stop",
     "maxtotaltokens": "model.max_context",
-    "modelid": "model.path",
+    "modelid": "model.source.huggingface.repo",
     "payloadlimit": "limits.max_body",
     # SGLang
     "chunkedprefillsize": "engine.scheduling.max_step_tokens",
@@ -59,13 +59,13 @@ OTHER_SERVERS = {
     "nimkvcachepercent": "hardware.memory_share",
     "nimloglevel": "observability.log_level",
     "nimmaxmodellen": "model.max_context",
-    "nimmodelname": "model.path",
-    "nimmodelpath": "model.path",
+    "nimmodelname": "model.source.path",
+    "nimmodelpath": "model.source.path",
     "nimservedmodelname": "model.names",
     "nimserverport": "endpoints.port",
     # KServe
     "containerconcurrency": "engine.scheduling.max_running",
     "minreplicas": "parallelism.data",
     "maxreplicas": "parallelism.data",
-    "storageuri": "model.path",
+    "storageuri": "model.source",
 }

@@ -57,6 +57,9 @@ _EXAMPLES = {
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
+_MARKS = frozenset("*&!%@`?|>")  # that begin something else than a text in YAML
+
+
 def spell(value: Any, form: str = "") -> str:
     """A value as one would write it in YAML flow style: 32MiB, 15s, true, [a, b]."""
     match value:
@@ -78,6 +81,8 @@ def spell(value: Any, form: str = "") -> str:
             return f"[{', '.join(spell(item) for item in value)}]"
         case dict():
             return "{" + ", ".join(f"{key}: {spell(item)}" for key, item in value.items()) + "}"
+        case str() if value[:1] in _MARKS:
+            return f'"{value}"'
         case _:
             return str(value)
 
@@ -124,7 +129,7 @@ def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
 
 def takes(path: tuple[str, ...], value: Any) -> bool:
     """Whether a key takes a value, whatever else the manifest says."""
-    whole: Json = {"apiVersion": API_VERSION, "model": {"path": "/"}}
+    whole: Json = {"apiVersion": API_VERSION, "model": {"source": {"path": "/"}}}
     inner: Json = whole
     at: tuple[str | int, ...] = path
     if path[:3] == (*PROFILES, "*"):  # those are a list, and each has three keys
@@ -242,8 +247,10 @@ def _allowed(node: Json) -> str:
         case "object":
             free = "keys of the manifest" if node.get("additionalProperties") is True else "names of your choice"
             names = ", ".join(node["properties"]) if "properties" in node else free
-            return f"a mapping with {names}"
+            return f"a mapping with {names}" if names else "an empty mapping: {}"
         case _:
+            if "examples" in node:
+                return f"text such as {node['examples'][0]}"
             return f"text that matches {node['pattern']}" if "pattern" in node else "text"
 
 

@@ -201,7 +201,7 @@ class _Builder:
                 root = next(events)
                 self._root(root, events)
             elif isinstance(event, StreamEndEvent) and documents == 0:
-                hint = "the least is apiVersion: slipway/v1 and model: {path: …}"
+                hint = "the least is apiVersion: slipway/v2 and model: {source: {path: …}}"
                 self._tree.faults.append(Fault((), self._start, "the file is empty", hint=hint))
 
     def build_value(self, text: str, path: Path) -> Any:
@@ -218,7 +218,7 @@ class _Builder:
             self._tree.value = value
         elif not any(fault.path == () for fault in self._tree.faults):
             what = "a list" if isinstance(value, list) else "empty" if value is None else "a single value"
-            hint = "it must be a mapping: apiVersion: slipway/v1, model: {path: …}, …"
+            hint = "it must be a mapping: apiVersion: slipway/v2, model: {source: {path: …}}, …"
             self._fault((), root, f"the document is {what}", hint=hint)
 
     def _value(self, event: Event, events: Iterator[Event], path: Path, depth: int) -> Any:

@@ -147,7 +147,9 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
             place, hint = tree.keys.get(path, _above(path, tree)), hint_for_key(path, tree)
             return _said(place, path, unknown_key(path), hint, given(path, _at(path, tree)), code="unknown-key")
         case "unknown_secret":
-            return _unknown_secret(tree)
+            return _unknown_secret(tuple(detail["ctx"]["key"].split(".")), tree)
+        case "one_kind":
+            return _not_one_kind(str(detail["msg"]), path, tree)
     key, value = find(path), _at(path, tree)
     place = tree.values.get(path, _above(path, tree))
     if key is None:
@@ -187,8 +189,19 @@ def unknown_key(path: Path) -> str:
     return _join("unknown key", f"{where} has {known}" if known else f"{where} has no keys below it")
 
 
-def _unknown_secret(tree: Tree) -> Problem:
-    path: Path = ("endpoints", "api_keys")
+def _not_one_kind(message: str, path: Path, tree: Tree) -> Problem:
+    """Of a section that takes exactly one of its keys."""
+    inside = _at(path, tree) or {}
+    empty = [name for name, value in inside.items() if value is None and not children((*path, name))]
+    if len(inside) == 1 and empty:
+        inner, hint = (*path, empty[0]), Hint(f"write {empty[0]}: {{}}", Write("{}"))
+        return _said(tree.values[inner], inner, _join("empty", hint.text), hint, "empty", "{}", code="wrong-value")
+    allowed = f"exactly one of {', '.join(children(path))}"
+    place = tree.values.get(path, _above(path, tree))
+    return _said(place, path, message, Hint(), given(path, inside), allowed, code="wrong-value")
+
+
+def _unknown_secret(path: Path, tree: Tree) -> Problem:
     names, value = list(tree.value.get("secrets", {})), str(_at(path, tree))
     spelled = tree.spelled.get(path)
     said = given(path, value, spelled.text if spelled else "", open=names_secret(value, names))

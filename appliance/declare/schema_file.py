@@ -35,7 +35,7 @@ def manifest_schema() -> dict[str, Any]:
         section["patternProperties"] = NOTES
         section["properties"] = {name: _interpolated(name, node) for name, node in section["properties"].items()}
     value["anyOf"] = [{"required": ["extends"]}, {"not": {"required": ["apiVersion"]}}, required]
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Slipway manifest, version 1"}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Slipway manifest, version 2"}
     return {**head, **_but(value, "title")}
 
 
@@ -119,8 +119,8 @@ PAGE_HEAD = """\
 One YAML file describes one service. The least that works:
 
 ```yaml
-apiVersion: slipway/v1
-model: {path: /models/Qwen3-0.6B}
+apiVersion: slipway/v2
+model: {source: {path: /models/Qwen3-0.6B}}
 ```
 
 - `slipway check M` says what is wrong, with file, line and column, and `--fix` corrects it; `slipway plan M` says what
@@ -154,19 +154,21 @@ model: {path: /models/Qwen3-0.6B}
 - `auto` is settled when the service starts; `slipway plan` says to what, and why.
 - Relative paths start at the folder of the file that they are written in, those of variables and flags at the
   manifest's.
-- `apiVersion` must be given and is `slipway/v1`.
+- `apiVersion` must be given and is `slipway/v2`. Files of `slipway/v1` are still read, with a warning;
+  `slipway upgrade --write FILE` rewrites them and keeps comments, order and quotes.
 - Keys that start with `x-` are free for notes of your own in any section; nothing reads them.
 
+- [sources.md](sources.md) tells every kind of `model.source`.
 ## Layers
 
 Several files can share what they have in common, and one file can serve several occasions and machines:
 
 ```yaml
-apiVersion: slipway/v1
+apiVersion: slipway/v2
 extends: base.yaml
 variables: {context: 8192}
 model:
-  path: ${CHECKPOINTS:-/models}/Qwen3-8B
+  source: {path: "${CHECKPOINTS:-/models}/Qwen3-8B"}
   max_context: ${var.context}
 overlays:
   dev: {observability: {log_level: debug}, variables: {context: 2048}}

@@ -30,11 +30,16 @@ from appliance.declare.outside import read_environment, read_options
 from appliance.declare.outside import variable as variable
 from appliance.declare.problems import Problem, Refused, from_fault, from_validation, unread
 from appliance.declare.remedy import Hint
+from appliance.declare.versions import Older, spoken
 from appliance.manifest import Manifest
 
 # Keys with the name of a file or folder; so has the file of a secret.
 PATHS = (
-    *(("model", "path"), ("model", "chat_template"), ("engine", "record"), ("lifecycle", "journal", "folder")),
+    ("model", "source", "path"),
+    ("model", "download", "cache"),
+    ("model", "chat_template"),
+    ("engine", "record"),
+    ("lifecycle", "journal", "folder"),
     ("lifecycle", "crash_bundles", "folder"),
 )
 
@@ -50,6 +55,7 @@ class Settings:
     cache: File | None = None  # folder for what may be lost, after the XDG base directory specification
     files: tuple[File, ...] = ()
     layers: tuple[str, ...] = ()
+    older: Mapping[str, Older] = field(default_factory=dict)  # files of an older version, by name
     notices: tuple[Problem, ...] = ()  # of deprecated names, for the operator; one each
 
     def origin(self, key: Key | Path) -> str:
@@ -121,6 +127,11 @@ def load(given: Given, choose: Choose | None = None) -> Settings:
     """Reads, merges and checks all sources. `choose` looks at the machine for hardware.profiles: without it none is
     taken. Raises Refused with every problem found."""
     reading = Reading(given.environ)
+    with spoken(reading.older):
+        return _load(given, choose, reading)
+
+
+def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
     file, named = overlays.split(_read_manifest(given, reading))
     asked = overlays.wanted(given.overlays, variables.value(given.environ, "SLIPWAY_OVERLAY"))
     chosen = [overlays.read(one, named, reading) for one in asked]
@@ -144,6 +155,7 @@ def load(given: Given, choose: Choose | None = None) -> Settings:
         *(manifest, tree, given.manifest, cache_folder(given.environ)),
         files=tuple(reading.files),
         layers=(*_notes(reading, asked, named), *notes),
+        older=reading.older,
         notices=_once(notices),
     )
 

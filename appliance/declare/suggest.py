@@ -44,7 +44,9 @@ FOREIGN_KEYS = {
     "maxnumqueuedtokens": "limits.max_waiting_tokens",
     "maxnumseqs": "engine.scheduling.max_running",
     "maxqueue": "limits.max_waiting",
-    "modelpath": "model.path",
+    "hfmodelid": "model.source.huggingface.repo",
+    "modelid": "model.source.huggingface.repo",
+    "modelpath": "model.source.path",
     "name": "model.names",
     "nthreads": "hardware.threads",
     "prefixcaching": "engine.cache.prefix",
@@ -55,7 +57,7 @@ FOREIGN_KEYS = {
     "servedmodelname": "model.names",
     "servednames": "model.names",
     "shutdowntimeout": "lifecycle.drain",
-    "source": "model.path",
+    "repository": "model.source.huggingface.repo",
     "tensorparallelsize": "parallelism.tensor",
     "startuptimeout": "health.startup_budget",
     "utilization": "hardware.memory_share",
@@ -78,7 +80,8 @@ FOREIGN_WORDS = {
     "plain": "text",
     "none": "off",
     "false": "off",
-    "v1": "slipway/v1",
+    "v1": "slipway/v2",
+    "v2": "slipway/v2",
 }
 _UNITS = {
     "size": {"b": "B", "k": "KiB", "m": "MiB", "g": "GiB", "t": "TiB", "kb": "KB", "mb": "MB", "gb": "GB", "tb": "TB"}
@@ -264,7 +267,7 @@ def _text(key: Key, text: str) -> tuple[str, str, bool]:
         if match := re.match(r"([A-Za-z_]\w*):(\S.*)", text):
             inside = f"{match[1]}: {match[2]}"
             return f"a space must follow the colon: {inside}", f"{{{inside}}}", True
-        return _say("write", f"{{path: {scalar(text)}}}") if key.name == "model" else NOTHING
+        return _source(key.name, text)
     if "array" in key.types:
         return _say("write", f"[{', '.join(scalar(part.strip()) for part in text.split(','))}]")
     if key.choices and (near := _word(key.choices, text)):
@@ -291,6 +294,19 @@ def _text(key: Key, text: str) -> tuple[str, str, bool]:
         if "auto" in key.choices and text.lower() in ("none", "off", "default", "max", "all", "-1"):
             return _mean("auto")
     return NOTHING
+
+
+def _source(section: str, text: str) -> tuple[str, str, bool]:
+    """The source that a text in place of a section names: an address, a repository of the hub, or a folder."""
+    if section not in ("model", "model.source"):
+        return NOTHING
+    kinds = {"s3": "s3: {uri", "gs": "gs: {uri", "http": "http: {url", "https": "http: {url"}
+    kind = kinds.get(text.partition("://")[0]) if "://" in text else None
+    if kind is None and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", text):
+        kind = "huggingface: {repo"
+    source = f"{{{kind}: {scalar(text)}}}}}" if kind else f"{{path: {scalar(text)}}}"
+    source = f"{{source: {source}}}" if section == "model" else source
+    return f"write {source}", source, not kind or "://" in text
 
 
 def nearest_word(choices: tuple[str, ...], text: str) -> str:

@@ -45,7 +45,7 @@ def _value(key: Key) -> str:
     lines += [field("value", key.allowed), field("default", key.default_text())]
     if key.examples:
         lines.append(field("examples", "; ".join(spell(value, key.form) for value in key.examples)))
-    lines.append(field("in YAML", _in_yaml(key.path, shown)))
+    lines.append(lead("in YAML") + _in_yaml(key.path, shown))
     if "*" not in key.path:
         lines.append(field("flag", f"--{key.name.replace('_', '-')} {shown}"))
         lines.append(field("variable", f"{variable(key.path)}={shown}"))

@@ -90,6 +90,10 @@ class Engine:
         return state.phase if state.kind == "loading" else state.kind
 
     @property
+    def detail(self) -> str:
+        return self.client.state.detail
+
+    @property
     def progress(self) -> float:
         return 1.0 if self.serves else self.client.state.fraction
 

@@ -43,6 +43,8 @@ def _engine(engine: Engine) -> dict[str, Any]:
     """Where it is, and once it serves what each of its ranks holds of memory."""
     told: dict[str, Any] = {"name": f"engine-{engine.label}", "phase": engine.phase}
     told["progress"] = round(engine.progress, 4)
+    if engine.detail:
+        told["detail"] = engine.detail
     ready = engine.client.ready
     if engine.serves and ready is not None:
         told["memory"] = [_memory(one) for one in ready.memory]

@@ -61,6 +61,7 @@ def serve(plan: "Plan") -> int:
         secrets=secret_names(manifest),
         other_cpus=plan.other_cpus,
         memory=str(memory_counters(list(cgroup_folders(Path("/"), "memory")))),
+        job=plan.job,
     )
     termination_log = Path(variables.value(environment, "SLIPWAY_TERMINATION_LOG") or TERMINATION_LOG)
     return launch(service, environment, termination_log=termination_log, bundles=bundles(plan, environment))

@@ -6,11 +6,14 @@ import math
 
 import msgspec
 
+DOWNLOADING = "downloading"  # the phase before the engine itself starts
+
 
 class EngineState(msgspec.Struct, frozen=True):
     name: str = "engine"
     phase: str = ""
     progress: float | None = None
+    detail: str = ""
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -25,9 +28,15 @@ class Readiness(msgspec.Struct, frozen=True):
         states = self.engines or (EngineState(phase=self.phase, progress=self.progress),)
         return ", ".join(_state(state) for state in states if state.phase != "ready" or len(states) == 1)
 
+    @property
+    def downloads(self) -> bool:
+        return any(state.phase == DOWNLOADING for state in self.engines)
+
     def rounded(self) -> "Readiness":
         """The same with progress in tenths."""
-        engines = tuple(msgspec.structs.replace(state, progress=_tenths(state.progress)) for state in self.engines)
+        engines = tuple(
+            msgspec.structs.replace(state, progress=_tenths(state.progress), detail="") for state in self.engines
+        )
         return msgspec.structs.replace(self, progress=_tenths(self.progress), engines=engines)
 
 
@@ -37,7 +46,8 @@ def _tenths(progress: float | None) -> float | None:
 
 def _state(state: EngineState) -> str:
     percent = "" if state.progress is None else f" {state.progress:.0%}".replace("%", " %")
-    return f"{state.name} {state.phase or 'starting'}{percent}"
+    detail = f", {state.detail}" if state.detail else ""
+    return f"{state.name} {state.phase or 'starting'}{percent}{detail}"
 
 
 async def get(host: str, port: int, path: str, timeout_s: float) -> tuple[int, bytes] | None:

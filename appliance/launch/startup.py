@@ -52,8 +52,9 @@ class Startup:
         """None once /ready says so, else what was missing when the budget ended."""
         loop = asyncio.get_running_loop()
         missing = "the gateway does not answer"
+        budgeted = began  # a download has a time of its own (model.download.total_timeout)
         down = not self.gateway_up
-        while loop.time() - began <= self._budget_s:
+        while loop.time() - budgeted <= self._budget_s:
             answer = await probe.get(self._host, self._gateway.port, "/ready", _PROBE_TIMEOUT_S)
             if answer is None:
                 down, missing = True, "the gateway does not answer"
@@ -66,6 +67,7 @@ class Startup:
                     down = True
                     readiness = probe.readiness(body)
                     missing = readiness.text()
+                    budgeted = loop.time() if readiness.downloads else budgeted
                     self._show(readiness)
                 elif down or loop.time() - began > _UNSEEN_S:
                     self._console.end_progress()

@@ -29,6 +29,7 @@ from appliance.gateway.config import GatewayConfig
 from appliance.launch import sentinel
 from appliance.launch.hangs import Budgets
 from appliance.launch.keeper import Kept
+from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
@@ -56,6 +57,7 @@ class Service:
     secrets: tuple[str, ...] = ()
     other_cpus: tuple[int, ...] = ()
     memory: str = ""
+    job: Job | None = None  # downloaded by each engine's program before it becomes the engine
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,17 @@ def programs(service: Service, directory: Path) -> tuple[Program, ...]:
     )
     gateway_config.write_config(told_gateway, path)
     found = [gateway_program(service, (sys.executable, "-P", "-m", "appliance.gateway", str(path)))]
+    if service.job is not None:
+        (directory / "download.json").write_bytes(msgspec.json.encode(service.job))
     for name, config, socket in zip(engine_names(service), service.engines, sockets, strict=True):
         path = directory / f"{name}.json"
-        told = msgspec.structs.replace(
-            config, socket=str(socket), pulse=str(directory / f"{name}.pulse"), probe_s=service.budgets.probe_s
-        )
+        pulse = str(directory / f"{name}.pulse")
+        told = msgspec.structs.replace(config, socket=str(socket), pulse=pulse, probe_s=service.budgets.probe_s)
         engine_config.write_config(told, path)
-        argv = (sys.executable, "-P", "-m", "engine", str(path))
+        argv: tuple[str, ...] = (sys.executable, "-P", "-m", "engine", str(path))
+        if service.job is not None:
+            before = ("appliance.source", str(directory / "download.json"), str(socket), pulse)
+            argv = (sys.executable, "-P", "-m", *before, *argv)
         found.append(engine_program(service, name, argv, threads=config.threads))
     return tuple(found)
 
@@ -111,8 +117,11 @@ def gateway_program(service: Service, argv: tuple[str, ...]) -> Program:
 
 
 def engine_program(service: Service, name: str, argv: tuple[str, ...], *, threads: int) -> Program:
+    token = service.job.order.token if service.job else None
+    secrets = (token.env,) if token and token.env else ()
     leaves = (f"{name}.sock", f"{name}.pulse", f"{name}.open", f"{name}-ranks-*")
-    return Program(name, argv, ENGINES, 20, ENGINE_STOP_S, environment=_threads(threads), leaves=leaves)
+    threaded = _threads(threads)
+    return Program(name, argv, ENGINES, 20, ENGINE_STOP_S, environment=threaded, secrets=secrets, leaves=leaves)
 
 
 def _threads(count: int) -> dict[str, str]:

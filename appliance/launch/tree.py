@@ -42,6 +42,7 @@ _MOST_FILES = 2**16
 # A program's last line when it ends for good: EngineError.code and the message.
 _LAST_WORDS = re.compile(r"(?:slipway \w+: )?((\w+): .*|.*)")
 _PERMANENT = {"checkpoint": exits.CHECKPOINT, "architecture": exits.CHECKPOINT, "memory": exits.MEMORY}
+_PERMANENT |= {"source": exits.SOURCE}
 
 
 @dataclass(frozen=True)

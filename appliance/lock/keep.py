@@ -30,7 +30,7 @@ def make_lock(plan: Plan, settings: Settings) -> Lock:
         graphs_sha256=graphs_hash(settled(plan.effective)),
         machine=machine(plan),
         model=Model(
-            path=settings.from_manifest(("model", "path")),
+            path=_source(settings),
             architecture=plan.architecture,
             revision=revision(folder),
             files=_hashed(folder, read_names(folder), settings.cache),
@@ -38,6 +38,17 @@ def make_lock(plan: Plan, settings: Settings) -> Lock:
         template=_template(plan, settings, folder),
         plan=planned(plan),
     )
+
+
+def _source(settings: Settings) -> str:
+    """A path as seen from the manifest, of other kinds what names the checkpoint."""
+    key = settings.manifest.model.source.key
+    if key == ("model", "source", "path"):
+        return settings.from_manifest(key)
+    value: Any = settings.manifest.model
+    for part in key[1:]:
+        value = getattr(value, part)
+    return str(value) if key[2] not in ("sagemaker", "vertex") else key[2]
 
 
 def _hashed(folder: Path, names: Iterable[str], cache: Path | None) -> dict[str, Digest]:

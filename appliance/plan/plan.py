@@ -28,6 +28,8 @@ from appliance.plan.outlook import Outlook, outlook
 from appliance.plan.placement import Places, place
 from appliance.plan.precision import matmul_precision
 from appliance.rules.rule import is_compiled
+from appliance.source.facts import Facts
+from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig, WeightBits
 from engine.models.checkpoint import Checkpoint
@@ -66,11 +68,15 @@ class Plan:
     layers: tuple[str, ...] = ()
     notices: tuple[Problem, ...] = ()
     crash_folder: Path | None = None
+    job: Job | None = None  # what is to be downloaded before an engine starts
+    origin: str = ""  # the checkpoint's source with its version, and where it lies here
 
 
-def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, *, locked: bool = False) -> Plan:
-    """What will run; `locked`: a lock lies beside the manifest. Raises Refused for what this machine or this checkpoint
-    cannot do."""
+def plan(
+    settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: Facts | None = None, *, locked: bool = False
+) -> Plan:
+    """What will run. `origin`: where the checkpoint comes from, if that is not its own path; `locked`: a lock lies
+    beside the manifest. Raises Refused for what this machine or this checkpoint cannot do."""
     manifest = settings.manifest
     resolved = resolve(settings, checkpoint, machine)
     view = resolved.view
@@ -109,10 +115,11 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, *, locked
         trust_remote_code=manifest.model.trust_remote_code,
     )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
-    names = manifest.model.names or (checkpoint.path.name,)
+    origin = origin or Facts(checkpoint.path, checkpoint.path, "")
+    names = manifest.model.names or (origin.name or checkpoint.path.name,)
     choices: dict[str, Choice[Any]] = {
-        "model.path": Choice(str(checkpoint.path)),
-        "model.names": Choice(list(names), "" if manifest.model.names else "the name of the checkpoint's folder"),
+        **_source(manifest, origin),
+        "model.names": Choice(list(names), "" if manifest.model.names else "the last part of the source's name"),
         "model.lock": _lock(manifest, locked),
         **resolved.choices,
         "model.max_context": max_context,
@@ -157,6 +164,8 @@ def plan(settings: Settings, checkpoint: Checkpoint, machine: Machine, *, locked
         effective=effective,
         notices=settings.notices,
         crash_folder=_crash_folder(settings),
+        job=origin.job,
+        origin=f"{origin.shown or origin.path}: {origin.note}" if origin.note else str(origin.path),
     )
 
 
@@ -166,8 +175,26 @@ def _crash_folder(settings: Settings) -> Path | None:
 
 
 def settled(effective: Iterable[Effective]) -> dict[str, Any]:
-    """Every key with the value that it has come to."""
-    return {one.key: one.resolved for one in effective}
+    """Every key with the value that it has come to; keys of sources that are not taken have none."""
+    values = {one.key: one.resolved for one in effective}
+    platform = next((values[key] for key in PLATFORMS if key in values), None)
+    sources = {key.name: None for key in leaves() if key.path[:2] == ("model", "source")}
+    return sources | {"model.source.path": platform} | values
+
+
+PLATFORMS = ("model.source.sagemaker", "model.source.vertex")  # kinds without keys of their own
+
+
+def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
+    """Where the checkpoint lies, behind the key that named it."""
+    kind = manifest.model.source.kind
+    if kind == "path":
+        return {"model.source.path": Choice(str(origin.path))}
+    if kind == "huggingface":
+        return {"model.source.huggingface.revision": Choice(origin.revision, origin.version)}
+    if kind in ("http", "s3", "gs"):
+        return {f"model.source.{kind}.{'url' if kind == 'http' else 'uri'}": Choice(origin.shown, origin.version)}
+    return {f"model.source.{kind}": Choice(origin.shown or str(origin.path), origin.version or origin.note)}
 
 
 def fingerprint(settings: Settings) -> str:
@@ -233,13 +260,20 @@ def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Eff
         if "*" in key.path:
             continue
         value: Any = values
-        for part in key.path:
-            value = value[part]
+        for part in key.path[:-1]:
+            value = None if value is None else value[part]
+        if value is None or (key.path[:2] == ("model", "source") and value[key.path[-1]] is None):
+            continue  # of another kind of source
+        value = value[key.path[-1]]
         choice = choices.get(key.name)
         if choice and choice.reason:
             found.append(Effective(key.name, value, settings.origin(key), choice.value, choice.reason))
         else:
             found.append(Effective(key.name, value, settings.origin(key), paths.get(key.path, value)))
+    for name in PLATFORMS:
+        if choice := choices.get(name):
+            place = settings.origin(tuple(name.split(".")))
+            found.insert(1, Effective(name, "{}", place, choice.value, choice.reason))
     for name in settings.manifest.secrets:
         found.append(Effective(f"secrets.{name}", "(a reference)", settings.origin(("secrets", name)), "(a reference)"))
     return tuple(found)

@@ -3,10 +3,12 @@
 Reads files, never weights, and never imports torch.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,19 +18,27 @@ from appliance.declare.files import suggest_file
 from appliance.declare.layers.mend import mended_where_written
 from appliance.declare.layers.merge import at
 from appliance.declare.layers.profiles import Profile
+from appliance.declare.locate import Place
 from appliance.declare.problems import Problem, Refused, unread
 from appliance.declare.remedy import Hint, Write
 from appliance.declare.settings import Given, Settings, load
 from appliance.declare.suggest import suggest_name
+from appliance.declare.versions import spoken
 from appliance.lock.lock import lock_path
 from appliance.manifest import SecretFile
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
 from appliance.plan.profiles import first_match
+from appliance.source.facts import Facts, NotHere, facts
+from appliance.source.order import Local, find, policy
+from appliance.source.remote import SourceError
 from engine.api.errors import CheckpointError, EngineError
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
 from engine.models.parts import attentions
+
+if TYPE_CHECKING:
+    from appliance.source.progress import Progress
 
 
 class _TokenizerFile(msgspec.Struct):
@@ -55,15 +65,17 @@ def _trusting(settings: Settings, folder: Path) -> None:
 
 
 def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusting) -> Plan:
-    """The plan for what is given, on this machine unless another is described. `verify` may refuse the checkpoint's
-    folder before anything in it is read or run, and before a GPU is asked for more than a profile needs. Raises Refused
-    with what is wrong."""
+    """The plan for what is given, on this machine unless another is described. Of a checkpoint that lies elsewhere its
+    small files are downloaded and the headers of its weights are read. `verify` may refuse the checkpoint's folder
+    before anything in it is read or run, and before a GPU is asked for more than a profile needs. Raises Refused with
+    what is wrong, NotPlanned if the checkpoint has to be downloaded first."""
     settings, looked_at = settle(given, machine)
-    try:
-        return _proven(settings, given.environ, machine, looked_at, verify)
-    except Refused as refused:
-        problems = (mended_where_written(problem, settings.tree) for problem in refused.problems)
-        raise Refused(problems, refused.cause) from refused
+    with spoken(settings.older):
+        try:
+            return _proven(settings, given.environ, machine, looked_at, verify)
+        except Refused as refused:
+            problems = [mended_where_written(problem, settings.tree) for problem in refused.problems]
+            raise type(refused)(problems, refused.cause) from refused
 
 
 def settle(given: Given, machine: Machine | None = None) -> tuple[Settings, Machine | None]:
@@ -79,6 +91,10 @@ def settle(given: Given, machine: Machine | None = None) -> tuple[Settings, Mach
     return load(given, choose), looked_at
 
 
+class NotPlanned(Refused):
+    """All that can be seen is right, but the checkpoint has to be downloaded first."""
+
+
 def _proven(
     settings: Settings,
     environ: Mapping[str, str],
@@ -87,30 +103,54 @@ def _proven(
     verify: Verify,
 ) -> Plan:
     problems = list(_files(settings, environ))
+    key = settings.manifest.model.source.key
+    at, name = settings.place(key), ".".join(key)
+    found = find(settings, environ)
+    if problems and not isinstance(found, Local):
+        raise Refused(problems)  # a token that cannot be read asks no server
     try:
-        checkpoint = _checkpoint(settings, verify)
+        with facts(found, policy(settings, environ), environ) as known:
+            _verified(settings, known, at, verify)
+            checkpoint = _checkpoint(settings, known)
+    except NotHere as error:
+        raise NotPlanned([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
+    except SourceError as error:
+        raise Refused([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
     except EngineError as error:
-        key = ("model", "path")
-        place = settings.place(key)
-        hint = suggest_file(settings.manifest.model.path, settings.folder(key), holds="config.json")
-        raise Refused([*problems, unread(place, key, str(error), hint)], exits.CHECKPOINT) from error
+        below = settings.manifest.model.source.path
+        hint = Hint() if below is None else suggest_file(below, settings.folder(key), holds="config.json")
+        raise Refused([*problems, unread(at, key, str(error), hint)], exits.CHECKPOINT) from error
     if problems:
         raise Refused(problems)
-    found = _planned(settings, checkpoint, machine, looked_at)
-    _check_scales(settings, checkpoint, found)
-    return found
+    planned = _planned(settings, checkpoint, machine, looked_at, known)
+    _check_scales(settings, checkpoint, planned)
+    return planned
 
 
-def _planned(settings: Settings, checkpoint: Checkpoint, machine: Machine | None, looked_at: Machine | None) -> Plan:
+def _verified(settings: Settings, known: Facts, at: Place, verify: Verify) -> None:
+    """What lies elsewhere is held to its lock once it is here: `serve` downloads it, and proves again."""
+    if verify is _trusting:
+        return
+    if known.job is None:
+        verify(settings, known.folder)
+    elif lock_path(settings.path).is_file():
+        key = ".".join(settings.manifest.model.source.key)
+        message = "it is held to the lock beside the manifest and is not here yet; `slipway fetch` downloads it"
+        raise NotPlanned([Problem(at, key, message)], exits.SOURCE)
+
+
+def _planned(
+    settings: Settings, checkpoint: Checkpoint, machine: Machine | None, looked_at: Machine | None, known: Facts
+) -> Plan:
     """`machine` is one that is described, `looked_at` what a profile was chosen for, without its GPUs perhaps."""
     locked = lock_path(settings.path).is_file()
     if machine is not None or settings.manifest.hardware.device != "cpu":
-        return plan(settings, checkpoint, machine or looked_at or read_machine(), locked=locked)
+        return plan(settings, checkpoint, machine or looked_at or read_machine(), known, locked=locked)
     try:
-        return plan(settings, checkpoint, looked_at or read_machine(gpus=False), locked=locked)
+        return plan(settings, checkpoint, looked_at or read_machine(gpus=False), known, locked=locked)
     except Refused:
         # Whether a GPU would change it is worth the second that looking for one takes.
-        return plan(settings, checkpoint, read_machine(), locked=locked)
+        return plan(settings, checkpoint, read_machine(), known, locked=locked)
 
 
 def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> None:
@@ -123,15 +163,58 @@ def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> No
             raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error
 
 
-def _checkpoint(settings: Settings, verify: Verify) -> Checkpoint:
+def bring_whole(given: Given) -> Path:
+    """Downloads what is not here yet, with progress on standard error. The folder of the checkpoint. Raises Refused."""
+    return _bring(load(given), given, lambda _: contextlib.nullcontext())
+
+
+def bring_for_a_start(given: Given) -> None:
+    """The same, with answers at the gateway's address meanwhile."""
+    from appliance.source.lobby import lobby
+
+    settings = load(given)
+    endpoints = settings.manifest.endpoints
+    _bring(settings, given, lambda progress: lobby(endpoints.host, endpoints.port, progress))
+
+
+def _bring(
+    settings: Settings, given: Given, beside: Callable[["Progress"], contextlib.AbstractContextManager[None]]
+) -> Path:
+    from appliance.source.bring import bring, on_stderr
+
+    with spoken(settings.older):
+        problems = list(_files(settings, given.environ))
+        if problems:
+            raise Refused(problems)
+        found = find(settings, given.environ)
+        if isinstance(found, Local):
+            return found.path
+        try:
+            with on_stderr() as say:
+                return bring(found, policy(settings, given.environ), given.environ, say, beside)
+        except SourceError as error:
+            key = settings.manifest.model.source.key
+            raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.SOURCE) from error
+
+
+def _checkpoint(settings: Settings, known: Facts) -> Checkpoint:
     """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
-    folder = settings.file(("model", "path"))
-    verify(settings, folder.resolve())
-    checkpoint = read_checkpoint(folder.resolve(), settings.manifest.model.trust_remote_code)
-    check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
-    present = next((name for name in TOKENIZERS if (checkpoint.path / name).exists()), "tokenizer.json")
-    _check_tokenizer(checkpoint.path / present)
-    return checkpoint
+    try:
+        checkpoint = read_checkpoint(known.folder, settings.manifest.model.trust_remote_code)
+        check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
+        present = next((name for name in TOKENIZERS if (checkpoint.path / name).exists()), "tokenizer.json")
+        _check_tokenizer(checkpoint.path / present)
+    except EngineError as error:
+        if known.folder == known.path:
+            raise
+        raise type(error)(str(error).replace(str(known.folder), known.shown)) from error
+    if known.folder == known.path:
+        return checkpoint
+    tensors = {
+        name: replace(info, file=known.path / info.file.relative_to(known.folder))
+        for name, info in checkpoint.tensors.items()
+    }
+    return replace(checkpoint, path=known.path, tensors=tensors)
 
 
 def _check_tokenizer(path: Path) -> None:

@@ -26,7 +26,8 @@ def _problem(settings: Settings, situation: Situation, found: Conflict) -> Probl
     keys = (*found.open, *found.written)
     because = "; ".join(rule.words(situation.facts) for rule in _told(found.rules, keys[-1:]))
     if not keys:
-        return Problem(settings.place(("model", "path")), "model.path", because)
+        key = settings.manifest.model.source.key
+        return Problem(settings.place(key), ".".join(key), because)
     first, others = keys[-1], keys[:-1]
     given = first.spelled(situation.written[first.name]) if found.written else "auto"
     beside = _listed([_beside(settings, situation, found, other) for other in others], "and")

@@ -30,8 +30,8 @@ def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int
     manifest.write_text(
         json.dumps(
             {
-                "apiVersion": "slipway/v1",
-                "model": {"path": str(checkpoint.resolve()), "names": ["bench"], "max_context": length},
+                "apiVersion": "slipway/v2",
+                "model": {"source": {"path": str(checkpoint.resolve())}, "names": ["bench"], "max_context": length},
                 "quantization": {"weights": "auto" if bits == "stored" else bits},
                 "hardware": {"device": "cpu", "threads": threads, "kernels": variant or "auto"},
                 "engine": {"scheduling": {"max_running": max(1, rows)}},

@@ -49,6 +49,7 @@ class EngineState(msgspec.Struct, frozen=True):
     phase: str = ""
     fraction: float = 0.0
     message: str = ""
+    detail: str = ""
 
     def __str__(self) -> str:
         if self.kind == "loading":
@@ -215,8 +216,8 @@ class EngineClient:
             case Told():
                 if self._on_told is not None:
                     self._on_told(message)
-            case Loading(phase, fraction):
-                self._become(EngineState("loading", phase, fraction))
+            case Loading(phase, fraction, detail):
+                self._become(EngineState("loading", phase, fraction, detail=detail))
             case Ready():
                 self.ready = message
                 self._become(EngineState("ready"))

@@ -118,10 +118,12 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
-    """Progress of a start. `phase` is a word such as "loading" or "warming"; `fraction` is 0..1."""
+    """Progress of a start. `phase` is a word such as "loading" or "warming"; `fraction` is 0..1; `detail` is more about
+    it, for people."""
 
     phase: str
     fraction: float
+    detail: str = ""
 
 
 class Taken(msgspec.Struct, frozen=True):

@@ -55,7 +55,7 @@ def read_checkpoint(path: str | Path, trust_remote_code: bool = False, *, weight
     if folder.suffix == ".gguf" and folder.is_file() and gguf_file(folder.parent) == folder:
         folder = folder.parent
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such directory; model.path must name a checkpoint directory")
+        raise CheckpointError(f"{folder}: no such directory; model.source.path must name a checkpoint directory")
     blocks = gguf_file(folder)
     config = normalised(_read_config(folder, blocks))
     generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}

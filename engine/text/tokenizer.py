@@ -41,8 +41,8 @@ def tokenizer_file(directory: Path) -> Path:
     found = next((directory / name for name in FILES if (directory / name).is_file()), None)
     if found is None:
         raise CheckpointError(
-            f"{directory / FILES[0]}: no such file, and no {TEKKEN}; model.path must hold one of them (AutoTokenizer's "
-            "save_pretrained writes a tokenizer.json)"
+            f"{directory / FILES[0]}: no such file, and no {TEKKEN}; model.source must hold one of them "
+            "(AutoTokenizer's save_pretrained writes a tokenizer.json)"
         )
     return found
 

@@ -19,7 +19,7 @@ ASK = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "temperature": 0}
 
 
 def manifest(model: Path, rest: str = "") -> str:
-    return f"apiVersion: slipway/v1\nmodel: {{path: {model}, names: [demo]}}\n{rest}"
+    return f"apiVersion: slipway/v2\nmodel: {{source: {{path: {model}}}, names: [demo]}}\n{rest}"
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ def service(request, launch, tmp_path_factory):
     (folder / "run").mkdir(mode=0o700)
     manifest = folder / "m.yaml"
     manifest.write_text(
-        "apiVersion: slipway/v1\n"
-        f"model: {{path: {ROOT / 'manifests' / 'demo'}, names: [demo]}}\n"
+        "apiVersion: slipway/v2\n"
+        f"model: {{source: {{path: {ROOT / 'manifests' / 'demo'}}}, names: [demo]}}\n"
         f"endpoints: {{api_keys: {'in_file' if request.param == 'file' else 'in_variable'}}}\n"
         "engine: {record: steps.jsonl}\n"
         "observability: {log_level: debug, log_requests: true, log_outputs: deltas}\n"
@@ -122,7 +122,9 @@ def test_a_literal_is_refused_without_being_repeated(tmp_path, line, form, capsy
     from appliance.command.cli import main
 
     path = tmp_path / "m.yaml"
-    path.write_text(f"apiVersion: slipway/v1\n{'' if line.startswith('model') else 'model: {path: x}'}\n{line}\n")
+    path.write_text(
+        f"apiVersion: slipway/v2\n{'' if line.startswith('model') else 'model: {source: {path: x}}'}\n{line}\n"
+    )
     assert main(["check", "--format", form, str(path)]) in (2, 10)
     searched(*capsys.readouterr())
     main(["check", "--fix", str(path)])

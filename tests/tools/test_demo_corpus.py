@@ -62,7 +62,7 @@ def test_the_columns_lend_and_carry():
 
 def test_every_manifest_key_is_asked_about():
     paths = {key.path for key in manifest_keys()}
-    assert {"model", "model.path", "endpoints.port"} <= paths
+    assert {"model", "model.source.path", "endpoints.port"} <= paths
     rng = random.Random(5)
     trained, tested = ({SKILLS["keys"](rng, held_out).problem.split()[1] for _ in range(3000)} for held_out in (0, 1))
     assert trained == paths and len(tested) > 0.9 * len(paths)

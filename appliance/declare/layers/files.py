@@ -18,6 +18,7 @@ from appliance.declare.layers.merge import at, fault, merged, place_of, without,
 from appliance.declare.locate import Fault, Path, Place, Tree, read_yaml
 from appliance.declare.problems import Problem
 from appliance.declare.remedy import Hint, Write
+from appliance.declare.versions import Older, translate
 
 MAX_FILES = 100
 
@@ -31,6 +32,7 @@ class Reading:
     count: int = 0
     files: list[File] = field(default_factory=list)
     notices: list[Problem] = field(default_factory=list)
+    older: dict[str, Older] = field(default_factory=dict)  # files of an older version, by name
 
 
 def read_file(reading: Reading, path: File) -> Tree:
@@ -55,6 +57,12 @@ def _read(reading: Reading, path: File, via: tuple[Place, ...], chain: Chain) ->
     if path not in reading.files:
         reading.files.append(path)
     own = without_notes(read_yaml(data, str(path), via))
+    # A file without an apiVersion is of that of the first one.
+    first = next(iter(reading.older.values()), None) if "apiVersion" not in own.value else None
+    if version := translate(own, first):
+        reading.older[str(path)] = version
+        if "apiVersion" in own.value:
+            reading.notices.append(version.warning(own))
     reading.notices += rename(own)
     bases = [base for name in _names(own, reading.environ) if (base := _base(reading, own, name, chain))]
     rest = without(own, ("extends",))

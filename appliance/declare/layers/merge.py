@@ -1,6 +1,6 @@
 """Trees laid over each other and cut apart again. Every value keeps the place it was written at.
 
-Mappings are merged key by key, everything else is replaced.
+Mappings are merged key by key, everything else is replaced; so is what has exactly one of its keys, such as a source.
 """
 
 import copy
@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from appliance.declare.locate import Fault, Path, Place, Tree
+from appliance.manifest import ONE_KIND
 
 NOTE = "x-"
 
@@ -25,6 +26,10 @@ def merged(*trees: Tree) -> Tree:
 
 
 def _lay(path: Path, low: dict[str, Any], high: dict[str, Any], into: Tree, over: Tree) -> None:
+    if path[-2:] in ONE_KIND and high:
+        for rival in [name for name in low if name not in high]:
+            _forget(into, (*path, rival))
+            del low[rival]
     for name, value in high.items():
         inner = (*path, name)
         if isinstance(value, dict) and isinstance(low.get(name), dict):

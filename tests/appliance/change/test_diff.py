@@ -32,7 +32,9 @@ CANDIDATES = (True, False, "other", 2, 3, 0.5, 7, 64, "5s", "64MiB", "http://a.e
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "manifests" / "demo", tmp_path / "demo")
-    (tmp_path / "a.yaml").write_text(f"apiVersion: {API_VERSION}\nmodel:\n  path: demo\n  names: [demo, old]\n")
+    (tmp_path / "a.yaml").write_text(
+        f"apiVersion: {API_VERSION}\nmodel:\n  source: {{path: demo}}\n  names: [demo, old]\n"
+    )
     (tmp_path / "other").write_text("{{ messages }}")
     return tmp_path
 
@@ -97,7 +99,7 @@ def test_equal_manifests_have_no_difference(folder: Path, capsys: pytest.Capture
 def test_a_difference_ends_with_1_and_a_wrong_manifest_with_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a = str(folder / "a.yaml")
     assert main(["diff", a, "--set", "limits.max_stop=3"]) == 1
-    (folder / "b.yaml").write_text("apiVersion: slipway/v1\nmodel: {pth: demo}\n")
+    (folder / "b.yaml").write_text("apiVersion: slipway/v2\nmodel: {pth: demo}\n")
     assert main(["diff", a, str(folder / "b.yaml")]) == 2
     assert f"{folder / 'b.yaml'}:2:9: model.pth: unknown key" in capsys.readouterr().err
     assert main(["diff", str(folder / "b.yaml"), a]) == 2
@@ -198,8 +200,8 @@ def test_the_same_relative_path_in_another_folder_is_another_checkpoint(folder: 
     shutil.copytree(folder / "demo", folder / "inner" / "demo")
     shutil.copy(folder / "a.yaml", folder / "inner" / "a.yaml")
     found = compare(read_side(given(folder), MACHINE), read_side(given(folder / "inner"), MACHINE))
-    assert [change.key for change in found.changes] == ["model.path"]
-    assert "model.path" in found.outputs and set(found.restart) == {"gateway", "engines"}
+    assert [change.key for change in found.changes] == ["model.source.path"]
+    assert "model.source.path" in found.outputs and set(found.restart) == {"gateway", "engines"}
 
 
 def test_keys_are_compared_where_no_plan_can_be_made(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,14 +267,14 @@ def test_rounded_weights_are_told_where_they_are_kept(folder: Path) -> None:
 
 def test_an_overlay_and_a_profile_have_consequences(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "parts").mkdir()
-    (folder / "parts" / "base.yaml").write_text("model: {path: ../demo, names: [demo, old]}\n")
+    (folder / "parts" / "base.yaml").write_text("model: {source: {path: ../demo}, names: [demo, old]}\n")
     (folder / "b.yaml").write_text(
         f"apiVersion: {API_VERSION}\nextends: parts/base.yaml\noverlays: {{public: {{limits: {{max_stop: 2}}}}}}\n"
         "hardware: {profiles: [{name: cpu, match: {device: cpu}, set: {engine: {scheduling: {max_running: 8}}}}]}\n"
     )
     found = compare(read_side(given(folder), MACHINE), read_side(given(folder, name="b.yaml"), MACHINE))
     acting = {change.key: change for change in found.changes if change.acts}
-    assert "model.path" not in acting, "a path of a file in another folder is the same in effect"
+    assert "model.source.path" not in acting, "a path of a file in another folder is the same in effect"
     running = acting["engine.scheduling.max_running"]
     assert running.after is not None and running.after.origin.endswith("(profile cpu)")
     assert main(["diff", str(folder / "b.yaml"), "--overlay", "public"]) == 1

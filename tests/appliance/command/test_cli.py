@@ -6,7 +6,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -74,7 +74,7 @@ def manifest(tmp_path: Path) -> Path:
     (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "BPE"}}')
     write_safetensors(folder / "model.safetensors", SHAPES)
     path = tmp_path / "m.yaml"
-    path.write_text("apiVersion: slipway/v1\nmodel:\n  path: tiny\nhardware: {device: cpu}\n")
+    path.write_text("apiVersion: slipway/v2\nmodel:\n  source: {path: tiny}\nhardware: {device: cpu}\n")
     return path
 
 
@@ -127,7 +127,7 @@ def test_a_faulty_checkpoint_is_refused_at_model_path(manifest: Path, capsys: Ou
     faults(manifest.parent / "tiny")[words]()
     assert main(["check", str(manifest)]) == exits.CHECKPOINT.number
     err = capsys.readouterr().err
-    assert err.startswith(f"{manifest}:3:9: model.path: ") and words in err, err
+    assert err.startswith(f"{manifest}:3:18: model.source.path: ") and words in err, err
 
 
 def test_a_checkpoint_with_mistrals_tokenizer_file_alone_is_served(manifest: Path, capsys: Output) -> None:
@@ -145,7 +145,8 @@ def test_files_that_the_manifest_names_must_be_there(
 ) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     text = (
-        "apiVersion: slipway/v1\nmodel: {path: tiny, chat_template: chat.jinja}\nengine: {record: no/run.log}\n"
+        "apiVersion: slipway/v2\nmodel: {source: {path: tiny}, chat_template: chat.jinja}\n"
+        "engine: {record: no/run.log}\n"
         "secrets: {a: {file: a.txt}, b: {env: NO_SUCH_KEY}, c: {file: c.txt}}\n"
     )
     manifest.write_text(text)
@@ -178,7 +179,7 @@ def test_a_plan_shows_every_key_and_no_secret(manifest: Path, capsys: Output, mo
         assert "secrets.k" in out and "hunter2" not in out
     assert "auto → 64" not in out and main(["plan", *arguments]) == 0
     text = capsys.readouterr().out
-    for words in ("auto → 64", "what the checkpoint supports", "KV cache", f"{manifest}:3:9", "weights", "default"):
+    for words in ("auto → 64", "what the checkpoint supports", "KV cache", f"{manifest}:3:18", "weights", "default"):
         assert words in text
 
 
@@ -247,9 +248,10 @@ def fields(model: type[BaseModel], above: str = "--") -> list[str]:
     """A flag for each field of a pydantic model that holds a value, by pydantic's own table."""
     found = []
     for name, field in model.model_fields.items():
-        inner = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        kinds = (field.annotation, *get_args(field.annotation))
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
         word = above + name.replace("_", "-")
-        found += fields(field.annotation, f"{word}.") if inner else [word]  # type: ignore[arg-type]
+        found += [word] if inner is None else fields(inner, f"{word}.")
     return found
 
 
@@ -326,22 +328,26 @@ OTHERS: dict[str, Any] = {
 def test_a_manifest_survives_the_way_to_flags_and_back_to_a_dict(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
     path.write_text("{}")
-    want: dict[str, Any] = {"apiVersion": "slipway/v1", "secrets": {"k": {"env": "KEY"}}}
+    want: dict[str, Any] = {"apiVersion": "slipway/v2", "secrets": {"k": {"env": "KEY"}}}
     for key in leaves():
         if "*" in key.path or key.name == "apiVersion":
             continue
+        if key.path[:2] == ("model", "source") and key.path != ("model", "source", "path"):
+            continue  # one kind alone is given
         value = next((word for word in key.choices if word != key.default), None) or next(
             make(key.default) for kind, make in OTHERS.items() if kind in key.types
         )
         within = want
         for part in key.path[:-1]:
             within = within.setdefault(part, {})
-        within[key.path[-1]] = "k" if key.name == "endpoints.api_keys" else value
-    words = [word for flag in fields(Manifest) for word in (flag, json.dumps(at(want, flag)))]
+        within[key.path[-1]] = "k" if key.name in ("endpoints.api_keys", "model.credentials") else value
+    given = [flag for flag in fields(Manifest) if ".source." not in flag or flag.endswith(".path")]
+    words = [word for flag in given for word in (flag, json.dumps(at(want, flag)))]
     manifest = load(Given(path, options(*words))).manifest
     assert manifest == Manifest.model_validate(want)
     assert Manifest.model_validate(manifest.model_dump(mode="json")) == manifest
-    unset = [key.name for key in leaves() if "*" not in key.path and at(manifest.model_dump(), key.name) == key.default]
+    names = [flag.removeprefix("--").replace("-", "_") for flag in given if flag != "--secrets"]
+    unset = [key.name for key in leaves() if key.name in names and at(manifest.model_dump(), key.name) == key.default]
     assert not unset
 
 

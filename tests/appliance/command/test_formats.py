@@ -18,8 +18,8 @@ from appliance.declare.settings import Given, load
 from tests.appliance.declare.seeded import MARK, SEEDED
 
 TEXT = """\
-apiVersion: slipway/v1
-model: {path: /m, dtype: fp16}
+apiVersion: slipway/v2
+model: {source: {path: /m}, dtype: fp16}
 endpoints:
   prot: 8000
   docs: yes
@@ -57,10 +57,10 @@ def replaced(text: str, edits: list[dict[str, Any]]) -> str:
 def test_text_shows_the_line_a_caret_below_it_and_what_to_make_of_it(manifest: Path) -> None:
     shown = as_text(found(manifest)).replace(str(manifest), "m.yaml")
     assert shown == (
-        'm.yaml:2:26: model.dtype: "fp16"; must be one of auto, float32, bfloat16, float16; did you mean float16?\n'
-        "   2 | model: {path: /m, dtype: fp16}\n"
-        "     |                          ^^^^\n"
-        "   2 + model: {path: /m, dtype: float16}\n"
+        'm.yaml:2:36: model.dtype: "fp16"; must be one of auto, float32, bfloat16, float16; did you mean float16?\n'
+        "   2 | model: {source: {path: /m}, dtype: fp16}\n"
+        "     |                                    ^^^^\n"
+        "   2 + model: {source: {path: /m}, dtype: float16}\n"
         "m.yaml:4:3: endpoints.prot: unknown key; did you mean port?\n"
         "   4 |   prot: 8000\n"
         "     |   ^^^^\n"
@@ -97,7 +97,7 @@ def test_json_has_every_problem_with_edits_that_can_be_made(manifest: Path, caps
     out, err = capsys.readouterr()
     objects = json.loads(out)
     assert not err and [(one["line"], one["column"], one["key"], one["code"]) for one in objects] == [
-        (2, 26, "model.dtype", "wrong-value"),
+        (2, 36, "model.dtype", "wrong-value"),
         (4, 3, "endpoints.prot", "unknown-key"),
         (5, 9, "endpoints.docs", "ambiguous"),
         (6, 1, "max_running", "unknown-key"),
@@ -198,7 +198,7 @@ def test_fix_corrects_what_leaves_no_doubt_and_says_so(manifest: Path, capsys: O
     assert main(["check", "--fix", str(manifest)]) == 2
     err = capsys.readouterr().err
     assert manifest.read_text() == (
-        "apiVersion: slipway/v1\nmodel: {path: /m, dtype: float16}\nendpoints:\n  port: 8000\n  docs: true\n"
+        "apiVersion: slipway/v2\nmodel: {source: {path: /m}, dtype: float16}\nendpoints:\n  port: 8000\n  docs: true\n"
         "engine: {scheduling: {max_running: 4}}\nsecrets:\n  clients: hunter2\n"
     )
     assert manifest.stat().st_mode & 0o777 == 0o640 and [path.name for path in manifest.parent.iterdir()] == ["m.yaml"]
@@ -208,14 +208,18 @@ def test_fix_corrects_what_leaves_no_doubt_and_says_so(manifest: Path, capsys: O
 
 def test_fix_finds_what_a_mistake_of_yaml_hid(tmp_path: Path, capsys: Output) -> None:
     path = tmp_path / "m.yaml"
-    path.write_text("apiVersion: slipway/v1\nmodel: {path: /m}\nlimits:\n\tmax_body: 8Mi\n\tmax_stop: 4\nkind: X\n")
+    path.write_text(
+        "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\nlimits:\n\tmax_body: 8Mi\n\tmax_stop: 4\nkind: X\n"
+    )
     main(["check", "--fix", str(path)])
-    assert path.read_text() == ("apiVersion: slipway/v1\nmodel: {path: /m}\nlimits:\n  max_body: 8MiB\n  max_stop: 4\n")
+    assert path.read_text() == (
+        "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\nlimits:\n  max_body: 8MiB\n  max_stop: 4\n"
+    )
 
 
 def test_fix_leaves_doubt_alone_and_links_links(tmp_path: Path, capsys: Output) -> None:
     real = tmp_path / "real.yaml"
-    text = "apiVersion: slipway/v1\nmodel: {path: /m}\nlimits:\n  max_stop: 0\n  max_body: 1MiB\n  max_body: 2MiB\n"
+    text = "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\nlimits:\n  max_stop: 0\n  max_body: 1MiB\n  max_body: 2MiB\n"  # noqa: E501
     real.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode() + b"kind: X\r\n")
     link = tmp_path / "m.yaml"
     link.symlink_to(real)

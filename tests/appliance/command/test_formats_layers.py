@@ -19,7 +19,7 @@ from tests.appliance.declare.seeded_layers import SEEDED
 ROOT = Path(__file__).resolve().parents[3]
 CPU = Machine(8, "affinity", 2**36, "MemAvailable", no_gpu="no driver", kernels=("avx512", "avx2", "base"))
 BASE = f"""\
-model: {{path: {ROOT}/manifests/demo}}
+model: {{source: {{path: {ROOT}/manifests/demo}}}}
 hardware: {{device: cpu}}
 observability: {{log_level: "${{var.level}}"}}
 limits:
@@ -28,7 +28,7 @@ limits:
 variables: {{level: debug}}
 """
 TEXT = """\
-apiVersion: slipway/v1
+apiVersion: slipway/v2
 extends: [conf/base.yaml]
 variables: {level: warn}
 overlays:
@@ -127,7 +127,7 @@ def test_fix_takes_two_rounds_where_a_key_and_its_default_are_wrong() -> None:
 def test_advice_that_leaves_doubt_is_not_given_again(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTEXT", "1000000")
     Path("m.yaml").write_text(
-        f"apiVersion: slipway/v1\nmodel:\n  path: {ROOT}/manifests/demo\n  max_context: ${{CONTEXT}}\n"
+        f"apiVersion: slipway/v2\nmodel:\n  source: {{path: {ROOT}/manifests/demo}}\n  max_context: ${{CONTEXT}}\n"
     )
     assert main(["check", "--fix", "m.yaml", "--hardware.device", "cpu"]) == 2
     err = capsys.readouterr().err
@@ -144,8 +144,8 @@ def test_fix_says_how_to_give_an_option(capsys: Output, monkeypatch: pytest.Monk
 
 
 def conflict(text: str, base: str) -> Refused:
-    Path("m.yaml").write_text("apiVersion: slipway/v1\nextends: conf/base.yaml\n" + text)
-    Path("conf/base.yaml").write_text(f"model: {{path: {ROOT}/manifests/demo}}\n{base}")
+    Path("m.yaml").write_text("apiVersion: slipway/v2\nextends: conf/base.yaml\n" + text)
+    Path("conf/base.yaml").write_text(f"model: {{source: {{path: {ROOT}/manifests/demo}}}}\n{base}")
     with pytest.raises(Refused) as caught:
         prove(Given(Path("m.yaml")), CPU)
     return caught.value

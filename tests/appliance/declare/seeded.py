@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Seeded mistakes: whole manifests, each with one mistake, where it stands, what to say, and what the edit makes of it.
 
 `⟪` marks the place that the message must name; it is taken out before the manifest is read, so line and column are
@@ -8,9 +9,9 @@ meant, a zero byte where only validity is compared.
 from dataclasses import dataclass, field
 
 MARK = "⟪"
-TOP = "apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware: {device: cpu}\n"
-MODEL = "apiVersion: slipway/v1\nhardware: {device: cpu}\nmodel:\n  path: tiny\n"
-HARDWARE = "apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware:\n  device: cpu\n"
+TOP = "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware: {device: cpu}\n"
+MODEL = "apiVersion: slipway/v2\nhardware: {device: cpu}\nmodel:\n  source: {path: tiny}\n"
+HARDWARE = "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware:\n  device: cpu\n"
 
 
 @dataclass(frozen=True)
@@ -151,9 +152,15 @@ SEEDED: tuple[Seeded, ...] = (
     Seeded("Docker ports", TOP + "endpoints: {⟪ports: 8000}\n", "endpoints.ports", "port?",
            "endpoints: {port: 8000}\n"),
     # missing
-    Seeded("missing version", "⟪model: {path: tiny}\n", "apiVersion", "write apiVersion: slipway/v1",
-           "apiVersion: slipway/v1\nmodel: {path: tiny}\n"),
-    Seeded("missing path", "apiVersion: slipway/v1\n⟪model: {names: [a]}\n", "model.path", "must be text"),
+    Seeded("missing version", "⟪model: {source: {path: tiny}}\n", "apiVersion", "write apiVersion: slipway/v2",
+           "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\n"),
+    Seeded("missing source", "apiVersion: slipway/v2\n⟪model: {names: [a]}\n", "model.source", "a mapping with path,"),
+    Seeded("a repository for the model", "apiVersion: slipway/v2\nmodel: ⟪org/name\n", "model",
+           "write {source: {huggingface: {repo: org/name}}}"),
+    Seeded("the path of version 1", "apiVersion: slipway/v2\nmodel:\n  ⟪path: tiny\n", "model.path",
+           "it belongs to model.source: path", "model:\n  source: {path: tiny}\n"),
+    Seeded("two kinds of source", "apiVersion: slipway/v2\nmodel: {source: ⟪{path: /m, vertex: {}}}\n",
+           "model.source", "has path and vertex; it takes exactly one of path, huggingface, http"),
     # types, quotes, booleans
     Seeded("quoted number", TOP + "endpoints: {port: ⟪'8000'}\n", "endpoints.port", "without quotes",
            "endpoints: {port: 8000}\n"),
@@ -189,7 +196,7 @@ SEEDED: tuple[Seeded, ...] = (
            "  memory_share: 0.9\n"),
     Seeded("share of ninety", HARDWARE + "  memory_share: ⟪90\n", "hardware.memory_share", "write 0.9",
            "  memory_share: 0.9\n"),
-    Seeded("device gpu", "apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware: {device: ⟪gpu}\n", "hardware.device",
+    Seeded("device gpu", "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware: {device: ⟪gpu}\n", "hardware.device",
            "did you mean cuda?"),
     Seeded("dtype bf16", MODEL + "  dtype: ⟪bf16\n", "model.dtype", "bfloat16?", "  dtype: bfloat16\n"),
     Seeded("4 bits in other words", TOP + "quantization: {weights: ⟪int3}\n", "quantization.weights",
@@ -231,16 +238,16 @@ SEEDED: tuple[Seeded, ...] = (
     Seeded("variable that is not set", TOP + "secrets: {key: {env: ⟪API_KEY}}\n", "secrets.key.env",
            "did you mean API_KEYS?", "secrets: {key: {env: API_KEYS}}\n", variables={"API_KEYS": "x"}, certain=False),
     # files
-    Seeded("typo in the checkpoint's folder", "apiVersion: slipway/v1\nmodel: {path: ⟪tinny}\n", "model.path",
-           "did you mean tiny?", "model: {path: tiny}\n"),
-    Seeded("another case in a folder's name", "apiVersion: slipway/v1\nmodel: {path: ⟪Tiny}\n", "model.path",
-           "did you mean tiny?", "model: {path: tiny}\n"),
-    Seeded("the folder above the checkpoint", "apiVersion: slipway/v1\nmodel: {path: ⟪hub}\n", "model.path",
-           "did you mean hub/tiny?", "model: {path: hub/tiny}\n"),
-    Seeded("a file of the checkpoint", "apiVersion: slipway/v1\nmodel: {path: ⟪tiny/model.safetensors}\n", "model.path",
-           "did you mean tiny?", "model: {path: tiny}\n"),
-    Seeded("a path from the current folder", "apiVersion: slipway/v1\nmodel: {path: ⟪there/tiny}\n", "model.path",
-           "relative paths start at", "model: {path: elsewhere/there/tiny}\n"),
+    Seeded("typo in the checkpoint's folder", "apiVersion: slipway/v2\nmodel: {source: {path: ⟪tinny}}\n", "model.source.path",
+           "did you mean tiny?", "model: {source: {path: tiny}}\n"),
+    Seeded("another case in a folder's name", "apiVersion: slipway/v2\nmodel: {source: {path: ⟪Tiny}}\n", "model.source.path",
+           "did you mean tiny?", "model: {source: {path: tiny}}\n"),
+    Seeded("the folder above the checkpoint", "apiVersion: slipway/v2\nmodel: {source: {path: ⟪hub}}\n", "model.source.path",
+           "did you mean hub/tiny?", "model: {source: {path: hub/tiny}}\n"),
+    Seeded("a file of the checkpoint", "apiVersion: slipway/v2\nmodel: {source: {path: ⟪tiny/model.safetensors}}\n", "model.source.path",
+           "did you mean tiny?", "model: {source: {path: tiny}}\n"),
+    Seeded("a path from the current folder", "apiVersion: slipway/v2\nmodel: {source: {path: ⟪there/tiny}}\n", "model.source.path",
+           "relative paths start at", "model: {source: {path: elsewhere/there/tiny}}\n"),
     Seeded("template with another ending", MODEL + "  chat_template: ⟪chat.jinj\n", "model.chat_template",
            "did you mean chat.jinja?", "  chat_template: chat.jinja\n"),
     Seeded("file of a secret that is not there", TOP + "secrets: {key: {file: ⟪keys.tx}}\n", "secrets.key.file",
@@ -252,7 +259,7 @@ SEEDED: tuple[Seeded, ...] = (
            "  max_context: 64\n", certain=False),
     Seeded("more cache than memory", HARDWARE + "  kv_cache_memory: ⟪900GiB\n", "hardware.kv_cache_memory",
            "use at most"),
-    Seeded("no GPU", "apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware: {device: ⟪cuda}\n", "hardware.device",
+    Seeded("no GPU", "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware: {device: ⟪cuda}\n", "hardware.device",
            "use auto or cpu"),
     Seeded("pages of a GPU on a CPU", TOP + "quantization: {kv_cache: ⟪fp8}\n", "quantization.kv_cache", "use auto"),
     # the command line and the environment

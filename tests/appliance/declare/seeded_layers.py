@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Seeded mistakes in what a manifest is composed of: files that it extends, overlays, variables, profiles.
 
 As in seeded.py; the machine of the test has four CPU cores and no GPU.
@@ -5,12 +6,12 @@ As in seeded.py; the machine of the test has four CPU cores and no GPU.
 
 from tests.appliance.declare.seeded import TOP, Seeded
 
-EXTENDS = "apiVersion: slipway/v1\nextends: conf/base.yaml\n"
-BASE = "hardware: {device: cpu}\nmodel: {path: ../tiny}\n"
+EXTENDS = "apiVersion: slipway/v2\nextends: conf/base.yaml\n"
+BASE = "hardware: {device: cpu}\nmodel: {source: {path: ../tiny}}\n"
 OVERLAY = TOP + "overlays:\n  dev:\n"
 LEVEL = TOP + "observability:\n  log_level: "
 PROFILE = (
-    "apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware:\n  device: cpu\n  profiles:\n"
+    "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware:\n  device: cpu\n  profiles:\n"
     "    - name: cpu\n      match: {device: cpu}\n"
 )
 
@@ -37,35 +38,35 @@ SEEDED: tuple[Seeded, ...] = (
     extended("a word in a base", "observability: {log_level: ⟪warn}\n", "observability.log_level", "warning?",
              "observability: {log_level: warning}\n"),
     extended("a literal secret in a base", "secrets: {key: ⟪hunter2}\n", "secrets.key", "{env: NAME}"),
-    extended("another version in a base", "apiVersion: ⟪slipway/v2\n", "apiVersion", "write slipway/v1 in both",
-             "apiVersion: slipway/v1\n", certain=False),
+    extended("another version in a base", "apiVersion: ⟪slipway/v3\n", "apiVersion", "write slipway/v2 in both",
+             "apiVersion: slipway/v2\n", certain=False),
     Seeded("a template that starts at the base's folder", EXTENDS, "model.chat_template",
            "did you mean ../chat.jinja?", "chat_template: ../chat.jinja}",
-           files={"conf/base.yaml": "hardware: {device: cpu}\nmodel: {path: ../tiny, chat_template: ⟪../chat.jnja}\n"}),
-    Seeded("a checkpoint beside a base", EXTENDS, "model.path", "did you mean ../tiny?", "path: ../tiny}",
-           files={"conf/base.yaml": "hardware: {device: cpu}\nmodel: {path: ⟪../tinny}\n"}),
+           files={"conf/base.yaml": "hardware: {device: cpu}\nmodel: {source: {path: ../tiny}, chat_template: ⟪../chat.jnja}\n"}),
+    Seeded("a checkpoint beside a base", EXTENDS, "model.source.path", "did you mean ../tiny?", "path: ../tiny}",
+           files={"conf/base.yaml": "hardware: {device: cpu}\nmodel: {source: {path: ⟪../tinny}}\n"}),
     Seeded("more than the model can in a base", EXTENDS, "model.max_context", "use at most 64", "max_context: 64}",
-           files={"conf/base.yaml": "hardware: {device: cpu}\nmodel: {path: ../tiny, max_context: ⟪4096}\n"},
+           files={"conf/base.yaml": "hardware: {device: cpu}\nmodel: {source: {path: ../tiny}, max_context: ⟪4096}\n"},
            certain=False),
     Seeded("a typo beside the right key of a base", EXTENDS + "endpoints: {⟪prot: 2}\n", "endpoints.prot",
            "did you mean port?", "endpoints: {port: 2}\n", files={"conf/base.yaml": BASE + "endpoints: {port: 1}\n"}),
     Seeded("the base of a base", EXTENDS, "limits.max_stop", "write 16", "{max_stop: 16}",
            files={"conf/base.yaml": "extends: more.yaml\n" + BASE, "conf/more.yaml": "limits: {max_stop: ⟪16.0}\n"}),
-    Seeded("the second of two bases", "apiVersion: slipway/v1\nextends: [conf/base.yaml, b.yaml]\n", "endpoint",
+    Seeded("the second of two bases", "apiVersion: slipway/v2\nextends: [conf/base.yaml, b.yaml]\n", "endpoint",
            "endpoints?", "endpoints: {port: 1}\n", files={"conf/base.yaml": BASE, "b.yaml": "⟪endpoint: {port: 1}\n"}),
     # extends itself
-    Seeded("typo in the name of a base", "apiVersion: slipway/v1\nextends: ⟪conf/bse.yaml\n", "extends",
+    Seeded("typo in the name of a base", "apiVersion: slipway/v2\nextends: ⟪conf/bse.yaml\n", "extends",
            "did you mean conf/base.yaml?", "extends: conf/base.yaml\n", files={"conf/base.yaml": BASE}),
-    Seeded("another ending of a base", "apiVersion: slipway/v1\nextends: [⟪conf/base.yml]\n", "extends[0]",
+    Seeded("another ending of a base", "apiVersion: slipway/v2\nextends: [⟪conf/base.yml]\n", "extends[0]",
            "did you mean conf/base.yaml?", "extends: [conf/base.yaml]\n", files={"conf/base.yaml": BASE}),
-    Seeded("a base in a folder that is not there", "apiVersion: slipway/v1\nextends: ⟪cnof/base.yaml\n", "extends",
+    Seeded("a base in a folder that is not there", "apiVersion: slipway/v2\nextends: ⟪cnof/base.yaml\n", "extends",
            "did you mean conf/base.yaml?", "extends: conf/base.yaml\n", files={"conf/base.yaml": BASE}),
-    Seeded("a base that the environment names", "apiVersion: slipway/v1\nextends: ⟪${DIR}/bse.yaml\n", "extends",
+    Seeded("a base that the environment names", "apiVersion: slipway/v2\nextends: ⟪${DIR}/bse.yaml\n", "extends",
            "conf/bse.yaml: no such file; did you mean conf/base.yaml?", files={"conf/base.yaml": BASE},
            variables={"DIR": "conf"}),
-    Seeded("typo in extends", "apiVersion: slipway/v1\n⟪extend: conf/base.yaml\n", "extend", "did you mean extends?",
+    Seeded("typo in extends", "apiVersion: slipway/v2\n⟪extend: conf/base.yaml\n", "extend", "did you mean extends?",
            "extends: conf/base.yaml\n", files={"conf/base.yaml": BASE}),
-    Seeded("include for extends", "apiVersion: slipway/v1\n⟪include: conf/base.yaml\n", "include",
+    Seeded("include for extends", "apiVersion: slipway/v2\n⟪include: conf/base.yaml\n", "include",
            "here this is extends", "extends: conf/base.yaml\n", files={"conf/base.yaml": BASE}),
     Seeded("a circle of files", EXTENDS, "extends", "cannot extend itself",
            files={"conf/base.yaml": "extends: ⟪../m.yaml\n" + BASE}),
@@ -153,10 +154,10 @@ SEEDED: tuple[Seeded, ...] = (
            "did you mean warning? set LEVEL=warning", variables={"LEVEL": "warn"}, outside="set LEVEL=warning"),
     Seeded("an ambiguous value of the environment", TOP + "endpoints:\n  docs: ⟪${DOCS}\n", "endpoints.docs",
            "set DOCS=false", variables={"DOCS": "no"}, outside="set DOCS=false"),
-    Seeded("a checkpoint of the environment", "apiVersion: slipway/v1\nmodel:\n  path: ⟪${CHECKPOINT:-x}\n",
-           "model.path", "the value is that of ${CHECKPOINT:-x}; set CHECKPOINT=tiny",
+    Seeded("a checkpoint of the environment", "apiVersion: slipway/v2\nmodel:\n  source:\n    path: ⟪${CHECKPOINT:-x}\n",
+           "model.source.path", "the value is that of ${CHECKPOINT:-x}; set CHECKPOINT=tiny",
            variables={"CHECKPOINT": "tinny"}, outside="set CHECKPOINT=tiny"),
-    Seeded("a part of a path", "apiVersion: slipway/v1\nmodel:\n  path: ⟪./${NAME}\n", "model.path",
+    Seeded("a part of a path", "apiVersion: slipway/v2\nmodel:\n  source:\n    path: ⟪./${NAME}\n", "model.source.path",
            "did you mean tiny? the value is that of ./${NAME}", variables={"NAME": "tinny"}),
     Seeded("a variable that the environment gives", LEVEL + "⟪${var.level}\nvariables: {level: info}\n",
            "observability.log_level", "set SLIPWAY__VARIABLES__LEVEL=warning",
@@ -164,7 +165,7 @@ SEEDED: tuple[Seeded, ...] = (
     Seeded("a variable that an option gives", LEVEL + "⟪${var.level}\nvariables: {level: info}\n",
            "observability.log_level", "give --set variables.level=warning", options=(("variables.level", "warn"),),
            outside="give --set variables.level=warning"),
-    Seeded("a context of a default", "apiVersion: slipway/v1\nmodel:\n  path: tiny\n  max_context: ⟪${CTX:-4096}\n",
+    Seeded("a context of a default", "apiVersion: slipway/v2\nmodel:\n  source: {path: tiny}\n  max_context: ⟪${CTX:-4096}\n",
            "model.max_context", "the value is that of ${CTX:-4096}", "  max_context: ${CTX:-64}\n", certain=False),
     Seeded("a key that takes its interpolation with it", TOP + "⟪max_running: ${RUNNING:-4}\n", "max_running",
            "engine.scheduling: max_running", "engine: {scheduling: {max_running: \"${RUNNING:-4}\"}}\n"),

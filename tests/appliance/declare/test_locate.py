@@ -11,7 +11,7 @@ from appliance.declare.scalar import read_plain
 
 TEXT = """\
 # a comment
-apiVersion: slipway/v1
+apiVersion: slipway/v2
 
 model:
     path:   "/models/a b"   # quoted
@@ -34,7 +34,7 @@ def test_values_are_those_that_pyyaml_reads() -> None:
 @pytest.mark.parametrize(
     ("path", "word"),
     [
-        (("apiVersion",), "slipway/v1"),
+        (("apiVersion",), "slipway/v2"),
         (("model", "path"), '"/models/a b"'),
         (("model", "names"), "[one"),
         (("model", "names", 1), "'two'"),
@@ -87,7 +87,7 @@ def test_json_is_read_as_json(seed: int) -> None:
     [
         ("", None), ("~", None), ("null", None), ("true", True), ("False", False), ("0", 0), ("-7", -7), ("+7", 7),
         ("8000", 8000), ("0.5", 0.5), (".5", 0.5), ("-1.25", -1.25), ("1.", 1.0), ("1.5e+3", 1500.0),
-        ("slipway/v1", "slipway/v1"), ("0.0.0.0", "0.0.0.0"), ("8GiB", "8GiB"), ("30s", "30s"), ("1.2.3", "1.2.3"),
+        ("slipway/v2", "slipway/v2"), ("0.0.0.0", "0.0.0.0"), ("8GiB", "8GiB"), ("30s", "30s"), ("1.2.3", "1.2.3"),
         ("a:b", "a:b"), ("-", "-"), (".", "."), ("e5", "e5"), ("nope", "nope"), ("None", "None"), ("+", "+"),
     ],
 )  # fmt: skip

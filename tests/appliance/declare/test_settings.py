@@ -10,7 +10,15 @@ from appliance.declare.problems import Refused
 from appliance.declare.settings import Given, Layers, Option, Settings, load, variable
 from appliance.manifest import Manifest
 
-BASE = "apiVersion: slipway/v1\nmodel: {path: /m}\n"
+EXAMPLES = {
+    ("huggingface", "repo"): "a/b",
+    ("http", "url"): "https://h/x.tar",
+    ("http", "sha256"): "a" * 64,
+    ("s3", "uri"): "s3://bucket/x",
+    ("gs", "uri"): "gs://bucket/x",
+}
+NEEDED = {("model", "source", kind): [("model", "source", kind, key)] for kind, key in EXAMPLES if key != "sha256"}
+BASE = "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\n"
 
 
 def settings(tmp_path: Path, text: str = BASE, *sets: str, **environ: str) -> Settings:
@@ -50,7 +58,7 @@ def test_nested_json_in_an_option_builds_nested_sections_and_keeps_the_rest(tmp_
 
 def test_json_in_the_environment_builds_lists_and_sections(tmp_path: Path) -> None:
     model = settings(tmp_path, BASE, SLIPWAY__MODEL='{"names": ["a", "b"]}').manifest.model
-    assert (model.names, model.path) == (("a", "b"), "/m")
+    assert (model.names, model.source.path) == (("a", "b"), "/m")
 
 
 def test_a_more_precise_variable_wins_over_a_wider_one(tmp_path: Path) -> None:
@@ -66,12 +74,15 @@ def test_options_are_laid_over_each_other_in_their_order(tmp_path: Path) -> None
 
 
 def test_lists_are_replaced_not_joined(tmp_path: Path) -> None:
-    text = "apiVersion: slipway/v1\nmodel: {path: /m, names: [a, b]}\n"
+    text = "apiVersion: slipway/v2\nmodel: {source: {path: /m}, names: [a, b]}\n"
     assert settings(tmp_path, text, "model.names=[c]").manifest.model.names == ("c",)
 
 
 def test_the_version_can_come_from_the_environment(tmp_path: Path) -> None:
-    assert settings(tmp_path, "model: {path: /m}\n", SLIPWAY__APIVERSION="slipway/v1").manifest.model.path == "/m"
+    assert (
+        settings(tmp_path, "model: {source: {path: /m}}\n", SLIPWAY__APIVERSION="slipway/v2").manifest.model.source.path
+        == "/m"
+    )
 
 
 def test_every_key_can_be_set_by_a_variable_of_its_own(tmp_path: Path) -> None:
@@ -80,7 +91,10 @@ def test_every_key_can_be_set_by_a_variable_of_its_own(tmp_path: Path) -> None:
         if "*" in key.path:
             continue
         value = key.choices[-1] if key.choices else next(values[kind] for kind in values if kind in key.types)
-        extra = {"SLIPWAY__SECRETS__X__FILE": "f"} if key.name == "endpoints.api_keys" else {}
+        if key.path[:2] == ("model", "source") and (examples := EXAMPLES.get(key.path[2:])):
+            value = examples
+        extra = {"SLIPWAY__SECRETS__X__FILE": "f"} if key.name in ("endpoints.api_keys", "model.credentials") else {}
+        extra |= {variable(path): EXAMPLES[path[2:]] for path in NEEDED.get(key.path[:3], ()) if path != key.path}
         found = settings(tmp_path, BASE, **{variable(key.path): value, **extra})
         assert found.origin(key) == variable(key.path), key.name
 

@@ -89,7 +89,7 @@ def test_a_wrong_variable_is_refused_with_the_manifests_problems(
 ) -> None:
     monkeypatch.setattr("appliance.declare.variables.wrong.__defaults__", ([SWITCH],))
     path = tmp_path / "m.yaml"
-    path.write_text("apiVersion: slipway/v1\nmodel: {path: /m}\nlimits: {max_stop: 0}\n")
+    path.write_text("apiVersion: slipway/v2\nmodel: {source: {path: /m}}\nlimits: {max_stop: 0}\n")
     with pytest.raises(Refused) as refused:
         load(Given(path, environ={"OFFLINE": "2"}))
     assert [problem.place.source for problem in refused.value.problems] == [str(path), "OFFLINE"]
@@ -111,7 +111,7 @@ def test_the_page_lists_them() -> None:
 def test_the_variable_of_every_key_with_choices_is_refused_with_its_name_and_all_of_them(tmp_path: Path) -> None:
     """SLIPWAY__… variables are as checked as the keys that they set."""
     path = tmp_path / "m.yaml"
-    path.write_text("apiVersion: slipway/v1\nmodel: {path: /m}\n")
+    path.write_text("apiVersion: slipway/v2\nmodel: {source: {path: /m}}\n")
     keys = [
         key for key in leaves() if key.choices and "*" not in key.path and key.types == {"string"} and len(key.path) > 1
     ]

@@ -19,7 +19,7 @@ from appliance.durable.records import Identity, Opened
 from appliance.gateway.process import load_text
 from appliance.http.completions import Completion
 from appliance.http.durable import Follower, read_position
-from appliance.http.errors import BadRequest
+from appliance.http.errors import BadRequest, Unavailable
 from appliance.http.reply import UsageWish
 from appliance.observe.log import Subject
 from appliance.schema.completions import CompletionRequest
@@ -156,6 +156,21 @@ def test_a_chat_goes_on_behind_its_opening_too(start: Callable[..., Gateway], en
     for at, event in enumerate(ids[1:-1], 1):
         rest = Reader(gateway, body, "/v1/chat/completions", Idempotency_Key="k", Last_Event_ID=event)
         assert rest.all() == whole[at + 1 :], event
+    assert gateway.metric("slipway_request_params_n_count") == 1
+
+
+def test_a_client_that_has_all_tokens_and_not_their_end_gets_it(
+    start: Callable[..., Gateway], engine: FakeEngine
+) -> None:
+    gateway = start(engine)
+    whole = Reader(gateway, Idempotency_Key="k").all()
+    rest = Reader(gateway, Idempotency_Key="k", Last_Event_ID="12.12").all()
+    ends = [record["choices"][0] for _, record in rest[:-2]]
+    assert sorted((choice["index"], choice["finish_reason"], choice["text"]) for choice in ends) == [
+        (0, "length", ""),
+        (1, "length", ""),
+    ]
+    assert rest[-2:] == whole[-2:] and token_ids(rest) == {0: [], 1: []}
 
 
 def test_without_a_key_nothing_is_kept_and_events_have_no_ids(
@@ -307,6 +322,33 @@ def test_what_engines_cannot_take_now_is_kept(start: Callable[..., Gateway], eng
     assert gateway.client.post("/v1/completions", json=BODY, headers=headers).status_code == 503
     engine.start()
     until("/ready", lambda: gateway.client.get("/ready").status_code == 200)
+    rest = Reader(gateway, Idempotency_Key="k", Last_Event_ID=seen[-1][0])
+    until("it runs again", lambda: len(engine.open) == 2)
+    engine.give(12)
+    assert token_ids(seen + rest.all()) == ALL
+
+
+def test_engines_that_go_while_it_is_gone_on_with_lose_nothing_of_it(
+    start: Callable[..., Gateway], engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.holding = True
+    gateway = start(engine, linger_s=0.0)
+    reader = Reader(gateway, Idempotency_Key="k")
+    until("it runs", lambda: len(engine.open) == 2)
+    engine.give(3)
+    until("tokens", lambda: count(reader) >= 6)
+    reader.leave()
+    engine.give(1)
+    until("it is taken from the engine", lambda: len(engine.aborted) == 2)
+    seen = reader.all()
+
+    def gone(*given: Any) -> Any:
+        raise Unavailable("no engine", 1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gateway.service.router, "generate_all", gone)
+        failed = Reader(gateway, Idempotency_Key="k", Last_Event_ID=seen[-1][0]).all()
+    assert failed[-2][1]["error"]["code"] == 503
     rest = Reader(gateway, Idempotency_Key="k", Last_Event_ID=seen[-1][0])
     until("it runs again", lambda: len(engine.open) == 2)
     engine.give(12)

@@ -78,7 +78,7 @@ def test_supervisor_wants_a_password_of_everybody_and_kills_whole_groups(tmp_pat
 
 def test_every_variable_that_a_manifest_calls_a_secret_is_one_used_or_not():
     secrets = {"a": {"env": "ONE"}, "b": {"file": "/f"}, "c": {"env": "TWO"}, "d": {"env": "ONE"}}
-    text = {"apiVersion": "slipway/v1", "model": {"path": "/m"}, "secrets": secrets}
+    text = {"apiVersion": "slipway/v2", "model": {"source": {"path": "/m"}}, "secrets": secrets}
     assert secret_names(Manifest.model_validate(text)) == ("ONE", "TWO")
 
 

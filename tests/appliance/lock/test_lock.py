@@ -33,7 +33,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(DEMO, folder)
     cut(folder, 3)
     path = tmp_path / "m.yaml"
-    path.write_text("apiVersion: slipway/v1\nmodel: {path: demo}\nhardware: {device: cpu}\n")
+    path.write_text("apiVersion: slipway/v2\nmodel: {source: {path: demo}}\nhardware: {device: cpu}\n")
     return path
 
 
@@ -195,7 +195,7 @@ def test_changed_code_of_the_checkpoint_is_not_run(manifest: Path, capsys: pytes
     (folder / "config.json").write_text(json.dumps(config))
     code = folder / "slipway_model.py"
     code.write_text("from engine.models.qwen3 import declare\nARCHITECTURES = ('OwnForCausalLM',)\n")
-    manifest.write_text(manifest.read_text().replace("{path: demo}", "{path: demo, trust_remote_code: true}"))
+    manifest.write_text(manifest.read_text().replace("{path: demo}}", "{path: demo}, trust_remote_code: true}"))
     assert main(["lock", str(manifest)]) == 0, capsys.readouterr().err
     code.write_text(f"from pathlib import Path\nPath({str(marker)!r}).touch()\n" + code.read_text())
     for command in ("serve", "check"):
@@ -209,7 +209,7 @@ def test_changed_code_of_the_checkpoint_is_not_run(manifest: Path, capsys: pytes
 def test_a_template_of_its_own_is_locked_too(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     template = manifest.parent / "chat.jinja"
     template.write_text("{{ messages[0].content }}")
-    manifest.write_text(manifest.read_text().replace("{path: demo}", "{path: demo, chat_template: chat.jinja}"))
+    manifest.write_text(manifest.read_text().replace("{path: demo}}", "{path: demo}, chat_template: chat.jinja}"))
     assert main(["lock", str(manifest)]) == 0
     assert read_lock(lock_path(manifest)).template.sha256 == sha256(template)  # type: ignore[union-attr]
     template.write_text("{{ messages[-1].content }}")
@@ -281,7 +281,7 @@ def test_check_says_which_files_it_did_not_read(manifest: Path, capsys: pytest.C
 
 def _mode(manifest: Path, mode: str) -> None:
     text = manifest.read_text()
-    manifest.write_text(re.sub(r"model: \{path: demo.*\}", f"model: {{path: demo, lock: {mode}}}", text))
+    manifest.write_text(re.sub(r"model: \{source.*\}", f"model: {{source: {{path: demo}}, lock: {mode}}}", text))
 
 
 def test_the_modes_of_the_key(
@@ -291,7 +291,7 @@ def test_the_modes_of_the_key(
     assert main(["serve", str(manifest)]) == 0, "auto needs no lock"
     _mode(manifest, "require")
     assert main(["serve", str(manifest)]) == exits.INTEGRITY.number
-    assert f"{manifest}:2:27: model.lock: there is no {lock_path(manifest)}" in capsys.readouterr().err
+    assert f"{manifest}:2:37: model.lock: there is no {lock_path(manifest)}" in capsys.readouterr().err
     _mode(manifest, "auto")
     assert main(["lock", str(manifest)]) == 0
     flip(manifest.parent / "demo" / SHARD)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_the_demo_is_served_under_its_name_on_the_port_that_make_serve_tells() -> None:
     manifest = load(Given(ROOT / "manifests/demo.yaml")).manifest
-    assert (manifest.model.path, manifest.model.names, manifest.endpoints.port) == ("demo", ("demo",), 8000)
+    assert (manifest.model.source.path, manifest.model.names, manifest.endpoints.port) == ("demo", ("demo",), 8000)
 
 
 def test_the_schema_is_one_of_draft_2020_12_with_a_meaning_for_every_key() -> None:
@@ -37,11 +37,11 @@ def test_the_schema_is_one_of_draft_2020_12_with_a_meaning_for_every_key() -> No
         {"secrets": {"key": "hunter2"}},
         {"secrets": {"KEY": {"env": "A"}}},
         {"hardware": {"memory_share": 1.5}},
-        {"apiVersion": "slipway/v2"},
+        {"apiVersion": "slipway/v3"},
     ],
 )
 def test_the_schema_refuses_what_the_loader_refuses(wrong: dict[str, object]) -> None:
-    manifest = {"apiVersion": "slipway/v1", "model": {"path": "/m"}} | wrong
+    manifest = {"apiVersion": "slipway/v2", "model": {"source": {"path": "/m"}}} | wrong
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.Draft202012Validator(manifest_schema()).validate(manifest)
 

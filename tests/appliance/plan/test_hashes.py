@@ -14,8 +14,8 @@ from appliance.plan.report import as_json
 
 DEMO = Path(__file__).resolve().parents[3] / "manifests" / "demo"
 CPU = Machine(8, "affinity", 2**36, "MemAvailable", no_gpu="no driver", kernels=("avx512", "avx2", "base"))
-WHOLE = """apiVersion: slipway/v1
-model: {path: demo, chat_template: chat.jinja}
+WHOLE = """apiVersion: slipway/v2
+model: {source: {path: demo}, chat_template: chat.jinja}
 hardware: {device: cpu, threads: 2}
 engine: {scheduling: {max_running: 8}, record: steps.bin}
 endpoints: {port: 81, api_keys: a}
@@ -23,7 +23,7 @@ secrets: {b: {env: B}, a: {file: keys.txt}}
 lifecycle: {journal: {folder: kept}}
 """
 SPLIT = {
-    "m.yaml": """apiVersion: slipway/v1
+    "m.yaml": """apiVersion: slipway/v2
 extends: [conf/model.yaml, conf/more.yaml]
 secrets: {b: {env: B}}
 overlays: {site: {endpoints: {port: "${var.port}", api_keys: a}}}
@@ -32,7 +32,7 @@ hardware:
   device: ${DEVICE}
   profiles: [{name: p, match: {}, set: {engine: {scheduling: {max_running: 8}}}}]
 """,
-    "conf/model.yaml": "model: {path: ../demo, chat_template: ./../chat.jinja}\nengine: {record: ../steps.bin}\n",
+    "conf/model.yaml": "model: {source: {path: ../demo}, chat_template: ./../chat.jinja}\nengine: {record: ../steps.bin}\n",  # noqa: E501
     "conf/more.yaml": "secrets: {a: {file: ../keys.txt}}\nhardware: {threads: 3}\n"
     "lifecycle: {journal: {folder: ../kept}}\n",
 }
@@ -88,9 +88,11 @@ def test_every_value_of_a_part_counts(folder: Path) -> None:
 
 def test_a_path_counts_as_the_manifests_own_folder_sees_it(folder: Path) -> None:
     """The same words in another folder are another file."""
-    text = "apiVersion: slipway/v1\nextends: conf/model.yaml\nhardware: {device: cpu}\n"
-    inside = planned(folder, {"m.yaml": text, "conf/model.yaml": "model: {path: ../demo}\n"}, {})
+    text = "apiVersion: slipway/v2\nextends: conf/model.yaml\nhardware: {device: cpu}\n"
+    inside = planned(folder, {"m.yaml": text, "conf/model.yaml": "model: {source: {path: ../demo}}\n"}, {})
     (folder / "conf" / "demo").symlink_to(DEMO)
-    beside = planned(folder, {"m.yaml": text, "conf/model.yaml": "model: {path: demo}\n"}, {})
-    plain = planned(folder, {"m.yaml": text.replace("extends: conf/model.yaml", "model: {path: conf/demo}")}, {})
+    beside = planned(folder, {"m.yaml": text, "conf/model.yaml": "model: {source: {path: demo}}\n"}, {})
+    plain = planned(
+        folder, {"m.yaml": text.replace("extends: conf/model.yaml", "model: {source: {path: conf/demo}}")}, {}
+    )
     assert inside.sha256 != beside.sha256 == plain.sha256

@@ -41,7 +41,7 @@ def machine(topology: Topology, quota: int | None = None, **more: object) -> Mac
 
 def placed(tmp_path: Path, here: Machine, *sets: str, device: str = "cpu", environment: dict[str, str] | None = None):
     path = tmp_path / "m.yaml"
-    path.write_text("apiVersion: slipway/v1\nmodel: {path: /models/tiny}\n")
+    path.write_text("apiVersion: slipway/v2\nmodel: {source: {path: /models/tiny}}\n")
     options = tuple(Option(f"--set {one.partition('=')[0]}", *one.split("=", 1)) for one in sets)
     return place(load(Given(path, options, environment or {})), here, device)  # type: ignore[arg-type]
 

@@ -22,7 +22,7 @@ from engine.models.parts import MLP, Attention, Branch, Embedding, Experts, Head
 from engine.models.schemes import Quantization, Scheme
 from engine.models.sources import linear_paths
 
-BASE = "apiVersion: slipway/v1\nmodel: {path: /models/tiny}\n"
+BASE = "apiVersion: slipway/v2\nmodel: {source: {path: /models/tiny}}\n"
 GIB, MIB = 2**30, 2**20
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB, CONTEXT = 3, 32, 4, 2, 8, 48, 131, 1000
 ATTENTION = HIDDEN * DIM * (2 * HEADS + 2 * KV_HEADS)
@@ -271,9 +271,10 @@ def test_the_hash_of_outputs_follows_settled_values_and_no_others(tmp_path: Path
 def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
     found = {one.key: one for one in planned(tmp_path, "limits.max_stop=2").effective}
     assert found["limits.max_stop"].origin == "--set limits.max_stop"
-    assert found["model.path"].origin == f"{tmp_path / 'm.yaml'}:2:15"
+    assert found["model.source.path"].origin == f"{tmp_path / 'm.yaml'}:2:24"
     assert found["limits.max_body"].origin == "default"
-    assert set(found) == {key.name for key in leaves() if "*" not in key.path}
+    other = [key.name for key in leaves() if key.path[:2] == ("model", "source") and key.path[2] != "path"]
+    assert set(found) == {key.name for key in leaves() if "*" not in key.path} - set(other)
     assert all(one.reason for one in found.values() if one.value == "auto" and one.key != "model.generation_config")
 
 

@@ -105,8 +105,8 @@ def test_versions_are_ordered_by_their_parts_and_sizes_by_their_units() -> None:
 
 DEMO = Path(__file__).resolve().parents[3] / "manifests/demo"
 TEXT = f"""\
-apiVersion: slipway/v1
-model: {{path: {DEMO}}}
+apiVersion: slipway/v2
+model: {{source: {{path: {DEMO}}}}}
 hardware:
   profiles:
     - name: large

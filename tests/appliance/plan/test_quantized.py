@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Callable[[str], Written]:
     def make(kind: str) -> Written:
         made = write(tmp_path, KINDS[kind])
         (made.path / "tokenizer.json").write_text('{"model": {}}')
-        (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v1\nmodel: {{path: {made.path}}}\n")
+        (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {made.path}}}}}\n")
         return made
 
     return make
@@ -95,7 +95,7 @@ def test_a_gguf_file_without_a_tokenizer_beside_is_refused(folder: Callable[[str
     made = folder("gptq-128")
     file = test_gguf.write(made.path.parent / "blocks", {"": test_gguf.Type.Q4_0}) / "model.gguf"
     manifest = made.path.parent / "m.yaml"
-    manifest.write_text(f"apiVersion: slipway/v1\nmodel: {{path: {file}}}\n")
+    manifest.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {file}}}}}\n")
     with pytest.raises(Refused, match=r"blocks/tokenizer\.json: missing, so that texts cannot become tokens"):
         proved(made)
     (file.parent / "tokenizer.json").write_text('{"model": {}}')
@@ -111,7 +111,7 @@ def test_a_gguf_file_of_plain_numbers_is_a_plain_checkpoint(folder: Callable[[st
     file = test_gguf.write(made.path.parent / "blocks", {"": test_gguf.Type.BF16}) / "model.gguf"
     (file.parent / "tokenizer.json").write_text('{"model": {}}')
     manifest = made.path.parent / "m.yaml"
-    manifest.write_text(f"apiVersion: slipway/v1\nmodel: {{path: {file}}}\n")
+    manifest.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {file}}}}}\n")
     assert weights(proved(made)) == "the checkpoint's bfloat16" and proved(made).engines[0].kv_dtype == "float32"
     manifest.write_text(manifest.read_text() + "quantization: {weights: int4}\n")
     assert proved(made).engines[0].weights == "int4"

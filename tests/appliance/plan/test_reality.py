@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def planned(tmp_path: Path, checkpoint: Checkpoint, *sets: str, machine: Machine = HOST) -> Plan:
     path = tmp_path / "m.yaml"
-    path.write_text(f"apiVersion: slipway/v1\nmodel: {{path: {checkpoint.path}}}\n")
+    path.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {checkpoint.path}}}}}\n")
     options = tuple(Option("--set", *one.split("=", 1)) for one in sets)
     return plan(load(Given(path, options, {})), checkpoint, machine)
 

@@ -34,7 +34,9 @@ SMALL_STEPS = ("engine.scheduling.max_step_tokens=8", "engine.scheduling.max_run
 
 
 def told(tmp_path: Path, machine: Machine, *sets: str, inner: int = INNER) -> Refused | None:
-    (tmp_path / "m.yaml").write_text("apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware: {memory_share: 0.8}\n")
+    (tmp_path / "m.yaml").write_text(
+        "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware: {memory_share: 0.8}\n"
+    )
     options = tuple(Option("--set", *one.split("=", 1)) for one in (*SMALL_STEPS, *sets))
     try:
         plan(load(Given(tmp_path / "m.yaml", options)), wide(inner), machine)
@@ -95,7 +97,9 @@ def test_ranks_that_are_open_and_all_too_few_are_told_as_the_most_of_them(tmp_pa
 
 def test_the_solver_and_the_plan_count_the_same_bytes(tmp_path: Path) -> None:
     """What the rule about memory finds lacking is what the plan refuses, to the byte."""
-    (tmp_path / "m.yaml").write_text("apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware: {memory_share: 1}\n")
+    (tmp_path / "m.yaml").write_text(
+        "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware: {memory_share: 1}\n"
+    )
     settings = load(Given(tmp_path / "m.yaml", tuple(Option("--set", *one.split("=", 1)) for one in SMALL_STEPS)))
     resolved = resolve(settings, wide(), COMPILED)
     need = need_of(settings.manifest, COMPILED, resolved.room, asked_of(settings.manifest, engines=1))

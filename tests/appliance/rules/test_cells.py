@@ -248,7 +248,7 @@ SMALL = (
 
 def planned(cell: Cell, own: Saved, host: Machine, folder: Path) -> EngineConfig:
     """What `slipway check` makes of it. Raises Refused."""
-    (folder / "m.yaml").write_text(f"apiVersion: slipway/v1\nmodel: {{path: {own.path}}}\n")
+    (folder / "m.yaml").write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {own.path}}}}}\n")
     sets = [f"{KEYS[name]}={'auto' if v == 'stored' else str(v).lower()}" for name, v in values(cell, own).items()]
     options = tuple(Option("--set", *one.split("=", 1)) for one in (*sets, *SMALL, *own.sets))
     checkpoint = read_checkpoint(own.path, bool(own.sets))

@@ -137,7 +137,7 @@ class Told:
 
 def tell(folder: Path, text: str, machine: Machine = CPU, facts: Checkpoint | None = None) -> Told:
     file = folder / "m.yaml"
-    file.write_text("apiVersion: slipway/v1\nmodel: {path: tiny}\n" + text)
+    file.write_text("apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\n" + text)
     try:
         return Told(plan=plan(load(Given(file)), facts or checkpoint(), machine))
     except Refused as error:
@@ -273,7 +273,7 @@ def test_a_model_that_nothing_can_mend_is_refused_at_its_path(tmp_path: Path) ->
     )
     facts = checkpoint(model=replace(checkpoint().model, blocks=((Branch(body=attention),),)))
     error = tell(tmp_path, "", facts=facts).error
-    assert error is not None and "model.path: the model declares a layer norm over all heads" in str(error)
+    assert error is not None and "model.source.path: the model declares a layer norm over all heads" in str(error)
 
 
 def test_a_gpu_is_looked_for_before_a_refusal_that_it_might_change(
@@ -286,7 +286,7 @@ def test_a_gpu_is_looked_for_before_a_refusal_that_it_might_change(
         return GPU if gpus else replace(CPU, no_gpu="not looked for")
 
     monkeypatch.setattr("appliance.plan.prove.read_machine", read)
-    head = f"apiVersion: slipway/v1\nmodel: {{path: {ROOT / 'manifests' / 'demo'}}}\nhardware: {{device: cpu}}\n"
+    head = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests' / 'demo'}}}}}\nhardware: {{device: cpu}}\n"  # noqa: E501
     (tmp_path / "m.yaml").write_text(head)
     assert prove(Given(tmp_path / "m.yaml")).engines[0].device == "cpu" and looked == [False]
     (tmp_path / "m.yaml").write_text(head + "quantization: {kv_cache: fp8}\n")
@@ -299,7 +299,7 @@ def test_scales_of_fp8_pages_that_cannot_be_read_are_refused_before_the_start(tm
     demo = tmp_path / "demo"
     shutil.copytree(ROOT / "manifests" / "demo", demo)
     (demo / "kv_cache_scales.json").write_text('{"kv_cache": {"scaling_factor": {"0": {"0": 1.0}}}}')
-    (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v1\nmodel: {{path: {demo}}}\n")
+    (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {demo}}}}}\n")
     assert prove(Given(tmp_path / "m.yaml"), GPU).engines[0].kv_dtype == "bfloat16"  # which reads no scales
     fp8 = Option("--set", "quantization.kv_cache", "fp8")
     with pytest.raises(Refused, match="quantization.kv_cache: .*kv_cache_scales.json: has scales for layers") as caught:
@@ -398,7 +398,7 @@ def test_whole_numbers_that_ranks_would_cut_within_a_group_are_restored_for_torc
 
 def test_memory_decides_the_number_of_ranks_where_it_is_open(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(
-        "apiVersion: slipway/v1\nmodel: {path: tiny}\nhardware: {memory_share: 1}\nparallelism: {tensor: auto}\n"
+        "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware: {memory_share: 1}\nparallelism: {tensor: auto}\n"  # noqa: E501
     )
     # weights, and a step of theirs, that take more than what ranks exchange their sums through
     block = (checkpoint().model.blocks[0][0], Branch(body=MLP(hidden=32, inner=1_000_000)))

@@ -103,7 +103,7 @@ def test_offsets_point_to_the_numbers(folder):
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"/nowhere: no such directory; model.path must name"):
+    with pytest.raises(CheckpointError, match=r"/nowhere: no such directory; model.source.path must name"):
         read_checkpoint(tmp_path / "nowhere")
 
 

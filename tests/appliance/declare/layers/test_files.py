@@ -12,15 +12,15 @@ from appliance.plan.prove import prove
 
 Load = Callable[..., Settings]
 Refuse = Callable[..., list[str]]
-HEAD = "apiVersion: slipway/v1\n"
-MODEL = "model: {path: /m}\n"
+HEAD = "apiVersion: slipway/v2\n"
+MODEL = "model: {source: {path: /m}}\n"
 
 
 def test_a_value_of_a_base_keeps_its_place_there(loaded: Load) -> None:
     found = loaded(
         HEAD + "extends: base.yaml\nlimits: {max_stop: 2}\n", files={"base.yaml": MODEL + "limits: {max_choices: 3}\n"}
     )
-    assert found.manifest.limits.max_choices == 3 and found.manifest.model.path == "/m"
+    assert found.manifest.limits.max_choices == 3 and found.manifest.model.source.path == "/m"
     assert found.origin(("limits", "max_choices")) == "base.yaml:2:23"
     assert found.origin(("limits", "max_stop")) == "m.yaml:3:20"
     assert found.files == (Path("m.yaml"), Path("base.yaml")) and found.layers == ("extends base.yaml",)
@@ -113,24 +113,24 @@ def test_a_base_that_is_no_yaml_is_told_with_its_way_and_alone(refused: Refuse) 
 def test_a_base_in_another_version_is_refused(refused: Refuse) -> None:
     problems = refused(HEAD + "extends: a.yaml\n", files={"a.yaml": "apiVersion: slipway/v0\n" + MODEL})
     assert problems == [
-        "a.yaml:1:13: apiVersion: slipway/v0, but the file that extends this one has slipway/v1; "
-        "write slipway/v1 in both; extended by m.yaml:2:10"
+        "a.yaml:1:13: apiVersion: slipway/v0, but the file that extends this one has slipway/v2; "
+        "write slipway/v2 in both; extended by m.yaml:2:10"
     ]
 
 
 def test_the_environment_is_known_in_extends(loaded: Load) -> None:
     text = HEAD + "extends: ['${SITE}/a.yaml', \"${OTHER:-b}.yaml\"]\n"
     found = loaded(text, files={"x/a.yaml": MODEL, "b.yaml": "limits: {max_stop: 7}\n"}, SITE="x")
-    assert (found.manifest.model.path, found.manifest.limits.max_stop) == ("/m", 7)
+    assert (found.manifest.model.source.path, found.manifest.limits.max_stop) == ("/m", 7)
 
 
 def test_a_path_starts_at_the_folder_of_the_file_that_has_it(loaded: Load, tmp_path: Path) -> None:
     text = HEAD + "extends: shared/base.yaml\nendpoints: {api_keys: k}\nengine: {record: r}\n"
-    base = "model: {path: ../models/x, chat_template: t.jinja}\nsecrets: {k: {file: keys}, mine: {file: other}}\n"
+    base = "model: {source: {path: ../models/x}, chat_template: t.jinja}\nsecrets: {k: {file: keys}, mine: {file: other}}\n"  # noqa: E501
     profile = "hardware: {profiles: [{name: p, match: {}, set: {engine: {record: sub/r}}}]}\n"
     found = loaded(text, files={"shared/base.yaml": base + profile}, choose=lambda *_: ("",))
     shared = tmp_path / "shared"
-    assert found.file(("model", "path")).resolve() == tmp_path / "models/x"
+    assert found.file(("model", "source", "path")).resolve() == tmp_path / "models/x"
     assert found.file(("model", "chat_template")) == shared / "t.jinja"
     assert found.file(("secrets", "k", "file")) == shared / "keys"
     assert found.file(("engine", "record")) == tmp_path / "r"
@@ -143,10 +143,10 @@ def test_a_link_to_a_manifest_means_the_folder_of_the_manifest(loaded: Load, tmp
     """As Kubernetes mounts a ConfigMap: each name is a link into a folder that is replaced as a whole."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/m.yaml").write_text(HEAD + "extends: base.yaml\n")
-    (tmp_path / "data/base.yaml").write_text("model: {path: demo}\n")
+    (tmp_path / "data/base.yaml").write_text("model: {source: {path: demo}}\n")
     (tmp_path / "m.yaml").symlink_to("data/m.yaml")
     found = loaded((tmp_path / "data/m.yaml").read_text())
-    assert found.file(("model", "path")) == tmp_path / "data/demo"
+    assert found.file(("model", "source", "path")) == tmp_path / "data/demo"
 
 
 def test_the_whole_plan_takes_the_files_of_a_base_from_the_folder_of_the_base(loaded: Load, tmp_path: Path) -> None:
@@ -156,7 +156,9 @@ def test_the_whole_plan_takes_the_files_of_a_base_from_the_folder_of_the_base(lo
     (tmp_path / "shared/demo").symlink_to(demo)
     (tmp_path / "shared/t.jinja").write_text("{{ messages }}")
     (tmp_path / "shared/keys").write_text("key\n")
-    base = "model: {path: demo, chat_template: t.jinja}\nendpoints: {api_keys: k}\nsecrets: {k: {file: keys}}\n"
+    base = (
+        "model: {source: {path: demo}, chat_template: t.jinja}\nendpoints: {api_keys: k}\nsecrets: {k: {file: keys}}\n"
+    )
     loaded(HEAD + "extends: shared/base.yaml\n", files={"shared/base.yaml": base + "engine: {record: r.log}\n"})
     found = prove(Given(tmp_path / "m.yaml"))
     assert found.engines[0].model == str(demo) and found.engines[0].record == str(tmp_path / "shared/r.log")

@@ -13,7 +13,7 @@ from appliance.declare.settings import Settings
 
 Load = Callable[..., Settings]
 Refuse = Callable[..., list[str]]
-HEAD = "apiVersion: slipway/v1\nmodel: {path: /m}\n"
+HEAD = "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\n"
 ENVIRON = {"A": "a", "PORT": "8000", "EMPTY": "", "B_1": "b$c", "T": "true"}
 VARIABLES = {"n": 7, "text": "t", "yes": True, "none": "", "share": 0.5}
 
@@ -136,8 +136,8 @@ def test_a_value_that_is_one_interpolation_has_the_type_that_its_key_takes(
     loaded: Load, key: str, text: str, environ: dict[str, str], value: Any
 ) -> None:
     section, name = key.split(".")
-    text = f"apiVersion: slipway/v1\n{section}:\n  {name}: {text}\n"
-    found = loaded(text, "model.path=/m", **environ)
+    text = f"apiVersion: slipway/v2\n{section}:\n  {name}: {text}\n"
+    found = loaded(text, "model.source.path=/m", **environ)
     got = getattr(getattr(found.manifest, section), name)
     assert (got, type(got)) == (value, type(value))
 
@@ -170,14 +170,14 @@ def test_variables_may_name_each_other_in_any_order_and_the_environment(loaded: 
 
 
 def test_variables_of_higher_layers_reach_the_texts_of_lower_ones(loaded: Load) -> None:
-    files = {"base.yaml": "model: {path: '/m/${var.size}'}\nvariables: {size: 8b}\n"}
-    plain = "apiVersion: slipway/v1\nextends: base.yaml\n"
+    files = {"base.yaml": "model: {source: {path: '/m/${var.size}'}}\nvariables: {size: 8b}\n"}
+    plain = "apiVersion: slipway/v2\nextends: base.yaml\n"
     text = plain + "variables: {size: 14b}\noverlays: {big: {variables: {size: 70b}}}\n"
-    assert loaded(plain, files=files).manifest.model.path == "/m/8b"
-    assert loaded(text, files=files).manifest.model.path == "/m/14b"
-    assert loaded(text, "--overlay big", files=files).manifest.model.path == "/m/70b"
-    assert loaded(text, "variables.size=1b", files=files).manifest.model.path == "/m/1b"
-    assert loaded(text, files=files, SLIPWAY__VARIABLES__SIZE="2b").manifest.model.path == "/m/2b"
+    assert loaded(plain, files=files).manifest.model.source.path == "/m/8b"
+    assert loaded(text, files=files).manifest.model.source.path == "/m/14b"
+    assert loaded(text, "--overlay big", files=files).manifest.model.source.path == "/m/70b"
+    assert loaded(text, "variables.size=1b", files=files).manifest.model.source.path == "/m/1b"
+    assert loaded(text, files=files, SLIPWAY__VARIABLES__SIZE="2b").manifest.model.source.path == "/m/2b"
 
 
 def test_a_circle_of_variables_is_refused_once_and_uses_of_it_are_not_judged(refused: Refuse) -> None:
@@ -268,8 +268,8 @@ def test_the_origin_of_a_value_names_its_interpolation(loaded: Load) -> None:
 
 
 def test_options_and_environment_are_taken_as_they_stand(loaded: Load) -> None:
-    found = loaded(HEAD, "endpoints.host=${A}$$", SLIPWAY__MODEL__PATH="/${A}", A="a").manifest
-    assert (found.endpoints.host, found.model.path) == ("${A}$$", "/${A}")
+    found = loaded(HEAD, "endpoints.host=${A}$$", SLIPWAY__MODEL__SOURCE__PATH="/${A}", A="a").manifest
+    assert (found.endpoints.host, found.model.source.path) == ("${A}$$", "/${A}")
 
 
 def test_notes_are_not_interpolated(loaded: Load) -> None:

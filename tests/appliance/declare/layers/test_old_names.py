@@ -18,7 +18,7 @@ TABLE = (
     Deprecated("engine.batch", "engine.scheduling.max_running", "0.3", "1.0"),
     Deprecated("restarts", "lifecycle.restart", "0.3", "1.0"),
 )
-HEAD = "apiVersion: slipway/v1\nmodel: {path: /m}\n"
+HEAD = "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\n"
 
 
 @pytest.fixture(autouse=True)

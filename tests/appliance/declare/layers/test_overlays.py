@@ -8,7 +8,7 @@ from appliance.declare.settings import Settings
 
 Load = Callable[..., Settings]
 Refuse = Callable[..., list[str]]
-HEAD = "apiVersion: slipway/v1\nmodel: {path: /m}\n"
+HEAD = "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\n"
 TEXT = (
     HEAD
     + """\
@@ -139,10 +139,10 @@ def test_mistakes_of_the_file_are_not_told_again_for_each_overlay(refused: Refus
 
 
 def test_what_an_overlay_lacks_is_not_missing_in_it(loaded: Load, refused: Refuse) -> None:
-    text = "apiVersion: slipway/v1\noverlays:\n  a: {model: {path: /a}}\n  b: {model: {max_context: 9}}\n"
-    assert loaded(text, "--overlay a").manifest.model.path == "/a"
+    text = "apiVersion: slipway/v2\noverlays:\n  a: {model: {source: {path: /a}}}\n  b: {model: {max_context: 9}}\n"
+    assert loaded(text, "--overlay a").manifest.model.source.path == "/a"
     assert loaded(text, "--overlay a", "--overlay b").manifest.model.max_context == 9
-    assert refused(text) == ["m.yaml:1:1: model: missing; must be a mapping with path, names, dtype, max_context, "
+    assert refused(text) == ["m.yaml:1:1: model: missing; must be a mapping with source, credentials, download, names, dtype, max_context, "  # noqa: E501
                              "chat_template, generation_config, trust_remote_code, lock"]  # fmt: skip
 
 

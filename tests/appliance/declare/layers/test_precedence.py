@@ -66,8 +66,8 @@ def test_of_two_sources_that_give_one_key_the_higher_wins_and_says_where(seed: i
         for name in source.sample(SOURCES, source.randrange(len(SOURCES) + 1)):
             dealt[name][key] = make(source)
     trees = {name: nested(values) for name, values in dealt.items()}
-    main = {"apiVersion": "slipway/v1", "extends": ["early.yaml", "sub/late.yaml"], **trees["manifest"]}
-    main["model"] = {"path": "/m", **main.get("model", {})}
+    main = {"apiVersion": "slipway/v2", "extends": ["early.yaml", "sub/late.yaml"], **trees["manifest"]}
+    main["model"] = {"source": {"path": "/m"}, **main.get("model", {})}
     profile = {"name": "here", "match": {}, "set": trees["profile"]}
     main["hardware"] = {**main.get("hardware", {}), "profiles": [profile]}
     main["overlays"] = {"late": trees["late overlay"], "spare": {"limits": {"max_stop": 1}}}

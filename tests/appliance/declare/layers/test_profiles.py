@@ -9,7 +9,7 @@ from appliance.declare.settings import Settings
 
 Load = Callable[..., Settings]
 Refuse = Callable[..., list[str]]
-HEAD = "apiVersion: slipway/v1\nmodel: {path: /m}\n"
+HEAD = "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\n"
 TEXT = (
     HEAD
     + """\
@@ -130,7 +130,7 @@ MISTAKES = [
      "limits.max_stop: 0; must be a whole number of at least 1; in profile p"),
     ("[{name: p, match: {}, set: {⟪limit: {}}}]", "limit: unknown key"),
     ("[{name: p, match: {}, set: {endpoints: {docs: ⟪no}}}]", "endpoints.docs: no: YAML 1.1"),
-    ("[{name: p, match: {}, set: {model: {path: '⟪${var.no}'}}}]", "model.path: ${var.no} is not set"),
+    ("[{name: p, match: {}, set: {model: {source: {path: '⟪${var.no}'}}}}]", "model.source.path: ${var.no} is not set"),
     ("[{name: p, match: {}, set: {⟪extends: a}}]", "extends: a profile cannot set it; in profile p"),
     ("[{name: p, match: {}, set: {⟪variables: {}}}]", "variables: a profile cannot set it; in profile p"),
     ("[{name: p, match: {}, set: {⟪overlays: {}}}]", "overlays: a profile cannot set it; in profile p"),
@@ -154,8 +154,8 @@ MISTAKES = [
     ("[{name: p, match: {gpu:⟪ }, set: {}}]", "hardware.profiles[0].match.gpu: empty; must be text"),
     ("[{name: p, match: {gpu: '⟪${NO}'}, set: {}}]", "hardware.profiles[0].match.gpu: ${NO} is not set"),
     ("[⟪{name: p, set: {}}]", "hardware.profiles[0].match: missing; must be a mapping with device, gpu"),
-    ("[⟪{match: {}, set: {}}]", "hardware.profiles[0].name: missing; must be text that matches"),
-    ("[{name: ⟪P, match: {}, set: {}}]", 'hardware.profiles[0].name: "P"; must be text that matches'),
+    ("[⟪{match: {}, set: {}}]", "hardware.profiles[0].name: missing; must be text such as h200"),
+    ("[{name: ⟪P, match: {}, set: {}}]", 'hardware.profiles[0].name: "P"; must be text such as h200'),
     ("[{name: p, match: {}, set: {}}, {name: ⟪p, match: {}, set: {}}]",
      "hardware.profiles[1].name: a second profile is called p"),
     ("[{name: p, match: {}, set: {}, ⟪when: 1}]", "hardware.profiles[0].when: unknown key"),

@@ -13,7 +13,7 @@ from appliance.declare.schema_file import manifest_schema
 from appliance.declare.settings import Settings
 
 Load = Callable[..., Settings]
-HEAD = "apiVersion: slipway/v1\nmodel: {path: /m}\n"
+HEAD = "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\n"
 VALIDATOR = jsonschema.Draft202012Validator(manifest_schema())
 
 LEGAL = [
@@ -82,10 +82,10 @@ def test_every_key_but_the_version_takes_interpolation_in_editors() -> None:
 @pytest.mark.parametrize(
     ("text", "legal"),
     [
-        ("apiVersion: slipway/v1\nextends: base.yaml\n", True),
+        ("apiVersion: slipway/v2\nextends: base.yaml\n", True),
         ("limits: {max_stop: 3}\nmodel: {max_context: 4}\n", True),
-        ("apiVersion: slipway/v1\n", False),
-        ("apiVersion: slipway/v1\nmodel: {names: [a]}\n", False),
+        ("apiVersion: slipway/v2\n", False),
+        ("apiVersion: slipway/v2\nmodel: {names: [a]}\n", False),
         (HEAD, True),
     ],
 )

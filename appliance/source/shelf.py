@@ -1,0 +1,97 @@
+"""A folder of the cache that one version of a checkpoint goes into. A file appears under its name only when it is whole
+and checked; until then it is NAME.part, from which an interrupted download goes on."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+_POLL_S = 0.1
+
+
+class _File(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int | None: ...
+    @property
+    def version(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """`folder` is what is served. With `blobs` (the hub's layout) a file lies there under its version, and `folder` has
+    links to it. `lock_file` keeps two processes from downloading the same."""
+
+    folder: Path
+    lock_file: Path
+    blobs: Path | None = None
+
+    def target(self, file: _File) -> Path:
+        return self.folder / file.name if self.blobs is None else self.blobs / file.version
+
+    def has(self, file: _File) -> bool:
+        try:
+            size = (self.folder / file.name).stat().st_size
+        except OSError:
+            return False
+        return file.size is None or size == file.size
+
+    def holds(self, file: _File) -> bool:
+        """Whether its content is here, perhaps under the name of another revision alone."""
+        if self.blobs is None or file.size is None:
+            return self.has(file)
+        try:
+            return self.target(file).stat().st_size == file.size
+        except OSError:
+            return False
+
+    def kept(self, file: _File) -> int:
+        """Bytes of it that are here already, whole or not."""
+        if self.has(file) or self.holds(file):
+            return file.size or 0
+        with contextlib.suppress(OSError):
+            return self.part(file).stat().st_size
+        return 0
+
+    def part(self, file: _File) -> Path:
+        target = self.target(file)
+        return target.with_name(f"{target.name}.part")
+
+    def put(self, file: _File) -> None:
+        """Gives a whole file its name."""
+        target, name = self.target(file), self.folder / file.name
+        name.parent.mkdir(parents=True, exist_ok=True)
+        if self.part(file).exists():
+            os.replace(self.part(file), target)
+        if self.blobs is not None:
+            link = name.with_name(f".{name.name}.{os.getpid()}")
+            link.symlink_to(os.path.relpath(target, name.parent))
+            os.replace(link, name)
+
+    def free_bytes(self) -> int:
+        """Free space of the disk that it is on."""
+        place = self.folder
+        while not place.exists():
+            place = place.parent
+        return shutil.disk_usage(place).free
+
+    @contextlib.contextmanager
+    def lock(self, waiting: Callable[[], None]) -> Iterator[None]:
+        """Held by one process at a time; the kernel takes it back from one that dies. `waiting` is called now and then
+        while another has it, and may raise."""
+        self.lock_file.parent.mkdir(parents=True, exist_ok=True)
+        with self.lock_file.open("ab") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    waiting()
+                    time.sleep(_POLL_S)
+            yield
