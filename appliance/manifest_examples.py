@@ -61,6 +61,8 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Restart.hold": ("0s", "30s"),
     "Journal.folder": ("/var/lib/slipway/journal",),
     "CrashBundles.folder": ("/var/lib/slipway/crashes",),
+    "CrashBundles.keep": (50,),
+    "CrashBundles.size": ("64MiB",),
     "Journal.keep": ("1h",),
     "Journal.size": ("256MiB",),
     "Journal.linger": ("5m",),

@@ -44,6 +44,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> str:
+        """The value of MARK in the environment of the keeper, and so of all that comes from it."""
         return f"{self.directory}:{self.program}"
 
     @property
@@ -100,13 +101,13 @@ class Keeper:
         return status
 
     def _start(self, mask: set[signal.Signals]) -> int:
-        argv, environment = self._kept.argv, {**os.environ, MARK: self._kept.mark}
+        argv = self._kept.argv
         pid = os.fork()
         if pid == 0:
             try:
                 processes.end_with_parent(signal.SIGKILL)
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                os.execvpe(argv[0], argv, environment)
+                os.execvp(argv[0], argv)
             except OSError as error:
                 os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
             finally:

@@ -28,7 +28,7 @@ from appliance.gateway import config as gateway_config
 from appliance.gateway.config import GatewayConfig
 from appliance.launch import sentinel
 from appliance.launch.hangs import Budgets
-from appliance.launch.keeper import Kept
+from appliance.launch.keeper import MARK, Kept
 from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
@@ -167,7 +167,8 @@ def _kept(directory: Path, program: Program, memory: str) -> Program:
     kept = Kept(program=program.name, argv=program.argv, directory=str(directory), files=program.leaves, memory=memory)
     path = directory / f"{program.name}.kept"
     path.write_bytes(msgspec.json.encode(kept))
-    return replace(program, argv=(sys.executable, "-P", "-m", "appliance.launch.keeper", str(path)))
+    argv = (sys.executable, "-P", "-m", "appliance.launch.keeper", str(path))
+    return replace(program, argv=argv, environment={**program.environment, MARK: kept.mark})
 
 
 def script(program: Program, secret_files: Mapping[str, str]) -> str:
