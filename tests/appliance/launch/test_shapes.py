@@ -135,6 +135,8 @@ def test_a_parked_appliance_keeps_its_gateway_and_ends_by_a_signal(launched, wor
     os.kill(sentinel, signal.SIGKILL)
     os.kill(gateway, signal.SIGKILL)  # it comes back, which also shows that the new sentinel works
     appliance.started("gateway", times=2)
+    began = time.monotonic()
+    appliance.until(lambda: time.monotonic() - began > 1.0)  # for an engine that is started wrongly to begin
     assert len(appliance.pids("engine-0")) == lives and len(appliance.pids("engine-1")) == 1
     assert appliance.terminate() == code
     assert appliance.alive() == {} and appliance.reason() == reason
