@@ -66,7 +66,8 @@ RESTARTS = Exit(
     "restarts",
     14,
     "A program died more often than lifecycle.restart.max within lifecycle.restart.window.",
-    "Read the last log lines of that program; the message carries them.",
+    "Read how it died and its last log lines, which the message carries; an engine's crash bundle has more, and "
+    "`slipway explain CAUSE` the cure.",
 )
 ENGINE = Exit(
     "engine",

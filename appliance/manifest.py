@@ -378,6 +378,8 @@ class Restart(Section):
     """Wait before the second restart within the window, doubled for each further one; the first never waits."""
     longest_backoff: Seconds = 30.0
     """The longest wait before a restart, however many there were within the window."""
+    exhausted: Literal["exit", "park"] = "exit"
+    """When no restart helps: the appliance exits, or parks, without engines, with /ready saying why until SIGTERM."""
     hold: Seconds = 10.0
     """New requests wait for a dead engine that is back within this time, else they get 503; open ones always wait."""
 
@@ -393,6 +395,15 @@ class Journal(Section):
     """Time such a request is generated on after its client has gone; who asks for it later gets it from there on."""
 
 
+class CrashBundles(Section):
+    folder: str | None = None
+    """Where they are written; by default slipway-crashes-UID in $XDG_RUNTIME_DIR or the temporary directory."""
+    keep: Annotated[int, Field(ge=0)] = 10
+    """Most bundles that are kept, the newest; 0 writes none."""
+    size: Bytes = 16 * 2**20
+    """Most bytes of all bundles; the oldest go first."""
+
+
 class Lifecycle(Section):
     drain: SecondsOrAuto = "auto"
     """Time open requests get to finish after SIGTERM; auto: what the platform gives before it kills, less 2 s."""
@@ -400,6 +411,8 @@ class Lifecycle(Section):
     """Time of the drain in which new requests are still taken, for balancers to notice; auto: 5s, 0s without one."""
     restart: Restart = Restart()
     """When a dead engine is started again, and when not."""
+    crash_bundles: CrashBundles = CrashBundles()
+    """Folders that say how an engine died: cause, last lines, configuration, open requests, memory, device."""
     journal: Journal = Journal()
     """Replies that outlive their connection and the gateway, for requests with an Idempotency-Key."""
 

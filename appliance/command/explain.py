@@ -1,4 +1,4 @@
-"""`slipway explain WORD`: a key, an exit code, a kind of problem, a rule, a variable, an error of the API."""
+"""`slipway explain WORD`: a key, an exit code, why an engine died, a kind of problem, a rule, a variable, an error."""
 
 import difflib
 import sys
@@ -6,14 +6,16 @@ import sys
 from appliance import exits
 from appliance.declare.codes import CODES
 from appliance.declare.keys import keys, leaves
-from appliance.explain.codes import tell_exit, tell_problem, tell_rule, tell_variable
+from appliance.explain.codes import tell_cause, tell_exit, tell_problem, tell_rule, tell_variable
 from appliance.explain.keys import tell_key
+from appliance.launch.causes import CAUSES
 from appliance.rules.rules import RULES
 
 
 def explain(word: str) -> int:
     """Prints what the word stands for. Ends with the code of a wrong command line where it stands for nothing."""
-    found = [text for look in (tell_key, tell_exit, tell_problem, tell_rule, tell_variable) if (text := look(word))]
+    tellers = (tell_key, tell_exit, tell_cause, tell_problem, tell_rule, tell_variable)
+    found = [text for look in tellers if (text := look(word))]
     if found := found or _api_error(word):
         print("\n\n".join(found))
         return exits.OK.number
@@ -35,6 +37,8 @@ def _unknown(word: str) -> str:
     words |= {key.path[-1]: key.name for key in leaves()}
     words |= {name.replace("-", "_"): name for name in (*CODES, *(rule.name for rule in RULES))}
     words |= {one.name: one.name for one in exits.EXITS}
+    words |= {one.name.replace("-", "_"): one.name for one in CAUSES}
     near = list(dict.fromkeys(words[found] for found in difflib.get_close_matches(named, words, 3, 0.65)))
     hint = f"did you mean {' or '.join(near)}?" if near else "try slipway explain model, or an exit code such as 11"
-    return f"{word}: no key, section, exit code, kind of problem, rule, variable or error of the API; {hint}"
+    kinds = "key, section, exit code, cause of a death, kind of problem, rule, variable or error of the API"
+    return f"{word}: no {kinds}; {hint}"

@@ -118,7 +118,11 @@ EFFECTS: dict[str, Effect] = {
     "lifecycle.restart.window": _SERVICE,
     "lifecycle.restart.backoff": _SERVICE,
     "lifecycle.restart.longest_backoff": _SERVICE,
+    "lifecycle.restart.exhausted": _SERVICE,
     "lifecycle.restart.hold": _LIVE,
+    "lifecycle.crash_bundles.folder": _SERVICE,
+    "lifecycle.crash_bundles.keep": _SERVICE,
+    "lifecycle.crash_bundles.size": _SERVICE,
     "lifecycle.journal.folder": Effect("gateway"),  # its file is open, and locked
     "lifecycle.journal.keep": _LIVE,
     "lifecycle.journal.size": _LIVE,

@@ -41,6 +41,7 @@ PATHS = (
     ("model", "chat_template"),
     ("engine", "record"),
     ("lifecycle", "journal", "folder"),
+    ("lifecycle", "crash_bundles", "folder"),
 )
 
 

@@ -57,6 +57,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "KUBERNETES_SERVICE_HOST", "presence", "Set by Kubernetes: its 30 s from SIGTERM to SIGKILL are expected."
     ),
+    Variable(
+        "SLIPWAY_TERMINATION_LOG",
+        "folder",
+        "The file that gets the reason of an end, if it exists: the pod's `terminationMessagePath`.",
+        "/dev/termination-log",
+    ),
     Variable("HF_HOME", "text", "The hub's folder: token and, in `hub/`, its cache.", "$XDG_CACHE_HOME/huggingface"),
     Variable("HF_HUB_CACHE", "text", "The hub's cache, where model.download.cache does not say it.", "$HF_HOME/hub"),
     Variable("HF_ENDPOINT", "text", "The hub, or a mirror of it.", "https://huggingface.co"),

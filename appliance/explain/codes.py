@@ -4,6 +4,7 @@ from appliance import exits
 from appliance.declare.codes import CODES
 from appliance.declare.variables import VARIABLES, values
 from appliance.explain.layout import field
+from appliance.launch.causes import CAUSES
 from appliance.rules import variables
 from appliance.rules.rules import RULES
 
@@ -14,6 +15,15 @@ def tell_exit(word: str) -> str:
             head = f"exit code {one.number}, {one.name}"
             return "\n".join([head, field("cause", one.cause), field("cure", one.cure)])
     return ""
+
+
+def tell_cause(word: str) -> str:
+    """Why a program died, by the name that messages and crash bundles have."""
+    found = next((one for one in CAUSES if one.name == word.lower()), None)
+    if found is None:
+        return ""
+    head = f"{found.name}, a cause of a death"
+    return "\n".join([head, field("meaning", found.meaning), field("cure", found.cure)])
 
 
 def tell_problem(word: str) -> str:

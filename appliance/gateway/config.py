@@ -33,9 +33,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     new requests wait for an engine whose restart takes no longer. `policy` is the engines' order of requests. In the
     first `drain_linger_s` of the `drain_s` that open requests get after SIGTERM new ones are still taken. `pardons` is
     the pipe to the sentinel (appliance/launch/sentinel.py), `control` the socket on which the launcher reloads
-    (gateway/control.py). What happened to the last `stories` sequences is kept. `journal` is the file of durable
-    replies, empty for none: they are kept for `journal_keep_s`, in `journal_bytes`, and generated on for `linger_s`
-    without a client."""
+    (gateway/control.py). `run` is the run directory: the gateway writes there what was open when an engine died, and
+    reads whether the appliance is parked. What happened to the last `stories` sequences is kept. `journal` is the file
+    of durable replies, empty for none: they are kept for `journal_keep_s`, in `journal_bytes`, and generated on for
+    `linger_s` without a client."""
 
     host: str
     port: int
@@ -67,6 +68,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hold_s: float = 10.0
     pardons: str = ""
     control: str = ""
+    run: str = ""
     journal: str = ""
     journal_keep_s: float = 900.0
     journal_bytes: int = 64 * 2**20

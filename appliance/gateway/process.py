@@ -28,13 +28,16 @@ from appliance.gateway.router import Router
 from appliance.http.app import build_app
 from appliance.http.service import Service
 from appliance.http.text import load_text
+from appliance.launch.interrupted import write_open
 from appliance.launch.pardon import send_pardon
+from appliance.launch.park import read_parked
 from appliance.observe.log import RequestLog, set_up_logging
 from appliance.observe.metrics import Metrics, now
 from engine.api.errors import EXIT_PERMANENT, CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
 
+PARKED_S = 0.25  # between two looks whether the appliance was parked
 FLUSH_S = 0.5
 """After the drain: time for last records to reach the sockets. The supervisor kills one second after drain_s."""
 
@@ -71,6 +74,7 @@ def build_service(config: GatewayConfig, keys: Sequence[str] = ()) -> Service:
         pardon=partial(send_pardon, config.pardons),
         stories=config.stories,
         policy=config.policy,
+        tell_open=partial(write_open, config.run),
     )
     return Service(config, router, metrics, RequestLog(config), open_ledger(config, metrics), keys)
 
@@ -80,11 +84,12 @@ async def connected(service: Service) -> AsyncIterator[None]:
     """The service with its router connecting and its text side loading. The tokenizer of a large vocabulary takes
     longer than the gateway may take to answer, so a thread reads it."""
     service.router.start()
-    loading = asyncio.create_task(_load_text(service))
+    tasks = [asyncio.create_task(_load_text(service)), asyncio.create_task(_see_parked(service))]
     try:
         yield
     finally:
-        loading.cancel()
+        for task in tasks:
+            task.cancel()
         for ledger in (service.ledger, service.shelved):
             if ledger is not None:
                 await ledger.stop()
@@ -99,6 +104,15 @@ async def _load_text(service: Service) -> None:
     except Exception:
         log.exception("the tokenizer or the chat template cannot be loaded")
         _die("text: the tokenizer or the chat template cannot be loaded", EXIT_PERMANENT)
+
+
+async def _see_parked(service: Service) -> None:
+    """Until the launcher parks the appliance."""
+    while service.config.run and service.parked is None:
+        service.parked = read_parked(Path(service.config.run))
+        if service.parked is not None:
+            service.router.park(service.parked.message)
+        await asyncio.sleep(PARKED_S)
 
 
 def _die(message: str, code: int) -> None:

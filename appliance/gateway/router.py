@@ -21,6 +21,7 @@ from appliance.gateway.generation import Generation, Past
 from appliance.gateway.quarantine import SUSPECT_DEATHS, Quarantine
 from appliance.gateway.stories import Arrived, Held, Stories, Tried
 from appliance.http.errors import EngineFailed, Overloaded, Quarantined, Unavailable
+from appliance.launch.interrupted import OpenRequest
 from appliance.observe.metrics import Metrics, now
 from engine.api.client import EngineClient, EngineState
 from engine.api.errors import EngineError, RequestError
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 GONE_RETRY_AFTER_S = 3
 SWAP_S = 30.0  # in which an engine that is told to end has ended
+PARKED_RETRY_AFTER_S = 60  # somebody has to come
 
 # Word for word what the reference engine says: gateways in front of it tell the two apart by these.
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
@@ -127,10 +129,12 @@ class Router:
         pardon: Callable[[str, int], None] | None = None,
         stories: int = 0,
         policy: str = "fcfs",
+        tell_open: Callable[[str, Sequence[OpenRequest]], None] = lambda program, requests: None,
     ) -> None:
         """`hold_s`: new requests wait for engines that come back within it. `pardon(program, deaths)`: so many deaths
         of an engine have their cause in a request, not in the engine. `stories` of so many sequences are kept. `policy`
-        is the engines' order of requests."""
+        is the engines' order of requests. `tell_open(program, requests)`: an engine is gone, and was computing these.
+        """
         self.metrics = metrics
         self.quarantine = Quarantine()
         self.stories = Stories(stories)
@@ -140,7 +144,9 @@ class Router:
         self.pace = Pace(self.drain)
         self._goes_before = GOES_BEFORE[policy]
         self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
+        self.parked = ""
         self._pardon = pardon or (lambda program, deaths: None)
+        self._tell_open = tell_open
         self._hold_s = hold_s
         self._hall: dict[str, Generation] = {}
         self._trial: Engine | None = None  # where the cohort of suspects runs
@@ -183,6 +189,13 @@ class Router:
         """Whether an engine whose end was expected has ended, and its successor serves."""
         engine = self.engines[index]
         return engine.serves and not engine.ends_by_s
+
+    def park(self, why: str) -> None:
+        """No engine comes back: what waits for one gets an error, and nothing is taken any more."""
+        self.parked = why
+        log.error("parked: %s", why)
+        for generation in list(self._hall.values()):
+            generation.refuse(EngineFailed(f"No engine comes back: {why}"))
 
     async def stop(self) -> None:
         self._letting_go = True
@@ -229,12 +242,12 @@ class Router:
 
     @property
     def serves(self) -> bool:
-        return any(engine.serves for engine in self.engines)
+        return not self.parked and any(engine.serves for engine in self.engines)
 
     @property
     def accepts(self) -> bool:
         """Whether a new request would be served, now or when an engine is back."""
-        return any(engine.serves or engine.returns_within(self._hold_s) for engine in self.engines)
+        return not self.parked and any(engine.serves or engine.returns_within(self._hold_s) for engine in self.engines)
 
     @property
     def open(self) -> int:
@@ -298,7 +311,7 @@ class Router:
     def interrupted(self, generation: Generation) -> None:
         """Its engine is gone, and it has read all that this gave: it waits until another one serves."""
         generation.interrupt()
-        if self._letting_go:
+        if self._letting_go or self.parked:
             generation.refuse(EngineFailed())
         self.metrics.add("request_interruptions", 1)
         self._hall[generation.key] = generation
@@ -392,6 +405,8 @@ class Router:
         """Asks the quarantine what the death of an engine says of the requests that it had."""
         engine.reserved = False
         flying = {generation.key: generation for generation in engine.open.values()}
+        told = [OpenRequest(g.submit.id, len(g.submit.prompt), len(g.emitted)) for g in flying.values()]
+        self._tell_open(f"engine-{engine.label}", told)
         if not flying:
             return
         verdict = self.quarantine.died([generation.flight for generation in flying.values()])
@@ -408,6 +423,10 @@ class Router:
 
     def admit(self) -> None:
         """Raises Unavailable or Overloaded where a request could not be taken now."""
+        if self.parked:
+            raise Unavailable(
+                f"The service has failed and does not come back by itself: {self.parked}", PARKED_RETRY_AFTER_S
+            )
         if not self.accepts:
             raise Unavailable(self._why_not(), self._retry_after_s(self.engines))
         requests, tokens = self.waiting, self.waiting_tokens

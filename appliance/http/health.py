@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
@@ -14,11 +15,14 @@ router = APIRouter(tags=["health"])
 
 def readiness(service: Service) -> dict[str, Any]:
     """What the service is doing, and how far it is. `status`: starting, loading, ready, restarting, failed, draining;
-    `phase` is finer while it loads. One serving engine is enough to be ready."""
+    `phase` is finer while it loads. One serving engine is enough to be ready. `reason` says why no engine comes back,
+    where the appliance is parked."""
     engines = service.router.engines
     behind = min(engines, key=lambda engine: engine.progress)
     if service.draining:
         status = phase = "draining"
+    elif service.parked is not None:
+        status = phase = "failed"
     elif service.router.serves:
         status = phase = "ready" if service.has_text else "loading"
     else:
@@ -26,12 +30,13 @@ def readiness(service: Service) -> dict[str, Any]:
         phase = behind.phase
         status = "loading" if "loading" in kinds else phase
     progress = sum(engine.progress for engine in engines) / len(engines)
-    return {
+    told = {
         "status": status,
         "phase": phase,
         "progress": round(progress, 4),
         "engines": [_engine(engine) for engine in engines],
     }
+    return told if service.parked is None else told | {"reason": msgspec.to_builtins(service.parked)}
 
 
 def _engine(engine: Engine) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from appliance.durable.ledger import Ledger
 from appliance.gateway.config import GatewayConfig
 from appliance.gateway.router import Router
 from appliance.http.errors import NotFound, Unavailable
+from appliance.launch.park import Parked
 from appliance.observe.log import RequestLog
 from appliance.observe.metrics import Metrics
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class Service:
     """The served model: its configuration, text side, router, metrics, log and the ledger of durable replies, if there
     is one. `open_requests` counts those that hold the service, streams included. SIGTERM sets `draining`, and `closed`
-    from when on new requests are refused. `shelved`: a ledger that takes no new replies. What a reload changes
-    (gateway/live.py) is read here anew by each request."""
+    from when on new requests are refused; the launcher sets `parked`, once. `shelved`: a ledger that takes no new
+    replies. What a reload changes (gateway/live.py) is read here anew by each request."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Service:
         self.closed = False
         self.shelved: Ledger | None = None
         self.set_keys(keys)
+        self.parked: Parked | None = None
         self.started_s = time.time()
         self._text: Text | None = None
 

@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from appliance import exits
-from appliance.declare import settings
+from appliance.declare import settings, variables
 from appliance.launch import listen, rundir, supervise
 from appliance.launch.console import Console
+from appliance.launch.crashes import Bundles, Crashes
+from appliance.launch.death import memory_counters
 from appliance.launch.hangs import Budgets
+from appliance.launch.nvml import device_state
 from appliance.launch.sentinel import Policy
 from appliance.launch.supervise import Program, Service
 from appliance.launch.tree import Outcome, Tree
 from appliance.manifest import Manifest, SecretEnv
+from appliance.plan.machine import cgroup_folders
 
 if TYPE_CHECKING:
     from appliance.declare.outside import Given
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from appliance.plan.plan import Plan
 
 TERMINATION_LOG = Path("/dev/termination-log")
+NO_BUNDLES = Bundles(keep=0)
 
 _TERMINATION_BYTES = 4096  # what Kubernetes keeps
 
@@ -40,6 +45,8 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: int
     cure: str
     program: str = ""
+    cause: str = ""
+    bundle: str = ""
     last_lines: tuple[str, ...] = ()
 
 
@@ -50,18 +57,35 @@ def serve(plan: "Plan", given: "Given") -> int:
 
     running = Side.of(given, plan)
     manifest = plan.manifest
-    restart, health = manifest.lifecycle.restart, manifest.health
+    restart, health, environment = manifest.lifecycle.restart, manifest.health, settings.environment()
+    policy = Policy(restart.max, restart.window, restart.backoff, restart.longest_backoff, restart.exhausted)
     service = Service(
         gateway=plan.gateway,
         engines=plan.engines,
         startup_s=manifest.health.startup_budget,
-        restarts=Policy(restart.max, restart.window, restart.backoff, restart.longest_backoff),
+        restarts=policy,
         budgets=Budgets(health.stalled_loading, health.stalled_busy, health.stalled_idle),
         secrets=secret_names(manifest),
         other_cpus=plan.other_cpus,
+        memory=str(memory_counters(list(cgroup_folders(Path("/"), "memory")))),
         job=plan.job,
     )
-    return launch(service, settings.environment(), reloader=partial(Reloader, running))
+    termination_log = Path(variables.value(environment, "SLIPWAY_TERMINATION_LOG") or TERMINATION_LOG)
+    return launch(
+        service,
+        environment,
+        termination_log=termination_log,
+        bundles=bundles(plan, environment),
+        reloader=partial(Reloader, running),
+    )
+
+
+def bundles(plan: "Plan", environment: Mapping[str, str]) -> Bundles:
+    """Where crash bundles go: the folder of the manifest, else beside the run directory."""
+    wanted = plan.manifest.lifecycle.crash_bundles
+    beside = tuple(place / f"slipway-crashes-{os.geteuid()}" for place in rundir.places(environment))
+    places = beside if plan.crash_folder is None else (plan.crash_folder,)
+    return Bundles(places, wanted.keep, wanted.size)
 
 
 def secret_names(manifest: Manifest) -> tuple[str, ...]:
@@ -75,10 +99,18 @@ def launch(
     *,
     programs: Callable[[Service, Path], Sequence[Program]] = supervise.programs,
     termination_log: Path = TERMINATION_LOG,
+    bundles: Bundles = NO_BUNDLES,
     reloader: "Callable[[Service, Path], Reloader] | None" = None,
 ) -> int:
     """`programs` writes the programs' configurations into the run directory and says how they are started. With a
     `reloader` the manifest can be reloaded."""
+    reported: list[Outcome] = []
+
+    def report(outcome: Outcome) -> None:
+        if outcome not in reported:
+            reported.append(outcome)
+            _report(outcome, termination_log)
+
     console = Console(sys.stdout.fileno(), service.gateway.log_format)
     try:
         port = listen.free_port(service.gateway.host, service.gateway.port)
@@ -88,7 +120,16 @@ def launch(
             supervise.write(directory, programs(service, directory), service, files)
             if service.other_cpus:
                 os.sched_setaffinity(0, service.other_cpus)  # all programs inherit it, and engines take what is theirs
-            outcome = asyncio.run(_run(service, directory, public, console, reloader))
+            crashes = Crashes(
+                bundles,
+                directory,
+                secrets=[environment.get(name, "") for name in service.secrets],
+                facts={"version": service.gateway.version, "manifest_sha256": service.gateway.manifest_sha256},
+                memory=service.memory,
+                device=device_state,
+            )
+            tree = Tree(service, directory, public, console, crashes=crashes, report=report)
+            outcome = asyncio.run(_run(tree, service, directory, console, reloader))
     except listen.AddressTaken as error:
         outcome = Outcome(exits.PORT, str(error))
     except (rundir.NoRunDirectory, OSError) as error:
@@ -96,7 +137,7 @@ def launch(
     finally:
         console.close(timeout_s=0.2)
     if outcome.exit is not exits.OK:
-        _report(outcome, termination_log)
+        report(outcome)
     return outcome.exit.number
 
 
@@ -114,13 +155,12 @@ def _secret_files(service: Service, environment: Mapping[str, str]) -> Iterator[
 
 
 async def _run(
+    tree: Tree,
     service: Service,
     directory: Path,
-    environment: Mapping[str, str],
     console: Console,
     reloader: "Callable[[Service, Path], Reloader] | None",
 ) -> Outcome:
-    tree = Tree(service, directory, environment, console)
     if reloader is None:
         return await tree.run()
     from appliance.launch.line import reloadable
@@ -138,13 +178,16 @@ def _report(outcome: Outcome, termination_log: Path) -> None:
         message=outcome.message,
         exit=outcome.exit.name,
         code=outcome.exit.number,
-        cure=outcome.exit.cure,
+        cure=outcome.cure,
         program=outcome.program,
+        cause=outcome.cause.name if outcome.cause else "",
+        bundle=outcome.bundle,
         last_lines=outcome.last_lines,
     )
     text = msgspec.json.encode(reason)
     if sys.stderr.isatty():
-        lines = [f"slipway: {outcome.message}", *(f"    {line}" for line in outcome.last_lines), outcome.exit.cure]
+        lines = [f"slipway: {outcome.message}", *(f"    {line}" for line in outcome.last_lines), outcome.cure]
+        lines += [f"crash bundle: {outcome.bundle}"] if outcome.bundle else []
         print("\n".join(lines), file=sys.stderr)
     else:
         print(text.decode(), file=sys.stderr)

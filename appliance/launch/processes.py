@@ -4,17 +4,20 @@ A program may change its process group or session, so a group kill misses its ch
 is handed to the nearest subreaper above it (prctl(2)). So all of the tree can be found below this process, in /proc.
 """
 
-import asyncio
 import contextlib
 import ctypes
 import os
+import resource
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
-_POLL_S = 0.02  # a grandchild's end sends no signal here, so the sweep has to look
+_POLL_S = 0.005
+_LONGEST_COMMAND = 100
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -25,9 +28,24 @@ def become_subreaper() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 
-def end_with_parent() -> None:
-    """For the child between fork and exec: the kernel sends it SIGTERM when its parent dies, even by SIGKILL."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """For the child between fork and exec: the kernel sends it this signal when its parent dies, even by SIGKILL."""
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def end_as(status: int) -> None:
+    """Ends this process as the one with this wait status ended: with its code, or by its signal, without a core file.
+    Does not return."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # the limit alone does not count where cores go to a program
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):  # SIGKILL has no handler to be set
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        os.kill(os.getpid(), number)
+        os._exit(128 + number)
+    os._exit(os.WEXITSTATUS(status))
 
 
 def reap() -> dict[int, int]:
@@ -61,23 +79,45 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-async def sweep(grace_s: float, reaped: Callable[[dict[int, int]], None]) -> int:
-    """Ends all descendants of this process: SIGTERM to each, after `grace_s` SIGKILL until none is left.
+def parent(pid: int) -> int:
+    """Of a process that lives; 0 if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return 0
 
-    `reaped` gets what `reap` returns. Returns how many processes were told.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + grace_s
-    told: set[int] = set()
-    while True:
-        reaped(reap())
-        alive = descendants(os.getpid())
-        if not alive:
-            return len(told)
-        hard = loop.time() >= deadline
+
+def marked(word: str) -> Iterator[int]:
+    """Processes other than this one that were started with `word`, as NAME=VALUE, in their environment."""
+    wanted = word.encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):  # it ended, or is another user's
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    yield int(entry.name)
+
+
+def command(pid: int) -> str:
+    """What a process is, in a few words: its id and the begin of its command line, or its name."""
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        name = words or Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        return f"{pid} {name[:_LONGEST_COMMAND]}"
+    return str(pid)
+
+
+def kill_all(find: Callable[[], list[int]], patience_s: float) -> tuple[dict[int, str], list[int]]:
+    """SIGKILL to all that `find` finds until it finds none, or `patience_s` is over: what was killed, by id, and which
+    of them are still there (in the kernel, where no signal reaches them). Children are reaped."""
+    killed: dict[int, str] = {}
+    deadline = time.monotonic() + patience_s
+    while alive := find():
         for pid in alive:
-            if hard or pid not in told:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL if hard else signal.SIGTERM)
-        told.update(alive)
-        await asyncio.sleep(_POLL_S)
+            if pid not in killed:
+                killed[pid] = command(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        reap()
+        if time.monotonic() >= deadline:
+            return killed, alive
+        time.sleep(_POLL_S)
+    return killed, []

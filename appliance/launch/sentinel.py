@@ -3,7 +3,8 @@
 The rule: a program that ends with the permanent code ends the appliance; any other end is a crash. Each restart within
 the window waits as long as the policy says for it; more than `max` within `window_s` end the appliance. Restarts
 go through Supervisor; what ends the appliance is a notice to the launcher, which alone ends things. Deaths that the
-gateway found a request to be the cause of do not count (pardon.py).
+gateway found a request to be the cause of do not count (pardon.py). With `exhausted: park` the engines are stopped
+instead, and no engine is started again; the gateway stays.
 
 Protocol of Supervisor's listeners: we print READY, get a header line of key:value tokens with `len` and as many bytes
 of payload, and print RESULT. Nothing else may go to standard output.
@@ -18,28 +19,36 @@ import sys
 import time
 import xmlrpc.client
 from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import msgspec
 from supervisor.xmlrpc import Faults, SupervisorTransport
 
+from appliance.launch import processes
+from appliance.launch.death import Death
 from appliance.launch.hangs import Budgets, Hangs
+from appliance.launch.keeper import take_death
 from appliance.launch.pardon import read_pardons
+from appliance.launch.park import is_parked
 from engine.api.errors import EXIT_PERMANENT
-from engine.api.pulse import read_pulse
+from engine.api.pulse import Beat, read_pulse
 
 LOOK_S = 0.5  # between two looks at the engines' pulses
+ENGINES = "engines:"  # begins the names of Supervisor's that can be parked
 
 
 class Policy(msgspec.Struct, frozen=True):
     """How many restarts of one program are allowed within a span, and the waits: none before the first, `backoff_s`
-    before the second, doubled for each further one up to `longest_s`."""
+    before the second, doubled for each further one up to `longest_s`. `exhausted` says what follows when no restart
+    helps an engine: the appliance exits, or is parked, the gateway up and never ready."""
 
     max: int
     window_s: float
     backoff_s: float = 1.0
     longest_s: float = 30.0
+    exhausted: Literal["exit", "park"] = "exit"
 
     def delay(self, deaths: list[float], now: float) -> float | None:
         """Seconds until the restart after the last of `deaths` (times, in order), or None if it is one too many."""
@@ -51,7 +60,8 @@ class Policy(msgspec.Struct, frozen=True):
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """`supervisor` is the path of Supervisor's Unix socket, `notices` that of the pipe to the launcher, `pardons` that
-    of the pipe from the gateway; `pulses` are the files of the engines' signs of life, by program."""
+    of the pipe from the gateway; `pulses` are the files of the engines' signs of life, by program; `directory` is the
+    run directory, where keepers tell of deaths."""
 
     supervisor: str
     password: str
@@ -60,21 +70,26 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     budgets: Budgets
     pulses: dict[str, str]
+    directory: str
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher is told, one JSON line each: a program died and restarts, or the appliance must end."""
+    """What the launcher is told, one JSON line each: a program died and restarts, or the appliance must end, or `park`.
+    `death` is what its keeper saw, if it has one that could say; `hung` why the sentinel killed it."""
 
     kind: Literal["restart", "permanent", "exhausted", "unstartable"]
     program: str
     how: str = ""
     restart: int = 0
     delay_s: float = 0.0
+    hung: str = ""
+    death: Death | None = None
+    park: bool = False
 
 
 class Sentinel:
     """`start` starts a program by its Supervisor name; `status` tells its exit status, -1 after a signal, None if it
-    is not dead (any more), or when Supervisor is shutting down.
+    is not dead (any more), or when Supervisor is shutting down; `death` what its keeper says; `park` stops all engines.
 
     So each death that counts is followed by one start, also when its event comes late: a new sentinel looks first and
     gets the events of the time before afterwards."""
@@ -86,11 +101,19 @@ class Sentinel:
         notify: Callable[[Notice], None],
         start: Callable[[str], None],
         status: Callable[[str], int | None],
+        death: Callable[[str], Death | None] = lambda program: None,
+        park: Callable[[], None] = lambda: None,
+        parked: bool = False,
     ) -> None:
+        """`parked`: a sentinel before this one found that no engine is to be started any more."""
         self._policy = policy
         self._notify = notify
         self._start = start
         self._status = status
+        self._death = death
+        self._park = park
+        self._parked = parked
+        self._given_up: set[str] = set()
         self._deaths: dict[str, list[float]] = {}
         self._hung: dict[str, str] = {}
         self._due: dict[str, float] = {}
@@ -123,23 +146,37 @@ class Sentinel:
     def died(self, name: str, now: float) -> None:
         """Schedules the restart, or reports that a restart cannot help or that there were too many."""
         program = name.rpartition(":")[2]
+        if name in self._given_up or (self._parked and name.startswith(ENGINES)):
+            return
         status = self._status(name)
         if status is None:
             return
-        hung = self._hung.pop(program, "")
+        hung, death = self._hung.pop(program, ""), self._death(program)
+        how = "killed by a signal" if status < 0 else f"exit code {status}"
+        notice = Notice(
+            kind="permanent", program=program, how=hung or (death.how() if death else how), hung=hung, death=death
+        )
         if status == EXIT_PERMANENT:
-            self._notify(Notice(kind="permanent", program=program))
+            self._give_up(name, notice)
             return
         deaths = [death for death in self._deaths.get(name, []) if now - death < self._policy.window_s]
         deaths.append(now)
         self._deaths[name] = deaths
-        how = hung or ("killed by a signal" if status < 0 else f"exit code {status}")
         delay = self._policy.delay(deaths, now)
         if delay is None:
-            self._notify(Notice(kind="exhausted", program=program, how=how))
+            self._give_up(name, msgspec.structs.replace(notice, kind="exhausted", restart=len(deaths) - 1))
             return
         self._due[name] = now + delay
-        self._notify(Notice(kind="restart", program=program, how=how, restart=len(deaths), delay_s=delay))
+        self._notify(msgspec.structs.replace(notice, kind="restart", restart=len(deaths), delay_s=delay))
+
+    def _give_up(self, name: str, notice: Notice) -> None:
+        self._given_up.add(name)
+        park = self._policy.exhausted == "park" and name.startswith(ENGINES)
+        self._notify(msgspec.structs.replace(notice, park=park))
+        if park:
+            self._parked = True
+            self._due = {other: due for other, due in self._due.items() if not other.startswith(ENGINES)}
+            self._park()
 
 
 def wake_supervisor(path: str) -> None:
@@ -182,6 +219,13 @@ class _Supervisor:
         except xmlrpc.client.Fault as fault:
             # Shutting down: nothing is to be started. Already started: a person was faster. No fork: it tries on.
             if fault.faultCode not in (Faults.SHUTDOWN_STATE, Faults.ALREADY_STARTED, Faults.SPAWN_ERROR):
+                raise
+
+    def stop_group(self, group: str) -> None:
+        try:
+            self._proxy.supervisor.stopProcessGroup(group, False)
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode != Faults.SHUTDOWN_STATE:
                 raise
 
     def status(self, name: str) -> int | None:
@@ -232,6 +276,9 @@ def main(path: Path) -> int:
         notify=lambda notice: _write(pipe, msgspec.json.encode(notice) + b"\n"),
         start=supervisor.start,
         status=supervisor.status,
+        death=lambda program: take_death(Path(config.directory), program),
+        park=lambda: supervisor.stop_group(ENGINES.rstrip(":")),
+        parked=is_parked(Path(config.directory)),
     )
     ends, hangs = _Ends(), Hangs(config.budgets)
     for program in supervisor.all():
@@ -249,13 +296,20 @@ def main(path: Path) -> int:
 def _end_hung(sentinel: Sentinel, hangs: Hangs, pulses: Mapping[str, Path]) -> None:
     """Kills what hangs: its death is then handled as any other. A stopped process does not hear a SIGTERM."""
     for program, file in pulses.items():
-        why = hangs.look(program, read_pulse(file), time.monotonic())
-        pid = hangs.pid(program)
-        if why and pid:
+        keeper = hangs.pid(program) or 0
+        why = hangs.look(program, _beat(file, keeper), time.monotonic())
+        if why and keeper:
             hangs.ended(program)
             sentinel.hung(program, why)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            for pid in processes.descendants(keeper):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _beat(file: Path, keeper: int) -> Beat | None:
+    """The beat of the engine that this keeper keeps, as the keeper's own: that is the process that Supervisor knows."""
+    beat = read_pulse(file)
+    return replace(beat, pid=keeper) if beat is not None and processes.parent(beat.pid) == keeper else None
 
 
 def _listen(

@@ -19,7 +19,7 @@ import secrets
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -28,6 +28,7 @@ from appliance.gateway import config as gateway_config
 from appliance.gateway.config import GatewayConfig
 from appliance.launch import sentinel
 from appliance.launch.hangs import Budgets
+from appliance.launch.keeper import MARK, Kept
 from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
@@ -36,6 +37,7 @@ from engine.api.errors import EXIT_PERMANENT
 PARDONS = "pardons"
 CONTROL = "gateway.sock"
 GATEWAY = "gateway.json"
+ENGINES = "engines"  # their group
 ENGINE_STOP_S = 2  # time an engine gets from SIGTERM to SIGKILL: it has nothing to save
 # Where cores are shared, a third of an engine thread's weight: a step goes first, and the gateway still gets a quarter
 # of a core that it competes for, so that sockets and tokens never wait long. 19 would leave it 1.5 %.
@@ -46,7 +48,8 @@ NICE = 5
 class Service:
     """What is to be launched. `gateway.engines` and each engine's `socket` are filled in when the run directory exists.
     `secrets` names the environment variables that only the gateway gets. `other_cpus`: where all but the engines run
-    (empty: anywhere). `budgets`: when an engine counts as hung."""
+    (empty: anywhere). `budgets`: when an engine counts as hung. `memory`: the file in which the kernel counts what it
+    kills for memory."""
 
     gateway: GatewayConfig
     engines: tuple[EngineConfig, ...]
@@ -55,6 +58,7 @@ class Service:
     budgets: Budgets = Budgets()
     secrets: tuple[str, ...] = ()
     other_cpus: tuple[int, ...] = ()
+    memory: str = ""
     job: Job | None = None  # downloaded by each engine's program before it becomes the engine
 
 
@@ -62,7 +66,8 @@ class Service:
 class Program:
     """One process. Programs of one group stop together; groups stop by descending priority. `argv` arrives as it is.
     `secrets` names variables that it gets beside `environment`, whose values `write` is told the files of. `nice` is
-    added to its priority, as in nice(1)."""
+    added to its priority, as in nice(1). `leaves`: patterns of what it may leave in the run directory; with it comes a
+    keeper, which removes all that a dead one left (keeper.py)."""
 
     name: str
     argv: tuple[str, ...]
@@ -72,6 +77,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
     nice: int = 0
+    leaves: tuple[str, ...] = ()
 
 
 def engine_names(service: Service) -> tuple[str, ...]:
@@ -95,6 +101,7 @@ def told_gateway(service: Service, directory: Path) -> GatewayConfig:
         pardons=str(directory / PARDONS),
         control=str(directory / CONTROL),
         journal=journal and str(directory / journal),
+        run=str(directory),
     )
 
 
@@ -128,7 +135,9 @@ def gateway_program(service: Service, argv: tuple[str, ...]) -> Program:
 def engine_program(service: Service, name: str, argv: tuple[str, ...], *, threads: int) -> Program:
     token = service.job.order.token if service.job else None
     secrets = (token.env,) if token and token.env else ()
-    return Program(name, argv, "engines", 20, ENGINE_STOP_S, environment=_threads(threads), secrets=secrets)
+    leaves = (f"{name}.sock", f"{name}.pulse", f"{name}.open", f"{name}-ranks-*")
+    threaded = _threads(threads)
+    return Program(name, argv, ENGINES, 20, ENGINE_STOP_S, environment=threaded, secrets=secrets, leaves=leaves)
 
 
 def _threads(count: int) -> dict[str, str]:
@@ -148,6 +157,7 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         policy=service.restarts,
         budgets=service.budgets,
         pulses={name: str(directory / f"{name}.pulse") for name in engine_names(service)},
+        directory=str(directory),
     )
     (directory / "sentinel.json").write_bytes(msgspec.json.encode(watch))
     listener = Program(
@@ -159,16 +169,27 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         nice=NICE,
     )
     for program in (*programs, listener):
-        write_script(directory, program, secret_files)
+        write_script(directory, program, secret_files, service.memory)
         os.mkfifo(directory / f"{program.name}.log", 0o600)
     os.mkfifo(directory / "notices", 0o600)
     os.mkfifo(directory / PARDONS, 0o600)
     (directory / "supervisord.conf").write_text(configuration(programs, password, root=os.geteuid() == 0))
 
 
-def write_script(directory: Path, program: Program, secret_files: Mapping[str, str]) -> None:
-    """What Supervisor starts as this program from now on."""
-    (directory / f"{program.name}.sh").write_bytes(os.fsencode(script(program, secret_files)))
+def write_script(directory: Path, program: Program, secret_files: Mapping[str, str], memory: str) -> None:
+    """What Supervisor starts as this program from now on. `memory`: where its keeper finds what the kernel counts."""
+    started = _kept(directory, program, memory) if program.leaves else program
+    (directory / f"{program.name}.sh").write_bytes(os.fsencode(script(started, secret_files)))
+
+
+def _kept(directory: Path, program: Program, memory: str) -> Program:
+    """The program as its keeper starts it, and what the keeper is told written down: its own command line does not
+    name the program's files, so that whoever looks for the program finds that."""
+    kept = Kept(program=program.name, argv=program.argv, directory=str(directory), files=program.leaves, memory=memory)
+    path = directory / f"{program.name}.kept"
+    path.write_bytes(msgspec.json.encode(kept))
+    argv = (sys.executable, "-P", "-m", "appliance.launch.keeper", str(path))
+    return replace(program, argv=argv, environment={**program.environment, MARK: kept.mark})
 
 
 def script(program: Program, secret_files: Mapping[str, str]) -> str:

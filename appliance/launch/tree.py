@@ -12,26 +12,31 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from appliance import exits
 from appliance.exits import Exit
-from appliance.launch import listen, processes, rundir, supervise
+from appliance.launch import listen, park, processes, rundir, supervise
+from appliance.launch.causes import DEVICE, OOM_KILL, Cause, classify
 from appliance.launch.console import Console
-from appliance.launch.sentinel import Notice, wake_supervisor
+from appliance.launch.crashes import Crashes
+from appliance.launch.sentinel import Notice, Policy, wake_supervisor
 from appliance.launch.startup import Startup
 from appliance.launch.supervise import Service
+from appliance.launch.sweep import sweep
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _STOP_EXTRA_S = 2.0  # for Supervisor and the engines, beside the gateway's drain
 _AGAIN_S = 1.0
 _WAKE_S = 0.05
 _SWEEP_S = 0.8
+_BUNDLE_S = 1.0
 _LAST_LINES = 5
+_BUNDLED_LINES = 200
 _LONGEST_LINE = 2**16
 _MOST_FILES = 2**16
 # A program's last line when it ends for good: EngineError.code and the message.
@@ -42,12 +47,19 @@ _PERMANENT |= {"source": exits.SOURCE}
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the appliance ended, and what there is to say about it."""
+    """How the appliance ended, and what there is to say about it; `cause` and `bundle` of the death that ended it."""
 
     exit: Exit
     message: str = ""
     program: str = ""
     last_lines: tuple[str, ...] = ()
+    cause: Cause | None = None
+    bundle: str = ""
+
+    @property
+    def cure(self) -> str:
+        """That of the cause, where the exit's own says only to look for one."""
+        return self.cause.cure if self.exit is exits.RESTARTS and self.cause is not None else self.exit.cure
 
 
 class Lines:
@@ -56,9 +68,13 @@ class Lines:
     def __init__(self, descriptor: int, take: Callable[[bytes], None]) -> None:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
-        self.last: deque[bytes] = deque(maxlen=_LAST_LINES)
+        self.recent: deque[bytes] = deque(maxlen=_BUNDLED_LINES)
         self._take = take
         self._rest = b""
+
+    @property
+    def last(self) -> list[bytes]:
+        return list(self.recent)[-_LAST_LINES:]
 
     def read(self) -> bool:
         """Takes all that is there; False at the end of the file."""
@@ -71,20 +87,34 @@ class Lines:
             if self._rest and (not data or len(self._rest) > _LONGEST_LINE):
                 lines, self._rest = [*lines, self._rest], b""
             for line in lines:
-                self.last.append(line)
+                self.recent.append(line)
                 self._take(line)
             if not data:
                 return False
 
 
 class Tree:
-    """One run of supervisord and all below it. Made inside the event loop; `run` is called once."""
+    """One run of supervisord and all below it. Made inside the event loop; `run` is called once. `report` is called
+    when the appliance is parked; how it ends, `run` returns."""
 
-    def __init__(self, service: Service, directory: Path, environment: Mapping[str, str], console: Console) -> None:
+    def __init__(
+        self,
+        service: Service,
+        directory: Path,
+        environment: Mapping[str, str],
+        console: Console,
+        *,
+        crashes: Crashes,
+        report: Callable[[Outcome], None],
+    ) -> None:
         self._service = service
         self._directory = directory
         self._environment = environment
         self._console = console
+        self._crashes = crashes
+        self._report = report
+        self._parked: Outcome | None = None
+        self._told: set[asyncio.Task[None]] = set()
         self._startup = Startup(service, console)
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[Outcome] = self._loop.create_future()
@@ -105,16 +135,16 @@ class Tree:
         self._supervisor = self._start_supervisor()
         self._console.start()
         self._announce()
-        watch = self._loop.create_task(self._watch())
+        watch = self._watching = self._loop.create_task(self._watch())
         wake = self._loop.create_task(self._wake_until_up())
         try:
             outcome = await self._outcome
-            if outcome.exit is exits.OK:
+            if outcome.exit is exits.OK or outcome is self._parked:
                 await self._stop()
         finally:
-            watch.cancel()
-            wake.cancel()
-            await processes.sweep(_SWEEP_S, self._reaped)
+            for task in (watch, wake, *self._told):
+                task.cancel()
+            await sweep(_SWEEP_S, self._reaped)
             self._drain()
             self._close()
         return outcome
@@ -210,32 +240,67 @@ class Tree:
                 self._hurry.set()
             return
         self._console.say("slipway", f"{name}: stopping; open requests have {self._service.gateway.drain_s:g} s")
-        self._settle(Outcome(exits.OK))
+        self._settle(self._parked or Outcome(exits.OK))
 
     def _noticed(self, line: bytes) -> None:
         notice = msgspec.json.decode(line, type=Notice)
-        policy = self._service.restarts
-        if notice.kind == "restart":
-            if not self._outcome.done():
-                later = f" in {notice.delay_s:g} s" if notice.delay_s else ""
-                count = f"{notice.restart} of {policy.max} within {policy.window_s:g} s"
-                self._console.say(notice.program, f"died ({notice.how}); restart {count}{later}")
-                self._startup.restarted()
+        if self._outcome.done():  # it died of the end
             return
         self._drain()  # its last words were written before the notice was
-        last = tuple(line.decode(errors="replace") for line in self._lines[notice.program].last)
-        if notice.kind == "permanent":
-            words = _LAST_WORDS.fullmatch(last[-1] if last else "it did not say why")
-            assert words is not None, "the expression takes every line"
-            message = f"{notice.program} ended for good: {words[1]}"
-            self._settle(Outcome(_PERMANENT.get(words[2], exits.ENGINE), message, notice.program, last))
-        elif notice.kind == "exhausted":
-            limit = f"lifecycle.restart.max is {policy.max} within {policy.window_s:g} s"
-            message = f"{notice.program} died once too often ({notice.how}); {limit}"
-            self._settle(Outcome(exits.RESTARTS, message, notice.program, last))
-        else:
+        lines = self._lines[notice.program]
+        last, all_lines = tuple(_text(lines.last)), _text(lines.recent)
+        lines.recent.clear()  # what comes now is the next life's
+        if notice.kind == "unstartable":
             message = f"Supervisor could not start {notice.program}"
             self._settle(Outcome(exits.SUPERVISOR, message, notice.program, last))
+            return
+        cause = classify(notice.death, hung=bool(notice.hung), permanent=notice.kind == "permanent", last_lines=last)
+        if notice.kind == "restart":
+            self._console.say(notice.program, _restarts(notice, cause, self._service.restarts))
+            self._startup.restarted()
+            then = None
+        else:
+            then = _conclusion(notice, cause, self._service.restarts, last)
+        task = self._loop.create_task(self._bundled(notice, cause, all_lines, then))
+        self._told.add(task)
+        task.add_done_callback(self._told.discard)
+
+    async def _bundled(self, notice: Notice, cause: Cause, lines: list[str], then: Outcome | None) -> None:
+        """Writes the crash bundle of an engine, and then comes to the conclusion, if the death has one."""
+        bundle = None
+        if notice.program != "gateway":
+            try:
+                async with asyncio.timeout(_BUNDLE_S):
+                    bundle = await self._crashes.write(notice, cause, lines)
+                trouble = self._crashes.trouble if bundle is None else ""
+            except Exception as error:  # whatever is wrong with a report must not keep the appliance from its end
+                trouble = f"{type(error).__name__}: {error}".rstrip(": ")
+            if bundle is not None:
+                self._console.say(notice.program, f"crash bundle {bundle}; slipway explain {cause.name}")
+            elif trouble:
+                self._console.say(notice.program, f"no crash bundle can be written: {trouble}")
+        if notice.death is not None and notice.death.stuck:
+            self._console.say(notice.program, notice.death.left())
+        if then is None:
+            return
+        then = replace(then, bundle=str(bundle or ""))
+        if notice.park:
+            self._park(then)
+        else:
+            self._settle(then)
+
+    def _park(self, outcome: Outcome) -> None:
+        """No engine comes back; the gateway says so until somebody ends the appliance."""
+        if self._outcome.done() or self._parked is not None:
+            return
+        self._parked = outcome
+        self._watching.cancel()
+        self._console.end_progress()
+        exit, cause = outcome.exit, outcome.cause.name if outcome.cause else ""
+        told = park.Parked(outcome.message, exit.name, exit.number, cause, outcome.cure)
+        park.park(self._directory, told)
+        self._console.say("slipway", f"parked: {outcome.message}; /ready says so; a SIGTERM ends it with {exit.number}")
+        self._report(outcome)
 
     def _drain(self) -> None:
         for name, lines in self._lines.items():
@@ -267,6 +332,32 @@ class Tree:
             wake_supervisor(str(self._directory / "supervisor.sock"))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._supervisor_gone.wait(), _WAKE_S)
+
+
+def _text(lines: Iterable[bytes]) -> list[str]:
+    return [line.decode(errors="replace") for line in lines]
+
+
+def _restarts(notice: Notice, cause: Cause, policy: Policy) -> str:
+    later = f" in {notice.delay_s:g} s" if notice.delay_s else ""
+    count = f"{notice.restart} of {policy.max} within {policy.window_s:g} s"
+    return f"died ({_how(notice, cause)}); restart {count}{later}"
+
+
+def _how(notice: Notice, cause: Cause) -> str:
+    return f"{notice.how}, {cause.name}" if cause in (OOM_KILL, DEVICE) else notice.how
+
+
+def _conclusion(notice: Notice, cause: Cause, policy: Policy, last: tuple[str, ...]) -> Outcome:
+    """How the appliance ends by a death after which nothing is restarted."""
+    if notice.kind == "permanent":
+        words = _LAST_WORDS.fullmatch(last[-1] if last else "it did not say why")
+        assert words is not None, "the expression takes every line"
+        exit = _PERMANENT.get(words[2], exits.ENGINE)
+        return Outcome(exit, f"{notice.program} ended for good: {words[1]}", notice.program, last, cause)
+    limit = f"lifecycle.restart.max is {policy.max} within {policy.window_s:g} s"
+    message = f"{notice.program} died once too often ({_how(notice, cause)}); {limit}"
+    return Outcome(exits.RESTARTS, message, notice.program, last, cause)
 
 
 def _stop_signals() -> list[signal.Signals]:

@@ -53,7 +53,7 @@ class Plan:
     """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` and `outlook` are
     those of one engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run;
     empty: anywhere. `layers`: which files, overlays and profile the manifest is composed of, in words. `notices` are
-    warnings for the operator."""
+    warnings for the operator. `crash_folder`: that of the manifest, if it names one."""
 
     manifest: Manifest
     path: Path
@@ -68,6 +68,7 @@ class Plan:
     other_cpus: tuple[int, ...] = ()
     layers: tuple[str, ...] = ()
     notices: tuple[Problem, ...] = ()
+    crash_folder: Path | None = None
     job: Job | None = None  # what is to be downloaded before an engine starts
     origin: str = ""  # the checkpoint's source with its version, and where it lies here
 
@@ -168,9 +169,15 @@ def plan(
         layers=settings.layers,
         effective=effective,
         notices=settings.notices,
+        crash_folder=_crash_folder(settings),
         job=origin.job,
         origin=f"{origin.shown or origin.path}: {origin.note}" if origin.note else str(origin.path),
     )
+
+
+def _crash_folder(settings: Settings) -> Path | None:
+    wanted = settings.manifest.lifecycle.crash_bundles
+    return None if wanted.folder is None else settings.file(("lifecycle", "crash_bundles", "folder"))
 
 
 def settled(effective: Iterable[Effective]) -> dict[str, Any]:

@@ -62,7 +62,8 @@ class Ranks:
     def __init__(self, config: EngineConfig, lost: Lost = lambda error: None) -> None:
         self.size = config.tensor
         beside = Path(config.socket).parent if config.socket else None
-        self._folder = Path(tempfile.mkdtemp(prefix="ranks-", dir=beside))
+        # Named after its engine, so that a keeper knows what a killed one left.
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{Path(config.socket).stem}-ranks-", dir=beside))
         self.meeting = Meeting(str(self._folder / "meeting"), os.memfd_create("ranks"))
         self._watch, self._lost = Watch(self.size), lost
         self._changed = threading.Condition()  # guards all below, and the watch

@@ -1,6 +1,7 @@
 """Launches fakes as `slipway serve` launches the real programs:
 
-driver.py DIRECTORY JSON      keys: port, engines (words of each), max, window_s, drain_s, startup_s, secrets, format
+driver.py DIRECTORY JSON      keys: port, engines (words of each), max, window_s, drain_s, startup_s, secrets, format,
+                              exhausted, memory, keep, size, stalled_s
 """
 
 import json
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 from appliance.gateway.config import GatewayConfig, SecretRef
+from appliance.launch.crashes import Bundles
+from appliance.launch.hangs import Budgets
 from appliance.launch.launch import launch
 from appliance.launch.sentinel import Policy
 from appliance.launch.supervise import Program, Service, engine_names, engine_program, gateway_program
@@ -35,8 +38,15 @@ def main(directory: Path, given: dict[str, object]) -> int:
         ),
         engines=tuple(EngineConfig(model="/nowhere", kv_bytes=1, max_context=64, threads=3) for _ in engines),
         startup_s=given.get("startup_s", 600.0),
-        restarts=Policy(given.get("max", 5), given.get("window_s", 600.0)),
+        restarts=Policy(
+            given.get("max", 5),
+            given.get("window_s", 600.0),
+            given.get("backoff_s", 1.0),
+            exhausted=given.get("exhausted", "exit"),
+        ),
         secrets=secrets,
+        memory=given.get("memory", ""),
+        budgets=Budgets(*[given["stalled_s"]] * 3) if "stalled_s" in given else Budgets(),
     )
 
     def programs(service: Service, _: Path) -> list[Program]:
@@ -47,7 +57,9 @@ def main(directory: Path, given: dict[str, object]) -> int:
             found.append(engine_program(service, name, argv, threads=3))
         return found
 
-    return launch(service, os.environ, programs=programs, termination_log=directory / "termination-log")
+    bundles = Bundles((directory / "crashes",), given.get("keep", 10), given.get("size", 2**20))
+    log = directory / "termination-log"
+    return launch(service, os.environ, programs=programs, termination_log=log, bundles=bundles)
 
 
 if __name__ == "__main__":

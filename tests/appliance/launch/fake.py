@@ -1,16 +1,23 @@
 """Programs to be supervised in tests: a gateway that answers as told by files, engines that behave as told by words.
 
     fake.py gateway DIRECTORY PORT          /live 200; /ready 200 if DIRECTORY/ready exists, else 503
-    fake.py engine DIRECTORY NAME WORD…     run | crash | permanent TEXT | escape | orphan | show
+    fake.py engine DIRECTORY NAME WORD…     run | crash | permanent TEXT | escape | orphan | show | end HOW SECONDS |
+                                            litter HOW | oom COUNTER
+
+HOW is an exit code or the name of a signal. `end` waits for SECONDS, or with "ready" until the service was ready and
+DIRECTORY/seen exists. `litter` leaves children in a group and in a session of their own that ignore SIGTERM, shared
+memory, and a folder of ranks. `oom` counts a kill for memory in the file COUNTER, as the kernel would, and is killed.
 
 /ready has the content of DIRECTORY/phase. Each start appends the process id to DIRECTORY/NAME.pids.
 """
 
 import http.server
 import json
+import mmap
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 
@@ -56,8 +63,50 @@ def engine(directory: Path, name: str, word: str, *rest: str) -> None:
     if word == "permanent":
         print(*rest, file=sys.stderr)
         sys.exit(78)
+    if word == "end":
+        how, after = rest
+        if after == "ready":
+            (directory / "ready").touch()
+            while not (directory / "seen").exists():
+                time.sleep(0.02)
+        else:
+            time.sleep(float(after))
+        end(how)
+    if word == "litter":
+        litter(directory, name)
+        end(rest[0])
+    if word == "oom":
+        counter = Path(rest[0])
+        count = int(counter.read_text().split()[-1])
+        counter.write_text(f"low 0\noom_kill {count + 1}\n")
+        end("SIGKILL")
     while True:
         signal.pause()
+
+
+def end(how: str) -> None:
+    print(f"the end: {how}", file=sys.stderr, flush=True)
+    if how.startswith("SIG"):
+        os.kill(os.getpid(), signal.Signals[how])
+        signal.pause()
+    os._exit(int(how))
+
+
+def litter(directory: Path, name: str) -> None:
+    shared = Path(f"/dev/shm/{os.environ['MARK']}-{os.getpid()}")
+    shared.write_bytes(bytes(4096))
+    with shared.open("r+b") as file:
+        kept = mmap.mmap(file.fileno(), 4096)
+    (Path(os.environ["SLIPWAY_KEPT"].rpartition(":")[0]) / f"{name}-ranks-x").mkdir()
+    for leave in (os.setpgrp, os.setsid):
+        if os.fork() == 0:
+            leave()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            kept[0] = 1
+            started(directory, f"{name}-child")
+            while True:
+                signal.pause()
+    time.sleep(1.0)  # time for both to begin, and for a look of the keeper
 
 
 def started(directory: Path, name: str) -> None:

@@ -13,7 +13,7 @@ def test_a_killed_engine_comes_back_and_nothing_else_changes(launched):
     assert appliance.pids("gateway") == [gateway]
     assert appliance.pids("engine-1") == [other]
     assert appliance.process.poll() is None
-    appliance.until(lambda: b"engine-0   died (killed by a signal); restart 1 of 5" in appliance.out())
+    appliance.until(lambda: b"engine-0   died (killed by SIGKILL); restart 1 of 5" in appliance.out())
 
 
 def test_a_killed_gateway_comes_back_on_the_same_port(launched):

@@ -1,23 +1,37 @@
 import msgspec
 import pytest
 
+from appliance.launch.death import Death
 from appliance.launch.sentinel import Notice, Policy, Sentinel, take_event
 
 
 class World:
-    """What a sentinel sees and does: exit statuses in, starts and notices out."""
+    """What a sentinel sees and does: exit statuses and what keepers tell in, starts and notices out."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, *, parked: bool = False) -> None:
         self.status: int | None = -1
+        self.death: Death | None = None
         self.started: list[str] = []
         self.notices: list[Notice] = []
+        self.parkings = 0
         self.sentinel = Sentinel(
-            policy, notify=self.notices.append, start=self.started.append, status=lambda name: self.status
+            policy,
+            notify=self.notices.append,
+            start=self.started.append,
+            status=lambda name: self.status,
+            death=lambda program: self.death,
+            park=self._park,
+            parked=parked,
         )
+
+    def _park(self) -> None:
+        assert self.notices[-1].park, "the launcher hears of it first"
+        self.parkings += 1
 
     def dies(self, now: float, name: str = "engine-0", status: int | None = -1) -> None:
         self.status = status
-        payload = {"processname": name, "groupname": "engines", "from_state": "RUNNING", "expected": "0", "pid": "7"}
+        group = "gateway" if name == "gateway" else "engines"
+        payload = {"processname": name, "groupname": group, "from_state": "RUNNING", "expected": "0", "pid": "7"}
         self.sentinel.event("PROCESS_STATE_EXITED", payload, now)
 
 
@@ -98,7 +112,7 @@ def test_programs_are_counted_apart():
 def test_the_permanent_code_is_reported_and_never_restarted():
     world = World(Policy(max=5, window_s=600.0))
     world.dies(0.0, status=78)
-    assert world.notices == [Notice(kind="permanent", program="engine-0")]
+    assert world.notices == [Notice(kind="permanent", program="engine-0", how="exit code 78")]
     assert world.sentinel.next_due() is None
 
 
@@ -156,5 +170,64 @@ def test_events_are_found_however_the_bytes_are_cut():
 
 def test_a_notice_is_written_in_one_piece():
     """A pipe keeps writes of up to 4096 bytes together."""
-    notice = Notice(kind="exhausted", program="engine-63", how="killed by a signal", restart=10**6, delay_s=1e300)
+    told = tuple("4194304 " + "x" * 100 for _ in range(6))
+    events = dict.fromkeys(("low", "high", "max", "oom", "oom_kill", "oom_group_kill", "sock_throttled"), 10**15)
+    death = Death(
+        pid=2**22, lived_s=1e9, code=255, signal="SIGSEGV", core=True, peak_bytes=2**50, memory=events,
+        killed=told, stuck=told, removed=told,
+    )  # fmt: skip
+    notice = Notice(kind="exhausted", program="engine-63", how="x" * 99, restart=10**6, delay_s=1e300, death=death)
     assert len(msgspec.json.encode(notice)) < 4096
+
+
+def test_what_the_keeper_saw_says_how_it_ended():
+    world = World(Policy(max=5, window_s=600.0))
+    world.death = Death(pid=3, lived_s=1.5, signal="SIGSEGV")
+    world.dies(0.0)
+    assert (world.notices[0].how, world.notices[0].death) == ("killed by SIGSEGV", world.death)
+
+
+def test_a_death_that_ends_everything_is_told_once():
+    """A new sentinel looks first and gets the event of the time before afterwards"""
+    world = World(Policy(max=0, window_s=600.0))
+    world.dies(0.0)
+    world.dies(0.1)
+    assert [notice.kind for notice in world.notices] == ["exhausted"]
+
+
+def test_parking_stops_all_engines_and_starts_none_again_but_the_gateway():
+    world = World(Policy(max=1, window_s=600.0, exhausted="park"))
+    world.dies(0.0, "engine-1")
+    world.dies(0.0, "engine-0")
+    world.sentinel.start_due(0.0)
+    world.dies(1.0, "engine-1")
+    assert world.notices[-1].kind == "exhausted" and world.notices[-1].park and world.parkings == 1
+    world.started.clear()
+    world.dies(2.0, "engine-0")
+    world.sentinel.start_due(9.0)
+    assert world.started == [] and len(world.notices) == 3
+    world.dies(10.0, "gateway")
+    world.sentinel.start_due(10.0)
+    assert world.started == ["gateway:gateway"]
+
+
+def test_a_restart_that_was_due_does_not_come_once_parked():
+    world = World(Policy(max=9, window_s=600.0, exhausted="park"))
+    world.dies(0.0, "engine-0")
+    world.sentinel.start_due(0.0)
+    world.dies(1.0, "engine-0")
+    world.dies(1.0, "engine-1", status=78)
+    world.sentinel.start_due(100.0)
+    assert world.started == ["engines:engine-0"] and world.notices[-1].kind == "permanent" and world.parkings == 1
+
+
+def test_a_sentinel_of_a_parked_appliance_starts_no_engine():
+    world = World(Policy(max=9, window_s=600.0, exhausted="park"), parked=True)
+    world.dies(0.0, "engine-0")
+    assert world.notices == [] and world.sentinel.next_due() is None
+
+
+def test_a_gateway_that_is_given_up_ends_the_appliance_also_where_engines_would_be_parked():
+    world = World(Policy(max=0, window_s=600.0, exhausted="park"))
+    world.dies(0.0, "gateway")
+    assert not world.notices[-1].park and world.parkings == 0

@@ -62,7 +62,9 @@ def test_children_of_a_killed_engine_do_not_outlive_the_appliance(launched):
 def test_an_orphan_is_adopted_and_reaped(launched):
     appliance = launched(engines=[["orphan"]])
     orphan = appliance.started("engine-0-grandchild")
-    appliance.until(lambda: _parent(orphan) == appliance.process.pid)
+    appliance.started("engine-0")
+    (keeper,) = [pid for pid, command in appliance.alive().items() if "launch.keeper" in command]
+    appliance.until(lambda: _parent(orphan) == keeper)
     os.kill(orphan, signal.SIGKILL)
     appliance.until(lambda: not Path(f"/proc/{orphan}").exists())  # a zombie would still be there
 

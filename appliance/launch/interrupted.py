@@ -1,0 +1,31 @@
+"""What an engine was computing when it died, as the gateway knows it: a file of the run directory for each engine, for
+the crash bundle."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+
+class OpenRequest(msgspec.Struct, frozen=True):
+    """`prompt` and `emitted` are tokens."""
+
+    id: str
+    prompt: int
+    emitted: int
+
+
+def write_open(directory: str, program: str, requests: Sequence[OpenRequest]) -> None:
+    """To be called whenever a connection to an engine ends, with what ended with it; a keeper removes the file when the
+    next life begins. Where the first word of a life was that nothing was open, there is none after it. A directory of
+    "" is nobody who wants to know."""
+    path = Path(directory, f"{program}.open")
+    if directory and (requests or not path.exists()):
+        new = path.with_suffix(".new")
+        new.write_bytes(msgspec.json.encode(requests))
+        new.rename(path)
+
+
+def read_open(directory: Path, program: str) -> tuple[OpenRequest, ...]:
+    """Raises FileNotFoundError where the gateway has not said it yet."""
+    return msgspec.json.decode((directory / f"{program}.open").read_bytes(), type=tuple[OpenRequest, ...])

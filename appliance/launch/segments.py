@@ -1,0 +1,92 @@
+"""Shared memory that a program made in /dev/shm: what its libraries (nccl, torch, CUDA) leave there when it is killed.
+
+Nothing there says whose it is, and other containers may see the same folder. So only a file that a process of the
+program was seen to map, that was not there before the program, that lies in the folder itself and that nobody uses any
+more is taken for the program's. The folder's time of change tells when to look, so a look costs one call.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+FOLDER = "/dev/shm"
+_EAGER = 4  # looks after a change: what was just made is mapped a little later
+
+
+class Segments:
+    """`processes` gives those of the program that live now."""
+
+    def __init__(self, processes: Callable[[], Iterable[int]], folder: str = FOLDER) -> None:
+        self._processes = processes
+        self._folder = folder
+        self._before = set(self._list().values())
+        self._seen: dict[str, int] = {}  # name to inode
+        self._changed_ns = 0
+        self._eager = 0
+
+    def look(self) -> None:
+        try:
+            changed_ns = os.stat(self._folder).st_mtime_ns
+        except OSError:  # there is no such folder here
+            return
+        if changed_ns != self._changed_ns:
+            self._changed_ns, self._eager = changed_ns, _EAGER
+        if self._eager:
+            self._eager -= 1
+            for pid in self._processes():
+                self._seen.update(
+                    {name: inode for name, inode in _mapped(pid, self._folder) if inode not in self._before}
+                )
+
+    def remove(self) -> list[str]:
+        """Removes those of the program, of which no process is left: their paths."""
+        names, removed = self._list(), []
+        unused = {name: inode for name, inode in self._seen.items() if names.get(name) == inode}
+        if unused:
+            used = _used(self._folder)
+            for name, inode in unused.items():
+                if inode not in used:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path := os.path.join(self._folder, name))
+                        removed.append(path)
+        self._seen.clear()
+        return removed
+
+    def _list(self) -> dict[str, int]:
+        """Our user's files, by name their inodes."""
+        found = {}
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_uid == os.geteuid() and entry.is_file(follow_symlinks=False):
+                        found[entry.name] = status.st_ino
+        return found
+
+
+def _mapped(pid: int, folder: str) -> Iterable[tuple[str, int]]:
+    """Name and inode of each file right in the folder that a process maps."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split(None, 5)
+        if len(fields) == 6 and os.path.dirname(fields[5]) == folder:
+            yield os.path.basename(fields[5]), int(fields[4])
+
+
+def _used(folder: str) -> set[int]:
+    """Inodes of the folder's files that some process maps or has open, as far as we may see."""
+    found: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        found.update(inode for _, inode in _mapped(int(entry.name), folder))
+        with contextlib.suppress(OSError):
+            for descriptor in (entry / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if os.path.dirname(os.readlink(descriptor)) == folder:
+                        found.add(descriptor.stat().st_ino)
+    return found
