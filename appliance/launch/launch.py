@@ -128,8 +128,8 @@ def launch(
                 memory=service.memory,
                 device=device_state,
             )
-            tree = Tree(service, directory, public, console, crashes=crashes, report=report)
-            outcome = asyncio.run(_run(tree, service, directory, console, reloader))
+            plant = partial(Tree, service, directory, public, console, crashes=crashes, report=report)
+            outcome = asyncio.run(_run(plant, service, directory, console, reloader))
     except listen.AddressTaken as error:
         outcome = Outcome(exits.PORT, str(error))
     except (rundir.NoRunDirectory, OSError) as error:
@@ -155,12 +155,13 @@ def _secret_files(service: Service, environment: Mapping[str, str]) -> Iterator[
 
 
 async def _run(
-    tree: Tree,
+    plant: Callable[[], Tree],
     service: Service,
     directory: Path,
     console: Console,
     reloader: "Callable[[Service, Path], Reloader] | None",
 ) -> Outcome:
+    tree = plant()
     if reloader is None:
         return await tree.run()
     from appliance.launch.line import reloadable
