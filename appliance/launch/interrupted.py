@@ -15,11 +15,15 @@ class OpenRequest(msgspec.Struct, frozen=True):
     emitted: int
 
 
+def open_file(directory: Path, program: str) -> Path:
+    return directory / f"{program}.open"
+
+
 def write_open(directory: str, program: str, requests: Sequence[OpenRequest]) -> None:
     """To be called whenever a connection to an engine ends, with what ended with it; a keeper removes the file when the
     next life begins. Where the first word of a life was that nothing was open, there is none after it. A directory of
     "" is nobody who wants to know."""
-    path = Path(directory, f"{program}.open")
+    path = open_file(Path(directory), program)
     if directory and (requests or not path.exists()):
         new = path.with_suffix(".new")
         new.write_bytes(msgspec.json.encode(requests))
@@ -28,4 +32,4 @@ def write_open(directory: str, program: str, requests: Sequence[OpenRequest]) ->
 
 def read_open(directory: Path, program: str) -> tuple[OpenRequest, ...]:
     """Raises FileNotFoundError where the gateway has not said it yet."""
-    return msgspec.json.decode((directory / f"{program}.open").read_bytes(), type=tuple[OpenRequest, ...])
+    return msgspec.json.decode(open_file(directory, program).read_bytes(), type=tuple[OpenRequest, ...])

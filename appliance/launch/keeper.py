@@ -20,6 +20,7 @@ import msgspec
 
 from appliance.launch import processes
 from appliance.launch.death import Death, counted, read_counters, signal_name
+from appliance.launch.interrupted import open_file
 from appliance.launch.segments import FOLDER, Segments
 
 MARK = "SLIPWAY_KEPT"
@@ -53,6 +54,12 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.directory, f"{self.program}.death")
 
     @property
+    def open(self) -> Path:
+        """What the gateway says was open when the last life ended (interrupted.py), often before this process knows of
+        the end: so it goes when the next one begins."""
+        return open_file(Path(self.directory), self.program)
+
+    @property
     def lives(self) -> Path:
         """Is there as long as its keeper is."""
         return Path(self.directory, f"{self.program}.lives")
@@ -72,6 +79,7 @@ class Keeper:
         if kept.lives.exists():  # the keeper before this one was killed
             self._clear()
         self._remove_files()
+        kept.open.unlink(missing_ok=True)
         kept.death.unlink(missing_ok=True)
         kept.lives.touch()
         counters, began_s = read_counters(Path(kept.memory)), time.monotonic()

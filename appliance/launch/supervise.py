@@ -135,7 +135,7 @@ def gateway_program(service: Service, argv: tuple[str, ...]) -> Program:
 def engine_program(service: Service, name: str, argv: tuple[str, ...], *, threads: int) -> Program:
     token = service.job.order.token if service.job else None
     secrets = (token.env,) if token and token.env else ()
-    leaves = (f"{name}.sock", f"{name}.pulse", f"{name}.open", f"{name}-ranks-*")
+    leaves = (f"{name}.sock", f"{name}.pulse", f"{name}-ranks-*")
     threaded = _threads(threads)
     return Program(name, argv, ENGINES, 20, ENGINE_STOP_S, environment=threaded, secrets=secrets, leaves=leaves)
 

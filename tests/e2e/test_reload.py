@@ -188,7 +188,7 @@ def test_streams_go_on_while_a_swap_meets_a_crash(served: Served) -> None:
             return await asyncio.gather(*running)
 
     assert asyncio.run(streams()) == expected
-    assert "engine-0   died (killed by a signal); restart 1 of" in served.appliance.output()
+    assert "engine-0   died (killed by SIGKILL); restart 1 of" in served.appliance.output()
     assert served.appliance.stop() == 0
 
 
