@@ -77,6 +77,8 @@ class FakeEngine:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.holding = False
+        self.poison: int | None = None  # a token of a prompt that it dies of when it is computed
+        self.deaths: list[list[str]] = []  # the keys that were open when it did
         self.submits: list[Submit] = []
         self.aborted: list[str] = []
         self.open: dict[str, Sequence] = {}
@@ -176,6 +178,9 @@ class FakeEngine:
             await self._tell(())
 
     async def _step(self) -> None:
+        if any(self.poison in sequence.submit.prompt for sequence in self.open.values()):
+            self.deaths.append(sorted(self.open))
+            return await self._close()
         deltas, sizes = [], 0
         for sequence in list(self.open.values()):
             submit = sequence.submit

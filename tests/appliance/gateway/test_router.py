@@ -490,19 +490,18 @@ POISON = 666
 def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finish(routed, new_engine, caplog):
     """Poison quarantine, over real sockets: an engine that dies of one prompt, restarted each time"""
     engine = new_engine().start()
-    engine.holding = True
-    pardons, deaths = [], []
+    engine.holding, engine.poison = True, POISON
+    pardons = []
 
     async def life(router):
-        """Gives tokens; dies whenever the poison would be computed."""
+        """Gives tokens, and starts again whenever the poison was computed."""
+        lives = 0
         while True:
-            if any(POISON in sequence.submit.prompt for sequence in list(engine.open.values())):
-                deaths.append(sorted(sequence.submit.id.partition("#")[0] for sequence in engine.open.values()))
-                await asyncio.to_thread(engine.die)
+            await asyncio.to_thread(engine.give)
+            if len(engine.deaths) > lives:
+                lives += 1
                 await until(lambda: not router.serves)
                 engine.start()
-            else:
-                await asyncio.to_thread(engine.give)
             await asyncio.sleep(0)
 
     async def body(router):
@@ -520,6 +519,7 @@ def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finis
         assert router.open == router.held == 0 and not router.quarantine.on
 
     routed([engine], body)
+    deaths = [[key.partition("#")[0] for key in keys] for keys in engine.deaths]
     assert deaths[-2:] == [["bad"], ["bad"]], "it was proven alone"
     assert len(deaths) <= 6
     assert sum(count for _, count in pardons) >= len(deaths) - 1
