@@ -9,26 +9,37 @@ from appliance.declare.settings import Settings
 from appliance.lock.keep import derived, differences, planned, refusal, wanted
 from appliance.lock.lock import Difference, Lock, drift, lock_path
 from appliance.plan.plan import Plan
+from appliance.source.facts import NotHere
 
 NOTES = 6  # lines about a plan that is another one
 
 
 @dataclass
 class Guard:
-    """Given to `prove`, which calls it with the settings and the checkpoint's folder. `hashed`: every byte is read, as
-    before a start; else sizes, and digests that are known of earlier times, must do. `strict`: there must be a lock,
-    and a difference refuses, whatever model.lock says."""
+    """Given to `prove`, which calls it with the settings and the checkpoint's folder, None while files of it lie
+    elsewhere. `hashed`: every byte is read, as before a start, and so has to be here; else sizes, and digests that are
+    known of earlier times, must do. `strict`: there must be a lock, and a difference refuses, whatever model.lock
+    says."""
 
     hashed: bool
     strict: bool = False
     lock: Lock | None = None
     path: Path = Path()
+    here: bool = True
     skipped: list[str] = field(default_factory=list)
     differing: list[Difference] = field(default_factory=list)
 
-    def __call__(self, settings: Settings, folder: Path) -> None:
+    def __call__(self, settings: Settings, folder: Path | None) -> None:
         mode = "require" if self.strict else settings.manifest.model.lock
         self.lock, self.path = wanted(settings, mode), lock_path(settings.path)
+        self.here = folder is not None
+        if folder is None:
+            # Nor is code that came with it run before it is compared.
+            if self.lock is not None and (self.hashed or settings.manifest.model.trust_remote_code):
+                raise NotHere(
+                    f"not all of it is here, and {self.path} holds it to its files; `slipway fetch` gets them"
+                )
+            return
         if folder.is_file():
             folder = folder.parent
         if self.lock is None or not folder.is_dir():
@@ -43,6 +54,8 @@ class Guard:
         if self.lock is None:
             return ""
         count = len(self.lock.model.files)
+        if not self.here:
+            return f"{self.path}: {count} file{'s' * (count != 1)}, held to once they are here"
         if self.differing:
             return f"{self.path}: {len(self.differing)} of {count} files are not as locked, and model.lock is warn"
         state = f"{count} file{'s' * (count != 1)} as locked"

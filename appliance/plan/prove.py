@@ -18,7 +18,6 @@ from appliance.declare.files import suggest_file
 from appliance.declare.layers.mend import mended_where_written
 from appliance.declare.layers.merge import at
 from appliance.declare.layers.profiles import Profile
-from appliance.declare.locate import Place
 from appliance.declare.problems import Problem, Refused, unread
 from appliance.declare.remedy import Hint, Write
 from appliance.declare.settings import Given, Settings, load
@@ -57,18 +56,18 @@ class _TekkenFile(msgspec.Struct):
 TOKENIZERS = {"tokenizer.json": _TokenizerFile, "tekken.json": _TekkenFile}
 
 
-Verify = Callable[[Settings, Path], None]
+Verify = Callable[[Settings, Path | None], None]
 
 
-def _trusting(settings: Settings, folder: Path) -> None:
+def _trusting(settings: Settings, folder: Path | None) -> None:
     """Takes a checkpoint's files as they are."""
 
 
 def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusting) -> Plan:
     """The plan for what is given, on this machine unless another is described. Of a checkpoint that lies elsewhere its
     small files are downloaded and the headers of its weights are read. `verify` may refuse the checkpoint's folder
-    before anything in it is read or run, and before a GPU is asked for more than a profile needs. Raises Refused with
-    what is wrong, NotPlanned if the checkpoint has to be downloaded first."""
+    (None while files of it lie elsewhere) before anything in it is read or run, and before a GPU is asked for more than
+    a profile needs. Raises Refused with what is wrong, NotPlanned if the checkpoint has to be downloaded first."""
     settings, looked_at = settle(given, machine)
     with spoken(settings.older):
         try:
@@ -110,7 +109,7 @@ def _proven(
         raise Refused(problems)  # a token that cannot be read asks no server
     try:
         with facts(found, policy(settings, environ), environ) as known:
-            _verified(settings, known, at, verify)
+            verify(settings, known.folder if known.job is None else None)
             checkpoint = _checkpoint(settings, known)
     except NotHere as error:
         raise NotPlanned([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
@@ -125,18 +124,6 @@ def _proven(
     planned = _planned(settings, checkpoint, machine, looked_at, known)
     _check_scales(settings, checkpoint, planned)
     return planned
-
-
-def _verified(settings: Settings, known: Facts, at: Place, verify: Verify) -> None:
-    """What lies elsewhere is held to its lock once it is here: `serve` downloads it, and proves again."""
-    if verify is _trusting:
-        return
-    if known.job is None:
-        verify(settings, known.folder)
-    elif lock_path(settings.path).is_file():
-        key = ".".join(settings.manifest.model.source.key)
-        message = "it is held to the lock beside the manifest and is not here yet; `slipway fetch` downloads it"
-        raise NotPlanned([Problem(at, key, message)], exits.SOURCE)
 
 
 def _planned(

@@ -186,6 +186,7 @@ class _Attempt:
         with self._part.open("ab") as part:
             for block in self._store.stream(self._file, start):
                 part.write(block)
+                part.flush()  # what has come outlives a kill
                 if self._file.sha256:
                     digest.update(block)
                 at += len(block)
