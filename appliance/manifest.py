@@ -320,6 +320,15 @@ class Engine(Section):
     """Most that a recording keeps, half in the file and half in one beside it named .1; the oldest steps go first."""
 
 
+class EndpointTls(Section):
+    certificate: str | None = None
+    """PEM file of the certificate, followed by those that lead to its root; with it the port speaks TLS alone."""
+    key: str | None = None
+    """PEM file of its private key, without a passphrase."""
+    least_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
+    """Oldest version of TLS that is spoken."""
+
+
 class Endpoints(Section):
     host: str = "0.0.0.0"
     """Address the gateway listens on."""
@@ -327,6 +336,8 @@ class Endpoints(Section):
     """Port the gateway listens on; 0 takes a free one."""
     api_keys: SecretName | None = None
     """Name in `secrets` of a list of keys, one a line; with it every route but the probes wants one of them."""
+    tls: EndpointTls = EndpointTls()
+    """TLS on the port. The files are read again when they change."""
     compat: Literal["openai", "vllm"] = "openai"
     """Whose habits win where the OpenAI service and vLLM answer differently (usage details, request id header)."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
@@ -337,6 +348,13 @@ class Endpoints(Section):
     """Lets a request bring its own chat_template."""
     docs: bool = True
     """Serve the OpenAPI description at /openapi.json and its page at /docs."""
+
+
+class PerKey(Section):
+    requests_per_minute: Count | None = None
+    """Requests an API key may send in a minute; further ones get 429 with Retry-After."""
+    tokens_per_minute: Count | None = None
+    """Tokens computed for an API key in a minute, of prompts and replies; once used up its requests get 429."""
 
 
 class Limits(Section):
@@ -356,6 +374,8 @@ class Limits(Section):
     """Most logprobs per token a request may ask for; -1 allows the whole vocabulary."""
     max_stop: Count = 16
     """Most stop strings in one request."""
+    per_key: PerKey = PerKey()
+    """For each API key that has none of its own in the list of keys."""
 
 
 class Health(Section):

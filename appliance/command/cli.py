@@ -130,6 +130,11 @@ def _word(command: argparse.ArgumentParser) -> None:
     command.add_argument("word", metavar="KEY|CODE", help=text)
 
 
+def _key_words(command: argparse.ArgumentParser) -> None:
+    text = "whose it is and what it may: name=alice requests_per_minute=60 tokens_per_minute=100000 share=2"
+    command.add_argument("words", metavar="NAME=VALUE", nargs="*", help=text)
+
+
 def _check_only(command: argparse.ArgumentParser) -> None:
     command.add_argument("--check", action="store_true", help="compare with the lock that is there; write nothing")
 
@@ -319,6 +324,12 @@ def show_plan(options: argparse.Namespace) -> int:
     return exits.OK.number
 
 
+def key(options: argparse.Namespace) -> int:
+    from appliance.command.key import key as make
+
+    return make(options.words)
+
+
 @_refusing
 def fetch(options: argparse.Namespace) -> int:
     from appliance.plan.prove import bring_whole
@@ -483,6 +494,11 @@ COMMANDS: dict[str, Command] = {
         reload,
         "Make a running service follow its manifest as it is now; say what has to wait for a restart.",
         (_which, _restart),
+    ),
+    "key": (
+        key,
+        "Make an API key, and its line for the list of keys, which has only the key's hash.",
+        (_key_words,),
     ),
     "fetch": (fetch, "Download what model.source names into the cache; start nothing.", (_manifest,)),
     "upgrade": (

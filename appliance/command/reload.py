@@ -9,7 +9,7 @@ import msgspec
 
 from appliance import exits
 from appliance.declare.settings import environment
-from appliance.launch import listen, rundir
+from appliance.launch import rundir
 from appliance.launch.line import SOCKET, Line, Order
 
 Running = tuple[Path, rundir.Address]
@@ -43,7 +43,7 @@ def _is(address: rundir.Address, which: str) -> bool:
 def _none_or_many(found: list[Running], meant: list[Running], which: str | None) -> str:
     if not found:
         return "slipway reload: no service of this user runs on this host"
-    lines = [f"  {one.manifest}  {listen.url(one.host, one.port)}" for _, one in (meant or found)]
+    lines = [f"  {one.manifest}  {one.url}" for _, one in (meant or found)]
     said = f"none of {which} runs here; running are" if not meant else "several run here; name one"
     return "\n".join([f"slipway reload: {said}:", *lines])
 

@@ -95,6 +95,9 @@ EFFECTS: dict[str, Effect] = {
     "endpoints.host": _SERVICE,  # the launcher looks for a free port, and tells health checks where
     "endpoints.port": _SERVICE,
     "endpoints.api_keys": _LIVE,
+    "endpoints.tls.certificate": _LIVE,
+    "endpoints.tls.key": _LIVE,
+    "endpoints.tls.least_version": _LIVE,
     "endpoints.compat": _LIVE,
     "endpoints.cors_origins": _LIVE,
     "endpoints.keep_alive": _LIVE,
@@ -108,6 +111,8 @@ EFFECTS: dict[str, Effect] = {
     "limits.max_prompts": _LIVE,
     "limits.max_logprobs": _LIVE,
     "limits.max_stop": _LIVE,
+    "limits.per_key.requests_per_minute": _LIVE,
+    "limits.per_key.tokens_per_minute": _LIVE,
     "health.startup_budget": _SERVICE,
     "health.stalled_loading": _SERVICE,
     "health.stalled_busy": _SERVICE,

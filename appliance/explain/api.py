@@ -37,6 +37,10 @@ API: dict[str, tuple[str, str]] = {
         "the request's ttft_deadline_ms or deadline_ms cannot be met behind what waits.",
         "Send the same request again after Retry-After; add engines (parallelism.data) if it is often so.",
     ),
+    "RateLimited": (
+        "The API key has used the requests or the tokens that it may use in a minute.",
+        "Send the same request again after Retry-After; the limits stand in limits.per_key, or in the list of keys.",
+    ),
     "DeadlineExceeded": (
         "The request's deadline_ms passed, or its ttft_deadline_ms without a first token; it was ended.",
         "Give it more time, or ask for less; slipway why ID tells where its time went.",

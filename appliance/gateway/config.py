@@ -13,6 +13,14 @@ class SecretRef(msgspec.Struct, frozen=True):
     env: str | None = None
 
 
+class Tls(msgspec.Struct, frozen=True, kw_only=True):
+    """PEM files of the certificate, with what leads to its root behind it, and of its private key."""
+
+    certificate: str
+    key: str
+    least_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
+
+
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """What a request that names no value gets: manifest over generation_config.json over the API's own default."""
 
@@ -36,7 +44,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     (gateway/control.py). `run` is the run directory: the gateway writes there what was open when an engine died, and
     reads whether the appliance is parked. What happened to the last `stories` sequences is kept. `journal` is the file
     of durable replies, empty for none: they are kept for `journal_keep_s`, in `journal_bytes`, and generated on for
-    `linger_s` without a client."""
+    `linger_s` without a client. `key_requests_per_minute` and `key_tokens_per_minute` limit each API key that names no
+    limit of its own. `tls`: the listener speaks it."""
 
     host: str
     port: int
@@ -48,6 +57,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     eos_token_ids: tuple[int, ...] = ()
     chat_template: str | None = None
     api_keys: SecretRef | None = None
+    tls: Tls | None = None
     compat: Literal["openai", "vllm"] = "openai"
     cors_origins: tuple[str, ...] = ()
     keep_alive_s: float = 15.0
@@ -72,6 +82,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     journal: str = ""
     journal_keep_s: float = 900.0
     journal_bytes: int = 64 * 2**20
+    key_requests_per_minute: int | None = None
+    key_tokens_per_minute: int | None = None
     linger_s: float = 60.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"

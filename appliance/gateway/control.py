@@ -70,7 +70,7 @@ async def controlled(service: Service) -> AsyncIterator[None]:
 
 
 async def handle(service: Service, message: Message) -> Answer:
-    router, keys = service.router, len(service.key_digests)
+    router, keys = service.router, len(service.keys)
     match message:
         case Take(config=wanted):
             try:

@@ -202,9 +202,11 @@ class Generation:
             self._router.drain.start(moment, len(self.submit.prompt))
             if not self._goes_on:
                 metrics.prompt(label, len(self.submit.prompt), self.cached_tokens)
+                self._router.spend(self.submit.owner, len(self.submit.prompt) - self.cached_tokens)
         count = len(delta.ids)
         if count:
             metrics.add("generation_tokens", count, label)
+            self._router.spend(self.submit.owner, count)
             pauses = count if self.emitted else count - 1
             if not self.emitted:
                 self._first_s = moment

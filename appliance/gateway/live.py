@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from appliance.gateway.certificate import read_certificate
 from appliance.gateway.config import GatewayConfig, SamplingDefaults
 from appliance.gateway.journal import open_ledger
 from appliance.gateway.keys import read_keys
@@ -31,6 +32,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "engine.sampling.min_p": ("sampling.min_p",),
     "engine.sampling.repetition_penalty": ("sampling.repetition_penalty",),
     "endpoints.api_keys": ("api_keys",),
+    "endpoints.tls.certificate": ("tls",),
+    "endpoints.tls.key": ("tls",),
+    "endpoints.tls.least_version": ("tls",),
     "endpoints.compat": ("compat",),
     "endpoints.cors_origins": ("cors_origins",),
     "endpoints.keep_alive": ("keep_alive_s",),
@@ -44,6 +48,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "limits.max_prompts": ("max_prompts",),
     "limits.max_logprobs": ("max_logprobs",),
     "limits.max_stop": ("max_stop",),
+    "limits.per_key.requests_per_minute": ("key_requests_per_minute",),
+    "limits.per_key.tokens_per_minute": ("key_tokens_per_minute",),
     "lifecycle.linger": ("drain_linger_s",),
     "lifecycle.restart.hold": ("hold_s",),
     "lifecycle.journal.keep": ("journal", "journal_keep_s"),
@@ -95,6 +101,9 @@ async def take(service: Service, wanted: GatewayConfig) -> int:
             raise NotLive("the tokenizer is being loaded; reload again in a moment")
         text = await asyncio.to_thread(load_text, wanted)
     keys = read_keys(wanted.api_keys)
+    if (wanted.tls is None) != (service.certificate is None):
+        raise NotLive("endpoints.tls of a running gateway can be changed, but neither be begun nor ended")
+    renewed = None if wanted.tls is None else read_certificate(wanted.tls)
     opened = service.ledger or service.shelved
     if wanted.journal and opened is None:
         opened = open_ledger(wanted, service.metrics)
@@ -107,6 +116,8 @@ async def take(service: Service, wanted: GatewayConfig) -> int:
     if text is not None:
         service.set_text(text)
     service.set_keys(keys)
+    if service.certificate is not None and renewed is not None:
+        service.certificate.become(renewed)
     service.log = RequestLog(wanted)
     service.metrics.reconfigure(wanted)
     service.router.reconfigure(wanted)

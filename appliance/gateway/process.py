@@ -20,10 +20,12 @@ import msgspec
 import uvicorn
 from fastapi import FastAPI
 
+from appliance.gateway.allowance import Allowances
+from appliance.gateway.certificate import Certificate, read_certificate, watched
 from appliance.gateway.config import GatewayConfig, read_config
 from appliance.gateway.control import controlled
 from appliance.gateway.journal import open_ledger
-from appliance.gateway.keys import read_keys
+from appliance.gateway.keys import ApiKey, read_keys
 from appliance.gateway.router import Router
 from appliance.http.app import build_app
 from appliance.http.service import Service
@@ -62,9 +64,17 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def build_service(config: GatewayConfig, keys: Sequence[str] = ()) -> Service:
+def build_service(
+    config: GatewayConfig, keys: Sequence[ApiKey] = (), certificate: Certificate | None = None
+) -> Service:
     """Raises JournalUnusable."""
-    metrics = Metrics(config)
+    metrics, allowances = Metrics(config), Allowances()
+
+    def spend(owner: str, tokens: int) -> None:
+        if owner:
+            allowances.spend(owner, tokens, now())
+            metrics.add("key_tokens", tokens, allowances.shown(owner))
+
     router = Router(
         config.engines,
         config.max_waiting,
@@ -75,8 +85,10 @@ def build_service(config: GatewayConfig, keys: Sequence[str] = ()) -> Service:
         stories=config.stories,
         policy=config.policy,
         tell_open=partial(write_open, config.run),
+        spend=spend,
     )
-    return Service(config, router, metrics, RequestLog(config), open_ledger(config, metrics), keys)
+    ledger = open_ledger(config, metrics)
+    return Service(config, router, metrics, RequestLog(config), ledger, keys, allowances, certificate)
 
 
 @asynccontextmanager
@@ -172,6 +184,9 @@ def build_server(app: FastAPI, service: Service) -> Server:
         server_header=False,
         timeout_graceful_shutdown=1,
     )
+    config.load()
+    if service.certificate is not None:
+        config.ssl = service.certificate.context
     return Server(config, service)
 
 
@@ -179,8 +194,9 @@ async def serve(service: Service, listener: socket.socket) -> None:
     """Serves on the socket until a signal ends it."""
     server = build_server(build_app(service), service)
     host, port = listener.getsockname()[:2]
-    log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-    async with connected(service), controlled(service):
+    scheme = "http" if service.certificate is None else "https"
+    log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+    async with connected(service), controlled(service), watched(service):
         await server.serve([listener])
     log.info("ended")
 
@@ -194,8 +210,9 @@ def main(arguments: list[str] | None = None) -> int:
         config = read_config(Path(given[0]))
         set_up_logging(config)
         keys = read_keys(config.api_keys)
+        certificate = None if config.tls is None else read_certificate(config.tls)
         listener = listen(config.host, config.port)
-        service = build_service(config, keys)
+        service = build_service(config, keys, certificate)
     except (OSError, msgspec.DecodeError) as error:
         print(f"config: {given[0]}: {error}", file=sys.stderr)
         return EXIT_PERMANENT

@@ -130,10 +130,12 @@ class Router:
         stories: int = 0,
         policy: str = "fcfs",
         tell_open: Callable[[str, Sequence[OpenRequest]], None] = lambda program, requests: None,
+        spend: Callable[[str, int], None] = lambda owner, tokens: None,
     ) -> None:
         """`hold_s`: new requests wait for engines that come back within it. `pardon(program, deaths)`: so many deaths
         of an engine have their cause in a request, not in the engine. `stories` of so many sequences are kept. `policy`
         is the engines' order of requests. `tell_open(program, requests)`: an engine is gone, and was computing these.
+        `spend(owner, tokens)`: so many were computed for it.
         """
         self.metrics = metrics
         self.quarantine = Quarantine()
@@ -147,6 +149,7 @@ class Router:
         self.parked = ""
         self._pardon = pardon or (lambda program, deaths: None)
         self._tell_open = tell_open
+        self.spend = spend
         self._hold_s = hold_s
         self._hall: dict[str, Generation] = {}
         self._trial: Engine | None = None  # where the cohort of suspects runs

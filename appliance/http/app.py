@@ -9,7 +9,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from appliance.http import chat, completions, docs, health, invocations, metrics, models, tokens, why
-from appliance.http.middleware import Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
+from appliance.http.middleware import Allowance, Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
 from appliance.http.service import Service
 
 ROUTES: tuple[tuple[str | None, APIRouter], ...] = (
@@ -33,6 +33,7 @@ def middleware(service: Service) -> list[Middleware]:
         Middleware(Errors, service=service),
         Middleware(Drain, service=service),
         Middleware(Auth, service=service),
+        Middleware(Allowance, service=service),
         Middleware(BodyLimit, service=service),
         Middleware(Load, service=service),
     ]

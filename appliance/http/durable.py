@@ -94,7 +94,9 @@ def read_wish(request: Request, body: GenerationRequest, kind: str) -> Wish | No
         raise BadRequest(f"{KEY} must have 1 to 255 visible ASCII characters.", KEY)
     if after and not body.stream:
         raise BadRequest(f"{LAST} goes on with a stream: send it with stream=true.", LAST)
+    key_of = request.state.key
     owner = [request.headers.get(name, "") for name in ("authorization", "x-api-key")]
+    owner = owner if key_of is None else [key_of.owner]  # whichever header it came in
     asked = body.model_dump(mode="json", exclude={"stream", "stream_options"}, exclude_unset=True)
     return Wish(_digest(kind, *owner, key), _digest(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS).decode()), after)
 

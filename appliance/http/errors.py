@@ -4,6 +4,7 @@
 error responses by hand. Messages never carry file paths, object addresses or tracebacks (docs/http.md, Errors).
 """
 
+import math
 import re
 from typing import Any
 
@@ -127,6 +128,21 @@ class DeadlineExceeded(ApiError):
             "ttft_deadline_ms. Give it more time, or ask for less."
         )
         super().__init__(message, headers={"x-should-retry": "false"})
+
+
+class RateLimited(ApiError):
+    """An API key has used what it may use in a minute."""
+
+    status = 429
+    type = "RateLimitError"
+
+    def __init__(self, unit: str, per_minute: int, seconds: float, headers: dict[str, str]) -> None:
+        """`seconds`: until the same request is let in."""
+        message = (
+            f"This API key has used its {per_minute:,} {unit} a minute. The next request is let in after "
+            f"{seconds:.1f} s; x-ratelimit-reset-{unit} says when all of them are there again."
+        )
+        super().__init__(message, headers={**headers, "Retry-After": str(max(1, math.ceil(seconds)))})
 
 
 class Unprocessable(ApiError):

@@ -12,7 +12,16 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from appliance.http.errors import ClientGone, TooLarge, Unauthorized, Unavailable, error_response, is_unexpected
+from appliance.gateway.keys import ApiKey
+from appliance.http.errors import (
+    ClientGone,
+    RateLimited,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    error_response,
+    is_unexpected,
+)
 from appliance.http.service import Service
 from appliance.observe.log import Subject
 from appliance.observe.metrics import now
@@ -54,7 +63,7 @@ class RequestFrame:
         trace = read_trace(headers.getlist("traceparent"), headers.getlist("tracestate"))
         state = scope.setdefault("state", {})
         state["request_id"], state["subject"] = request_id, Subject(request_id, trace)
-        state["owner"] = ""  # of the API key, which Auth tells
+        state["key"] = None  # which Auth tells
         shown = request_id if self.service.config.compat == "openai" else None
         traffic = _Traffic(receive, send, shown, closes=self.service.draining)
         started_s = now()
@@ -76,6 +85,7 @@ class RequestFrame:
             status=traffic.status,
             seconds=seconds,
             client=client[0] if client else "-",
+            key=scope["state"]["key"],
         )
 
 
@@ -181,24 +191,50 @@ class Auth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["type"] == "http" and scope["path"] not in OPEN and scope["method"] != "OPTIONS"
-        if guarded and self.service.key_digests:
-            scope["state"]["owner"] = self._owner(Headers(scope=scope))
+        if guarded and self.service.keys:
+            scope["state"]["key"] = self._key(Headers(scope=scope))
         await self.app(scope, receive, send)
 
-    def _owner(self, headers: Headers) -> str:
-        """A name for the key that was given: the first bytes of its digest. Raises Unauthorized without one."""
+    def _key(self, headers: Headers) -> ApiKey:
+        """The key that was given. Raises Unauthorized without one."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
         # Every key is compared with every header, each in constant time: the time tells nothing about the keys.
-        found = ""
+        found = None
         for text in given:
             digest = hashlib.sha256(text.encode("latin-1")).digest()
-            for known in self.service.key_digests:
-                if hmac.compare_digest(digest, known):
-                    found = digest.hex()[:16]
-        if not found:
+            for known in self.service.keys:
+                if hmac.compare_digest(digest, known.digest):
+                    found = known
+        if found is None:
             raise Unauthorized
         return found
+
+
+class Allowance:
+    """Refuses what is over the limits of its key (429), and tells what is left of them."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key: ApiKey | None = scope["state"]["key"] if scope["type"] == "http" else None
+        if key is None or scope["method"] != "POST":
+            return await self.app(scope, receive, send)
+        allowances, owner = self.service.allowances, key.owner
+        spent = allowances.enter(owner, now())
+        left = allowances.headers(owner, now())
+        if spent is not None:
+            self.service.metrics.add("key_refusals", 1, key.shown, spent.unit)
+            raise RateLimited(spent.unit, spent.per_minute, spent.seconds, left)
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(left)
+            await send(message)
+
+        await self.app(scope, receive, told if left else send)
 
 
 class BodyLimit:

@@ -150,7 +150,7 @@ def served(service: Service, request: Request, request_id: str) -> Served:
         request_id,
         request.headers.get("x-cache-salt"),
         None if priority is None else max(-(2**63), min(2**63 - 1, priority)),
-        request.state.owner,
+        request.state.key,
         Deadlines(
             _integer(request, "X-TTFT-Deadline-Ms", "ttft_deadline_ms"),
             _integer(request, "X-Deadline-Ms", "deadline_ms"),

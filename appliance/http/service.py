@@ -1,6 +1,5 @@
 """What every route works with: one value in the app's state."""
 
-import hashlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -8,12 +7,15 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from appliance.durable.ledger import Ledger
+from appliance.gateway.allowance import Allowances
+from appliance.gateway.certificate import Certificate
 from appliance.gateway.config import GatewayConfig
+from appliance.gateway.keys import ApiKey
 from appliance.gateway.router import Router
 from appliance.http.errors import NotFound, Unavailable
 from appliance.launch.park import Parked
 from appliance.observe.log import RequestLog
-from appliance.observe.metrics import Metrics
+from appliance.observe.metrics import Metrics, now
 
 if TYPE_CHECKING:
     from appliance.chat.template import ChatTemplate
@@ -34,7 +36,9 @@ class Service:
         metrics: Metrics,
         log: RequestLog,
         ledger: Ledger | None = None,
-        keys: Sequence[str] = (),
+        keys: Sequence[ApiKey] = (),
+        allowances: Allowances | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         self.config = config
         self.router = router
@@ -46,14 +50,19 @@ class Service:
         self.draining = False
         self.closed = False
         self.shelved: Ledger | None = None
+        self.allowances = allowances or Allowances()
+        self.certificate = certificate
         self.set_keys(keys)
         self.parked: Parked | None = None
         self.started_s = time.time()
         self._text: Text | None = None
 
-    def set_keys(self, keys: Sequence[str]) -> None:
-        """The API keys that are let in; none: everybody is."""
-        self.key_digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+    def set_keys(self, keys: Sequence[ApiKey]) -> None:
+        """The API keys that are let in, with what the configuration allows each; none: everybody is."""
+        self.keys = tuple(keys)
+        config = self.config
+        self.metrics.tell_keys({key.shown for key in keys})
+        self.allowances.allow(keys, config.key_requests_per_minute, config.key_tokens_per_minute, now())
 
     def set_text(self, text: "Text") -> None:
         self._text = text

@@ -5,7 +5,7 @@ import sys
 from urllib.parse import urlsplit
 
 from appliance.declare import settings
-from appliance.launch import probe, rundir
+from appliance.launch import listen, probe, rundir
 
 _TIMEOUT_S = 5.0
 
@@ -15,15 +15,15 @@ def main(url: str | None) -> int:
     if url is None:
         found = rundir.running(settings.environment())
         if len(found) != 1:
-            known = ", ".join(f"http://{address.host}:{address.port}" for address in found) or "none"
+            known = ", ".join(address.url for address in found) or "none"
             return _unhealthy(f"running appliances of this user: {known}; name one: slipway healthcheck URL")
-        host, port = found[0].host, found[0].port
+        host, port, tls = found[0].host, found[0].port, found[0].tls
     else:
         parts = urlsplit(url if "//" in url else f"//{url}")
-        host, port = parts.hostname or "127.0.0.1", parts.port or 8000
-    answer = asyncio.run(probe.get(host, port, "/ready", _TIMEOUT_S))
+        host, port, tls = parts.hostname or "127.0.0.1", parts.port or 8000, parts.scheme == "https"
+    answer = asyncio.run(probe.get(host, port, "/ready", _TIMEOUT_S, tls=tls))
     if answer is None:
-        return _unhealthy(f"http://{host}:{port}/ready does not answer within {_TIMEOUT_S:g} s")
+        return _unhealthy(f"{listen.url(host, port, tls=tls)}/ready does not answer within {_TIMEOUT_S:g} s")
     status, body = answer
     if status != 200:
         return _unhealthy(f"not ready (status {status}): {probe.readiness(body).text()}")

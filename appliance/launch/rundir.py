@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from appliance.declare import variables
+from appliance.launch import listen
 
 _PREFIX = "slipway-"
 # A Unix socket's path has at most 107 bytes; the longest name below the directory is "supervisor.sock.<pid>".
@@ -24,6 +25,11 @@ class Address(msgspec.Struct, frozen=True):
     host: str
     port: int
     manifest: str = ""
+    tls: bool = False
+
+    @property
+    def url(self) -> str:
+        return listen.url(self.host, self.port, tls=self.tls)
 
 
 class NoRunDirectory(Exception):

@@ -23,7 +23,8 @@ class Startup:
         self._budget_s = service.startup_s
         self._gateway = service.gateway
         self._host = listen.local_host(service.gateway.host)
-        self._url = listen.url(self._host, service.gateway.port)
+        self._tls = service.gateway.tls is not None
+        self._url = listen.url(self._host, service.gateway.port, tls=self._tls)
         self.gateway_up = False
         self._restarted = asyncio.Event()
         self._shown: object = None
@@ -55,7 +56,7 @@ class Startup:
         budgeted = began  # a download has a time of its own (model.download.total_timeout)
         down = not self.gateway_up
         while loop.time() - budgeted <= self._budget_s:
-            answer = await probe.get(self._host, self._gateway.port, "/ready", _PROBE_TIMEOUT_S)
+            answer = await probe.get(self._host, self._gateway.port, "/ready", _PROBE_TIMEOUT_S, tls=self._tls)
             if answer is None:
                 down, missing = True, "the gateway does not answer"
             else:

@@ -199,9 +199,8 @@ class Tree:
 
     def _announce(self) -> None:
         gateway = self._service.gateway
-        rundir.write_address(
-            self._directory, rundir.Address(os.getpid(), listen.local_host(gateway.host), gateway.port, self.manifest)
-        )
+        host, tls = listen.local_host(gateway.host), gateway.tls is not None
+        rundir.write_address(self._directory, rundir.Address(os.getpid(), host, gateway.port, self.manifest, tls))
         engines = len(self._service.engines)
         self._console.say(
             "slipway",

@@ -43,6 +43,7 @@ def token_buckets(max_context: int) -> tuple[float, ...]:
 
 FINISHES = (("stop",), ("length",), ("abort",), ("error",), ("deadline",), ("repetition",))
 SOURCES = (("local_compute",), ("local_cache_hit",), ("external_kv_transfer",))
+UNITS = ("requests", "tokens")
 TOOL_CALLS = tuple(
     (mode, outcome, "chat_completions")
     for mode in ("streaming", "non_streaming")
@@ -66,6 +67,12 @@ def gauges() -> tuple[Family, ...]:
         Family("gauge", "requests_held", "Sequences that wait for an engine to come back.", per_engine=False),
         Family("gauge", "journal_bytes", "Size of the journal of durable replies.", per_engine=False),
         Family("gauge", "engine_up", "Whether the gateway has a serving engine behind this label."),
+        Family(
+            "gauge",
+            "tls_certificate_end_seconds",
+            "When the certificate of endpoints.tls ends, in seconds since 1970; 0 without one.",
+            per_engine=False,
+        ),
         Family("gauge", "open_requests", "HTTP requests that hold the service, streams included.", per_engine=False),
     )
 
@@ -144,6 +151,22 @@ def counters() -> tuple[Family, ...]:
             "admission_rejections",
             ("reason",),
             (("max_num_queued_reqs",), ("max_num_queued_tokens",), ("ttft_deadline_ms",), ("deadline_ms",)),
+            per_engine=False,
+        ),
+        Family(
+            "counter",
+            "key_tokens",
+            "Tokens computed for an API key, of prompts and replies; those of the prefix cache are not.",
+            labels=("key",),
+            start=(),
+            per_engine=False,
+        ),
+        Family(
+            "counter",
+            "key_refusals",
+            "Requests refused with 429 since their API key has used its requests or tokens of a minute.",
+            labels=("key", "unit"),
+            start=(),
             per_engine=False,
         ),
         Family(

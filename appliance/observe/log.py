@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from appliance.gateway.config import GatewayConfig
+from appliance.gateway.keys import ApiKey
 from appliance.observe.trace import Trace
 
 _SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\u2028": "\\u2028", "\u2029": "\\u2029", "\x85": "\\x85"})
 _FIELDS = (
     *("request_id", "trace_id", "parent_id", "tracestate"),
-    *("status", "method", "path", "seconds", "client", "fields"),
+    *("status", "method", "path", "seconds", "client", "key", "fields"),
 )
 
 
@@ -111,8 +112,12 @@ class RequestLog:
         self._finals = config.log_outputs != "off"
         self._deltas = config.log_outputs == "deltas"
 
-    def access(self, subject: Subject, *, method: str, path: str, status: int, seconds: float, client: str) -> None:
+    def access(
+        self, subject: Subject, *, method: str, path: str, status: int, seconds: float, client: str, key: ApiKey | None
+    ) -> None:
         facts = {"method": method, "path": path, "status": status, "seconds": round(seconds, 4), "client": client}
+        if key is not None:
+            facts["key"] = key.shown
         self._log.info("request", extra={**subject.fields(), **facts})
 
     def request(self, subject: Subject, route: str, parameters: dict[str, object]) -> None:

@@ -5,7 +5,7 @@ One store and one collector, so that the two views cannot disagree.
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 
 from appliance.gateway.config import GatewayConfig
-from appliance.observe.families import Family, counters, gauges, histograms
+from appliance.observe.families import UNITS, Family, counters, gauges, histograms
 from appliance.observe.http_metrics import HttpMetrics
 from engine.api.messages import Finish, Ready, Stats
 
@@ -83,6 +83,13 @@ class Metrics(Collector):
 
     def set(self, name: str, value: float, *labels: str) -> None:
         self._numbers[name][labels] = value
+
+    def tell_keys(self, names: Iterable[str]) -> None:
+        """Series of API keys by name, from 0."""
+        for name in names:
+            self._numbers["key_tokens"].setdefault((name,), 0.0)
+            for unit in UNITS:
+                self._numbers["key_refusals"].setdefault((name, unit), 0.0)
 
     def observe(self, name: str, value: float, *labels: str, times: int = 1) -> None:
         self._histograms[name][labels].add(value, times)

@@ -6,9 +6,9 @@ import msgspec
 
 from appliance import __version__
 from appliance.declare.settings import Settings
-from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef
+from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef, Tls
 from appliance.manifest import Manifest, SecretFile
-from appliance.plan.choice import Choice
+from appliance.plan.choice import Choice, refuse
 from engine.models.checkpoint import Checkpoint
 
 JOURNAL = "requests.journal"
@@ -48,7 +48,8 @@ def gateway_config(
     drain_s: float,
     linger_s: float,
 ) -> GatewayConfig:
-    """The launcher fills in the engines."""
+    """The launcher fills in the engines. Raises Refused."""
+    _check_limits(settings)
     manifest = settings.manifest
     endpoints, limits, observability = manifest.endpoints, manifest.limits, manifest.observability
     template = manifest.model.chat_template
@@ -63,6 +64,7 @@ def gateway_config(
         eos_token_ids=_end_tokens(manifest, checkpoint),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         api_keys=None if endpoints.api_keys is None else _secret(settings, endpoints.api_keys),
+        tls=_tls(settings),
         compat=endpoints.compat,
         cors_origins=endpoints.cors_origins,
         keep_alive_s=endpoints.keep_alive,
@@ -77,6 +79,8 @@ def gateway_config(
         max_prompts=limits.max_prompts,
         max_logprobs=limits.max_logprobs,
         max_stop=limits.max_stop,
+        key_requests_per_minute=limits.per_key.requests_per_minute,
+        key_tokens_per_minute=limits.per_key.tokens_per_minute,
         sampling=sampling,
         drain_s=drain_s,
         drain_linger_s=linger_s,
@@ -97,6 +101,18 @@ def gateway_config(
     )
 
 
+def _tls(settings: Settings) -> Tls | None:
+    wanted = settings.manifest.endpoints.tls
+    if wanted.certificate is None and wanted.key is None:
+        return None
+    if wanted.key is None:
+        refuse(settings, "endpoints.tls.certificate", "needs endpoints.tls.key, the file of its private key, beside it")
+    if wanted.certificate is None:
+        refuse(settings, "endpoints.tls.key", "needs endpoints.tls.certificate, the file of its certificate, beside it")
+    files = {name: str(settings.file(("endpoints", "tls", name))) for name in ("certificate", "key")}
+    return Tls(**files, least_version=wanted.least_version)
+
+
 def _journal(settings: Settings) -> str:
     """The file of durable replies; without a folder the name alone, which the launcher puts into the run directory."""
     wanted = settings.manifest.lifecycle.journal
@@ -112,6 +128,13 @@ def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:
     own = checkpoint.config.get("eos_token_id")
     listed = own if isinstance(own, list) else [own]
     return tuple(token for token in checkpoint.eos_token_ids if token in listed)
+
+
+def _check_limits(settings: Settings) -> None:
+    """Limits of keys without keys would let everybody do everything."""
+    for name, value in settings.manifest.limits.per_key:
+        if value is not None and settings.manifest.endpoints.api_keys is None:
+            refuse(settings, f"limits.per_key.{name}", "limits API keys, and there are none: name endpoints.api_keys")
 
 
 def _secret(settings: Settings, name: str) -> SecretRef:

@@ -49,8 +49,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     """One sequence to generate. `prompt` and `emitted` are token ids; `emitted` is what an earlier engine already gave
     of this very request (it is not sent again). `stop_token_ids` and `eos_token_ids` end it; `ignore_eos` mutes the
     latter. `max_tokens` counts emitted ones too. `salt` separates prefix caches. `priority`: lower goes first.
-    `owner` names whose share of the engine it uses. It is ended at `deadline`, and at `ttft_deadline` if it has no
-    token by then: times of the machine's monotonic clock, which gateway and engines share."""
+    `owner` names whose share of the engine it uses, and `share` how large that is beside others. It is ended at
+    `deadline`, and at `ttft_deadline` if it has no token by then: times of the machine's monotonic clock, which gateway
+    and engines share."""
 
     id: str
     prompt: tuple[int, ...]
@@ -64,6 +65,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     salt: str = ""
     grammar: Grammar | None = None
     owner: str = ""
+    share: float = 1.0
     ttft_deadline: float | None = None
     deadline: float | None = None
 

@@ -1,11 +1,11 @@
 """Fair shares of the engine by owner: the one that was served least goes first.
 
 Virtual token counters: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024, algorithm 2. An owner's
-counter is the number of tokens computed for it, of prompts and replies alike; those found in the prefix cache, and
-those computed again after a preemption, are free. Among owners that wait all the time the counters differ by no more
-than a batch holds, whoever asks for more. Nothing is held back for anybody: while one owner is idle, the others have
-all. It saves up no credit by that: when a request comes and no other one of its owner waits, the counter is lifted to
-the least of those who wait, or if nobody does, to that of the last one who did.
+counter is the number of tokens computed for it, of prompts and replies alike, over its share; those found in the prefix
+cache, and those computed again after a preemption, are free. Among owners that wait all the time the counters differ by
+no more than a batch holds, whoever asks for more. Nothing is held back for anybody: while one owner is idle, the others
+have all. It saves up no credit by that: when a request comes and no other one of its owner waits, the counter is lifted
+to the least of those who wait, or if nobody does, to that of the last one who did.
 
 Counters change when tokens are computed for the first time, and at arrivals, and nothing is computed for the first
 time twice. Between two such moments ranks stand still, and the best sequence is never preempted: so there is always a
@@ -21,7 +21,7 @@ from engine.core.sequence import Sequence
 class Queues:
     """Waiting sequences, one queue an owner, each in order of arrival. `served`: tokens by owner."""
 
-    def __init__(self, served: dict[str, int]) -> None:
+    def __init__(self, served: dict[str, float]) -> None:
         self._served = served
         self._queues: dict[str, Ranked] = {}
         self._count = 0
@@ -37,7 +37,7 @@ class Queues:
     def first(self) -> Sequence:
         return min((queue.first for queue in self._queues.values()), key=self._place)
 
-    def least(self) -> int:
+    def least(self) -> float:
         """The least counter of an owner who waits; else that of the one who did last."""
         if self._queues:
             return min(self._served[owner] for owner in self._queues)
@@ -64,7 +64,7 @@ class Queues:
         if not len(queue):
             del self._queues[sequence.owner]
 
-    def _place(self, sequence: Sequence) -> tuple[int, int]:
+    def _place(self, sequence: Sequence) -> tuple[float, int]:
         return self._served[sequence.owner], sequence.arrival
 
 
@@ -72,7 +72,7 @@ class Fair:
     """`served` has an entry for each owner that ever came: API keys are few."""
 
     def __init__(self) -> None:
-        self.served: dict[str, int] = {}
+        self.served: dict[str, float] = {}
         self.running, self.waiting = Ranked(), Queues(self.served)
 
     def arrive(self, sequence: Sequence) -> None:
@@ -90,5 +90,5 @@ class Fair:
         for sequence in sequences:
             first_time = sequence.computed - sequence.charged
             if first_time > 0:
-                self.served[sequence.owner] += first_time
+                self.served[sequence.owner] += first_time / sequence.share
                 sequence.charged = sequence.computed

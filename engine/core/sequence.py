@@ -7,7 +7,7 @@ import msgspec
 from engine.api.messages import Finish, Logprob, Sampling, Submit, Timing
 from engine.kv.cache import Tables
 
-Rank = tuple[int, int]  # (by policy, arrival): smaller goes first, and is preempted last
+Rank = tuple[float, int]  # (by policy, arrival): smaller goes first, and is preempted last
 
 
 class State(Enum):
@@ -45,6 +45,7 @@ class Sequence:
         "limit",
         "min_total",
         "owner",
+        "share",
         "preemptions",
         "prompt_logprobs",
         "prompt_tokens",
@@ -65,6 +66,7 @@ class Sequence:
         self.submit = submit
         self.id = submit.id
         self.owner = submit.owner
+        self.share = submit.share
         self.arrival = arrival  # its number
         self.rank: Rank = (0, arrival)  # set by the policy
         self.state = State.WAITING

@@ -5,7 +5,7 @@ import itertools
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,10 @@ from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from appliance.gateway.certificate import read_certificate, watched
 from appliance.gateway.config import GatewayConfig
 from appliance.gateway.control import controlled
+from appliance.gateway.keys import ApiKey, parse_keys
 from appliance.gateway.process import build_server, build_service, connected
 from appliance.http.app import build_app
 from appliance.http.body import json_body, read_body
@@ -238,7 +240,10 @@ async def generate(request: Request) -> Response:
     request_id = request.state.request_id
     if body.raises:
         raise RAISES[body.raises]
-    submits = [Submit(f"{request_id}-{n}", tuple(body.prompt), Sampling(), body.max_tokens) for n in range(body.n)]
+    owner = request.state.key.owner if request.state.key else ""
+    submits = [
+        Submit(f"{request_id}-{n}", tuple(body.prompt), Sampling(), body.max_tokens, owner=owner) for n in range(body.n)
+    ]
     generations = service.router.generate_all(submits)
 
     async def collect() -> list[dict[str, Any]]:
@@ -285,7 +290,7 @@ class Gateway:
     def __init__(self, service: Service, url: str) -> None:
         self.service = service
         self.url = url
-        self.client = httpx.Client(base_url=url, timeout=PATIENCE_S)
+        self.client = httpx.Client(base_url=url, timeout=PATIENCE_S, verify=False)
 
     def generate(self, **body: Any) -> httpx.Response:
         return self.client.post("/test/generate", json=body)
@@ -318,7 +323,7 @@ def running(service: Service, app: FastAPI, listener: socket.socket) -> Iterator
     server.capture_signals = contextmanager(lambda: iter([None]))  # type: ignore[method-assign]  # threads get none
 
     async def serve() -> None:
-        async with connected(service), controlled(service):
+        async with connected(service), controlled(service), watched(service):
             await server.serve([listener])
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
@@ -373,12 +378,18 @@ def start_gateway(
     monkeypatch.setattr("appliance.gateway.process.load_text", lambda config: FakeText())
     with ExitStack() as stack:
 
-        def start(*engines: FakeEngine, keys: list[str] | None = None, ready: bool = True, **values: Any) -> Gateway:
-            service = build_service(new_config(*engines, **values), keys or [])
+        def start(
+            *engines: FakeEngine, keys: Iterable[str | ApiKey] = (), ready: bool = True, **values: Any
+        ) -> Gateway:
+            config = new_config(*engines, **values)
+            parsed = [key if isinstance(key, ApiKey) else parse_keys([key], "keys")[0] for key in keys]
+            certificate = None if config.tls is None else read_certificate(config.tls)
+            service = build_service(config, parsed, certificate)
             app = build_app(service)
             app.include_router(test_routes)
             listener = socket.create_server(("127.0.0.1", 0))
-            gateway = Gateway(service, f"http://127.0.0.1:{listener.getsockname()[1]}")
+            scheme = "http" if certificate is None else "https"
+            gateway = Gateway(service, f"{scheme}://127.0.0.1:{listener.getsockname()[1]}")
             stack.enter_context(running(service, app, listener))
             stack.enter_context(gateway.client)
             if ready:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from appliance.gateway.config import SecretRef
-from appliance.gateway.keys import read_keys
+from appliance.gateway.keys import ApiKey, digest, read_keys
 from engine.api.errors import ConfigError
 
 
@@ -153,8 +153,8 @@ def test_keys_are_read_from_a_file_or_the_environment(tmp_path: Path, monkeypatc
     file = tmp_path / "keys"
     file.write_text("one\n\n  two \n")
     monkeypatch.setenv("TEST_KEYS", "three\nfour")
-    assert read_keys(SecretRef(file=str(file))) == ["one", "two"]
-    assert read_keys(SecretRef(env="TEST_KEYS")) == ["three", "four"]
+    assert read_keys(SecretRef(file=str(file))) == [ApiKey(digest("one")), ApiKey(digest("two"))]
+    assert read_keys(SecretRef(env="TEST_KEYS")) == [ApiKey(digest("three")), ApiKey(digest("four"))]
     assert read_keys(None) == []
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,13 +13,15 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from cryptography import x509
 
 from appliance.declare.effects import EFFECTS
 from appliance.gateway import live
-from appliance.gateway.config import SamplingDefaults, SecretRef
+from appliance.gateway.config import SamplingDefaults, SecretRef, Tls
 from appliance.gateway.control import Answer, Take, ask
 from appliance.gateway.keys import read_keys
 from appliance.gateway.process import load_text
+from tests.appliance.certificates import write_certificate
 from tests.appliance.conftest import FakeEngine, Gateway, until
 
 LOAD_TEXT = load_text  # before `start_gateway` puts another in its place
@@ -123,6 +127,28 @@ class World:
     def allowed(self, key: str | None) -> int:
         return self.gateway.client.get("/v1/models", headers={"x-api-key": key} if key else {}).status_code
 
+    def status_of_the_second(self) -> int:
+        """Of two requests with one key."""
+        return [self.complete(headers={"x-api-key": "one"}).status_code for _ in range(2)][-1]
+
+    def served(self) -> str:
+        """Whom a new connection is told that this is."""
+        with self.connected() as connection:
+            return x509.load_der_x509_certificate(connection.getpeercert(True)).subject.rdns[0].rfc4514_string()[3:]
+
+    def speaks_old_tls(self) -> bool:
+        try:
+            self.connected(ssl.TLSVersion.TLSv1_2).close()
+        except ssl.SSLError:
+            return False
+        return True
+
+    def connected(self, most: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLSocket:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode, context.maximum_version = False, ssl.CERT_NONE, most
+        address = httpx.URL(self.gateway.url)
+        return context.wrap_socket(socket.create_connection((address.host, address.port)))
+
     def cors(self) -> str | None:
         headers = {"Origin": "https://a.example"}
         return self.gateway.client.get("/v1/models", headers=headers).headers.get("access-control-allow-origin")
@@ -159,6 +185,10 @@ def of_file(name: str) -> SecretRef:
     return SecretRef(file=name)  # below the world's folder
 
 
+def tls(name: str, least_version: str = "TLSv1.2") -> Tls:
+    return Tls(certificate=f"{name}.crt", key=f"{name}.key", least_version=least_version)
+
+
 CASES: dict[str, Seen] = {
     "model.names": seen(
         lambda w: w.gateway.client.get("/v1/models").json()["data"][0]["id"], "tiny", "new", names=("new",)
@@ -190,6 +220,11 @@ CASES: dict[str, Seen] = {
         lambda w: (w.allowed(None), w.allowed("one"), w.allowed("two")), (401, 200, 401), (401, 401, 200),
         {"api_keys": of_file("one.txt")}, api_keys=of_file("two.txt"),
     ),
+    "endpoints.tls.certificate": seen(World.served, "a", "b", {"tls": tls("a")}, tls=tls("b")),
+    "endpoints.tls.key": seen(World.served, "a", "b", {"tls": tls("a")}, tls=tls("b")),
+    "endpoints.tls.least_version": seen(
+        World.speaks_old_tls, True, False, {"tls": tls("a")}, tls=tls("a", least_version="TLSv1.3")
+    ),
     "endpoints.compat": seen(lambda w: "x-request-id" in w.complete().headers, True, False, compat="vllm"),
     "endpoints.cors_origins": seen(World.cors, None, "https://a.example", cors_origins=("https://a.example",)),
     "endpoints.keep_alive": seen(World.comments, False, True, {"keep_alive_s": 60.0}, keep_alive_s=0.05),
@@ -208,6 +243,14 @@ CASES: dict[str, Seen] = {
     "limits.max_prompts": seen(status(prompt=[[5], [6]]), 200, 400, max_prompts=1),
     "limits.max_logprobs": seen(lambda w: w.chat(logprobs=True, top_logprobs=5).status_code, 200, 400, max_logprobs=4),
     "limits.max_stop": seen(status(stop=["a", "b", "c"]), 200, 400, max_stop=2),
+    "limits.per_key.requests_per_minute": seen(
+        World.status_of_the_second, 200, 429, {"api_keys": of_file("one.txt")},
+        key_requests_per_minute=1,
+    ),
+    "limits.per_key.tokens_per_minute": seen(
+        World.status_of_the_second, 200, 429, {"api_keys": of_file("one.txt")},
+        key_tokens_per_minute=2,
+    ),
     "lifecycle.restart.hold": seen(World.status_while_the_engine_is_gone, 200, 503, {"hold_s": 60.0}, hold_s=0.0),
     "lifecycle.journal.keep": seen(World.replayed, True, False, {"journal": "j"}, journal="", journal_keep_s=0.0),
     "lifecycle.journal.size": seen(status(headers={"Idempotency-Key": "big"}, n=2), 200, 503,
@@ -238,6 +281,8 @@ def world(
     monkeypatch.setattr("appliance.gateway.process.load_text", LOAD_TEXT)
     for name, text in {"one.txt": "one\n", "two.txt": "two\n", "new.jinja": "NEW {{ messages[0].content }}"}.items():
         (tmp_path / name).write_text(text)
+    for name in ("a", "b"):
+        write_certificate(tmp_path, name)
     level = logging.getLogger().level
     logging.getLogger().setLevel(logging.INFO)
 
@@ -261,6 +306,9 @@ def placed(values: dict[str, Any], folder: Path) -> dict[str, Any]:
             found[name] = str(folder / found[name])
     if found.get("api_keys"):
         found["api_keys"] = SecretRef(file=str(folder / found["api_keys"].file))
+    if found.get("tls"):
+        files = {name: str(folder / getattr(found["tls"], name)) for name in ("certificate", "key")}
+        found["tls"] = msgspec.structs.replace(found["tls"], **files)
     return found
 
 

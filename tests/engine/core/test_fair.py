@@ -45,11 +45,11 @@ class Bench:
         self.tokens = self.rows = self.spent = self.waited = 0
         self._number = 0
 
-    def submit(self, owner, prompt, reply):
+    def submit(self, owner, prompt, reply, share=1.0):
         self._number += 1
         id = f"{owner}{self._number}"
         self.owner[id], self.arrived[id] = owner, self.now
-        ask = Submit(id, tuple(range(prompt)), Sampling(), reply, owner=owner, salt=id)
+        ask = Submit(id, tuple(range(prompt)), Sampling(), reply, owner=owner, share=share, salt=id)
         self.scheduler.submit(ask, self.now)
         return id
 
@@ -185,6 +185,22 @@ def test_many_owners_share_alike():
         bench.step()
         counts = [bench.served[owner] for owner in asked]
         assert max(counts) - min(counts) <= BOUND
+
+
+def test_shares_are_kept():
+    """Counts over shares differ by no more than counts would with all shares alike"""
+    rng = random.Random(9)
+    bench = Bench(Scheduler(CONFIG))
+    shares = {"quarter": 0.25, "one": 1.0, "three": 3.0}
+    for owner, share in shares.items():
+        for _ in range(round(60 * share)):
+            bench.submit(owner, *lengths(rng), share=share)
+    while all(owner in bench.scheduler._waiting for owner in shares):
+        bench.step()
+        counts = [bench.served[owner] / share for owner, share in shares.items()]
+        assert max(counts) - min(counts) <= BOUND / min(shares.values())
+    assert 2 < bench.served["three"] / bench.served["one"] < 4
+    assert 2.5 < bench.served["one"] / bench.served["quarter"] < 6
 
 
 class Oracle:
