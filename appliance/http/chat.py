@@ -30,7 +30,7 @@ from appliance.http.reply import (
     usage_wish,
 )
 from appliance.http.service import Service, service_of
-from appliance.http.sse import EventStream, guarded, kept_alive, record
+from appliance.http.sse import EventStream, guarded, record
 from appliance.observe.log import Subject
 from appliance.schema.chat import ChatRequest
 from engine.api.messages import Delta
@@ -305,7 +305,7 @@ async def create_chat(service: Service, request: Request, body: ChatRequest) -> 
         service.log.request(subject, "chat", shown)
     if body.stream:
         records = guarded(reply.records(usage_wish(body)), describe_error(service, request))
-        return EventStream(kept_alive(records, service.config.keep_alive_s), reply.race, headers)
+        return EventStream(records, reply.race, headers, pause_s=service.config.keep_alive_s)
     whole = await until_disconnect(request, reply.whole())
     headers = {**headers, **load_header(service, request)}
     return Response(orjson.dumps(whole), headers=headers, media_type="application/json")

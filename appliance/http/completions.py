@@ -28,7 +28,7 @@ from appliance.http.reply import (
     usage_wish,
 )
 from appliance.http.service import Service, service_of
-from appliance.http.sse import EventStream, guarded, kept_alive, record
+from appliance.http.sse import EventStream, guarded, record
 from appliance.observe.log import Subject
 from appliance.schema.completions import CompletionRequest
 from engine.api.messages import Delta, Logprob
@@ -250,7 +250,7 @@ async def create_completion(service: Service, request: Request, body: Completion
         service.log.request(subject, "completions", shown)
     if body.stream:
         records = guarded(completion.records(usage_wish(body)), describe_error(service, request))
-        return EventStream(kept_alive(records, service.config.keep_alive_s), completion.race, headers)
+        return EventStream(records, completion.race, headers, pause_s=service.config.keep_alive_s)
     reply = await until_disconnect(request, completion.whole())
     headers = {**headers, **load_header(service, request)}
     return Response(orjson.dumps(reply), headers=headers, media_type="application/json")

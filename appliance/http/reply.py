@@ -70,7 +70,8 @@ class Race:
         self._open = set(self._generations)
 
     async def __aenter__(self) -> "Race":
-        self._pumps = {at: asyncio.create_task(self._pump(at, each)) for at, each in self._generations.items()}
+        if len(self._generations) > 1:
+            self._pumps = {at: asyncio.create_task(self._pump(at, each)) for at, each in self._generations.items()}
         return self
 
     async def __aexit__(self, *error: Any) -> None:
@@ -100,10 +101,30 @@ class Race:
     def stop(self, index: int) -> None:
         """A stop string was met: the choice is complete, the engine may let go of it."""
         self._generations[index].stop()
-        self._pumps[index].cancel()
+        if index in self._pumps:
+            self._pumps[index].cancel()
         self._open.discard(index)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        async for index, delta in self._one() if len(self._generations) == 1 else self._many():
+            if delta.finish == "error":
+                raise EngineFailed
+            elif delta.finish == "deadline":
+                if delta.ids:  # they came with it, since the reader was slow
+                    yield index, replace(delta, finish=None)
+                raise DeadlineExceeded
+            else:
+                yield index, delta
+
+    async def _one(self) -> AsyncIterator[tuple[int, Delta]]:
+        """A single choice needs no queue."""
+        ((index, generation),) = self._generations.items()
+        async for delta in generation:
+            yield index, delta
+            if index not in self._open:
+                return
+
+    async def _many(self) -> AsyncIterator[tuple[int, Delta]]:
         while self._open:
             index, delta = await self._queue.get()
             if index not in self._open:
@@ -112,12 +133,6 @@ class Race:
                 self._open.discard(index)
             elif isinstance(delta, Exception):
                 raise delta
-            elif delta.finish == "error":
-                raise EngineFailed
-            elif delta.finish == "deadline":
-                if delta.ids:  # they came with it, since the reader was slow
-                    yield index, replace(delta, finish=None)
-                raise DeadlineExceeded
             else:
                 yield index, delta
 

@@ -27,28 +27,6 @@ def record(value: Any, event_id: str = "") -> bytes:
     return event + b"data: " + body + b"\n\n"
 
 
-async def kept_alive(records: AsyncIterator[bytes], pause_s: float) -> AsyncIterator[bytes]:
-    """The records, with a comment after each pause of `pause_s` seconds without one; 0 sends none."""
-    pending: asyncio.Future[bytes] | None = None
-    try:
-        while True:
-            pending = pending or asyncio.ensure_future(anext(records))
-            done, _ = await asyncio.wait({pending}, timeout=pause_s or None)
-            if not done:
-                yield KEEP_ALIVE
-                continue
-            try:
-                value, pending = pending.result(), None
-            except StopAsyncIteration:
-                pending = None
-                return
-            yield value
-    finally:
-        if pending is not None:
-            pending.cancel()
-            await asyncio.gather(pending, return_exceptions=True)
-
-
 async def guarded(
     records: AsyncIterator[bytes], describe: Callable[[Exception], dict[str, Any]]
 ) -> AsyncIterator[bytes]:
@@ -62,16 +40,46 @@ async def guarded(
 
 
 class EventStream(StreamingResponse):
-    """Streams records while `work` is entered; a client that closes the connection ends both at once (ER-16)."""
+    """Streams records while `work` is entered; a client that closes the connection ends both at once (ER-16). After
+    each pause of `pause_s` seconds without a record it sends a comment; 0 sends none."""
 
     def __init__(
         self,
         records: AsyncIterator[bytes],
         work: AbstractAsyncContextManager[Any],
         headers: Mapping[str, str] | None = None,
+        *,
+        pause_s: float = 0.0,
     ) -> None:
         super().__init__(records, headers={**HEADERS, **(headers or {})}, media_type="text/event-stream")
         self._work = work
+        self._pause_s = pause_s
+        self._sent_s = 0.0
+
+    async def stream_response(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        clock = asyncio.get_running_loop().time
+        self._sent_s = clock()
+        # One timer beside the stream: a wait with a time limit for each record would cost as much as the record.
+        awake = asyncio.ensure_future(self._keep_awake(send)) if self._pause_s else None
+        try:
+            async for each in self.body_iterator:
+                await send({"type": "http.response.body", "body": each, "more_body": True})
+                self._sent_s = clock()
+        finally:
+            if awake is not None:
+                awake.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _keep_awake(self, send: Send) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            left_s = self._sent_s + self._pause_s - clock()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+                continue
+            await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            self._sent_s = clock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._work:

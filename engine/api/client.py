@@ -81,26 +81,30 @@ class _Stream:
         self.emitted = list(submit.emitted)
         self.error: EngineError | None = None
         self._waiting: list[Delta] = []
-        self._news = asyncio.Event()
+        self._taker: asyncio.Future[None] | None = None
 
     def put(self, delta: Delta) -> None:
         self.emitted += delta.ids
         self._waiting.append(delta)
-        self._news.set()
+        self._wake()
 
     def fail(self, error: EngineError) -> None:
         self.error = error
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._taker is not None and not self._taker.done():
+            self._taker.set_result(None)
 
     async def take(self) -> Delta:
         """All that came since the last call, as one. What came before an error is given before it is raised."""
-        await self._news.wait()
+        if not self._waiting and self.error is None:
+            self._taker = asyncio.get_running_loop().create_future()
+            await self._taker
         if not self._waiting:
             assert self.error is not None, "a stream wakes for deltas or an error"
             raise self.error
         deltas, self._waiting = self._waiting, []
-        if self.error is None:
-            self._news.clear()
         return deltas[0] if len(deltas) == 1 else merge(deltas)
 
 

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import orjson
 import pytest
 
-from appliance.http.sse import DONE, KEEP_ALIVE, guarded, kept_alive, record
+from appliance.http.sse import DONE, KEEP_ALIVE, EventStream, guarded, record
 
 
 def collected(records: AsyncIterator[bytes]) -> list[bytes]:
@@ -34,32 +35,72 @@ def test_a_record_is_one_line_for_every_splitter_of_lines() -> None:
     assert orjson.loads(data[6:]) == value and "中文 🎉".encode() in data
 
 
+class Client:
+    """The other end of an ASGI response: what was sent to it, as bodies; it leaves when `gone` is set."""
+
+    def __init__(self, *, leaves_after: int | None = None) -> None:
+        self.bodies: list[bytes] = []
+        self.gone = asyncio.Event()
+        self._leaves_after = leaves_after
+        self.changed = asyncio.Event()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.body" and message["body"]:
+            self.bodies.append(message["body"])
+            self.changed.set()
+            if len(self.bodies) == self._leaves_after:
+                self.gone.set()
+
+    async def reads(self, stream: AsyncIterator[bytes], pause_s: float) -> list[bytes]:
+        response = EventStream(stream, nullcontext(), pause_s=pause_s)
+        async with asyncio.timeout(60):
+            await response({"type": "http"}, self.receive, self.send)
+        return self.bodies
+
+
 def test_a_silent_stream_gets_comments_and_loses_nothing() -> None:
     """Comments come while the next record is waited for, the record follows."""
 
     async def run() -> list[bytes]:
-        gate = asyncio.Event()
+        client = Client()
 
         async def slow() -> AsyncIterator[bytes]:
             yield b"1"
-            await gate.wait()
+            while client.bodies.count(KEEP_ALIVE) < 2:
+                client.changed.clear()
+                await client.changed.wait()
             yield b"2"
 
-        seen = []
-        async for each in kept_alive(slow(), 0.001):
-            seen.append(each)
-            if seen.count(KEEP_ALIVE) == 2:
-                gate.set()
-        return seen
+        return await client.reads(slow(), 0.001)
 
     seen = asyncio.run(run())
     assert [each for each in seen if each != KEEP_ALIVE] == [b"1", b"2"]
-    assert seen.count(KEEP_ALIVE) >= 2 and seen[0] == b"1"
+    assert seen.count(KEEP_ALIVE) >= 2 and seen[0] == b"1" and seen[-1] == b"2"
+
+
+def test_a_stream_that_is_not_silent_gets_no_comments() -> None:
+    async def run() -> list[bytes]:
+        async def busy() -> AsyncIterator[bytes]:
+            for number in range(200):
+                await asyncio.sleep(0.001)
+                yield b"%d" % number
+
+        return await Client().reads(busy(), 30.0)
+
+    assert asyncio.run(run()) == [b"%d" % number for number in range(200)]
 
 
 def test_without_a_pause_there_are_no_comments() -> None:
-    assert collected(kept_alive(played(b"1", b"2"), 0)) == [b"1", b"2"]
-    assert collected(kept_alive(played(), 0)) == []
+    async def late() -> AsyncIterator[bytes]:
+        await asyncio.sleep(0.05)
+        yield b"1"
+
+    assert asyncio.run(Client().reads(late(), 0)) == [b"1"]
+    assert asyncio.run(Client().reads(played(), 0)) == []
 
 
 def test_an_error_is_the_last_record_before_the_terminator() -> None:
@@ -69,7 +110,7 @@ def test_an_error_is_the_last_record_before_the_terminator() -> None:
     assert collected(guarded(played(b"1"), lambda error: {})) == [b"1", DONE]
 
 
-@pytest.mark.parametrize("pause_s", [0, 5.0])
+@pytest.mark.parametrize("pause_s", [0, 0.001, 5.0])
 def test_a_stream_that_is_left_stops_what_it_waits_for(pause_s: float) -> None:
     ended: list[Any] = []
 
@@ -81,13 +122,8 @@ def test_a_stream_that_is_left_stops_what_it_waits_for(pause_s: float) -> None:
             ended.append(True)
 
     async def run() -> None:
-        stream = kept_alive(endless(), pause_s)
-        assert await anext(stream) == b"1"
-        waiting = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        await Client(leaves_after=1).reads(endless(), pause_s)
+        assert len(asyncio.all_tasks()) == 1, "nothing of it goes on"
 
     asyncio.run(run())
     assert ended == [True]
