@@ -4,59 +4,30 @@ application default credentials. STORAGE_EMULATOR_HOST names a server of that pr
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from appliance.source import buckets
 from appliance.source.remote import TRANSIENT, Listing, RemoteFile, SourceError, StartOver
-from appliance.source.shelf import Shelf
 
 BLOCK = 1 << 20
 CURE = "let the identity of this machine (its service account) have storage.objects.list and storage.objects.get there"
 
 
 @dataclass(frozen=True)
-class Gs:
-    """`prefix` has no slash at either end."""
-
-    bucket: str
-    prefix: str
-    cache: Path
-    stall_s: float = 60.0
+class Gs(buckets.Folder):
     emulated: bool = False
 
-    @property
-    def shown(self) -> str:
-        return f"gs://{self.bucket}/{self.prefix}"
-
-    @property
-    def name(self) -> str:
-        return self.prefix.rpartition("/")[2] or self.bucket
-
-    @property
-    def _home(self) -> Path:
-        return self.cache / self.bucket / (self.prefix.replace("/", "--") or "-")
-
-    def known(self) -> Listing | None:
-        return buckets.kept(self._home)
-
-    def shelf(self, listing: Listing) -> Shelf:
-        return buckets.shelf(self._home, listing)
+    scheme = "gs"
 
     def listing(self) -> Listing:
-        start = f"{self.prefix}/" if self.prefix else ""
-        found = []
         try:
-            for blob in self._client.list_blobs(self.bucket, prefix=start, timeout=self.stall_s, retry=None):
-                name = blob.name.removeprefix(start)
-                if name and not name.endswith("/"):
-                    found.append(RemoteFile(name, int(blob.size), str(blob.generation)))
+            blobs = list(self._client.list_blobs(self.bucket, prefix=self.start, timeout=self.stall_s, retry=None))
         except Exception as error:
             raise self._translated(error, self.shown) from error
-        return buckets.listed(self.shown, self._home, found)
+        return self.listed((blob.name, int(blob.size), str(blob.generation)) for blob in blobs)
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
-        key = f"{self.prefix}/{file.name}" if self.prefix else file.name
+        key = f"{self.start}{file.name}"
         # The generation: an object that was replaced meanwhile must not be joined with a part of the old one.
         blob = self._client.bucket(self.bucket).blob(key, generation=int(file.version), chunk_size=8 * BLOCK)
         try:

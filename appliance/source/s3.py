@@ -4,59 +4,28 @@ usual order (environment, profile, container role, instance role). AWS_ENDPOINT_
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from appliance.source import buckets
 from appliance.source.remote import TRANSIENT, Listing, RemoteFile, SourceError, StartOver
-from appliance.source.shelf import Shelf
 
 BLOCK = 1 << 18
 CURE = "let the identity of this machine (role or AWS_… variables) have s3:ListBucket and s3:GetObject there"
 
 
 @dataclass(frozen=True)
-class S3:
-    """`prefix` has no slash at either end."""
-
-    bucket: str
-    prefix: str
-    cache: Path
-    stall_s: float = 60.0
-
-    @property
-    def shown(self) -> str:
-        return f"s3://{self.bucket}/{self.prefix}"
-
-    @property
-    def name(self) -> str:
-        return self.prefix.rpartition("/")[2] or self.bucket
-
-    @property
-    def _home(self) -> Path:
-        return self.cache / self.bucket / (self.prefix.replace("/", "--") or "-")
-
-    def known(self) -> Listing | None:
-        return buckets.kept(self._home)
-
-    def shelf(self, listing: Listing) -> Shelf:
-        return buckets.shelf(self._home, listing)
+class S3(buckets.Folder):
+    scheme = "s3"
 
     def listing(self) -> Listing:
-        start = f"{self.prefix}/" if self.prefix else ""
-        found = []
         try:
-            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=start):
-                for one in page.get("Contents", ()):
-                    name = one["Key"].removeprefix(start)
-                    if name and not name.endswith("/"):
-                        found.append(RemoteFile(name, one["Size"], one["ETag"]))
+            pages = list(self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.start))
         except Exception as error:
             raise self._translated(error, self.shown) from error
-        return buckets.listed(self.shown, self._home, found)
+        return self.listed((one["Key"], one["Size"], one["ETag"]) for page in pages for one in page.get("Contents", ()))
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
-        key = f"{self.prefix}/{file.name}" if self.prefix else file.name
+        key = f"{self.start}{file.name}"
         asked = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
         try:
             # IfMatch: an object that was replaced meanwhile must not be joined with a part of the old one.
