@@ -194,13 +194,13 @@ def test_only_what_goes_before_it_makes_a_request_late(
 def test_each_api_key_is_an_owner_and_none_is_sent_to_engines(
     start: Callable[..., Gateway], engine: FakeEngine
 ) -> None:
-    gateway = start(engine, keys=["first key", "second"])
+    gateway = start(engine, keys=["first-key", "second"])
     engine.holding = False
-    for headers in ({"authorization": "Bearer first key"}, {"x-api-key": "first key"}, {"x-api-key": "second"}):
+    for headers in ({"authorization": "Bearer first-key"}, {"x-api-key": "first-key"}, {"x-api-key": "second"}):
         assert post(gateway, headers).status_code == 200
     owners = [submit.owner for submit in engine.submits]
     assert owners[0] == owners[1] != owners[2]
-    assert owners[0] == hashlib.sha256(b"first key").hexdigest()[:16]
+    assert owners[0] == hashlib.sha256(b"first-key").hexdigest()[:16]
 
 
 def test_without_keys_all_requests_have_one_owner(start: Callable[..., Gateway], engine: FakeEngine) -> None:
