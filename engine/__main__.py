@@ -26,8 +26,8 @@ from engine.api.messages import Failed, FromEngine, Loading, RankMemory, Ready, 
 from engine.api.pulse import Pulse, State
 from engine.api.server import Connection, Server
 from engine.binding import bind
-from engine.core.grammars import Compiler
 from engine.core.golden import Watch
+from engine.core.grammars import Compiler
 from engine.core.loop import Loop, Worker, build_loop, build_watch
 from engine.worker.ranks import RankLost, Ranks
 

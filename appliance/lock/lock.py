@@ -17,8 +17,11 @@ from appliance.declare.effects import EFFECTS
 from appliance.declare.locate import Place
 from appliance.declare.problems import Problem, Refused
 from appliance.lock.digest import Digest, Sha256
+from engine.api.golden import Recorded
 
 CODE = "not-as-locked"
+# Golden prompts are hundreds of numbers: libyaml, where PyYAML has it, reads them in a tenth of the time.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +43,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`manifest` is the fingerprint of the effective manifest, `machine` what it was planned on, `plan` every key as it
     was resolved and the numbers that followed. `outputs_sha256` and `graphs_sha256` are those of the plan: the first
-    changes with what may change a reply, the second with what kernels and graphs are compiled for."""
+    changes with what may change a reply, the second with what kernels and graphs are compiled for. `golden`: golden
+    prompts as an engine of the plan computed them, where one could run."""
 
     lock: Literal[1] = 1
     slipway: str
@@ -51,6 +55,7 @@ class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     model: Model
     template: Template | None = None
     plan: dict[str, Any]
+    golden: Recorded | None = None
 
 
 def lock_path(manifest: Path) -> Path:
@@ -79,6 +84,9 @@ def as_yaml(lock: Lock, manifest: str) -> str:
     if lock.template:
         lines += ["template:", f"  file: {_scalar(lock.template.file)}", f"  sha256: {_scalar(lock.template.sha256)}"]
     lines += ["plan:", *(f"  {key}: {_scalar(value)}" for key, value in lock.plan.items())]
+    if lock.golden:
+        lines += ["golden:", f"  arithmetic: {_scalar(lock.golden.arithmetic)}", "  goldens:"]
+        lines += [f"    - {_scalar(golden)}" for golden in lock.golden.goldens]
     return "\n".join(lines) + "\n"
 
 
@@ -94,7 +102,7 @@ def _digest(found: Digest) -> str:
 def read_lock(path: Path) -> Lock:
     """Raises Refused for what is no lock; FileNotFoundError where there is none."""
     try:
-        return msgspec.convert(yaml.safe_load(path.read_bytes()), Lock)
+        return msgspec.convert(yaml.load(path.read_bytes(), _LOADER), Lock)
     except FileNotFoundError:
         raise
     except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:

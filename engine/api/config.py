@@ -24,9 +24,9 @@ class Place(msgspec.Struct, frozen=True):
 
 class SelfTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Golden prompts (engine/api/golden.py): so many are computed before the engine serves (`at_start`), in at most
-    `budget_s`, and without work one every `every_s` (0: never). `tolerance`: the band where arithmetic differs (None: by
-    the number formats). `locked` are those of the lock; what differs from them ends a start for good where `refuses`,
-    else it is told. `release`: of slipway, which tells kernels apart."""
+    `budget_s`, and without work one every `every_s` (0: never). `tolerance`: the band where arithmetic differs (None:
+    by the number formats). `locked` are those of the lock; what differs from them ends a start for good where it
+    `refuses`, else it is told. `release`: of slipway, which tells kernels apart."""
 
     prompts: int = 0
     at_start: bool = True

@@ -23,7 +23,7 @@ ROOM_TOKENS = 96  # of prompt and reply, for which an engine keeps blocks of its
 SHORT = 5
 
 # Of the spread, where arithmetic differs; measured in docs/operations.md, and a safe multiple of it.
-BANDS = {"float32": 0.002, "half": 0.1, "rounded": 0.2}
+BANDS = {"float32": 0.001, "half": 0.1, "rounded": 0.2}
 Against = Literal["lock", "itself"]
 
 TEXTS = {
@@ -102,7 +102,8 @@ def prompts(count: int, *, vocab: int, block_tokens: int, longest: int, texts: t
     if longest < 1:
         return []
     lengths = (min(SHORT, longest), min(2 * block_tokens + 3, longest))
-    found = [Prompt(name, _spread_ids(at, length, vocab)) for at, (name, length) in enumerate(zip(_KINDS, lengths, strict=True))]
+    kinds = zip(_KINDS, lengths, strict=True)
+    found = [Prompt(name, _spread_ids(at, length, vocab)) for at, (name, length) in enumerate(kinds)]
     found += [Prompt(text.name, text.ids[:longest]) for text in texts if text.ids]
     for number in range(count - len(found)):
         kind = number % 2

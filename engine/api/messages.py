@@ -154,7 +154,7 @@ class RankMemory(msgspec.Struct, frozen=True):
     taken: dict[str, Taken] = {}
 
 
-class Tested(msgspec.Struct, frozen=True, omit_defaults=True):
+class Tested(msgspec.Struct, frozen=True):
     """The self-test of a start: golden prompts that were computed, in how long, and those for which there was no time
     or no room. `against`: the lock's, or those of this very engine, which later ones are compared with; `band` is how
     well they had to agree, in words. `differs`: what did not, where that is no reason not to serve."""

@@ -7,12 +7,23 @@ that an idle engine makes to show that it could compute (see engine/api/pulse.py
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from engine.api.config import SelfTest
 from engine.api.errors import Drift, SelfTestFailed, StepError
-from engine.api.golden import REPLY_TOKENS, Against, Arithmetic, Band, Digest, Golden, Prompt, Recorded
-from engine.api.golden import band_between, difference
+from engine.api.golden import (
+    REPLY_TOKENS,
+    Against,
+    Arithmetic,
+    Band,
+    Digest,
+    Golden,
+    Prompt,
+    Recorded,
+    band_between,
+    difference,
+)
 from engine.api.messages import Sampling, Tested
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
 from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
@@ -134,23 +145,20 @@ class Watch:
         """Computes the prompts, as far as the budget lasts, the first one in any case. `told`: the share that is done,
         before each step. Raises SelfTestFailed where the lock says otherwise."""
         began = clock()
-        differing = []
-        done = 0
+        differing: list[str] = []
+        done, count = 0, len(self.prompts)
         for prompt in self.prompts:
             if done and clock() - began >= self.settings.budget_s:
                 break
-            golden = self._computed(prompt, step, clock, lambda done=done: told(done / len(self.prompts)))
+            golden = self._computed(prompt, step, clock, partial(told, done / count))
             differing += self._first(golden)
             done += 1
         self._last_s = clock()
         against: Against = "itself" if self.locked is None else "lock"
         band = self.band if self.locked is None else self._band_of(self.locked.arithmetic)
-        skipped = len(self.prompts) - done
-        return Tested(done, clock() - began, skipped, against, str(band), "; ".join(differing))
+        return Tested(done, clock() - began, count - done, against, str(band), "; ".join(differing))
 
-    def _computed(
-        self, prompt: Prompt, step: Step, clock: Callable[[], float], told: Callable[[], None]
-    ) -> Golden:
+    def _computed(self, prompt: Prompt, step: Step, clock: Callable[[], float], told: Callable[[], None]) -> Golden:
         run, began = self._run(prompt), clock()
         while (plan := run.plan()) is not None:
             told()

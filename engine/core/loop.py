@@ -15,8 +15,8 @@ import msgspec
 
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError, EngineGone, RequestError
-from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, prompts
 from engine.api.events import Event, Told
+from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, prompts
 from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, RankMemory, Submit, ToEngine
 from engine.api.pulse import State
 from engine.core.config import SchedulerConfig
@@ -377,6 +377,8 @@ def build_loop(
 def build_watch(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] = ()) -> Watch | None:
     """The golden prompts of an engine, those of its lock first; None where none are wanted. `texts` join them."""
     wanted, locked = config.self_test, config.self_test.locked
+    if not wanted.prompts:
+        return None
     longest = min(config.max_context, len(worker.reserved) // len(worker.layout.groups) * config.block_tokens)
     known = [one.prompt for one in locked.goldens] if locked else []
     chosen = [prompt for prompt in known if len(prompt.ids) + REPLY_TOKENS <= longest]

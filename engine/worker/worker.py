@@ -55,8 +55,8 @@ class Worker:
         gpu: torch.device | None = None,
     ) -> None:
         """held: bytes by part (see Ready). mapped: of weights in their file. threads: torch's. arithmetic: what its
-        numbers depend on. reserved: blocks beside the pool, for golden prompts. cpu: where the worker's thread runs, the
-        first one of a team that is pinned. gpu: on which it launches."""
+        numbers depend on. reserved: blocks beside the pool, for golden prompts. cpu: where the worker's thread runs,
+        the first one of a team that is pinned. gpu: on which it launches."""
         self.model, self.layout, self.seconds = model, layout, seconds
         self.blocks, self.held, self.mapped = blocks, held, mapped
         self.arithmetic, self.reserved = arithmetic, reserved
