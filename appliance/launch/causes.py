@@ -36,7 +36,7 @@ DEVICE = Cause(
 DRIFT = Cause(
     "drift",
     "A golden prompt of its self-test gave other numbers than the lock has, or than the engine gave when it began.",
-    "The last line says which prompt, what was expected and found. Memory that lost a bit is cured by the restart. If it "
+    "The last line says which prompt, what was expected and found. Memory that lost a bit is cured by a restart. If it "
     "comes again, test memory and device of the node, and look for kernels or libraries that changed since the lock; "
     "`slipway selftest MANIFEST` shows each prompt.",
 )

@@ -379,12 +379,13 @@ def build_watch(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] 
     wanted, locked = config.self_test, config.self_test.locked
     if not wanted.prompts:
         return None
-    longest = min(config.max_context, len(worker.reserved) // len(worker.layout.groups) * config.block_tokens)
+    block_tokens = worker.layout.block_tokens
+    longest = min(config.max_context, len(worker.reserved) // len(worker.layout.groups) * block_tokens)
     known = [one.prompt for one in locked.goldens] if locked else []
     chosen = [prompt for prompt in known if len(prompt.ids) + REPLY_TOKENS <= longest]
     names = {prompt.name for prompt in known}
     own = prompts(
-        wanted.prompts, vocab=worker.model.embed.vocab, block_tokens=config.block_tokens, longest=longest, texts=texts
+        wanted.prompts, vocab=worker.model.embed.vocab, block_tokens=block_tokens, longest=longest, texts=texts
     )
     chosen = [*chosen, *(prompt for prompt in own if prompt.name not in names)][: wanted.prompts]
     if not chosen:
