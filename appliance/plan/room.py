@@ -33,6 +33,7 @@ from kernels.cpu.library import tiling
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 MAX_RUNNING = 256
+SELF_TEST = "pages of golden prompts (blocks × block)"
 LOGITS_PART = 8  # of the usable memory, the most that logits of running requests may take before auto takes fewer
 
 
@@ -137,8 +138,7 @@ def measure(
         ranks=view.tensor,
     )
     if manifest.lifecycle.self_test.prompts:
-        reserve = pages.blocks_of(min(ROOM_TOKENS, _table_context(manifest, checkpoint)))
-        fixed = (*fixed, product("pages of the self-test (blocks × block)", reserve, pages.block_bytes))
+        fixed = (*fixed, product(SELF_TEST, pages.blocks_of(ROOM_TOKENS), pages.block_bytes))
     if compiled:
         kv_tokens = pages.block_tokens * pages.blocks(budget.bytes)
         fixed = (*fixed, attention_partials(model, size, kv_tokens, view.tensor))

@@ -243,7 +243,7 @@ def _reserve(config: EngineConfig, form: Layout) -> int:
     """Blocks for golden prompts, beside the pool: so no request has a block less for them."""
     if not config.self_test.prompts:
         return 0
-    return form.blocks_of(min(ROOM_TOKENS, config.max_context))
+    return form.blocks_of(ROOM_TOKENS)
 
 
 def _arithmetic(config: EngineConfig, device: torch.device) -> Arithmetic:
