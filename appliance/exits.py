@@ -90,7 +90,7 @@ INTEGRITY = Exit(
 )
 
 SELF_TEST = Exit(
-    "self-test",
+    "selftest",
     18,
     "A golden prompt of an engine's self-test came out otherwise than the lock says, or drifted again after a restart.",
     "The message names prompt and numbers. Start on another device; with the same result compare kernels and "

@@ -144,9 +144,9 @@ class Taken(msgspec.Struct, frozen=True):
 
 class RankMemory(msgspec.Struct, frozen=True):
     """`held`: bytes by part, counted on the tensors themselves: those of the weights (embedding, attention, mlp,
-    experts, norms, head), kv, tables, buffers, self_test (pages of golden prompts); `planned`: what the plan counted on. `mapped`: weights read in their
-    file. `taken`: by phase of the start, as it was measured (on a CPU pages count once they are written); its phase
-    "starting" is the process before the model."""
+    experts, norms, head), kv, tables, buffers, self_test (pages of golden prompts); `planned`: what the plan counted
+    on. `mapped`: weights read in their file. `taken`: by phase of the start, as it was measured (on a CPU pages count
+    once they are written); its phase "starting" is the process before the model."""
 
     held: dict[str, int]
     mapped: int = 0
