@@ -20,8 +20,6 @@ from appliance.lock.digest import Digest, Sha256
 from engine.api.golden import Recorded
 
 CODE = "not-as-locked"
-# Golden prompts are hundreds of numbers: libyaml, where PyYAML has it, reads them in a tenth of the time.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,9 +83,15 @@ def as_yaml(lock: Lock, manifest: str) -> str:
         lines += ["template:", f"  file: {_scalar(lock.template.file)}", f"  sha256: {_scalar(lock.template.sha256)}"]
     lines += ["plan:", *(f"  {key}: {_scalar(value)}" for key, value in lock.plan.items())]
     if lock.golden:
-        lines += ["golden:", f"  arithmetic: {_scalar(lock.golden.arithmetic)}", "  goldens:"]
-        lines += [f"    - {_scalar(golden)}" for golden in lock.golden.goldens]
+        lines += _golden(lock.golden)
     return "\n".join(lines) + "\n"
+
+
+def _golden(recorded: Recorded) -> list[str]:
+    """JSON as a block of text, a prompt a line: to YAML 1.1 a number such as 1e-7 is a word."""
+    goldens = ",\n  ".join(_scalar(golden) for golden in recorded.goldens)
+    text = f'{{"arithmetic": {_scalar(recorded.arithmetic)}, "goldens": [\n  {goldens}]}}'
+    return ["golden: |-", f"  {text}"]
 
 
 def _scalar(value: Any) -> str:
@@ -102,10 +106,13 @@ def _digest(found: Digest) -> str:
 def read_lock(path: Path) -> Lock:
     """Raises Refused for what is no lock; FileNotFoundError where there is none."""
     try:
-        return msgspec.convert(yaml.load(path.read_bytes(), _LOADER), Lock)
+        read = yaml.safe_load(path.read_bytes())
+        if isinstance(read, dict) and isinstance(read.get("golden"), str):
+            read["golden"] = msgspec.json.decode(read["golden"], type=Recorded)
+        return msgspec.convert(read, Lock)
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.DecodeError) as error:
         what = " ".join(str(error).split())
         message = f"is no lock of this version of slipway: {what}; write it anew with `slipway lock`"
         raise Refused([Problem(Place(str(path)), "", message, code=CODE)], exits.INTEGRITY) from error
