@@ -89,6 +89,14 @@ INTEGRITY = Exit(
     "Restore the files that the message names; where the change is meant, `slipway lock MANIFEST` locks what is there.",
 )
 
+SELF_TEST = Exit(
+    "selftest",
+    18,
+    "A golden prompt of an engine's self-test came out otherwise than the lock says, or drifted again after a restart.",
+    "The message names prompt and numbers. Start on another device; with the same result compare kernels and "
+    "libraries with those of the lock, and where the change is meant, `slipway lock MANIFEST` records it.",
+)
+
 SOURCE = Exit(
     "source",
     20,
@@ -98,5 +106,5 @@ SOURCE = Exit(
 
 EXITS = (
     *(OK, INTERNAL, MANIFEST, OUTDATED, CHECKPOINT, MEMORY, PORT, STARTUP, RESTARTS, ENGINE, SUPERVISOR, INTEGRITY),
-    SOURCE,
+    *(SELF_TEST, SOURCE),
 )

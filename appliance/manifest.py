@@ -383,6 +383,8 @@ class Health(Section):
     """Time in which the engine must become ready after the start before the appliance gives up."""
     stalled_loading: Seconds = 300.0
     """An engine whose start makes no progress for so long is killed and started again; 0s never."""
+    stalled_testing: Seconds = 120.0
+    """An engine that finishes no step of the self-test of its start for so long is killed; 0s never."""
     stalled_busy: Seconds = 90.0
     """An engine with work that finishes no step for so long, or five times its longest step, is killed; 0s never."""
     stalled_idle: Seconds = 60.0
@@ -415,6 +417,19 @@ class Journal(Section):
     """Time such a request is generated on after its client has gone; who asks for it later gets it from there on."""
 
 
+class SelfTest(Section):
+    prompts: Annotated[int, Field(ge=0, le=16)] = 4
+    """Golden prompts, whose logits have to stay what they were; `slipway lock` records so many. 0 tests nothing."""
+    at_start: bool = True
+    """Compute them before an engine serves; if they are not what the lock says, the appliance ends."""
+    every: Seconds = 300.0
+    """An engine without work computes one of them so often; if it came out otherwise, it is replaced. 0s never does."""
+    budget: Annotated[Seconds, Field(gt=0)] = 10.0
+    """Most time for them at a start; those that are left are computed in idle moments."""
+    tolerance: Annotated[float, Field(ge=0, le=1)] | Auto = "auto"
+    """Share of the logits' spread by which they may differ where engines do not agree bit for bit; auto: by type."""
+
+
 class CrashBundles(Section):
     folder: str | None = None
     """Where they are written; by default slipway-crashes-UID in $XDG_RUNTIME_DIR or the temporary directory."""
@@ -433,6 +448,8 @@ class Lifecycle(Section):
     """When a dead engine is started again, and when not."""
     crash_bundles: CrashBundles = CrashBundles()
     """Folders that say how an engine died: cause, last lines, configuration, open requests, memory, device."""
+    self_test: SelfTest = SelfTest()
+    """Golden prompts, by which an engine finds out that it no longer computes what it should."""
     journal: Journal = Journal()
     """Replies that outlive their connection and the gateway, for requests with an Idempotency-Key."""
 

@@ -21,13 +21,14 @@ from queue import SimpleQueue
 import msgspec
 
 from engine.api.config import EngineConfig, read_config
-from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError, OutOfMemory
-from engine.api.messages import Failed, FromEngine, Loading, RankMemory, Ready, Sampling, Submit, Taken, ToEngine
+from engine.api.errors import EXIT_CRASH, EXIT_DRIFT, EXIT_PERMANENT, Drift, EngineError, OutOfMemory
+from engine.api.messages import Failed, FromEngine, Loading, RankMemory, Ready, Submit, Taken, Tested, ToEngine
 from engine.api.pulse import Pulse, State
 from engine.api.server import Connection, Server
 from engine.binding import bind
+from engine.core.golden import Watch
 from engine.core.grammars import Compiler
-from engine.core.loop import Loop, Worker, build_loop
+from engine.core.loop import Loop, Worker, build_loop, build_watch
 from engine.worker.ranks import RankLost, Ranks
 
 Progress = Callable[[str, float], None]
@@ -40,7 +41,7 @@ STOP_S = 0.5  # a step that runs when SIGTERM comes has this long to end
 TOLERANCE = 0.02  # of a part of the memory, beyond which the log says that it is not what was planned
 LAST_WORDS_S = 1.0  # a gateway has this long to connect and hear why the start failed
 PR_SET_PDEATHSIG = 1
-PROBE = Submit("probe", (0,), Sampling(temperature=0.0), max_tokens=1)  # its token goes to nobody
+TESTING = "testing"  # the phase of golden prompts
 
 
 class Engine:
@@ -84,8 +85,10 @@ class Engine:
             worker = self._build_worker(self._config, self._progress, memory.__setitem__, self._lost)
             _check_room(self._config, worker)
             open_compiler = partial(_open_compiler, self._config, worker)
-            loop = build_loop(self._config, worker, self._send, open_compiler, self._pulse.beat)
-            ready = _facts(self._config, worker, memory)
+            watch = build_watch(self._config, worker)
+            tested = self._test(watch, worker)
+            loop = build_loop(self._config, worker, self._send, open_compiler, self._pulse.beat, watch)
+            ready = _facts(self._config, worker, memory, tested)
             if memory:
                 print(f"slipway engine: {memory_line(self._config, memory)}", file=sys.stderr, flush=True)
             for warning in differences(self._config, ready):
@@ -96,8 +99,9 @@ class Engine:
                     loop.call(partial(self._attach, self._connection, ready))
                 self._ready = ready
             gc.collect()
-            if self._config.probe_s:
-                threading.Thread(target=self._probe, args=(loop,), name="probe", daemon=True).start()
+            pause_s = min(filter(None, (self._config.probe_s, self._config.self_test.every_s)), default=0.0)
+            if pause_s:
+                threading.Thread(target=self._probe, args=(loop, pause_s), name="probe", daemon=True).start()
             gc.freeze()  # modules and the model live as long as the process: no collection needs to walk them
             loop.run()
             if self._listener is not None:
@@ -109,6 +113,8 @@ class Engine:
 
     def _fail(self, error: Exception) -> None:
         match error:
+            case Drift():
+                self._give_up(EXIT_DRIFT, error.code, str(error))
             case EngineError():
                 # One that served can serve again: what a step raised came with what it was given.
                 self._give_up(EXIT_PERMANENT if self._ready is None else EXIT_CRASH, error.code, str(error))
@@ -123,15 +129,31 @@ class Engine:
         self._fail(error)
         self._ended.put(None)
 
-    def _probe(self, loop: Loop) -> None:
+    def _probe(self, loop: Loop, pause_s: float) -> None:
         """An idle engine proves now and then that it could compute: that shows in its pulse."""
         while True:
-            time.sleep(self._config.probe_s)
+            time.sleep(pause_s)
             if self._pulse.state is State.IDLE:
-                loop.post([PROBE])
+                loop.probe()
+
+    def _test(self, watch: Watch | None, worker: Worker) -> Tested | None:
+        """The golden prompts, before anybody is served. Raises SelfTestFailed."""
+        if watch is None or not self._config.self_test.at_start:
+            return None
+        tested = watch.start(
+            lambda plan: worker.start(plan, {}).result(),
+            time.monotonic,
+            lambda fraction: self._progress(TESTING, fraction),
+        )
+        worker.seconds[TESTING] = tested.seconds
+        if tested.differs:
+            print(f"slipway engine: warning: self-test: {tested.differs}", file=sys.stderr, flush=True)
+        if tested.skipped:
+            print(f"slipway engine: {skipped_line(self._config, tested)}", file=sys.stderr, flush=True)
+        return tested
 
     def _progress(self, phase: str, fraction: float) -> None:
-        self._pulse.beat(State.LOADING)
+        self._pulse.beat(State.TESTING if phase == TESTING else State.LOADING)
         now = time.monotonic()
         with self._lock:
             if phase == self._loading.phase and fraction < 1 and now - self._loading_at < PROGRESS_S:
@@ -213,7 +235,7 @@ def serve(config: EngineConfig, build_worker: BuildWorker) -> int:
         return EXIT_PERMANENT
 
 
-def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken]) -> Ready:
+def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken], tested: Tested | None) -> Ready:
     blocks = worker.blocks - 1
     return Ready(
         max_context=config.max_context,
@@ -225,6 +247,16 @@ def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken]) -> Re
         seconds=worker.seconds,
         pid=os.getpid(),
         memory=tuple(_rank_memory(config, rank, one, memory) for rank, one in enumerate(worker.memory)),
+        self_test=tested,
+    )
+
+
+def skipped_line(config: EngineConfig, tested: Tested) -> str:
+    """What there was no time for."""
+    of = tested.prompts + tested.skipped
+    return (
+        f"self-test: {tested.prompts} of {of} golden prompts in {tested.seconds:.1f} s, as long as "
+        f"lifecycle.self_test.budget ({config.self_test.budget_s:g} s) allows; the others are left to idle moments"
     )
 
 
@@ -291,7 +323,8 @@ def _open_compiler(config: EngineConfig, worker: Worker) -> Compiler:
     return compiler_for(config.model, worker.model.embed.vocab)
 
 
-def _build_worker(config: EngineConfig, progress: Progress, took: Took, lost: Lost) -> Worker:
+def build(config: EngineConfig, progress: Progress, took: Took, lost: Lost) -> Worker:
+    """The worker that the configuration asks for, with its other ranks. Raises as `engine.worker.build` does."""
     progress("importing", 0.0)  # torch takes a second or more, during which the socket already answers
     ranks = Ranks(config, lost) if config.tensor > 1 else None
     from engine.worker.build import build_worker
@@ -319,7 +352,7 @@ def main(arguments: list[str]) -> int:
     except EngineError as error:
         print(f"slipway engine: {error.code}: {error}", file=sys.stderr)
         return EXIT_PERMANENT
-    return serve(config, _build_worker)
+    return serve(config, build)
 
 
 if __name__ == "__main__":

@@ -367,6 +367,13 @@ def lock(options: argparse.Namespace) -> int:
 
 
 @_refusing
+def selftest(options: argparse.Namespace) -> int:
+    from appliance.command.selftest import selftest as run
+
+    return run(_given(options))
+
+
+@_refusing
 def diff(options: argparse.Namespace) -> int:
     from appliance.command.diff import diff as run
 
@@ -489,6 +496,11 @@ COMMANDS: dict[str, Command] = {
         lock,
         "Write the SHA-256 of every file of the checkpoint beside the manifest; `serve` holds it to them.",
         (_manifest, _check_only, _hardware),
+    ),
+    "selftest": (
+        selftest,
+        "Compute the golden prompts of the lock with an engine of the manifest, and say what differs.",
+        (_manifest,),
     ),
     "reload": (
         reload,

@@ -3,15 +3,20 @@
 import sys
 from pathlib import Path
 
+import msgspec
+
 from appliance import exits
 from appliance.declare.problems import Problem, Refused
 from appliance.declare.settings import Given
+from appliance.lock.golden import record
 from appliance.lock.guard import Guard
 from appliance.lock.keep import make_lock
 from appliance.lock.lock import Lock, as_yaml, compare, lock_path, read_lock
 from appliance.plan.machine import Machine
 from appliance.plan.memory import spell_bytes
+from appliance.plan.plan import Plan
 from appliance.plan.prove import prove, settle
+from engine.api.golden import Recorded
 
 
 def write(given: Given, machine: Machine | None = None) -> int:
@@ -23,8 +28,9 @@ def write(given: Given, machine: Machine | None = None) -> int:
         message = f"its files are not here yet; download them with `slipway fetch {given.manifest}`, then lock them"
         raise Refused([Problem(settings.place(key), ".".join(key), message)], exits.SOURCE)
     try:
-        lock = make_lock(plan, settings)
-        before = _before(path)
+        lock, before = make_lock(plan, settings), _before(path)
+        golden, why = _golden(plan, lock, before)
+        lock = msgspec.structs.replace(lock, golden=golden)
         path.write_text(as_yaml(lock, str(given.manifest)))
     except OSError as error:
         message = f"cannot be locked: {error.filename}: {(error.strerror or str(error)).lower()}"
@@ -33,12 +39,24 @@ def write(given: Given, machine: Machine | None = None) -> int:
     revision = f", revision {lock.model.revision}" if lock.model.revision else ""
     replies = f"replies have system_fingerprint {plan.gateway.system_fingerprint}"
     print(f"{path}: {count} files, {spell_bytes(size)}{revision}; {replies}")
+    count = len(golden.goldens) if golden else 0
+    print(f"  {count} golden prompt{'s' * (count != 1)} for the self-test of engines{f': {why}' if why else ''}")
     if before is not None:
         changes = list(compare(before.model.files, lock.model.files))
         print(
             "\n".join(f"  {one.name}: {one.message}" for one in changes) or "  the files are those of the lock before"
         )
     return exits.OK.number
+
+
+def _golden(plan: Plan, lock: Lock, before: Lock | None) -> tuple[Recorded | None, str]:
+    """Computed now, or else those of the lock before, if its files are the same; with what there is to say."""
+    found, why = record(plan)
+    if found is not None:
+        return found, f"with {found.arithmetic.kernels} kernels on {found.arithmetic.device}"
+    if before is not None and before.golden is not None and before.model.files == lock.model.files:
+        return before.golden, f"those of the lock before, for here are none ({why})"
+    return None, f"none can be recorded here ({why})"
 
 
 def _before(path: Path) -> Lock | None:

@@ -24,11 +24,12 @@ from appliance.http.errors import EngineFailed, Overloaded, Quarantined, Unavail
 from appliance.launch.interrupted import OpenRequest
 from appliance.observe.metrics import Metrics, now
 from engine.api.client import EngineClient, EngineState
-from engine.api.errors import EngineError, RequestError
+from engine.api.errors import Drift, EngineError, RequestError, SelfTestFailed
 from engine.api.messages import Output, Sampling, Stats, Submit
 
 log = logging.getLogger(__name__)
 
+SELF_TEST_CODES = (SelfTestFailed.code, Drift.code)
 GONE_RETRY_AFTER_S = 3
 SWAP_S = 30.0  # in which an engine that is told to end has ended
 PARKED_RETRY_AFTER_S = 60  # somebody has to come
@@ -221,6 +222,8 @@ class Router:
             log.info("engine %s serves: %d KV blocks of %d tokens", engine.label, ready.kv_blocks, ready.block_tokens)
             self._release()
         elif state.kind in ("down", "failed") and not self._letting_go:
+            if state.code in SELF_TEST_CODES:
+                self.metrics.self_test_failed(engine.index)
             self.metrics.engine_down(engine.index)
             engine.since_s = now()
             engine.swapped = now() <= engine.ends_by_s

@@ -33,6 +33,13 @@ DEVICE = Cause(
     "Look for Xid lines in the kernel's log (dmesg). If it comes again with other requests, drain the node and test "
     "the GPU; if always with one request, report it.",
 )
+DRIFT = Cause(
+    "drift",
+    "A golden prompt of its self-test gave other numbers than the lock has, or than the engine gave when it began.",
+    "The last line says which prompt, what was expected and found. Memory that lost a bit is cured by a restart. If it "
+    "comes again, test memory and device of the node, and look for kernels or libraries that changed since the lock; "
+    "`slipway selftest MANIFEST` shows each prompt.",
+)
 PERMANENT = Cause(
     "permanent",
     f"It ended with code {EXIT_PERMANENT}: it found an error that a restart cannot cure.",
@@ -50,12 +57,13 @@ EXIT = Cause(
     "Read its last lines; a traceback is worth a report.",
 )
 
-CAUSES = (OOM_KILL, HANG, DEVICE, PERMANENT, SIGNAL, EXIT)
+CAUSES = (OOM_KILL, HANG, DEVICE, DRIFT, PERMANENT, SIGNAL, EXIT)
 
 _DEVICE = re.compile(
     r"CUDA error|CUDA driver error|AcceleratorError|device-side assert|illegal memory access|uncorrectable ECC|"
     r"NCCL error|ncclSystemError|CUBLAS_STATUS_\w+|CUDNN_STATUS_\w+|\bXid\b|has fallen off the bus"
 )
+_DRIFT = re.compile(r"slipway engine: (?:drift|self_test): ")
 _RANK_KILLED = re.compile(r"rank \d+ \(process \d+\) was killed by SIGKILL")
 
 
@@ -67,6 +75,8 @@ def classify(death: Death | None, *, hung: bool, permanent: bool, last_lines: Se
     lacked = death is not None and death.memory.get("oom_kill", 0) > 0
     if lacked and (killed or any(_RANK_KILLED.search(line) for line in last_lines)):
         return OOM_KILL
+    if not killed and any(_DRIFT.match(line) for line in last_lines):
+        return DRIFT
     if permanent:
         return PERMANENT
     if not killed and any(_DEVICE.search(line) for line in last_lines):

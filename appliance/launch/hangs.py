@@ -20,6 +20,7 @@ class Budgets(msgspec.Struct, frozen=True):
     loading_s: float = 300.0
     busy_s: float = 90.0
     idle_s: float = 60.0
+    testing_s: float = 120.0
 
     @property
     def probe_s(self) -> float:
@@ -70,6 +71,9 @@ class Hangs:
         match state:
             case State.LOADING:
                 budget_s, text, key = self._budgets.loading_s, "its start made no progress", "stalled_loading"
+            case State.TESTING:
+                budget_s, text = self._budgets.testing_s, "no step of its self-test was finished"
+                key = "stalled_testing"
             case State.BUSY:
                 budget_s, text, key = self._budgets.busy_s, "no step was finished", "stalled_busy"
                 budget_s = budget_s and max(budget_s, SLOWER * watched.longest_s)

@@ -64,7 +64,12 @@ def serve(plan: "Plan", given: "Given") -> int:
         engines=plan.engines,
         startup_s=manifest.health.startup_budget,
         restarts=policy,
-        budgets=Budgets(health.stalled_loading, health.stalled_busy, health.stalled_idle),
+        budgets=Budgets(
+            loading_s=health.stalled_loading,
+            busy_s=health.stalled_busy,
+            idle_s=health.stalled_idle,
+            testing_s=health.stalled_testing,
+        ),
         secrets=secret_names(manifest),
         other_cpus=plan.other_cpus,
         memory=str(memory_counters(list(cgroup_folders(Path("/"), "memory")))),

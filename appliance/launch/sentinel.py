@@ -1,10 +1,11 @@
 """Supervisor's event listener: hears of each program's death and decides whether it is started again.
 
-The rule: a program that ends with the permanent code ends the appliance; any other end is a crash. Each restart within
-the window waits as long as the policy says for it; more than `max` within `window_s` end the appliance. Restarts
-go through Supervisor; what ends the appliance is a notice to the launcher, which alone ends things. Deaths that the
-gateway found a request to be the cause of do not count (pardon.py). With `exhausted: park` the engines are stopped
-instead, and no engine is started again; the gateway stays.
+The rule: a program that ends with the permanent code ends the appliance, and so does an engine whose numbers drifted
+twice within the window, for a restart did not cure it; any other end is a crash. Each restart within the window waits
+as long as the policy says for it; more than `max` within `window_s` end the appliance. Restarts go through Supervisor;
+what ends the appliance is a notice to the launcher, which alone ends things. Deaths that the gateway found a request to
+be the cause of do not count (pardon.py). With `exhausted: park` the engines are stopped instead, and no engine is
+started again; the gateway stays.
 
 Protocol of Supervisor's listeners: we print READY, get a header line of key:value tokens with `len` and as many bytes
 of payload, and print RESULT. Nothing else may go to standard output.
@@ -32,7 +33,7 @@ from appliance.launch.hangs import Budgets, Hangs
 from appliance.launch.keeper import take_death
 from appliance.launch.pardon import read_pardons
 from appliance.launch.park import is_parked
-from engine.api.errors import EXIT_PERMANENT
+from engine.api.errors import EXIT_DRIFT, EXIT_PERMANENT
 from engine.api.pulse import Beat, read_pulse
 
 LOOK_S = 0.5  # between two looks at the engines' pulses
@@ -115,6 +116,7 @@ class Sentinel:
         self._parked = parked
         self._given_up: set[str] = set()
         self._deaths: dict[str, list[float]] = {}
+        self._drifted: dict[str, float] = {}
         self._hung: dict[str, str] = {}
         self._due: dict[str, float] = {}
 
@@ -156,7 +158,7 @@ class Sentinel:
         notice = Notice(
             kind="permanent", program=program, how=hung or (death.how() if death else how), hung=hung, death=death
         )
-        if status == EXIT_PERMANENT:
+        if status == EXIT_PERMANENT or (status == EXIT_DRIFT and self._drifts_again(name, now)):
             self._give_up(name, notice)
             return
         deaths = [death for death in self._deaths.get(name, []) if now - death < self._policy.window_s]
@@ -168,6 +170,11 @@ class Sentinel:
             return
         self._due[name] = now + delay
         self._notify(msgspec.structs.replace(notice, kind="restart", restart=len(deaths), delay_s=delay))
+
+    def _drifts_again(self, name: str, now: float) -> bool:
+        before = self._drifted.get(name)
+        self._drifted[name] = now
+        return before is not None and now - before < self._policy.window_s
 
     def _give_up(self, name: str, notice: Notice) -> None:
         self._given_up.add(name)

@@ -21,7 +21,7 @@ import msgspec
 from appliance import exits
 from appliance.exits import Exit
 from appliance.launch import listen, park, processes, rundir, supervise
-from appliance.launch.causes import DEVICE, OOM_KILL, Cause, classify
+from appliance.launch.causes import DEVICE, DRIFT, OOM_KILL, Cause, classify
 from appliance.launch.console import Console
 from appliance.launch.crashes import Crashes
 from appliance.launch.sentinel import Notice, Policy, wake_supervisor
@@ -42,7 +42,7 @@ _MOST_FILES = 2**16
 # A program's last line when it ends for good: EngineError.code and the message.
 _LAST_WORDS = re.compile(r"(?:slipway \w+: )?((\w+): .*|.*)")
 _PERMANENT = {"checkpoint": exits.CHECKPOINT, "architecture": exits.CHECKPOINT, "memory": exits.MEMORY}
-_PERMANENT |= {"source": exits.SOURCE}
+_PERMANENT |= {"source": exits.SOURCE, "self_test": exits.SELF_TEST, "drift": exits.SELF_TEST}
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def _restarts(notice: Notice, cause: Cause, policy: Policy) -> str:
 
 
 def _how(notice: Notice, cause: Cause) -> str:
-    return f"{notice.how}, {cause.name}" if cause in (OOM_KILL, DEVICE) else notice.how
+    return f"{notice.how}, {cause.name}" if cause in (OOM_KILL, DEVICE, DRIFT) else notice.how
 
 
 def _conclusion(notice: Notice, cause: Cause, policy: Policy, last: tuple[str, ...]) -> Outcome:

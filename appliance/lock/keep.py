@@ -16,12 +16,14 @@ from appliance.lock.digest import Digest, Shown, digests, remember, remembered
 from appliance.lock.files import read_names, revision
 from appliance.lock.lock import CODE, Difference, Lock, Model, Template, compare, lock_path, read_lock
 from appliance.plan.plan import Plan, settled
+from engine.api.golden import Recorded
 
 KEY = ("model", "lock")
 
 
-def make_lock(plan: Plan, settings: Settings) -> Lock:
-    """The lock of a plan: hashes every file that its start reads. Raises CheckpointError, OSError."""
+def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) -> Lock:
+    """The lock of a plan: hashes every file that its start reads. `golden` prompts go with it. Raises CheckpointError,
+    OSError."""
     folder = Path(plan.engines[0].model)
     return Lock(
         slipway=__version__,
@@ -37,6 +39,7 @@ def make_lock(plan: Plan, settings: Settings) -> Lock:
         ),
         template=_template(plan, settings, folder),
         plan=planned(plan),
+        golden=golden,
     )
 
 

@@ -17,6 +17,7 @@ from appliance.declare.effects import EFFECTS
 from appliance.declare.locate import Place
 from appliance.declare.problems import Problem, Refused
 from appliance.lock.digest import Digest, Sha256
+from engine.api.golden import Recorded
 
 CODE = "not-as-locked"
 
@@ -40,7 +41,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`manifest` is the fingerprint of the effective manifest, `machine` what it was planned on, `plan` every key as it
     was resolved and the numbers that followed. `outputs_sha256` and `graphs_sha256` are those of the plan: the first
-    changes with what may change a reply, the second with what kernels and graphs are compiled for."""
+    changes with what may change a reply, the second with what kernels and graphs are compiled for. `golden`: golden
+    prompts as an engine of the plan computed them, where one could run."""
 
     lock: Literal[1] = 1
     slipway: str
@@ -51,6 +53,7 @@ class Lock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     model: Model
     template: Template | None = None
     plan: dict[str, Any]
+    golden: Recorded | None = None
 
 
 def lock_path(manifest: Path) -> Path:
@@ -79,7 +82,16 @@ def as_yaml(lock: Lock, manifest: str) -> str:
     if lock.template:
         lines += ["template:", f"  file: {_scalar(lock.template.file)}", f"  sha256: {_scalar(lock.template.sha256)}"]
     lines += ["plan:", *(f"  {key}: {_scalar(value)}" for key, value in lock.plan.items())]
+    if lock.golden:
+        lines += _golden(lock.golden)
     return "\n".join(lines) + "\n"
+
+
+def _golden(recorded: Recorded) -> list[str]:
+    """JSON as a block of text, a prompt a line: to YAML 1.1 a number such as 1e-7 is a word."""
+    goldens = ",\n  ".join(_scalar(golden) for golden in recorded.goldens)
+    text = f'{{"arithmetic": {_scalar(recorded.arithmetic)}, "goldens": [\n  {goldens}]}}'
+    return ["golden: |-", f"  {text}"]
 
 
 def _scalar(value: Any) -> str:
@@ -94,10 +106,13 @@ def _digest(found: Digest) -> str:
 def read_lock(path: Path) -> Lock:
     """Raises Refused for what is no lock; FileNotFoundError where there is none."""
     try:
-        return msgspec.convert(yaml.safe_load(path.read_bytes()), Lock)
+        read = yaml.safe_load(path.read_bytes())
+        if isinstance(read, dict) and isinstance(read.get("golden"), str):
+            read["golden"] = msgspec.json.decode(read["golden"], type=Recorded)
+        return msgspec.convert(read, Lock)
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.DecodeError) as error:
         what = " ".join(str(error).split())
         message = f"is no lock of this version of slipway: {what}; write it anew with `slipway lock`"
         raise Refused([Problem(Place(str(path)), "", message, code=CODE)], exits.INTEGRITY) from error

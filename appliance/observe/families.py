@@ -66,6 +66,13 @@ def gauges() -> tuple[Family, ...]:
         Family("gauge", "kv_cache_usage_ratio", "Used share of the KV cache blocks, 0 to 1.", "kv_cache_usage_perc"),
         Family("gauge", "requests_held", "Sequences that wait for an engine to come back.", per_engine=False),
         Family("gauge", "journal_bytes", "Size of the journal of durable replies.", per_engine=False),
+        Family(
+            "gauge",
+            "self_test_last_result",
+            "Whether the last golden prompt of an engine was as it should: 1 yes, 0 no, -1 none was computed.",
+            start=((),),
+        ),
+        Family("gauge", "self_test_seconds", "Time that the last golden prompt of an engine took."),
         Family("gauge", "engine_up", "Whether the gateway has a serving engine behind this label."),
         Family(
             "gauge",
@@ -143,6 +150,9 @@ def counters() -> tuple[Family, ...]:
             "Broken stretches that were skipped in the journal of durable replies when the gateway started.",
             per_engine=False,
         ),
+        Family("counter", "self_test_runs", "Golden prompts that engines computed, at their start and without work."),
+        Family("counter", "self_test_yields", "Golden prompts that were left off because a request came."),
+        Family("counter", "self_test_failures", "Golden prompts that were not as they should; each ended an engine."),
         Family("counter", "engine_restarts", "Times a serving engine went away and came back."),
         Family(
             "counter",

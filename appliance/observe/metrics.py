@@ -63,6 +63,8 @@ class Metrics(Collector):
         ProcessCollector(registry=self.registry)
         for family in self.families:
             self._start(family)
+        for engine in self._engines:
+            self.set("self_test_last_result", -1, engine)
 
     def _start(self, family: Family) -> None:
         engines = [(engine,) for engine in self._engines] if family.per_engine else [()]
@@ -131,7 +133,20 @@ class Metrics(Collector):
         self.add("prefix_cache_query_tokens", max(0, stats.prefix_queries - last.prefix_queries), engine)
         self.add("prefix_cache_hit_tokens", max(0, stats.prefix_hits - last.prefix_hits), engine)
         self.add("recomputed_tokens", max(0, stats.recomputed_tokens - last.recomputed_tokens), engine)
+        self.add("self_test_yields", max(0, stats.self_test_yields - last.self_test_yields), engine)
+        tested = max(0, stats.self_tests - last.self_tests)
+        if tested:
+            self.add("self_test_runs", tested, engine)
+            self.set("self_test_seconds", stats.self_test_s, engine)
+            self.set("self_test_last_result", 1, engine)
         self._last[index] = stats
+
+    def self_test_failed(self, index: int) -> None:
+        """An engine ended for a golden prompt that was not as it should; its last Stats did not know of it yet."""
+        engine = self._engines[index]
+        self.add("self_test_runs", 1, engine)
+        self.add("self_test_failures", 1, engine)
+        self.set("self_test_last_result", 0, engine)
 
     def engine_up(self, index: int, ready: Ready) -> None:
         engine = self._engines[index]

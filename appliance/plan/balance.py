@@ -12,7 +12,7 @@ from appliance.plan.memory import (
     state_groups,
     weight_accounts,
 )
-from appliance.plan.room import Room
+from appliance.plan.room import SELF_TEST, Room
 from appliance.plan.workspace import BUFFER
 from engine.kv.layout import Layout
 from engine.models.footprint import mapped_bytes, part_bytes
@@ -48,6 +48,7 @@ def balance(room: Room, cache: Choice[int], context: int, context_account: Accou
         ranks=tuple(RankWeights(part_bytes(one), mapped_bytes(one)) for one in room.ranks),
         tables=summed(model_tables),
         buffers=summed(one for one in room.fixed if one.name.startswith(BUFFER)),
+        self_test=summed(one for one in room.fixed if one.name == SELF_TEST),
         graphs=summed(room.graphs),
         loading=room.loading,
         state=state_groups(pages, context, step),

@@ -67,9 +67,9 @@ class Memory:
     """Of one engine, or of its rank that holds most; in bytes unless named otherwise. `blocks` counts the null
     block; `tokens` is the longest sequence that the cache could hold, `whole_contexts` how many requests of
     `max_context` tokens fit at once. `parts`: of the weights. `mapped`: weights that are read in the checkpoint's file
-    and count as page cache. `ranks`: the weights of each. `loading`: the most that loading takes at once. `buffers` and
-    `tables` are parts of the workspace that are there from the start on, 0 where only a step makes them. `accounts`
-    tell how each number comes about."""
+    and count as page cache. `ranks`: the weights of each. `loading`: the most that loading takes at once. `buffers`,
+    `tables` and `self_test` (pages of golden prompts) are parts of the workspace that are there from the start on, 0
+    where only a step makes them. `accounts` tell how each number comes about."""
 
     free: int
     budget: int
@@ -85,6 +85,7 @@ class Memory:
     ranks: tuple[RankWeights, ...]
     tables: int
     buffers: int
+    self_test: int
     graphs: int
     loading: int
     state: tuple[StateGroup, ...]
@@ -100,6 +101,8 @@ class Memory:
 def planned_parts(memory: Memory) -> tuple[dict[str, int], ...]:
     """What each rank compares with what it really took, by the names that it reports."""
     alike = {"kv": memory.blocks * memory.block_bytes, "tables": memory.tables}
+    if memory.self_test:
+        alike["self_test"] = memory.self_test
     if memory.buffers:
         alike["buffers"] = memory.buffers
     return tuple({**rank.parts, **alike} for rank in memory.ranks)

@@ -28,11 +28,13 @@ from appliance.plan.memory import Memory, planned_parts
 from appliance.plan.outlook import Outlook, outlook
 from appliance.plan.placement import Places, place
 from appliance.plan.precision import matmul_precision
+from appliance.plan.self_test import self_test, tolerance
 from appliance.rules.rule import is_compiled
 from appliance.source.facts import Facts
 from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig, WeightBits
+from engine.api.golden import Recorded
 from engine.models.checkpoint import Checkpoint
 
 
@@ -74,10 +76,17 @@ class Plan:
 
 
 def plan(
-    settings: Settings, checkpoint: Checkpoint, machine: Machine, origin: Facts | None = None, *, locked: bool = False
+    settings: Settings,
+    checkpoint: Checkpoint,
+    machine: Machine,
+    origin: Facts | None = None,
+    *,
+    locked: bool = False,
+    golden: Recorded | None = None,
 ) -> Plan:
     """What will run. `origin`: where the checkpoint comes from, if that is not its own path; `locked`: a lock lies
-    beside the manifest. Raises Refused for what this machine or this checkpoint cannot do."""
+    beside the manifest; `golden`: the golden prompts in it, if it counts. Raises Refused for what this machine or this
+    checkpoint cannot do."""
     manifest = settings.manifest
     resolved = resolve(settings, checkpoint, machine)
     view = resolved.view
@@ -114,6 +123,7 @@ def plan(
         weight_cache=_weight_cache(settings, view.weights),
         record_bytes=manifest.engine.record_size,
         trust_remote_code=manifest.model.trust_remote_code,
+        self_test=self_test(manifest, golden),
     )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
     drain, linger = ending(settings)
@@ -132,6 +142,7 @@ def plan(
         "hardware.capacity.tokens": _length(manifest, max_context.value),
         "engine.scheduling.max_running": room.running,
         "engine.scheduling.max_step_tokens": room.step,
+        "lifecycle.self_test.tolerance": tolerance(manifest, view.dtype, view.kv_cache, view.weights),
         "lifecycle.drain": drain,
         "lifecycle.linger": linger,
         **sampling_choices,

@@ -23,7 +23,7 @@ from appliance.declare.remedy import Hint, Write
 from appliance.declare.settings import Given, Settings, load
 from appliance.declare.suggest import suggest_name
 from appliance.declare.versions import spoken
-from appliance.lock.lock import lock_path
+from appliance.lock.lock import lock_path, read_lock
 from appliance.manifest import SecretFile
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
@@ -32,6 +32,7 @@ from appliance.source.facts import Facts, NotHere, facts
 from appliance.source.order import Local, find, policy
 from appliance.source.remote import SourceError
 from engine.api.errors import CheckpointError, EngineError
+from engine.api.golden import Recorded
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
 from engine.models.parts import attentions
@@ -130,14 +131,24 @@ def _planned(
     settings: Settings, checkpoint: Checkpoint, machine: Machine | None, looked_at: Machine | None, known: Facts
 ) -> Plan:
     """`machine` is one that is described, `looked_at` what a profile was chosen for, without its GPUs perhaps."""
-    locked = lock_path(settings.path).is_file()
+    locked, golden = lock_path(settings.path).is_file(), _golden(settings)
     if machine is not None or settings.manifest.hardware.device != "cpu":
-        return plan(settings, checkpoint, machine or looked_at or read_machine(), known, locked=locked)
+        return plan(settings, checkpoint, machine or looked_at or read_machine(), known, locked=locked, golden=golden)
     try:
-        return plan(settings, checkpoint, looked_at or read_machine(gpus=False), known, locked=locked)
+        return plan(settings, checkpoint, looked_at or read_machine(gpus=False), known, locked=locked, golden=golden)
     except Refused:
         # Whether a GPU would change it is worth the second that looking for one takes.
-        return plan(settings, checkpoint, read_machine(), known, locked=locked)
+        return plan(settings, checkpoint, read_machine(), known, locked=locked, golden=golden)
+
+
+def _golden(settings: Settings) -> Recorded | None:
+    """The golden prompts of the lock. One that cannot be read has none: `verify` has refused it, if it counts."""
+    if settings.manifest.model.lock == "off":
+        return None
+    try:
+        return read_lock(lock_path(settings.path)).golden
+    except (FileNotFoundError, Refused):
+        return None
 
 
 def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> None:

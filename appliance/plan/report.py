@@ -7,9 +7,11 @@ import msgspec
 
 from appliance.declare.fingerprint import graphs_hash
 from appliance.declare.keys import find, spell
+from appliance.lock.lock import lock_path
 from appliance.plan.memory import spell_bytes
 from appliance.plan.outlook import DISK_BYTES_S, NETWORK_BYTES_S
 from appliance.plan.plan import Effective, Plan, settled
+from appliance.plan.self_test import told
 from engine.api.config import EngineConfig
 
 
@@ -33,7 +35,7 @@ def _numbers(engine: EngineConfig) -> str:
 def as_text(plan: Plan) -> str:
     lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), f"checkpoint: {plan.origin}", ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
-    lines += ["", *_memory(plan), "", *_outlook(plan)]
+    lines += ["", told(plan.engines[0], lock_path(plan.path).name), "", *_memory(plan), "", *_outlook(plan)]
     return "\n".join(lines)
 
 

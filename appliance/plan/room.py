@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from appliance.manifest import Manifest
-from appliance.plan.account import Account, Step, number, summed
+from appliance.plan.account import Account, Step, number, product, summed
 from appliance.plan.choice import Choice
 from appliance.plan.host import appliance_bytes, host_memory
 from appliance.plan.machine import Machine
@@ -24,6 +24,7 @@ from appliance.plan.workspace import (
 )
 from appliance.rules.rule import TRITON, View
 from engine.api.config import Device, graph_ladder
+from engine.api.golden import ROOM_TOKENS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import Holder, Holding, footprint, loading_bytes, part_bytes, temporary_bytes
@@ -32,6 +33,7 @@ from kernels.cpu.library import tiling
 
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 MAX_RUNNING = 256
+SELF_TEST = "pages of golden prompts (blocks × block)"
 LOGITS_PART = 8  # of the usable memory, the most that logits of running requests may take before auto takes fewer
 
 
@@ -135,6 +137,8 @@ def measure(
         threads=threads,
         ranks=view.tensor,
     )
+    if manifest.lifecycle.self_test.prompts:
+        fixed = (*fixed, product(SELF_TEST, pages.blocks_of(ROOM_TOKENS), pages.block_bytes))
     if compiled:
         kv_tokens = pages.block_tokens * pages.blocks(budget.bytes)
         fixed = (*fixed, attention_partials(model, size, kv_tokens, view.tensor))

@@ -43,13 +43,15 @@ _BY_CODE = {error.code: error for error in (EngineGone, StepError, ConfigError, 
 
 
 class EngineState(msgspec.Struct, frozen=True):
-    """`failed`: the engine said why it cannot serve (`message`) and is not back. `fraction` of `phase` is done."""
+    """`failed`: the engine said why it cannot serve (`message`, and the word `code`) and is not back. `fraction` of
+    `phase` is done."""
 
     kind: Literal["down", "loading", "ready", "failed"]
     phase: str = ""
     fraction: float = 0.0
     message: str = ""
     detail: str = ""
+    code: str = ""
 
     def __str__(self) -> str:
         if self.kind == "loading":
@@ -212,7 +214,7 @@ class EngineClient:
                 if self._on_stats is not None:
                     self._on_stats(message)
             case Failed(id=None):
-                self._become(EngineState("failed", message=message.message))
+                self._become(EngineState("failed", message=message.message, code=message.code))
             case Failed():
                 stream = self._streams.get(message.id or "")
                 if stream is not None:

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from engine.api.errors import ConfigError
+from engine.api.golden import Recorded
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -19,6 +20,22 @@ class Place(msgspec.Struct, frozen=True):
 
     cpus: tuple[int, ...] = ()
     process_cpus: tuple[int, ...] = ()
+
+
+class SelfTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Golden prompts (engine/api/golden.py): so many are computed before the engine serves (`at_start`), in at most
+    `budget_s`, and without work one every `every_s` (0: never). `tolerance`: the band where arithmetic differs (None:
+    by the number formats). `locked` are those of the lock; what differs from them ends a start for good where it
+    `refuses`, else it is told. `release`: of slipway, which tells kernels apart."""
+
+    prompts: int = 0
+    at_start: bool = True
+    every_s: float = 0.0
+    budget_s: float = 10.0
+    tolerance: float | None = None
+    locked: Recorded | None = None
+    refuses: bool = True
+    release: str = ""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,7 +52,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `process_cpus`: those that the process as a whole may use. Empty: nothing is bound. `tensor`: processes that share
     the model, each with `threads` threads, of which this is rank 0; bytes are those of one of them. `rank_cpus`: places
     of the ranks 1 …; on GPUs rank r computes on device `gpu` + r. `pulse`: the file of its signs of life, if somebody
-    watches them; an idle engine gives itself a token to compute every `probe_s` seconds (0: never)."""
+    watches them; an idle engine gives itself a token to compute every `probe_s` seconds (0: never).
+    `self_test`: the golden prompts that it compares itself with."""
 
     model: str
     socket: str = ""
@@ -73,6 +91,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     record_bytes: int = 256 * 2**20
     pulse: str = ""
     probe_s: float = 0.0
+    self_test: SelfTest = SelfTest()
 
     def __post_init__(self) -> None:
         for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads", "tensor"):

@@ -4,6 +4,7 @@ Each message says what was given, what is possible, and which key to change.
 """
 
 EXIT_PERMANENT = 78  # configuration, checkpoint or memory: a restart fails the same way (sysexits.h: EX_CONFIG)
+EXIT_DRIFT = 79  # its numbers are no longer those of its start: a restart helps, unless it happens again
 EXIT_CRASH = 70  # anything else: a restart may help (sysexits.h: EX_SOFTWARE)
 
 
@@ -51,6 +52,18 @@ class StepError(EngineError):
     """The model gave no usable logits for a request; others go on."""
 
     code = "step"
+
+
+class SelfTestFailed(EngineError):
+    """A golden prompt comes out otherwise than the lock says, before the engine served."""
+
+    code = "self_test"
+
+
+class Drift(EngineError):
+    """A golden prompt comes out otherwise than it did: the engine must not go on."""
+
+    code = "drift"
 
 
 class EngineGone(EngineError):

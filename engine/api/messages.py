@@ -10,6 +10,7 @@ import msgspec
 
 from engine.api.events import Finish as Finish
 from engine.api.events import Told
+from engine.api.golden import Against
 
 
 class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -145,9 +146,9 @@ class Taken(msgspec.Struct, frozen=True):
 
 class RankMemory(msgspec.Struct, frozen=True):
     """`held`: bytes by part, counted on the tensors themselves: those of the weights (embedding, attention, mlp,
-    experts, norms, head), kv, tables, buffers; `planned`: what the plan counted on. `mapped`: weights read in their
-    file. `taken`: by phase of the start, as it was measured (on a CPU pages count once they are written); its phase
-    "starting" is the process before the model."""
+    experts, norms, head), kv, tables, buffers, self_test (pages of golden prompts); `planned`: what the plan counted
+    on. `mapped`: weights read in their file. `taken`: by phase of the start, as it was measured (on a CPU pages count
+    once they are written); its phase "starting" is the process before the model."""
 
     held: dict[str, int]
     mapped: int = 0
@@ -155,9 +156,22 @@ class RankMemory(msgspec.Struct, frozen=True):
     taken: dict[str, Taken] = {}
 
 
+class Tested(msgspec.Struct, frozen=True):
+    """The self-test of a start: golden prompts that were computed, in how long, and those for which there was no time
+    or no room. `against`: the lock's, or those of this very engine, which later ones are compared with; `band` is how
+    well they had to agree, in words. `differs`: what did not, where that is no reason not to serve."""
+
+    prompts: int = 0
+    seconds: float = 0.0
+    skipped: int = 0
+    against: Against = "itself"
+    band: str = ""
+    differs: str = ""
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine serves. Sizes as really allocated, of all ranks together and in `memory` of each; `seconds` by phase
-    of the start."""
+    of the start; `self_test` is None where there was none."""
 
     max_context: int
     kv_blocks: int
@@ -168,6 +182,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     seconds: dict[str, float]
     pid: int
     memory: tuple[RankMemory, ...] = ()
+    self_test: Tested | None = None
 
 
 class Output(msgspec.Struct, frozen=True, tag="output"):
@@ -189,7 +204,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     """Gauges now, counters since the engine's start; sent with every step that ends, at most ten times a second, and
     once when the engine goes idle. Token counters are in tokens; `step_tokens` holds the sizes of the steps since the
-    last Stats."""
+    last Stats. `self_tests` golden prompts were computed, the last one in `self_test_s` seconds, and `self_test_yields`
+    left off for requests."""
 
     step: int = 0
     running: int = 0
@@ -204,6 +220,9 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     prefix_hits: int = 0
     preemptions: int = 0
     step_tokens: tuple[int, ...] = ()
+    self_tests: int = 0
+    self_test_yields: int = 0
+    self_test_s: float = 0.0
 
 
 FromEngine = Loading | Ready | Output | Failed | Stats | Told

@@ -19,6 +19,7 @@ class State(IntEnum):
     LOADING = 1
     IDLE = 2
     BUSY = 3
+    TESTING = 4  # the golden prompts of a start
 
 
 @dataclass(frozen=True)

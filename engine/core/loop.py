@@ -16,9 +16,11 @@ import msgspec
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Event, Told
+from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, prompts
 from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, RankMemory, Submit, ToEngine
 from engine.api.pulse import State
 from engine.core.config import SchedulerConfig
+from engine.core.golden import Probe, Run, Watch
 from engine.core.grammars import Compiler, Grammars, Mask
 from engine.core.plan import StepPlan, StepResult
 from engine.core.recorder import Recorder
@@ -37,7 +39,8 @@ class Handle(Protocol):
 
 
 class Worker(Protocol):
-    """What the loop needs of a device. `blocks` count the null block. Steps run in the order they were started."""
+    """What the loop needs of a device. `blocks` count the null block, `reserved` are further ones, for golden prompts;
+    `arithmetic` is what its numbers depend on. Steps run in the order they were started."""
 
     model: Model
     layout: Layout
@@ -46,6 +49,8 @@ class Worker(Protocol):
     kv_bytes: int
     memory: tuple[RankMemory, ...]
     seconds: dict[str, float]
+    reserved: tuple[int, ...]
+    arithmetic: Arithmetic
 
     def start(self, plan: StepPlan, masks: dict[int, Mask]) -> Handle:
         """Does not wait. `masks` are by row."""
@@ -56,7 +61,7 @@ class Worker(Protocol):
 class Loop:
     """`send` is called in the loop's thread and must not block; `rest` likewise, before the loop sleeps or ends,
     and `beat`, before it waits for a step (BUSY) and before it sleeps (IDLE). `told` is where the scheduler tells what
-    happens."""
+    happens. `watch` has the golden prompts that are computed in idle moments."""
 
     def __init__(
         self,
@@ -70,6 +75,7 @@ class Loop:
         rest: Callable[[], None] | None = None,
         beat: Callable[[State], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        watch: Watch | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.drained = False
@@ -83,6 +89,7 @@ class Loop:
         self._told = [] if told is None else told
         self._stopping = self._draining = False
         self._stats_at, self._stats_stale = 0.0, True
+        self._watch, self._probing, self._idle_since = watch, False, clock()
 
     # From any thread
 
@@ -96,19 +103,32 @@ class Loop:
     def stop(self) -> None:
         self._inbox.put(self._stop)
 
+    def probe(self) -> None:
+        """If there is no work, makes a step without any: a golden prompt's where it is time for one."""
+        self._inbox.put(self._wants_probe)
+
     # In the loop's thread
 
     def run(self) -> None:
-        """Returns after `stop`, or when drained. Raises what a step raised: the device's state is unknown then."""
+        """Returns after `stop`, or when drained. Raises what a step raised: the device's state is unknown then; and
+        Drift, before another step of a request is planned."""
         flying: deque[tuple[Planned, Handle]] = deque()
         while True:
-            idle = not flying and not self.scheduler.running and not self.scheduler.waiting
+            idle = not flying and self._idle
             if idle:
                 self._rest()
             self._take(wait=idle)
             if self._stopping:
                 break
+            if self._probing:
+                self._probing = False
+                if not flying and self._idle:
+                    self._make_probe()
+                if self._stopping:
+                    break
             now = self._clock()
+            if not self._idle:
+                self._idle_since = now
             if self.scheduler.late(now):
                 self._expire(now)
             planned = self.scheduler.plan(now)
@@ -124,6 +144,32 @@ class Loop:
             handle.result()
         self._grammars.close()
         self._at_rest()
+
+    @property
+    def _idle(self) -> bool:
+        return not self.scheduler.running and not self.scheduler.waiting
+
+    def _wants_probe(self) -> None:
+        self._probing = True
+
+    def _make_probe(self) -> None:
+        """Between two of its steps whatever came in is seen to, and a request ends it."""
+        began = self._clock()
+        golden = None if self._watch is None else self._watch.next(began, self._idle_since)
+        run: Run | Probe = golden or Probe(self._worker.layout)
+        while (plan := run.plan()) is not None:
+            if self._stopping or not self._idle:
+                break
+            self._beat(State.BUSY)
+            run.take(self._worker.start(plan, {}).result())
+            self._take(wait=False)
+        if self._watch is None or golden is None:
+            return
+        self._stats_stale = True
+        if plan is None:
+            self._watch.done(golden, self._clock() - began, self._clock())
+        else:
+            self._watch.yielded()
 
     def end_all(self) -> None:
         """Aborts every request, silently."""
@@ -274,7 +320,13 @@ class Loop:
     def _report(self) -> None:
         self._stats_at, self._stats_stale = self._clock(), False
         stats = self.scheduler.stats()
-        self._out.append(msgspec.structs.replace(stats, waiting=stats.waiting + self._grammars.compiling))
+        stats = msgspec.structs.replace(stats, waiting=stats.waiting + self._grammars.compiling)
+        if self._watch is not None:
+            counts = self._watch.counts
+            stats = msgspec.structs.replace(
+                stats, self_tests=counts.runs, self_test_yields=counts.yields, self_test_s=counts.seconds
+            )
+        self._out.append(stats)
         self.scheduler.counters.steps.clear()
 
 
@@ -284,6 +336,7 @@ def build_loop(
     send: Callable[[list[FromEngine]], None],
     open_compiler: Callable[[], Compiler] | None = None,
     beat: Callable[[State], None] | None = None,
+    watch: Watch | None = None,
 ) -> Loop:
     """The loop over a worker that was built for the same configuration."""
     ropes = dict.fromkeys(part.rope for part in attentions(worker.model) if part.rope is not None)
@@ -308,7 +361,36 @@ def build_loop(
     else:
         scheduler = recorder = Recorder(settings, config.record, config.record_bytes, tell)
         rest = recorder.rest
-    return Loop(scheduler, worker, send, overlap=config.overlap, grammars=grammars, told=told, rest=rest, beat=beat)
+    return Loop(
+        scheduler,
+        worker,
+        send,
+        overlap=config.overlap,
+        grammars=grammars,
+        told=told,
+        rest=rest,
+        beat=beat,
+        watch=watch,
+    )
+
+
+def build_watch(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] = ()) -> Watch | None:
+    """The golden prompts of an engine, those of its lock first; None where none are wanted. `texts` join them."""
+    wanted, locked = config.self_test, config.self_test.locked
+    if not wanted.prompts:
+        return None
+    block_tokens = worker.layout.block_tokens
+    longest = min(config.max_context, len(worker.reserved) // len(worker.layout.groups) * block_tokens)
+    known = [one.prompt for one in locked.goldens] if locked else []
+    chosen = [prompt for prompt in known if len(prompt.ids) + REPLY_TOKENS <= longest]
+    names = {prompt.name for prompt in known}
+    own = prompts(
+        wanted.prompts, vocab=worker.model.embed.vocab, block_tokens=block_tokens, longest=longest, texts=texts
+    )
+    chosen = [*chosen, *(prompt for prompt in own if prompt.name not in names)][: wanted.prompts]
+    if not chosen:
+        return None
+    return Watch(wanted, worker.arithmetic, chosen, worker.layout, worker.reserved, config.max_step_tokens)
 
 
 def _nothing() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from engine.api.golden import Digest
 from engine.api.messages import Logprob, Sampling
 
 
@@ -39,12 +40,14 @@ class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     """`dropped` slots leave the table before `new` ones enter it, and both before `rows` run. A new row's block tables
-    start empty; its blocks, cached ones first, come with its Row (released positions are block 0)."""
+    start empty; its blocks, cached ones first, come with its Row (released positions are block 0). `digested`: what
+    the logits of rows that draw a token come to is told; the host waits for it."""
 
     step: int
     new: tuple[NewRow, ...]
     dropped: tuple[int, ...]
     rows: tuple[Row, ...]
+    digested: bool = False
 
     @property
     def tokens(self) -> int:
@@ -55,10 +58,12 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 class StepResult:
     """`sampled[i]` is the token drawn for row i of the plan, -1 where it draws none. `logprobs[i]` belongs to that
     token; `prompt_logprobs[i]` to the prompt tokens at positions first + 1 … first + count that this row could score.
-    `failed[i]`: a row whose logits were not finite (its token is meaningless), with the reason."""
+    `failed[i]`: a row whose logits were not finite (its token is meaningless), with the reason. `digests[i]`: of the
+    logits of row i, where the plan asks."""
 
     step: int
     sampled: tuple[int, ...]
     logprobs: dict[int, Logprob] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    digests: dict[int, Digest] = field(default_factory=dict)

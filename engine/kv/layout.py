@@ -57,6 +57,10 @@ class Layout:
     def block_bytes(self) -> int:
         return self.layers_per_block * self.page_bytes
 
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks of so many tokens in all groups, whatever their windows."""
+        return len(self.groups) * blocks_of(tokens, self.block_tokens)
+
     def blocks(self, pool_bytes: int) -> int:
         """Blocks that fit in the pool, the null block among them."""
         return pool_bytes // self.block_bytes

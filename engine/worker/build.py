@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ import torch
 
 from engine.api.config import EngineConfig
 from engine.api.errors import ConfigError, OutOfMemory
+from engine.api.golden import ROOM_TOKENS, Arithmetic
 from engine.api.messages import Taken
 from engine.distributed.group import open_group
 from engine.distributed.shared import open_shared
@@ -35,7 +37,7 @@ from engine.worker.ranks import Ranks
 from engine.worker.table import RequestTable
 from engine.worker.warm import warm_steps
 from engine.worker.worker import Worker
-from kernels.cpu.library import MissingKernels
+from kernels.cpu.library import MissingKernels, cpu_name
 from kernels.cpu.program import Team
 from kernels.jit import installed, interpreted
 
@@ -178,6 +180,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         _load(config, checkpoint, text_model, world, lambda fraction: progress("loading", fraction))
         give_back()
         text_model.reserve(config.max_step_tokens, min(config.max_running, config.max_step_tokens))
+    reserve = _reserve(config, form)
     runner: HostRunner | DeviceRunner
     table = RequestTable(
         slots=min(config.max_running, config.max_step_tokens),
@@ -190,21 +193,23 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         if config.kv_measured and device.type == "cuda":
             with measured("profiling"), _memory_errors("the largest step"):
                 progress("profiling", 0.0)
-                measured_bytes = least(world, measured_pool(config, text_model, parts), device)
+                measured_bytes = least(world, measured_pool(config, text_model, parts, reserve), device)
                 config = msgspec.structs.replace(config, kv_bytes=measured_bytes)
                 blocks = pool_blocks(config, form)
         with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
             progress("allocating", 0.0)
-            pages = make_pages(form, blocks, DTYPES[config.kv_dtype], device)
+            pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
             runner = parts.runner(pages, config.graph_sizes)
         table_bytes = parts.device_table.nbytes
     else:
         with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
             progress("allocating", 0.0)
-            pages = make_pages(form, blocks, DTYPES[config.kv_dtype], device)
+            pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
             runner = HostRunner(text_model, form, pages, table)
         table_bytes = table.nbytes
-    held = {**text_model.held.parts, "kv": pages.nbytes, "tables": table_bytes}
+    held = {**text_model.held.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
+    if reserve:
+        held["self_test"] = pages[blocks:].nbytes
     if text_model.buffer_bytes:
         held["buffers"] = text_model.buffer_bytes
     worker = Worker(
@@ -217,6 +222,8 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         # Beside a team of its own size torch would only take its cores away: what is left to torch is small.
         threads=1 if team else config.threads,
         seconds=seconds,
+        arithmetic=_arithmetic(config, device),
+        reserved=tuple(range(blocks, blocks + reserve)),
         cpu=config.cpus[0] if team and config.cpus else None,
         gpu=device if device.type == "cuda" else None,
     )
@@ -230,6 +237,30 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             progress("capturing", 0.0)
             runner.capture(config.graph_bytes, world, lambda fraction: progress("capturing", fraction))
     return worker
+
+
+def _reserve(config: EngineConfig, form: Layout) -> int:
+    """Blocks for golden prompts, beside the pool: so no request has a block less for them."""
+    if not config.self_test.prompts:
+        return 0
+    return form.blocks_of(ROOM_TOKENS)
+
+
+def _arithmetic(config: EngineConfig, device: torch.device) -> Arithmetic:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    compiled = config.kernels not in ("torch", "triton")
+    return Arithmetic(
+        device=name,
+        kernels=config.kernels,
+        dtype=config.dtype,
+        kv_dtype=config.kv_dtype,
+        weights=config.weights,
+        ranks=config.tensor,
+        precision=config.matmul_precision,
+        library=f"torch {torch.__version__}" + (f", triton {version('triton')}" if config.kernels == "triton" else ""),
+        release=config.self_test.release,
+        exact=compiled or (config.kernels == "triton" and config.invariant),
+    )
 
 
 def pool_blocks(config: EngineConfig, form: Layout) -> int:

@@ -19,6 +19,7 @@ from engine.sampling.device import DeviceSampler
 from engine.sampling.pipeline import NOT_FINITE
 from engine.sampling.rows import Rows
 from engine.worker.device_table import DeviceTable, StepUpload
+from engine.worker.digest import digest
 from engine.worker.graphs import Graphs
 from engine.worker.results import Results
 from engine.worker.rows import PlanRows, plan_rows, step_result
@@ -84,16 +85,19 @@ class DeviceRunner:
             slot, lengths = slot[at], lengths[at]
             last = self._indexes(np.cumsum(rows.count)[rows.sampling] - 1)
             logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
-        drawn = prepared(logits[: len(slot)], slot, lengths, self._table.tokens, self._table.columns)
+        logits = logits[: len(slot)]
+        kept = (logits.float().clone(),) if plan.digested else ()  # sampling changes logits
+        drawn = prepared(logits, slot, lengths, self._table.tokens, self._table.columns)
         NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
         # A captured step's own outputs are written again by the next one, maybe before they are copied.
-        arriving = self._results.fetch((out.bad[:count].clone(), drawn.found))
+        arriving = self._results.fetch((out.bad[:count].clone(), drawn.found, *kept))
         scored = score_prompts(rows, self._host, out.hidden, self._model.logits)  # waits, where somebody asks
 
         def result() -> StepResult:
-            bad, found = arriving.wait()
+            bad, found, *digested = arriving.wait()
             failed = dict.fromkeys(np.flatnonzero(bad).tolist(), NOT_FINITE)
-            return step_result(plan, rows, prepared.read(drawn, found), scored, failed)
+            digests = [digest(row) for logits in digested for row in logits]
+            return step_result(plan, rows, prepared.read(drawn, found), scored, failed, digests)
 
         return result
 

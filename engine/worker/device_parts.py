@@ -44,16 +44,18 @@ def device_parts(
     return DeviceParts(FusedModel(text_model, scales), form, table, device_table)
 
 
-def measured_pool(config: EngineConfig, text_model: TextModel, parts: DeviceParts) -> int:
+def measured_pool(config: EngineConfig, text_model: TextModel, parts: DeviceParts, reserve: int = 0) -> int:
     """Bytes that the KV pool may take: what the plan gave to the whole engine, less what weights and the largest step
-    were measured to take and what graphs may take; never more than the plan's own pool, nor than is free."""
+    were measured to take and what graphs may take; never more than the plan's own pool, nor than is free. `reserve`:
+    blocks that there are beside the pool."""
     device = text_model.device
     step = step_bytes(parts, min(config.max_step_tokens, config.max_context), text_model.dtype)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     planned = config.weight_bytes + config.workspace_bytes + config.kv_bytes
-    left = planned - text_model.weight_bytes - parts.device_table.nbytes - step - config.graph_bytes
-    return max(0, min(config.kv_bytes, left, free - step - config.graph_bytes - SPARE_BYTES))
+    beside = step + config.graph_bytes + reserve * parts.layout.block_bytes
+    left = planned - text_model.weight_bytes - parts.device_table.nbytes - beside
+    return max(0, min(config.kv_bytes, left, free - beside - SPARE_BYTES))
 
 
 @torch.inference_mode()

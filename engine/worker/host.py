@@ -15,6 +15,7 @@ from engine.sampling.noise import Noise
 from engine.sampling.pipeline import NOT_FINITE, Prepared
 from engine.sampling.rows import Rows
 from engine.worker.batch import build_batch
+from engine.worker.digest import digest
 from engine.worker.rows import PlanRows, plan_rows, step_result
 from engine.worker.scoring import score_prompts
 from engine.worker.table import RequestTable
@@ -41,10 +42,12 @@ class HostRunner:
         hidden = self._text_model.forward(batch, self._pages)
         failed = _rows_not_finite(hidden, batch)
         at = torch.from_numpy(rows.sampling).to(hidden.device)
-        sampled = prepared.finish(self._text_model.logits(hidden[batch.last[at]]))
+        logits = self._text_model.logits(hidden[batch.last[at]])
+        digests = [digest(row) for row in logits.cpu().numpy()] if plan.digested else []  # sampling changes logits
+        sampled = prepared.finish(logits)
         self._table.write(rows.slots[rows.sampling], rows.ends[rows.sampling], np.array(sampled.ids, np.int64))
         scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team)
-        return step_result(plan, rows, sampled, scored, failed)
+        return step_result(plan, rows, sampled, scored, failed, digests)
 
     def _batch(self, rows: PlanRows) -> Batch:
         table = self._table

@@ -34,6 +34,7 @@ class RankedWorker:
         self.weight_bytes = own.weight_bytes + ranks.weight_bytes
         self.kv_bytes = ranks.size * own.kv_bytes
         self.memory = (*own.memory, *ranks.memory)
+        self.arithmetic, self.reserved = own.arithmetic, own.reserved
 
     def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> RankedStep:
         self._ranks.send(plan, masks)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.api.golden import Digest
 from engine.api.messages import Logprob
 from engine.core.plan import StepPlan, StepResult
 from engine.sampling.pipeline import Sampled
@@ -36,7 +37,9 @@ def step_result(
     sampled: Sampled,
     scored: dict[int, tuple[Logprob, ...]],
     failed: dict[int, str],
+    digests: list[Digest],
 ) -> StepResult:
+    """`digests`: of the rows that draw a token, or none."""
     where = rows.sampling.tolist()
     ids = [-1] * len(plan.rows)
     for row, token in zip(where, sampled.ids, strict=True):
@@ -47,4 +50,5 @@ def step_result(
         {where[number]: found for number, found in sampled.logprobs.items()},
         scored,
         {where[number]: reason for number, reason in sampled.failed.items()} | failed,
+        dict(zip(where, digests, strict=False)),
     )

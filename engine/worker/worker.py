@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from engine.api.golden import Arithmetic
 from engine.api.messages import RankMemory
 from engine.core.plan import StepPlan, StepResult
 from engine.kv.layout import Layout
@@ -48,13 +49,17 @@ class Worker:
         mapped: int,
         threads: int,
         seconds: dict[str, float],
+        arithmetic: Arithmetic,
+        reserved: tuple[int, ...] = (),
         cpu: int | None = None,
         gpu: torch.device | None = None,
     ) -> None:
-        """held: bytes by part (see Ready). mapped: of weights in their file. threads: torch's. cpu: where the worker's
-        thread runs, the first one of a team that is pinned. gpu: on which it launches."""
+        """held: bytes by part (see Ready). mapped: of weights in their file. threads: torch's. arithmetic: what its
+        numbers depend on. reserved: blocks beside the pool, for golden prompts. cpu: where the worker's thread runs,
+        the first one of a team that is pinned. gpu: on which it launches."""
         self.model, self.layout, self.seconds = model, layout, seconds
         self.blocks, self.held, self.mapped = blocks, held, mapped
+        self.arithmetic, self.reserved = arithmetic, reserved
         self.weight_bytes = sum(held.get(part, 0) for part in PARTS)
         self.kv_bytes = held["kv"]
         self.memory = (RankMemory(held, mapped),)

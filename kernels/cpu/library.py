@@ -5,6 +5,7 @@ and that this CPU can run is the one to take.
 """
 
 import ctypes
+import platform
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
@@ -104,6 +105,17 @@ def _cpu_flags() -> frozenset[str]:
         return frozenset()
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), ":")  # the name on ARM
     return frozenset(flags.split(":", 1)[1].split())
+
+
+def cpu_name() -> str:
+    """What the system calls this CPU: on ARM its numbers."""
+    try:
+        lines = CPU_FACTS.read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    facts = dict(reversed([(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]))
+    numbers = [facts[key] for key in ("CPU implementer", "CPU part", "CPU variant", "CPU revision") if key in facts]
+    return facts.get("model name") or " ".join([platform.machine(), *numbers])
 
 
 @cache

@@ -46,7 +46,7 @@ def main(directory: Path, given: dict[str, object]) -> int:
         ),
         secrets=secrets,
         memory=given.get("memory", ""),
-        budgets=Budgets(*[given["stalled_s"]] * 3) if "stalled_s" in given else Budgets(),
+        budgets=Budgets(*[given["stalled_s"]] * 4) if "stalled_s" in given else Budgets(),
     )
 
     def programs(service: Service, _: Path) -> list[Program]:

@@ -13,6 +13,7 @@ from appliance.launch.death import Death, counted, memory_counters, read_counter
 
 OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 RANK = "slipway engine: rank: rank 2 (process 812) was killed by SIGKILL; the system may have been out of memory"
+DRIFT = "slipway engine: drift: golden prompt short (5 tokens), token 1 of its reply"
 CUDA = "slipway engine: crash: AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 
 
@@ -35,6 +36,11 @@ def death(code=0, signal="", oom=0):
         (death(signal="SIGABRT"), {}, ["CUBLAS_STATUS_EXECUTION_FAILED"], "device-error"),
         (death(signal="SIGKILL"), {}, [CUDA], "signal"),
         (death(code=78), {"permanent": True}, ["memory: too little"], "permanent"),
+        (death(code=79), {}, [DRIFT], "drift"),
+        (death(code=79), {"permanent": True}, [DRIFT], "drift"),
+        (death(code=78), {"permanent": True}, ["slipway engine: self_test: golden prompt long"], "drift"),
+        (death(code=78), {"permanent": True}, ["somebody's word: drift: is here"], "permanent"),
+        (death(signal="SIGKILL"), {}, [DRIFT], "signal"),
         (death(code=0), {}, [], "exit-code"),
         (death(code=255), {}, [], "exit-code"),
         (None, {}, [], "signal"),

@@ -12,7 +12,7 @@ PID = 7
 
 @pytest.fixture
 def hangs():
-    hangs = Hangs(Budgets(loading_s=300, busy_s=90, idle_s=60))
+    hangs = Hangs(Budgets(loading_s=300, busy_s=90, idle_s=60, testing_s=30))
     hangs.started("engine-0", PID, 0.0)
     return hangs
 
@@ -28,6 +28,7 @@ def looks(hangs, beat, *times):
         (State.LOADING, 300, "stalled_loading"),
         (State.BUSY, 90, "stalled_busy"),
         (State.IDLE, 60, "stalled_idle"),
+        (State.TESTING, 30, "stalled_testing"),
     ],
 )
 def test_silence_in_each_state_has_its_own_budget(hangs, state, budget, key):
@@ -69,7 +70,7 @@ def test_pauses_without_work_are_no_long_steps(hangs):
 
 
 def test_zero_is_never():
-    hangs = Hangs(Budgets(0, 0, 0))
+    hangs = Hangs(Budgets(0, 0, 0, 0))
     hangs.started("engine-0", PID, 0.0)
     for state in State:
         assert looks(hangs, Beat(PID, state, 1), 1, 1e9) == [False, False]

@@ -3,6 +3,7 @@ import pytest
 
 from appliance.launch.death import Death
 from appliance.launch.sentinel import Notice, Policy, Sentinel, take_event
+from engine.api.errors import EXIT_DRIFT
 
 
 class World:
@@ -88,6 +89,23 @@ def test_one_restart_too_many_in_the_window_is_reported_and_not_made(most):
     assert [notice.kind for notice in world.notices] == ["restart"] * most + ["exhausted"]
     assert len(world.started) == most
     assert world.sentinel.next_due() is None
+
+
+def test_drift_is_cured_by_a_restart_once_and_a_second_time_in_the_window_it_is_for_good():
+    world = World(Policy(max=9, window_s=100.0))
+    for now, kind in ((0.0, "restart"), (150.0, "restart"), (200.0, "permanent")):
+        world.dies(now, status=EXIT_DRIFT)
+        world.sentinel.start_due(now)
+        assert world.notices[-1].kind == kind
+    assert len(world.started) == 2
+
+
+def test_drift_of_one_engine_says_nothing_of_another_nor_do_other_deaths_of_it():
+    world = World(Policy(max=9, window_s=100.0))
+    for now, name, status in ((0, "engine-0", EXIT_DRIFT), (1, "engine-1", EXIT_DRIFT), (2, "engine-0", 70)):
+        world.dies(now, name, status)
+        world.sentinel.start_due(now + 50)
+    assert {notice.kind for notice in world.notices} == {"restart"}
 
 
 def test_a_death_counts_until_the_window_has_passed_over_it():

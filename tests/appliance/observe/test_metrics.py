@@ -7,6 +7,8 @@ from collections import Counter as Multiset
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.api.messages import Failed, Stats
+
 VLLM_GAUGES = ["num_requests_running", "num_requests_waiting", "num_requests_waiting_by_reason", "kv_cache_usage_perc"]
 VLLM_COUNTERS = [
     "prompt_tokens", "prompt_tokens_cached", "prompt_tokens_by_source", "prompt_tokens_cached_by_source",
@@ -284,3 +286,28 @@ def test_tool_call_searches_are_counted(gateway):
     assert gateway.metric(name, mode="streaming", outcome="no_tool_call", request_type="chat_completions") == 1
     assert gateway.metric(name, mode="non_streaming", outcome="tool_call") == 1
     assert gateway.metric(name) == 2
+
+
+def test_golden_prompts_are_counted_and_a_failed_one_too(start_gateway, new_engine, eventually):
+    """Of the engine's own counts, which begin anew with it; what ended it comes with its last words"""
+    engine = new_engine().start()
+    gateway = start_gateway(engine)
+    name = "slipway_self_test_"
+    assert gateway.metric(f"{name}last_result") == -1 and gateway.metric(f"{name}runs_total") == 0
+    engine.say(Stats(self_tests=4, self_test_s=0.25))
+    engine.say(Stats(self_tests=5, self_test_yields=2, self_test_s=0.5))
+    eventually("five runs", lambda: gateway.metric(f"{name}runs_total") == 5)
+    assert gateway.metric(f"{name}seconds") == 0.5 and gateway.metric(f"{name}yields_total") == 2
+    assert gateway.metric(f"{name}last_result") == 1 and gateway.metric(f"{name}failures_total") == 0
+    engine.say(Failed(None, "drift", "golden prompt short"))
+    eventually("the failure", lambda: gateway.metric(f"{name}failures_total") == 1)
+    assert gateway.metric(f"{name}last_result") == 0 and gateway.metric(f"{name}runs_total") == 6
+    engine.die()
+    engine.start()
+    eventually("the next engine", lambda: gateway.client.get("/ready").status_code == 200)
+    engine.say(Stats(self_tests=3))
+    eventually("the next engine's", lambda: gateway.metric(f"{name}runs_total") == 9)
+    assert gateway.metric(f"{name}last_result") == 1
+    engine.say(Failed(None, "crash", "something else"))
+    eventually("not ready", lambda: gateway.client.get("/ready").status_code == 503)
+    assert gateway.metric(f"{name}failures_total") == 1

@@ -1,0 +1,145 @@
+"""Which faults golden prompts show: `python -m benchmarks.golden [FAULTS]` plants so many of each kind in the memory of
+an engine of the demo model, and counts those that the self-test would find, bit for bit and within the band of float32.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.api.config import EngineConfig, SelfTest
+from engine.api.golden import BANDS, Band, Recorded, difference
+from engine.golden import record
+from engine.worker.build import build_worker
+from kernels.cpu.library import best
+
+DEMO = Path(__file__).resolve().parents[1] / "manifests" / "demo"
+BITS, WIDE = Band(0.0, ""), Band(BANDS["float32"], "")
+PLACES = {"highest of the exponent": (14, 30), "highest of the mantissa": (6, 22), "lowest of the mantissa": (0, 0)}
+"""Number of a bit, in bfloat16 and in float32."""
+
+Fault = Callable[[random.Random], AbstractContextManager[None]]
+Change = Callable[[Tensor, int], None]
+
+
+def configured(**changes: Any) -> EngineConfig:
+    """An engine of the demo model with four golden prompts."""
+    plain = {"model": str(DEMO), "kv_bytes": 8_000_000, "max_context": 512, "kernels": best(), "threads": 2}
+    return EngineConfig(**{**plain, "self_test": SelfTest(prompts=4), **changes})
+
+
+def differing(expected: Recorded, found: Recorded, band: Band) -> list[str]:
+    """Names of prompts that are not within the band; one whose logits are not finite was not recorded, and is not."""
+    made = {one.prompt: one for one in found.goldens}
+    return [
+        one.prompt.name for one in expected.goldens if one.prompt not in made or difference(one, made[one.prompt], band)
+    ]
+
+
+class Victim:
+    """A worker whose memory is changed under it, and mended again."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.worker: Any = build_worker(config, lambda phase, fraction: None)
+        self.good = self.record()
+        self.model = self.worker._runner._text_model
+
+    def record(self) -> Recorded:
+        return record(self._config, self.worker)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """Matrices and norms as kernels read them."""
+        loaded = [layer for branch in self.model.branches for layer in branch.loadables]
+        held = [*(layer.weight for layer in loaded if hasattr(layer, "weight")), self.model.vocabulary.head]
+        return [one if isinstance(one, Tensor) else one.data for one in held]
+
+    def seen(self) -> tuple[bool, bool]:
+        """Whether prompts differ in their bits, and by more than the band of float32."""
+        found = self.record()
+        return bool(differing(self.good, found, BITS)), bool(differing(self.good, found, WIDE))
+
+    @contextmanager
+    def changed(self, weight: Tensor, change: Callable[[Tensor], object]) -> Iterator[None]:
+        with torch.inference_mode():
+            before = weight.clone()
+            change(weight)
+            yield
+            weight.copy_(before)
+
+    def bit(self, place: str, rng: random.Random) -> AbstractContextManager[None]:
+        """One bit of one number of one weight."""
+        weight = rng.choice(self.weights)
+        words = weight.view(torch.int16 if weight.element_size() == 2 else torch.int32)
+        bit = PLACES[place][weight.element_size() == 4]
+        at = tuple(rng.randrange(size) for size in words.shape)
+
+        def flip(_: Tensor) -> None:
+            words[at] = int(words[at]) ^ (1 << bit)
+
+        return self.changed(weight, flip)
+
+    def rows(self, change: Change, rng: random.Random) -> AbstractContextManager[None]:
+        """A row of a matrix, or it and the next; of matrices that are not packed."""
+        weight = rng.choice([one for one in self.weights if one.dim() == 2 and one.shape[0] > 100])
+        row = rng.randrange(weight.shape[0] - 1)
+        return self.changed(weight, lambda kept: change(kept, row))
+
+    @contextmanager
+    def zeroed_page(self, rng: random.Random | None = None) -> Iterator[None]:
+        """Between the prompt and its reply."""
+        start, pages = self.worker.start, self.worker._runner._pages
+
+        def zero_first(plan: Any, masks: Any) -> Any:
+            if plan.rows[0].first:
+                pages[self.worker.reserved[0]].zero_()
+            return start(plan, masks)
+
+        self.worker.start = zero_first
+        try:
+            yield
+        finally:
+            self.worker.start = start
+
+
+def scale(weight: Tensor, row: int) -> None:
+    weight[row] *= 1.5
+
+
+def swap(weight: Tensor, row: int) -> None:
+    weight[[row, row + 1]] = weight[[row + 1, row]]
+
+
+def faults(victim: Victim, kernels: str) -> dict[str, Fault]:
+    kinds: dict[str, Fault] = {f"a bit, {place}": partial(victim.bit, place) for place in PLACES}
+    if kernels == "torch":
+        kinds |= {"a row times 1.5": partial(victim.rows, scale), "two rows swapped": partial(victim.rows, swap)}
+    return kinds | {"a page zeroed": victim.zeroed_page}
+
+
+def main(arguments: list[str]) -> int:
+    count = int(arguments[0]) if arguments else 60
+    print(f"{'kernels':8} {'fault':32} {'planted':>7} {'bit for bit':>12} {'within 0.1 %':>13}")
+    for kernels in (best(), "torch"):
+        victim, rng = Victim(configured(kernels=kernels)), random.Random(1)
+        for name, fault in faults(victim, kernels).items():
+            bits = band = 0
+            times = count if "page" not in name else 1
+            for _ in range(times):
+                with fault(rng):
+                    seen = victim.seen()
+                bits, band = bits + seen[0], band + seen[1]
+            print(f"{kernels:8} {name:32} {times:>7} {bits:>12} {band:>13}")
+        victim.worker.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""Digests of logits (engine/api/golden.py), for those steps that ask: on the host, in float64, in the same way for all
+kinds of devices."""
+
+import hashlib
+from functools import cache
+
+import numpy as np
+
+from engine.api.golden import Digest
+
+TOP = 8
+SKETCHES = 4
+_KEY = b"slipway: signs of golden digests"
+
+
+def digest(logits: np.ndarray) -> Digest:
+    """Of [vocab] float32."""
+    row = np.ascontiguousarray(logits, np.float32)
+    values = row.astype(np.float64)
+    count = min(TOP, len(values))
+    best = np.argpartition(-values, count - 1)[:count]
+    best = best[np.lexsort((best, -values[best]))]
+    highest = float(values[best[0]])
+    with np.errstate(over="ignore", invalid="ignore"):
+        return Digest(
+            hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest(),
+            _short(highest + np.log(np.exp(values - highest).sum())),
+            _short(values.std()),
+            tuple(best.tolist()),
+            tuple(map(_short, values[best])),
+            tuple(map(_short, _signs(len(values)) @ values / np.sqrt(len(values)))),
+        )
+
+
+def _short(value: float) -> float:
+    """Eight digits: what float32 can tell, and a line that can be read."""
+    return float(f"{value:.8g}")
+
+
+@cache
+def _signs(vocab: int) -> np.ndarray:
+    """[SKETCHES, vocab] of 1 and -1, the same in every process and for ever."""
+    count = SKETCHES * vocab
+    bits = np.unpackbits(np.frombuffer(hashlib.shake_256(_KEY).digest(-(-count // 8)), np.uint8))[:count]
+    return (bits.astype(np.int8) * 2 - 1).reshape(SKETCHES, vocab)

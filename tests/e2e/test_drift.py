@@ -1,0 +1,134 @@
+"""Engines that compute otherwise than they did: bits of a weight are flipped in the memory of real ones."""
+
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from appliance import exits
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "manifests" / "demo"
+SMALL = ("--set", "hardware.kv_cache_memory=16MiB")
+LARGEST_REGION = 64 * 2**20
+
+
+def norm_bytes(folder: Path) -> bytes:
+    """The last norm of a checkpoint, as engines keep it: in float32. By the format's specification."""
+    raw = (folder / "model.safetensors").read_bytes()
+    (length,) = struct.unpack("<Q", raw[:8])
+    entry = json.loads(raw[8 : 8 + length])["model.norm.weight"]
+    assert entry["dtype"] == "BF16"
+    begin, end = (8 + length + at for at in entry["data_offsets"])
+    return b"".join(b"\0\0" + raw[at : at + 2] for at in range(begin, end, 2))
+
+
+def flip_bit(pid: int, weight: bytes, bit: int = 22) -> int:
+    """Flips a bit of its first number wherever a weight lies in a process's memory; how often it was found."""
+    found = 0
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        for begin, end in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) rw", maps, re.MULTILINE):
+            start, size = int(begin, 16), int(end, 16) - int(begin, 16)
+            if size > LARGEST_REGION:
+                continue
+            try:
+                memory.seek(start)
+                content = memory.read(size)
+            except OSError:
+                continue
+            at = content.find(weight)
+            while at >= 0:
+                (number,) = struct.unpack_from("<I", weight)
+                memory.seek(start + at)
+                memory.write(struct.pack("<I", number ^ (1 << bit)))
+                found += 1
+                at = content.find(weight, at + 1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A manifest of the demo with its lock."""
+    folder = tmp_path_factory.mktemp("locked")
+    shutil.copytree(DEMO, folder / "demo")
+    manifest = folder / "m.yaml"
+    manifest.write_text(
+        "apiVersion: slipway/v2\nmodel: {source: {path: demo}, names: [demo]}\n"
+        "lifecycle: {self_test: {every: 1ms, prompts: 3}}\n"
+    )
+    done = slipway("lock", str(manifest))
+    assert done.returncode == 0 and "3 golden prompts" in done.stdout, done.stderr
+    return manifest
+
+
+def slipway(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "appliance", *arguments], capture_output=True, text=True, cwd=ROOT)
+
+
+def test_a_bit_that_flips_has_the_engine_replaced_under_requests_and_a_second_one_ends_the_appliance(
+    launch: Callable, locked: Path, eventually: Callable
+) -> None:
+    """Requests come all the while: whichever of them the engine had when it found out, the next one goes on with"""
+    appliance = launch(locked, *SMALL)
+    appliance.wait_ready()
+    told = appliance.client.get("/ready").json()["engines"][0]["self_test"]
+    assert (told["prompts"], told["against"], told["band"], told["skipped"]) == (3, "lock", "bit for bit", 0)
+    body = {"prompt": "Tell me", "max_tokens": 4, "ignore_eos": True, "temperature": 1.0, "seed": 3}
+
+    def reply() -> str:
+        answer = appliance.client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["text"]
+
+    expected, usage = reply(), appliance.metric("slipway_generation_tokens_total")
+    eventually("idle runs", lambda: appliance.metric("slipway_self_test_runs_total") >= 5)
+    assert appliance.metric("slipway_self_test_last_result") == 1
+    assert appliance.metric("slipway_generation_tokens_total") == usage, "golden prompts are nobody's usage"
+
+    first = appliance.pids()["engine-0"]
+    assert flip_bit(first, norm_bytes(DEMO), bit=0) > 0  # the least of all: no reply changes by it
+    while appliance.pids().get("engine-0", first) == first:
+        assert reply() == expected
+    assert reply() == expected
+    appliance.wait_ready()
+    assert appliance.metric("slipway_self_test_failures_total") == 1
+    output = appliance.output()
+    assert re.search(r"slipway engine: drift: golden prompt \w+ .* expected, .* found, .* at first", output)
+    bundle = Path(re.search(r"crash bundle (\S+); slipway explain drift", output)[1])
+    death = json.loads((bundle / "death.json").read_text())
+    assert death["cause"] == "drift" and "golden prompt" in (bundle / "log.txt").read_text()
+
+    assert flip_bit(appliance.pids()["engine-0"], norm_bytes(DEMO)) > 0
+    assert appliance.process.wait(timeout=120) == exits.SELF_TEST.number
+    last = [line for line in appliance.output().splitlines() if '"exit":"selftest"' in line][-1]
+    reason = json.loads(last)
+    assert reason["cause"] == "drift" and "golden prompt" in reason["message"]
+
+
+def test_weights_other_than_the_lock_s_end_a_start_naming_the_prompt(
+    refused: Callable[..., tuple[int, str]], locked: Path
+) -> None:
+    """The lock's golden prompts are those of other numbers, as if the device computed otherwise"""
+    lock = locked.with_suffix(".lock")
+    text = lock.read_text()
+    bits = re.search(r'"digests":\[\["([0-9a-f]{16})"', text)[1]
+    try:
+        lock.write_text(text.replace(bits, "0123456789abcdef", 1))
+        code, said = refused(locked, *SMALL)
+        assert code == exits.SELF_TEST.number
+        assert "engine-0 ended for good: self_test: golden prompt short" in said
+        assert f"0123456789abcdef expected, {bits} found" in said and "bit for bit" in said
+        done = slipway("selftest", str(locked))
+        assert done.returncode == exits.SELF_TEST.number and "DIFFERS" in done.stdout
+        assert done.stdout.count("the same bits") == 2
+    finally:
+        lock.write_text(text)
+    done = slipway("selftest", str(locked), "--hardware.kernels", "torch")
+    assert done.returncode == 0 and done.stdout.count("agrees") == 3 and "within 0.1 %" in done.stdout
