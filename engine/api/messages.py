@@ -187,7 +187,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     """Gauges now, counters since the engine's start; sent with every step that ends, at most ten times a second, and
     once when the engine goes idle. Token counters are in tokens; `step_tokens` holds the sizes of the steps since the
-    last Stats."""
+    last Stats. Grammars are counted as compiled or found compiled, masks by rows."""
 
     step: int = 0
     running: int = 0
@@ -202,6 +202,11 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     prefix_hits: int = 0
     preemptions: int = 0
     step_tokens: tuple[int, ...] = ()
+    grammars_compiled: int = 0
+    grammars_cached: int = 0
+    grammar_seconds: float = 0.0
+    masks: int = 0
+    mask_seconds: float = 0.0
 
 
 FromEngine = Loading | Ready | Output | Failed | Stats | Told

@@ -19,7 +19,7 @@ from engine.api.events import Event, Told
 from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, RankMemory, Submit, ToEngine
 from engine.api.pulse import State
 from engine.core.config import SchedulerConfig
-from engine.core.grammars import Compiler, Grammars, Mask
+from engine.core.grammars import Grammars, Mask, OpenCompiler
 from engine.core.plan import StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
@@ -235,7 +235,7 @@ class Loop:
     def _masks(self, planned: Planned) -> dict[int, Mask]:
         if not planned.constrained:
             return {}
-        masks, failed = self._grammars.masks(planned)
+        masks, failed = self._grammars.masks(planned, self._clock)
         for id, error in failed:  # its row runs without a mask and is not listened to
             self._fail(id, error)
         return masks
@@ -273,8 +273,17 @@ class Loop:
 
     def _report(self) -> None:
         self._stats_at, self._stats_stale = self._clock(), False
-        stats = self.scheduler.stats()
-        self._out.append(msgspec.structs.replace(stats, waiting=stats.waiting + self._grammars.compiling))
+        stats, cost = self.scheduler.stats(), self._grammars.cost()
+        more = msgspec.structs.replace(
+            stats,
+            waiting=stats.waiting + self._grammars.compiling,
+            grammars_compiled=cost.compiled,
+            grammars_cached=cost.cached,
+            grammar_seconds=cost.compile_seconds,
+            masks=cost.masks,
+            mask_seconds=cost.mask_seconds,
+        )
+        self._out.append(more)
         self.scheduler.counters.steps.clear()
 
 
@@ -282,7 +291,7 @@ def build_loop(
     config: EngineConfig,
     worker: Worker,
     send: Callable[[list[FromEngine]], None],
-    open_compiler: Callable[[], Compiler] | None = None,
+    open_compiler: OpenCompiler | None = None,
     beat: Callable[[State], None] | None = None,
 ) -> Loop:
     """The loop over a worker that was built for the same configuration."""

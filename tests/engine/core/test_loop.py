@@ -83,7 +83,20 @@ class Word:
             raise RequestError(f"token {token} does not fit", "response_format")
 
 
+def masks_of(matchers):
+    found = []
+    for matcher in matchers:
+        try:
+            found.append(matcher.mask())
+        except RequestError as error:
+            found.append(error)
+    return found
+
+
 class Compiler:
+    def __init__(self, compiled):
+        self.compiled = compiled
+
     def start(self, grammar, ends):
         future = Future()
         if grammar.text == "bad":
@@ -91,6 +104,9 @@ class Compiler:
         else:
             future.set_result(Word(grammar.text, ends))
         return future
+
+    def masks(self, matchers):
+        return masks_of(matchers)
 
     def close(self):
         pass
@@ -113,6 +129,9 @@ class SlowCompiler:
 
         threading.Thread(target=compile, daemon=True).start()
         return future
+
+    def masks(self, matchers):
+        return masks_of(matchers)
 
     def close(self):
         pass
@@ -173,7 +192,7 @@ def test_others_get_a_token_every_step_while_a_grammar_is_compiled(overlap):
     sent = run(
         [word, ask("b", max_tokens=12)],
         device=Opening(),
-        open_compiler=lambda: SlowCompiler(gate),
+        open_compiler=lambda _: SlowCompiler(gate),
         overlap=overlap,
     )
     steps = {"a": [], "b": []}

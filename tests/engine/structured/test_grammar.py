@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
+from engine.structured.definition import MAX_TEXT
 from engine.structured.grammar import MAX_CACHED, Compiler, compiler_for
 
 SCHEMA = {
@@ -173,7 +174,7 @@ def test_a_special_token_may_be_part_of_a_lark_grammar(walk, allowed):
         (Grammar("regex", "a\0b"), "NUL"),
         (Grammar("lark", "start: missing"), "missing"),
         (Grammar("lark", "start: ("), "Lark"),
-        (Grammar("regex", "a" * 300_000), "characters"),
+        (Grammar("regex", "a" * (MAX_TEXT + 1)), "characters"),
     ],
 )
 def test_a_wrong_grammar_is_an_error_of_its_request(grammar, reason, walk, allowed):
