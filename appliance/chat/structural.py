@@ -1,8 +1,8 @@
 """Structural tags: text of which parts are bound, as one Lark grammar.
 
 A format is a tree of nodes (`{"type": "sequence", "elements": [...]}` and so on; docs/structured-output.md lists them),
-the older form a list of structures with triggers. Markers that are special tokens of the model become these tokens. Where
-free text meets a marker, both are one lazy lexeme, as a lexer takes the longest text and does not give it back.
+the older form a list of structures with triggers. Markers that are special tokens of the model become these tokens.
+Where free text meets a marker, both are one lazy lexeme, as a lexer takes the longest text and does not give it back.
 """
 
 import json

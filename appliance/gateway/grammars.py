@@ -8,11 +8,15 @@ with the same new language wait for one compilation, which ends when the last of
 import asyncio
 import json
 import logging
+import os
+import select
+import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final
 
@@ -26,8 +30,7 @@ log = logging.getLogger(__name__)
 MAX_KEPT: Final = 1024  # verdicts, the most recently used ones
 MAX_KEPT_BYTES: Final = 16 << 20  # of the grammars that they are about
 PROCESSES: Final = 2  # that compile at a time
-_LINE: Final = 1 << 20  # bytes; a verdict is shorter
-_START_S: Final = 30.0  # for a process to begin, on a machine that does much else
+_START_S: Final = 60.0  # for a process to begin, on a machine that does much else
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,75 @@ class Bounds:
     memory: int
 
 
+_Key = tuple[Grammar, Bounds]
+
+
+class _Process:
+    """A compiler beside the gateway. `ask` is for one thread, `kill` for any."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        command = (sys.executable, "-m", "engine.structured.check", str(bounds.memory))
+        self.bounds = bounds
+        self._child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            self.ask(Grammar("regex", "a"), _START_S)
+        except BaseException:
+            self.kill()
+            raise
+
+    def ask(self, grammar: Grammar, time_s: float) -> str:
+        """The verdict on a grammar. Raises TimeoutError, or ChildProcessError with what it said when it died."""
+        child = self._child
+        assert child.stdin is not None and child.stdout is not None, "both are pipes"
+        try:
+            child.stdin.write(msgspec.json.encode(grammar) + b"\n")
+            child.stdin.flush()
+        except BrokenPipeError:
+            raise ChildProcessError(self._last_words()) from None
+        line, until = b"", monotonic() + time_s
+        ready = select.poll()
+        ready.register(child.stdout, select.POLLIN)
+        while not line.endswith(b"\n"):
+            if not ready.poll(max(0.0, until - monotonic()) * 1000):
+                raise TimeoutError
+            piece = os.read(child.stdout.fileno(), 1 << 16)
+            if not piece:
+                raise ChildProcessError(self._last_words())
+            line += piece
+        return str(json.loads(line)["fault"])
+
+    def kill(self) -> None:
+        self._child.kill()
+
+    def bury(self) -> None:
+        """Ends it and lets go of its pipes."""
+        self._child.kill()
+        self._child.communicate()
+
+    def _last_words(self) -> str:
+        _, said = self._child.communicate()
+        text = said.decode(errors="replace").strip()
+        log.warning("a process that compiles grammars ended with %d: %s", self._child.returncode, text[-300:])
+        return text
+
+
 @dataclass
 class _Check:
-    task: asyncio.Task[str]
+    """A compilation that requests wait for. `left`: none does any more."""
+
+    future: Future[str] = field(default_factory=Future)
     waiting: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    process: _Process | None = None
+    left: bool = False
+
+    def leave(self) -> None:
+        with self.lock:
+            self.left = True
+            if self.process is not None:
+                self.process.kill()
 
 
 class Grammars:
@@ -50,11 +118,11 @@ class Grammars:
 
     def __init__(self, checked: Callable[[str, float], None]) -> None:
         self._checked = checked
-        self._kept: OrderedDict[tuple[Grammar, Bounds], str] = OrderedDict()
+        self._kept: OrderedDict[_Key, str] = OrderedDict()
         self._kept_bytes = 0
-        self._running: dict[tuple[Grammar, Bounds], _Check] = {}
-        self._turns = asyncio.Semaphore(PROCESSES)
-        self._idle: list[tuple[Process, Bounds]] = []
+        self._running: dict[_Key, _Check] = {}
+        self._pool = ThreadPoolExecutor(PROCESSES, "grammars")
+        self._idle: list[_Process] = []  # appended and popped by the pool's threads, each in one operation
 
     async def check(self, grammar: Grammar, bounds: Bounds, param: str) -> None:
         """Raises RequestError for a grammar that cannot be served, naming the request's field and, if it is a limit,
@@ -72,72 +140,77 @@ class Grammars:
             self._checked("kept", 0.0)
         else:
             fault = await self._shared(key)
+            self._keep(key, fault)
             outcome = "limit" if "limits." in fault else "invalid" if fault else "valid"
             self._checked(outcome, monotonic() - began)
         if fault:
             raise RequestError(f"{param}: {fault}", param)
 
-    async def stop(self) -> None:
-        for check in list(self._running.values()):
-            check.task.cancel()
-        await asyncio.gather(*(check.task for check in self._running.values()), return_exceptions=True)
-        for process, _ in self._idle:
-            await _kill(process)
+    @property
+    def running(self) -> int:
+        """Compilations that somebody waits for."""
+        return len(self._running)
+
+    def close(self) -> None:
+        """Ends all processes."""
+        for check in self._running.values():
+            check.leave()
+        self._pool.shutdown(cancel_futures=True)
+        for process in self._idle:
+            process.bury()
         self._idle.clear()
 
-    async def _shared(self, key: tuple[Grammar, Bounds]) -> str:
-        """One compilation for all who wait for it."""
+    async def _shared(self, key: _Key) -> str:
+        """One compilation for all who wait for it. It ends when the last of them leaves."""
         check = self._running.get(key)
         if check is None:
-            check = self._running[key] = _Check(asyncio.create_task(self._compile(*key)))
+            check = self._running[key] = _Check()
+            check.future = self._pool.submit(self._compile, check, *key)
         check.waiting += 1
         try:
-            return await asyncio.shield(check.task)
+            return await asyncio.shield(asyncio.wrap_future(check.future))
         finally:
             check.waiting -= 1
             if not check.waiting:
-                check.task.cancel()  # nothing, if it is done
-                if self._running.get(key) is check:
-                    del self._running[key]
+                del self._running[key]
+                if not check.future.done():
+                    check.leave()
 
-    async def _compile(self, grammar: Grammar, bounds: Bounds) -> str:
-        async with self._turns:
-            process = await self._process(bounds)
-            done = False
-            try:
-                async with asyncio.timeout(bounds.time_s):
-                    fault = await _asked(process, grammar)
-                done = fault is not None
-                if fault is None:
-                    fault = await _death(process, bounds)
-            except TimeoutError:
-                fault = f"compiling the grammar took more than the server's limits.grammar_time of {bounds.time_s:g} s."
-            finally:
-                if done:
-                    self._idle.append((process, bounds))
-                else:
-                    await _kill(process)
-        self._keep((grammar, bounds), fault)
+    def _compile(self, check: _Check, grammar: Grammar, bounds: Bounds) -> str:
+        """In a thread of the pool: the verdict of a process, which is killed where it gives none in time."""
+        if check.left:
+            return ""
+        process = self._process(bounds)
+        with check.lock:
+            check.process = None if check.left else process
+        alive = False
+        try:
+            fault = process.ask(grammar, bounds.time_s) if check.process else ""
+            alive = True
+        except TimeoutError:
+            fault = f"compiling the grammar took more than the server's limits.grammar_time of {bounds.time_s:g} s."
+        except ChildProcessError as error:
+            fault = _cause(str(error), bounds)
+        with check.lock:
+            check.process = None
+        if alive and not check.left:
+            self._idle.append(process)
+        else:
+            process.bury()
         return fault
 
-    async def _process(self, bounds: Bounds) -> Process:
+    def _process(self, bounds: Bounds) -> _Process:
         """One that waits, or a new one, which has begun."""
         while self._idle:
-            process, its = self._idle.pop()
-            if its == bounds and process.returncode is None:
+            process = self._idle.pop()
+            if process.bounds == bounds:
                 return process
-            await _kill(process)
-        command = (sys.executable, "-m", "engine.structured.check", str(bounds.memory))
-        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=_LINE)
-        try:
-            async with asyncio.timeout(_START_S):
-                await _asked(process, Grammar("regex", "a"))
-        except BaseException:
-            await _kill(process)
-            raise
-        return process
+            process.bury()
+        return _Process(bounds)
 
-    def _keep(self, key: tuple[Grammar, Bounds], fault: str) -> None:
+    def _keep(self, key: _Key, fault: str) -> None:
+        if key in self._kept:
+            return
         self._kept[key] = fault
         self._kept_bytes += len(key[0].text)
         while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
@@ -145,30 +218,8 @@ class Grammars:
             self._kept_bytes -= len(grammar.text)
 
 
-async def _asked(process: Process, grammar: Grammar) -> str | None:
-    """The process's verdict, None if it died over it."""
-    assert process.stdin is not None and process.stdout is not None, "both are pipes"
-    try:
-        process.stdin.write(msgspec.json.encode(grammar) + b"\n")
-        await process.stdin.drain()
-        line = await process.stdout.readline()
-    except (BrokenPipeError, ConnectionResetError):
-        return None
-    return str(json.loads(line)["fault"]) if line else None
-
-
-async def _death(process: Process, bounds: Bounds) -> str:
+def _cause(said: str, bounds: Bounds) -> str:
     """Why a process died over a grammar, in words for whoever sent it."""
-    assert process.stderr is not None, "it is a pipe"
-    said = (await process.stderr.read()).decode(errors="replace")
-    code = await process.wait()
-    log.warning("a process that compiles grammars ended with %d: %s", code, said[-300:].strip())
     if "memory allocation" in said or "MemoryError" in said:
         return f"compiling the grammar took more than the server's limits.grammar_memory of {bounds.memory} bytes."
     return "the grammar is nested, or its rules refer to each other, too deep for its compiler."
-
-
-async def _kill(process: Process) -> None:
-    if process.returncode is None:
-        process.kill()
-    await process.wait()

@@ -5,8 +5,10 @@ is this process. Lines of JSON come in, {"kind", "text"}, and go out: {"fault"},
 needs the model's tokenizer (special tokens by name) is left to the engine.
 """
 
+import ctypes
 import json
 import resource
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +22,7 @@ from engine.api.messages import Grammar
 from engine.structured.definition import LIMITS, definition, reason
 
 STACK: Final = 4 << 20  # bytes, a fraction of an engine's: what passes here does not overflow there
+_PR_SET_PDEATHSIG: Final = 1
 _NAMES: Final = ("no tokenizer - can't validate",)  # of tokens: only the engine knows them
 
 
@@ -74,6 +77,7 @@ def _serve() -> None:
 
 
 def main(arguments: list[str]) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody is left to stop it otherwise
     threading.stack_size(STACK)
     serving = threading.Thread(target=_serve)
     _bound_memory(int(arguments[0]) + STACK)

@@ -7,26 +7,46 @@ from urllib.parse import unquote
 
 _TYPES: Final = frozenset(("null", "boolean", "integer", "fraction", "string", "array", "object"))
 _DEPTH: Final = 8  # of references and properties that are followed
+COMPARISONS: Final = 20_000  # of two schemas, in all: a request's schema may be made to be compared for ever
 
 
-def are_disjoint(one: Any, other: Any, root: Mapping[str, Any], depth: int = _DEPTH) -> bool:
-    """`root` is the document that references point into."""
-    if one is False or other is False:
-        return True
-    if depth == 0 or not isinstance(one, dict) or not isinstance(other, dict):
+class Disjointness:
+    """Comparisons within one document, `root`, that references point into."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._left = COMPARISONS
+
+    def holds(self, one: Any, other: Any, depth: int = _DEPTH) -> bool:
+        """Whether it is known that no value is accepted by both."""
+        if one is False or other is False:
+            return True
+        self._left -= 1
+        if depth == 0 or self._left < 0 or not isinstance(one, dict) or not isinstance(other, dict):
+            return False
+        for schema, against in ((one, other), (other, one)):
+            if any(self.holds(part, against, depth - 1) for part in _parts(schema, self._root)):
+                return True
+            choices = schema.get("anyOf") or schema.get("oneOf")
+            if isinstance(choices, list) and all(self.holds(each, against, depth - 1) for each in choices):
+                return True
+        common = _types(one) & _types(other)
+        for schema, against in ((one, other), (other, one)):
+            values = _values(schema)
+            if values is not None and not any(_may_accept(against, value) for value in values):
+                return True
+        return not common or (common == {"object"} and self._objects(one, other, depth))
+
+    def _objects(self, one: Mapping[str, Any], other: Mapping[str, Any], depth: int) -> bool:
+        for schema, against in ((one, other), (other, one)):
+            closed = against.get("additionalProperties") is False and not against.get("patternProperties")
+            own, theirs = _map(schema.get("properties")), _map(against.get("properties"))
+            for name in schema.get("required") or ():
+                if closed and name not in theirs:
+                    return True
+                if name in own and name in theirs and self.holds(own[name], theirs[name], depth - 1):
+                    return True
         return False
-    for schema, against in ((one, other), (other, one)):
-        if any(are_disjoint(part, against, root, depth - 1) for part in _parts(schema, root)):
-            return True
-        choices = schema.get("anyOf") or schema.get("oneOf")
-        if isinstance(choices, list) and all(are_disjoint(each, against, root, depth - 1) for each in choices):
-            return True
-    common = _types(one) & _types(other)
-    for schema, against in ((one, other), (other, one)):
-        values = _values(schema)
-        if values is not None and not any(_may_accept(against, value) for value in values):
-            return True
-    return not common or (common == {"object"} and _objects_are_disjoint(one, other, root, depth))
 
 
 def _parts(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any]:
@@ -49,20 +69,6 @@ def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
             return None
         value = value[name]
     return value
-
-
-def _objects_are_disjoint(
-    one: Mapping[str, Any], other: Mapping[str, Any], root: Mapping[str, Any], depth: int
-) -> bool:
-    for schema, against in ((one, other), (other, one)):
-        closed = against.get("additionalProperties") is False and not against.get("patternProperties")
-        own, theirs = _map(schema.get("properties")), _map(against.get("properties"))
-        for name in schema.get("required") or ():
-            if closed and name not in theirs:
-                return True
-            if name in own and name in theirs and are_disjoint(own[name], theirs[name], root, depth - 1):
-                return True
-    return False
 
 
 def _map(value: Any) -> Mapping[str, Any]:

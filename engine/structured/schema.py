@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.api.errors import RequestError
-from engine.structured.disjoint import are_disjoint
+from engine.structured.disjoint import Disjointness
 from engine.structured.formats import PATTERNS
 
 Schema = dict[str, Any]
@@ -47,6 +47,7 @@ _OPEN_FORMATS: Final = frozenset(
     ("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer")
     + ("uri-reference", "uri-template")
 )
+_BRANCHES: Final = ("then", "else")
 _OLD_DRAFTS: Final = ("draft-04", "draft-05", "draft-06", "draft-07")
 
 
@@ -64,13 +65,13 @@ def enforce(schema: Schema | bool, *, strict: bool, param: str) -> Enforced:
     if isinstance(schema, bool):
         return Enforced(schema)
     old = any(draft in str(schema.get("$schema", "")) for draft in _OLD_DRAFTS)
-    rewriting = _Rewriting(schema, strict, param, old, [])
+    rewriting = _Rewriting(Disjointness(schema), strict, param, old, [])
     return Enforced(rewriting.subschema(schema, "#"), tuple(rewriting.dropped))
 
 
 @dataclass(frozen=True)
 class _Rewriting:
-    root: Schema
+    apart: Disjointness
     strict: bool
     param: str
     old: bool  # up to draft 7 nothing counts beside a $ref
@@ -86,7 +87,8 @@ class _Rewriting:
             rewrite(out)
         for name in [name for name in out if self._is_out_of_reach(name, out[name])]:
             self._leave_out(name, place)
-            del out[name]
+            for each in (name, *(_BRANCHES if name == "if" else ())):
+                out.pop(each, None)
         self._one_of(out, place)
         for name, each in out.items():
             out[name] = self._parts(name, each, f"{place}/{name}")
@@ -114,7 +116,7 @@ class _Rewriting:
         branches = schema.get("oneOf")
         if not isinstance(branches, list) or not branches:
             return
-        if not all(are_disjoint(one, other, self.root) for one, other in _pairs(branches)):
+        if not all(self.apart.holds(one, other) for one, other in _pairs(branches)):
             self._leave_out("oneOf", place)
         del schema["oneOf"]
         if "anyOf" in schema:
@@ -143,8 +145,8 @@ _NOTHING: Final = {
 
 def _without_effect(schema: Schema) -> None:
     """Keywords that ask for nothing here."""
-    if "if" not in schema or not {"then", "else"} & schema.keys():
-        for name in ("if", "then", "else"):
+    if "if" not in schema or not schema.keys() & set(_BRANCHES):
+        for name in ("if", *_BRANCHES):
             schema.pop(name, None)
     if "contains" not in schema:
         for name in ("minContains", "maxContains"):
@@ -190,4 +192,4 @@ def _formats(schema: Schema) -> None:
 
 
 COMPILED_FORMATS: Final = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
-_REWRITES: Final[tuple[Callable[[Schema], None], ...]] = (_without_effect, _unevaluated, _whole_counts, _formats)
+_REWRITES: Final[tuple[Callable[[Schema], None], ...]] = (_unevaluated, _without_effect, _whole_counts, _formats)
