@@ -94,11 +94,13 @@ def _from_outputs(outputs: StructuredOutputs) -> Language:
         return _json(_ANY_OBJECT if kind == "json_object" else _parsed(value, param), outputs, param)
     if kind == "structural_tag":
         return _structural(_parsed(value, param), param)
-    if kind == "choice" and not value:
-        raise RequestError(f"{param}: the list of choices is empty", param)
-    if kind in ("regex", "grammar") and (not value or "\0" in value):
+    if kind == "choice":
+        if not value:
+            raise RequestError(f"{param}: the list of choices is empty", param)
+        return Language("choice", value, param)
+    if not value or "\0" in value:
         raise RequestError(f"{param}: the {kind} is empty or has a NUL character", param)
-    return Language(kind, value, param)
+    return Language("regex" if kind == "regex" else "grammar", value, param)
 
 
 def _json(schema: dict[str, Any] | bool, outputs: StructuredOutputs, param: str) -> Language:

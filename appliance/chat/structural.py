@@ -150,8 +150,9 @@ class _Compilation:
             ends = [ends]
         if not isinstance(ends, list) or not ends or not all(isinstance(each, str) for each in ends):
             raise self.refusal(f"{place}.end must be a text or a list of texts")
-        content, inside = node.get("content"), f"{place}.content"
-        kind = content.get("type") if isinstance(content, dict) else None
+        inside = f"{place}.content"
+        content = node["content"] if isinstance(node.get("content"), dict) else {}
+        kind = content.get("type")
         if kind == "any_text":
             excluded = self.excluded(content, inside)
             rest = [self.up_to(each, excluded=excluded) if each else self.node(content, inside) for each in ends]

@@ -6,20 +6,11 @@ vocabulary gets an extra end token that no model has (id `vocab`), and `grammar.
 """
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from engine.text import Tokenizer
-
-# Sets of texts whose tokens are found once per vocabulary: where a lexeme takes the whole set, its part of the mask is
-# copied and not walked. JSON strings, blanks, and words as expressions usually write them.
-_SLICES: Final = (
-    *LLTokenizer.general_slices(),
-    "[a-z]{1,8}",
-    "[a-z]+",
-    "[a-zA-Z]+",
-)
 
 
 class _Vocabulary:
@@ -45,4 +36,4 @@ class _Vocabulary:
 def read_vocabulary(directory: Path, vocab: int) -> Any:
     """The LLTokenizer of `directory`'s tokenizer with `vocab` + 1 tokens. Raises CheckpointError or ValueError."""
     made = _Vocabulary(Tokenizer(directory), vocab)
-    return LLTokenizer(TokenizerWrapper(made), n_vocab=vocab + 1, eos_token=vocab, slices=list(_SLICES))
+    return LLTokenizer(TokenizerWrapper(made), n_vocab=vocab + 1, eos_token=vocab)

@@ -1,5 +1,5 @@
-"""Masks are exact: in every place that can be reached, for vocabularies of every kind, the allowed tokens are those that
-a member of the language goes on with. The oracle lists the language's texts."""
+"""Masks are exact: in every place that can be reached, for vocabularies of every kind, the allowed tokens are those
+that a member of the language goes on with. The oracle lists the language's texts."""
 
 import base64
 import itertools
