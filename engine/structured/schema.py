@@ -66,7 +66,7 @@ def enforce(schema: Schema | bool, *, strict: bool, param: str) -> Enforced:
         return Enforced(schema)
     old = any(draft in str(schema.get("$schema", "")) for draft in _OLD_DRAFTS)
     rewriting = _Rewriting(Disjointness(schema), strict, param, old, [])
-    return Enforced(rewriting.subschema(schema, "#"), tuple(rewriting.dropped))
+    return Enforced(rewriting.subschema(schema, "$"), tuple(rewriting.dropped))
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,14 @@ class _Rewriting:
                 out.pop(each, None)
         self._one_of(out, place)
         for name, each in out.items():
-            out[name] = self._parts(name, each, f"{place}/{name}")
+            out[name] = self._parts(name, each, f"{place}.{name}")
         return out
 
     def _parts(self, name: str, value: Any, place: str) -> Any:
         if name in _MAPS and isinstance(value, dict):
-            return {key: self.subschema(each, f"{place}/{key}") for key, each in value.items()}
+            return {key: self.subschema(each, f"{place}.{key}") for key, each in value.items()}
         if name in _LISTS and isinstance(value, list):
-            return [self.subschema(each, f"{place}/{number}") for number, each in enumerate(value)]
+            return [self.subschema(each, f"{place}.{number}") for number, each in enumerate(value)]
         return self.subschema(value, place) if name in _SINGLES else value
 
     def _is_out_of_reach(self, name: str, value: Any) -> bool:
@@ -109,7 +109,7 @@ class _Rewriting:
     def _leave_out(self, name: str, place: str) -> None:
         if self.strict:
             raise RequestError(f"{self.param}: {name} at {place} cannot be enforced: {REFUSED[name]}", self.param)
-        self.dropped.append(f"{place}/{name}")
+        self.dropped.append(f"{place}.{name}")
 
     def _one_of(self, schema: Schema, place: str) -> None:
         """oneOf becomes anyOf, which means the same where no two branches accept the same value."""

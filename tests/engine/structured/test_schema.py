@@ -47,7 +47,7 @@ def test_a_refusal_names_a_keyword_or_that_nothing_is_valid(suite: tuple[str, li
     )
     for each in suite[1]:
         if each.refusal:
-            named = any(f"{name} at #" in each.refusal for name in REFUSED)
+            named = any(f"{name} at $" in each.refusal for name in REFUSED)
             assert named or any(words in each.refusal for words in others), each.refusal
 
 
@@ -167,11 +167,11 @@ def test_strict_refuses_a_keyword_by_name_and_place_and_loose_leaves_it_out(keyw
     if keyword.startswith("unevaluated"):
         schema["anyOf"] = [{"minItems": 1}]
     whole = {"type": "object", "properties": {"p": {"type": "array", "items": schema}}}
-    with pytest.raises(RequestError, match=r"at #/properties/p/items cannot be enforced") as caught:
+    with pytest.raises(RequestError, match=r"at \$.properties.p.items cannot be enforced") as caught:
         enforce(whole, strict=True, param="response_format")
     assert caught.value.param == "response_format"
     loose = enforce(whole, strict=False, param="p")
-    assert f"#/properties/p/items/{keyword}" in loose.dropped
+    assert f"$.properties.p.items.{keyword}" in loose.dropped
     assert takes(whole, {"p": [1, 2]}, strict=False)
 
 
@@ -206,12 +206,12 @@ def test_up_to_draft_7_nothing_counts_beside_a_reference() -> None:
 def test_telling_branches_apart_ends() -> None:
     """A schema made to be compared for ever."""
     many = {"oneOf": [{"type": "object", "properties": {"p": {"minimum": number}}} for number in range(3000)]}
-    with pytest.raises(RequestError, match="oneOf at #"):
+    with pytest.raises(RequestError, match=r"oneOf at \$"):
         enforce(many, strict=True, param="p")
     deep: Any = {"type": "null"}
     for _ in range(12):
         deep = {"anyOf": [deep] * 6}
         if len(json.dumps(deep)) > 100_000:
             break
-    with pytest.raises(RequestError, match="oneOf at #"):
+    with pytest.raises(RequestError, match=r"oneOf at \$"):
         enforce({"oneOf": [deep, deep]}, strict=True, param="p")
