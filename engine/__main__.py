@@ -317,10 +317,10 @@ def _check_room(config: EngineConfig, worker: Worker) -> None:
         )
 
 
-def _open_compiler(config: EngineConfig, worker: Worker) -> Compiler:
+def _open_compiler(config: EngineConfig, worker: Worker, compiled: Callable[[float], None]) -> Compiler:
     from engine.structured.grammar import compiler_for  # at the first grammar: most engines never see one
 
-    return compiler_for(config.model, worker.model.embed.vocab)
+    return compiler_for(config.model, worker.model.embed.vocab, compiled)
 
 
 def build(config: EngineConfig, progress: Progress, took: Took, lost: Lost) -> Worker:

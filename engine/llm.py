@@ -142,7 +142,7 @@ class LLM:
             self.config,
             self._worker,
             self._messages.put,
-            lambda: compiler_for(self.config.model, self.vocab),
+            lambda compiled: compiler_for(self.config.model, self.vocab, compiled),
         )
         self._numbers = itertools.count()
         self._busy = threading.Lock()

@@ -18,6 +18,9 @@ LIMITS: dict[str, str] = {
     "limits.max_prompts": "more prompts in a request get 400",
     "limits.max_logprobs": "asking for more gets 400",
     "limits.max_stop": "more stop strings get 400",
+    "limits.grammar_size": "larger schemas and grammars get 400",
+    "limits.grammar_time": "schemas and grammars that take longer to compile get 400",
+    "limits.grammar_memory": "schemas and grammars that take more memory to compile get 400",
 }
 # Other keys that clients feel: what changes for them.
 FELT: dict[str, str] = {

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from appliance.chat.deadlines import Deadlines
-from appliance.chat.format.constraint import Constraint, check_grammar
+from appliance.chat.format.constraint import Constraint
 from appliance.chat.format.declaration import OutputFormat, Reasoning
 from appliance.chat.format.formats import PLAIN, recognise
 from appliance.chat.language import asked_language
@@ -84,10 +84,16 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Plan:
-    """A request as it will run: prompts in order, each with n choices."""
+    """A request as it will run: prompts in order, each with n choices. `bound_by` is the field that brought the grammar
+    of all of them, if they have one."""
 
     prompts: tuple[Prompt, ...]
     reading: Reading
+    bound_by: str = ""
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return self.prompts[0].submits[0].grammar
 
 
 @dataclass(frozen=True)
@@ -256,7 +262,7 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
         tokens_param="max_tokens",
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        grammar=None if language is None else language.grammar(),
+        grammar=None if language is None else language.grammar(served.text.special_id),
         scores_only=body.echo and body.max_tokens == 0,
     )
     n = body.n or 1
@@ -267,7 +273,7 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
                 check_text(prompt, tokenizer, config)
             prompt = tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
         planned.append(_prompt(prompt, body, asked, served, at * n))
-    return Plan(tuple(planned), _reading(body, served))
+    return Plan(tuple(planned), _reading(body, served), "" if language is None else language.param)
 
 
 # Chat
@@ -372,8 +378,6 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     thinks = body.include_reasoning and not closed
     constraint = Constraint(text.special_id, reasoning if thinks else None, reasons and thinks)
     grammar = tool_grammar(use, language, constraint)
-    if grammar is not None:
-        check_grammar(grammar, "tools" if language is None else language.param)
     short = body.max_completion_tokens is not None
     tokens = body.max_completion_tokens if short else body.max_tokens
     asked = _Asked(
@@ -390,6 +394,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     return ChatPlan(
         prompts=(prompt,),
         reading=_reading(body, served, shown),
+        bound_by="tools" if language is None else language.param,
         output_format=output_format,
         tools=use,
         reasons=reasons and (thinks or grammar is None),

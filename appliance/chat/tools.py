@@ -7,6 +7,7 @@ from typing import Any, Literal
 from appliance.chat.format.constraint import Constraint, Language
 from appliance.chat.format.declaration import Calls, Function
 from appliance.chat.format.formats import CALLS, HERMES, named_call
+from appliance.chat.language import schema_language
 from appliance.schema.chat import ChatRequest
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
@@ -76,6 +77,14 @@ def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
     return ToolUse("auto", functions, native, one_call)
 
 
+def _bound(function: Function) -> Function:
+    """A function with its parameters in keywords that masks enforce; of a strict one no keyword is left out."""
+    if not function.parameters:
+        return function
+    language = schema_language(function.parameters, strict=function.strict, param="tools")
+    return Function(function.name, language.source, function.strict)
+
+
 def tool_grammar(use: ToolUse, language: Language | None, constraint: Constraint) -> Grammar | None:
     """What binds the reply: the calls it must make, the language it must stay in, or both as alternatives."""
     if use.calls is None:
@@ -84,8 +93,8 @@ def tool_grammar(use: ToolUse, language: Language | None, constraint: Constraint
         if language is not None:
             message = f"tool_choice {use.mode} and {language.param} exclude each other: the reply is only tool calls."
             raise RequestError(message, language.param)
-        return constraint.calls(use.calls, use.functions, one_call=use.one_call)
-    loose = tuple(Function(each.name, each.parameters if each.strict else {"type": "object"}) for each in use.functions)
+        return constraint.calls(use.calls, tuple(map(_bound, use.functions)), one_call=use.one_call)
+    loose = tuple(_bound(each) if each.strict else Function(each.name, {"type": "object"}) for each in use.functions)
     if language is not None:
         return constraint.calls(use.calls, loose, one_call=use.one_call, otherwise=language)
     if any(function.strict for function in use.functions):

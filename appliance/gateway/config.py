@@ -72,6 +72,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_prompts: int = 1024
     max_logprobs: int = 20
     max_stop: int = 16
+    grammar_bytes: int = 256 * 2**10
+    grammar_time_s: float = 5.0
+    grammar_memory_bytes: int = 512 * 2**20
     sampling: SamplingDefaults = SamplingDefaults()
     drain_s: float = 8.0
     drain_linger_s: float = 0.0

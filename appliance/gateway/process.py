@@ -105,6 +105,7 @@ async def connected(service: Service) -> AsyncIterator[None]:
         for ledger in (service.ledger, service.shelved):
             if ledger is not None:
                 await ledger.stop()
+        service.grammars.close()
         await service.router.stop()
 
 

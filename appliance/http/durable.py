@@ -25,6 +25,7 @@ from appliance.durable.ledger import JournalFull, Ledger
 from appliance.durable.records import Identity
 from appliance.gateway.generation import Past
 from appliance.gateway.router import Placement
+from appliance.http.disconnect import until_disconnect
 from appliance.http.errors import BadRequest, NotFound, Unavailable, Unprocessable
 from appliance.http.reply import Race, Source, placement
 from appliance.http.service import Service
@@ -124,6 +125,8 @@ async def start(
     entry = _find(ledger, wish) if ledger is not None and wish is not None else None
     identity = entry.opened.identity if entry is not None else _identity(request)
     planned = await asyncio.to_thread(plan, identity.request_id)
+    if planned.grammar is not None and entry is None:
+        await until_disconnect(request, service.check_grammar(planned.grammar, planned.bound_by))
     submits = tuple(submit for prompt in planned.prompts for submit in prompt.submits)
     where = placement(request)
     if ledger is None or wish is None:

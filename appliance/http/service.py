@@ -10,12 +10,14 @@ from appliance.durable.ledger import Ledger
 from appliance.gateway.allowance import Allowances
 from appliance.gateway.certificate import Certificate
 from appliance.gateway.config import GatewayConfig
+from appliance.gateway.grammars import Bounds, Grammars
 from appliance.gateway.keys import ApiKey
 from appliance.gateway.router import Router
 from appliance.http.errors import NotFound, Unavailable
 from appliance.launch.park import Parked
 from appliance.observe.log import RequestLog
 from appliance.observe.metrics import Metrics, now
+from engine.api.messages import Grammar
 
 if TYPE_CHECKING:
     from appliance.chat.template import ChatTemplate
@@ -45,6 +47,7 @@ class Service:
         self.metrics = metrics
         self.log = log
         self.ledger = ledger
+        self.grammars = Grammars(metrics.grammar_checked)
         self.tasks = ("generate",)
         self.open_requests = 0
         self.draining = False
@@ -77,6 +80,12 @@ class Service:
         if self._text is None:
             raise Unavailable("The service is starting: the tokenizer is being loaded.", 1)
         return self._text
+
+    async def check_grammar(self, grammar: Grammar, param: str) -> None:
+        """Raises RequestError for a grammar that cannot be compiled within the limits; `param` is who brought it."""
+        config = self.config
+        bounds = Bounds(config.grammar_bytes, config.grammar_time_s, config.grammar_memory_bytes)
+        await self.grammars.check(grammar, bounds, param)
 
     @property
     def tokenizer(self) -> "Tokenizer":

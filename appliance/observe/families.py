@@ -30,6 +30,7 @@ _TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.
 _REQUEST_S = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680
 )  # fmt: skip
+_CHECK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _STEP_TOKENS = tuple(float(2**exponent) for exponent in range(15) if exponent not in (1, 2))
 _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 _PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
@@ -49,6 +50,9 @@ TOOL_CALLS = tuple(
     for mode in ("streaming", "non_streaming")
     for outcome in ("tool_call", "no_tool_call")
 )
+
+
+GRAMMAR_CHECKS = (("kept",), ("valid",), ("invalid",), ("limit",))
 
 
 def gauges() -> tuple[Family, ...]:
@@ -153,6 +157,20 @@ def counters() -> tuple[Family, ...]:
         Family("counter", "self_test_runs", "Golden prompts that engines computed, at their start and without work."),
         Family("counter", "self_test_yields", "Golden prompts that were left off because a request came."),
         Family("counter", "self_test_failures", "Golden prompts that were not as they should; each ended an engine."),
+        Family(
+            "counter",
+            "grammar_checks",
+            "Grammars of requests, by what was found: compiled before, valid, invalid, over a limit.",
+            None,
+            ("outcome",),
+            GRAMMAR_CHECKS,
+            per_engine=False,
+        ),
+        Family("counter", "grammars_compiled", "Grammars that the engine compiled."),
+        Family("counter", "grammars_cached", "Grammars that the engine had compiled already."),
+        Family("counter", "grammar_compile_seconds", "Time that the engine's compilations took, beside its steps."),
+        Family("counter", "masks", "Rows of steps whose tokens a grammar limited."),
+        Family("counter", "mask_seconds", "Time between steps that their masks took."),
         Family("counter", "engine_restarts", "Times a serving engine went away and came back."),
         Family(
             "counter",
@@ -221,6 +239,13 @@ def histograms(max_context: int) -> tuple[Family, ...]:
             "interruption_seconds",
             "Pause of a sequence between the loss of its engine and the next one.",
             buckets=_REQUEST_S,
+        ),
+        Family(
+            "histogram",
+            "grammar_check_seconds",
+            "Time until a request's new grammar was found valid or not.",
+            buckets=_CHECK_S,
+            per_engine=False,
         ),
         histogram("request_decode_time_seconds", "First token to last token.", _REQUEST_S),
     )

@@ -122,6 +122,12 @@ class Metrics(Collector):
         mode = "streaming" if streaming else "non_streaming"
         self.add("tool_call_parser_invocations", 1, mode, "tool_call" if found else "no_tool_call", "chat_completions")
 
+    def grammar_checked(self, outcome: str, seconds: float) -> None:
+        """A request's grammar was looked at; "kept" is what was known already."""
+        self.add("grammar_checks", 1, outcome)
+        if outcome != "kept":
+            self.observe("grammar_check_seconds", seconds)
+
     def stats(self, index: int, stats: Stats) -> None:
         """Gauges as they are, counters by what they gained: an engine that starts again starts again at 0."""
         engine, last = self._engines[index], self._last[index]
@@ -139,6 +145,11 @@ class Metrics(Collector):
             self.add("self_test_runs", tested, engine)
             self.set("self_test_seconds", stats.self_test_s, engine)
             self.set("self_test_last_result", 1, engine)
+        self.add("grammars_compiled", max(0, stats.grammars_compiled - last.grammars_compiled), engine)
+        self.add("grammars_cached", max(0, stats.grammars_cached - last.grammars_cached), engine)
+        self.add("grammar_compile_seconds", max(0.0, stats.grammar_seconds - last.grammar_seconds), engine)
+        self.add("masks", max(0, stats.masks - last.masks), engine)
+        self.add("mask_seconds", max(0.0, stats.mask_seconds - last.mask_seconds), engine)
         self._last[index] = stats
 
     def self_test_failed(self, index: int) -> None:

@@ -21,25 +21,34 @@ class StreamOptions(Wire):
 
 
 class StructuredOutputs(Wire):
-    """Exactly one language; `json` is a schema or its text."""
+    """Exactly one language; `json` is a schema or its text, `structural_tag` a tag or its text. The others say how JSON
+    may be written."""
 
-    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: Any = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    whitespace_pattern: str | None = None
+    backend: Any = Field(default=None, alias="_backend")
 
 
 class JsonSchemaFormat(Wire):
     name: str = ""
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
 class ResponseFormat(Wire):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
+    # Of a structural tag, in its present and its older form
+    format: dict[str, Any] | None = None
+    structures: list[Any] | None = None
+    triggers: list[Any] | None = None
 
 
 class SamplingFields(Wire):
@@ -67,6 +76,12 @@ class SamplingFields(Wire):
     skip_special_tokens: bool = True
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    # Removed from the protocol in favour of structured_outputs; a warning in the log says that they are ignored
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_json_object: Any = None
 
 
 class GenerationRequest(SamplingFields):

@@ -205,7 +205,7 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     """Gauges now, counters since the engine's start; sent with every step that ends, at most ten times a second, and
     once when the engine goes idle. Token counters are in tokens; `step_tokens` holds the sizes of the steps since the
     last Stats. `self_tests` golden prompts were computed, the last one in `self_test_s` seconds, and `self_test_yields`
-    left off for requests."""
+    left off for requests. Grammars are counted as compiled or found compiled, masks by rows."""
 
     step: int = 0
     running: int = 0
@@ -223,6 +223,11 @@ class Stats(msgspec.Struct, frozen=True, tag="stats", omit_defaults=True):
     self_tests: int = 0
     self_test_yields: int = 0
     self_test_s: float = 0.0
+    grammars_compiled: int = 0
+    grammars_cached: int = 0
+    grammar_seconds: float = 0.0
+    masks: int = 0
+    mask_seconds: float = 0.0
 
 
 FromEngine = Loading | Ready | Output | Failed | Stats | Told

@@ -3,8 +3,10 @@
 All methods run in the loop's thread; compilation does not.
 """
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,12 +16,11 @@ from engine.api.errors import RequestError
 from engine.api.messages import Delta, Grammar, Submit
 from engine.core.scheduler import Planned
 
+_Failed = tuple[str, RequestError]
 Mask = NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
 
 
 class Matcher(Protocol):
-    def mask(self) -> Mask: ...
-
     def advance(self, token: int) -> None: ...
 
     @property
@@ -27,21 +28,42 @@ class Matcher(Protocol):
 
 
 class Compiler(Protocol):
-    """Compiles in a thread of its own."""
+    """Compiles in threads of its own."""
 
     def start(self, grammar: Grammar, end_ids: Iterable[int]) -> Future[Any]: ...
+
+    def masks(self, matchers: Sequence[Any]) -> list[Mask | RequestError]:
+        """What may come next in each sequence, or why nothing may."""
 
     def close(self) -> None: ...
 
 
-class Grammars:
-    """`open_compiler` is called at the first request that has a grammar."""
+OpenCompiler = Callable[[Callable[[float], None]], Compiler]
 
-    def __init__(self, open_compiler: Callable[[], Compiler] | None) -> None:
+
+@dataclass(slots=True)
+class Cost:
+    """Counters since the engine's start: languages that were compiled and that were there already, masks, seconds."""
+
+    compiled: int = 0
+    cached: int = 0
+    compile_seconds: float = 0.0
+    masks: int = 0
+    mask_seconds: float = 0.0
+
+
+class Grammars:
+    """`open_compiler` is called at the first request that has a grammar, with a function that hears the seconds of each
+    compilation, 0 for none, in any thread."""
+
+    def __init__(self, open_compiler: OpenCompiler | None) -> None:
         self._open = open_compiler
         self._compiler: Compiler | None = None
         self._compiling: dict[str, tuple[Submit, float]] = {}
+        self._futures: dict[str, Future[Any]] = {}
         self._matchers: dict[str, Matcher] = {}
+        self._heard = deque[float]()
+        self._cost = Cost()
 
     def start(self, submit: Submit, now: float, done: Callable[[Future[Any]], None]) -> None:
         """Begins to compile; `done` is called with the future, in any thread. Raises RequestError."""
@@ -49,12 +71,14 @@ class Grammars:
         if self._compiler is None:
             if self._open is None:
                 raise RequestError("this engine was started without structured output", "response_format")
-            self._compiler = self._open()
+            self._compiler = self._open(self._heard.append)
         if submit.id in self._compiling:
             raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
         ends = submit.stop_token_ids if submit.ignore_eos else submit.eos_token_ids + submit.stop_token_ids
         self._compiling[submit.id] = submit, now
-        self._compiler.start(submit.grammar, ends).add_done_callback(done)
+        future = self._compiler.start(submit.grammar, ends)
+        self._futures[submit.id] = future
+        future.add_done_callback(done)
 
     def finish(self, submit: Submit, future: Future[Any]) -> float | None:
         """The future of this very submit is done: when it arrived, or None if it was aborted meanwhile. Raises
@@ -62,6 +86,7 @@ class Grammars:
         if submit.id not in self._compiling or self._compiling[submit.id][0] is not submit:
             return None
         _, arrived = self._compiling.pop(submit.id)
+        self._futures.pop(submit.id, None)
         try:
             matcher: Matcher = future.result()
         except CancelledError as error:
@@ -72,29 +97,46 @@ class Grammars:
         return arrived
 
     def drop(self, id: str) -> bool:
-        """Forgets a request; whether it was still compiling."""
+        """Forgets a request, and does not begin to compile for it; whether it was still compiling."""
         self._matchers.pop(id, None)
+        future = self._futures.pop(id, None)
+        if future is not None:
+            future.cancel()
         return self._compiling.pop(id, None) is not None
 
     def drop_all(self) -> None:
-        self._matchers.clear()
-        self._compiling.clear()
+        for id in (*self._matchers, *self._compiling):
+            self.drop(id)
 
     @property
     def compiling(self) -> int:
         return len(self._compiling)
 
-    def masks(self, planned: Planned) -> tuple[dict[int, Mask], list[tuple[str, RequestError]]]:
+    def masks(self, planned: Planned, clock: Callable[[], float]) -> tuple[dict[int, Mask], list[_Failed]]:
         """Masks by row, and the requests whose grammar has no way on."""
+        assert self._compiler is not None, "only what was compiled is planned"
+        began = clock()
+        ids = [planned.sequences[index].id for index in planned.constrained]
+        found = self._compiler.masks([self._matchers[id] for id in ids])
         masks: dict[int, Mask] = {}
-        failed = []
-        for index in planned.constrained:
-            id = planned.sequences[index].id
-            try:
-                masks[index] = self._matchers[id].mask()
-            except RequestError as error:
-                failed.append((id, error))
+        failed: list[_Failed] = []
+        for index, id, mask in zip(planned.constrained, ids, found, strict=True):
+            if isinstance(mask, RequestError):
+                failed.append((id, mask))
+            else:
+                masks[index] = mask
+        self._cost.masks += len(ids)
+        self._cost.mask_seconds += clock() - began
         return masks, failed
+
+    def cost(self) -> Cost:
+        """The counters so far."""
+        while self._heard:
+            seconds = self._heard.popleft()
+            self._cost.compile_seconds += seconds
+            self._cost.compiled += seconds > 0
+            self._cost.cached += seconds == 0
+        return self._cost
 
     def advance(self, delta: Delta) -> bool:
         """Follows the tokens of a delta; whether nothing may come after them. Raises RequestError."""

@@ -21,7 +21,7 @@ from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngin
 from engine.api.pulse import State
 from engine.core.config import SchedulerConfig
 from engine.core.golden import Probe, Run, Watch
-from engine.core.grammars import Compiler, Grammars, Mask
+from engine.core.grammars import Grammars, Mask, OpenCompiler
 from engine.core.plan import StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
@@ -281,7 +281,7 @@ class Loop:
     def _masks(self, planned: Planned) -> dict[int, Mask]:
         if not planned.constrained:
             return {}
-        masks, failed = self._grammars.masks(planned)
+        masks, failed = self._grammars.masks(planned, self._clock)
         for id, error in failed:  # its row runs without a mask and is not listened to
             self._fail(id, error)
         return masks
@@ -319,8 +319,16 @@ class Loop:
 
     def _report(self) -> None:
         self._stats_at, self._stats_stale = self._clock(), False
-        stats = self.scheduler.stats()
-        stats = msgspec.structs.replace(stats, waiting=stats.waiting + self._grammars.compiling)
+        stats, cost = self.scheduler.stats(), self._grammars.cost()
+        stats = msgspec.structs.replace(
+            stats,
+            waiting=stats.waiting + self._grammars.compiling,
+            grammars_compiled=cost.compiled,
+            grammars_cached=cost.cached,
+            grammar_seconds=cost.compile_seconds,
+            masks=cost.masks,
+            mask_seconds=cost.mask_seconds,
+        )
         if self._watch is not None:
             counts = self._watch.counts
             stats = msgspec.structs.replace(
@@ -334,7 +342,7 @@ def build_loop(
     config: EngineConfig,
     worker: Worker,
     send: Callable[[list[FromEngine]], None],
-    open_compiler: Callable[[], Compiler] | None = None,
+    open_compiler: OpenCompiler | None = None,
     beat: Callable[[State], None] | None = None,
     watch: Watch | None = None,
 ) -> Loop:

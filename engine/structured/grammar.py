@@ -4,116 +4,174 @@ A matcher follows one sequence: `mask` says which tokens may come next, `advance
 the request's own and not part of the language: they may come exactly when the language accepts the text so far.
 """
 
+import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
 from engine.api.errors import CheckpointError, RequestError
 from engine.api.messages import Grammar
+from engine.structured.definition import LIMITS, PARAM, definition, reason
 from engine.structured.vocabulary import read_vocabulary
 
-PARAM: Final = "structured_outputs"
-MAX_TEXT = 1 << 18  # characters of a grammar's source; what is larger is no schema that a person wrote
-MAX_CACHED = 64  # compiled languages kept, most recently used ones
-_WORD_BITS = 32
+Mask = NDArray[np.uint32]
 
-# Fuel is llguidance's own measure of work; these end a compilation or a mask within seconds and tens of milliseconds.
-LIMITS: Final = LLParserLimits(
-    initial_lexer_fuel=20_000_000,
-    step_lexer_fuel=500_000,
-    step_max_items=100_000,
-    max_lexer_states=250_000,
-    max_grammar_size=500_000,
-    verbose_errors=False,  # the long form shows the parser's inner state, which tells a caller nothing
-)
+MAX_CACHED: Final = 256  # compiled languages kept, most recently used ones
+MAX_CACHED_BYTES: Final = 8 << 20  # of their sources; compiled they take some fifty times as much
+THREADS: Final = 2  # that compile: a long one does not keep the others waiting
+_STACK: Final = 64 << 20  # bytes; compilers recurse into what is nested
+_WORD_BITS: Final = 32
 
 
 class Matcher:
     """One sequence's place in its language. Belongs to one thread at a time."""
 
     def __init__(self, matcher: LLMatcher, vocab: int, end_ids: frozenset[int]) -> None:
-        self._matcher = matcher
-        self._vocab = vocab
+        self.matcher = matcher
+        self.vocab = vocab
+        self._words = -(-vocab // _WORD_BITS)
         self._end_ids = end_ids
-        self._ends = _bits(end_ids, vocab)
+        self._places, self._bits = _bits(token for token in end_ids if token < vocab)
+        self._last = np.uint32((1 << (vocab % _WORD_BITS or _WORD_BITS)) - 1)
         self._ended = False
 
     @property
     def finished(self) -> bool:
         """An end token was taken, or nothing but an end token may follow."""
-        return self._ended or bool(self._matcher.is_stopped())
+        return self._ended or bool(self.matcher.is_stopped())
 
-    def mask(self) -> NDArray[np.uint32]:
+    def mask(self) -> Mask:
         """Tokens that may come next: bit i % 32 of word i // 32. The array is the caller's. Raises RequestError where
         nothing may follow."""
-        mask = np.zeros(self._vocab // _WORD_BITS + 1, np.uint32)
-        if not self.finished:
-            self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-            self._check()
-        mask = mask[: len(self._ends)] & ~self._ends
-        mask[self._vocab // _WORD_BITS :] &= np.uint32((1 << self._vocab % _WORD_BITS) - 1)
-        if self.finished or self._matcher.is_accepting():
-            mask |= self._ends
+        (mask,) = fill([self])
+        if isinstance(mask, RequestError):
+            raise mask
+        return mask
+
+    def settle(self, row: Mask) -> Mask | RequestError:
+        """The mask in a row that llguidance has filled: without the vocabulary's own end token, with the request's
+        where it may end. A stop token that is text, and the only way on, stays possible: it ends the reply there."""
+        if self.matcher.is_error():
+            return RequestError(f"the grammar cannot go on: {_reason(self.matcher.get_error())}", PARAM)
+        mask = row[: self._words]
+        mask[-1] &= self._last
+        text = mask[self._places] & self._bits
+        if len(self._places):
+            mask[self._places] &= ~self._bits
+            if self.finished or self.matcher.is_accepting():
+                mask[self._places] |= self._bits
         if not mask.any():
-            raise RequestError("the grammar has come to a place where no token of this model's vocabulary fits", PARAM)
+            mask[self._places] |= text
+        if not mask.any():
+            return RequestError("the grammar has come to a place where no token of this model's vocabulary fits", PARAM)
         return mask
 
     def advance(self, token: int) -> None:
         """Takes the token that was sampled. Raises RequestError if the language has no place for it."""
-        if token in self._end_ids and (self.finished or self._matcher.is_accepting()):
+        if token in self._end_ids and (self.finished or self.matcher.is_accepting()):
             self._ended = True
             return
-        if self.finished or not self._matcher.consume_token(token):
-            self._check()
+        if self.finished or not self.matcher.consume_token(token):
+            if self.matcher.is_error():
+                raise RequestError(f"the grammar cannot go on: {_reason(self.matcher.get_error())}", PARAM)
             raise RequestError(f"token {token} does not fit the grammar here", PARAM)
 
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise RequestError(f"the grammar cannot go on: {_reason(self._matcher.get_error())}", PARAM)
+
+def fill(matchers: Sequence[Matcher], executor: LLExecutor | None = None) -> list[Mask | RequestError]:
+    """What may come next in each sequence, or why nothing may. The rows lie in one new array. llguidance lets go of the
+    interpreter lock once for all of them, if there is an executor."""
+    if not matchers:
+        return []
+    width = matchers[0].vocab // _WORD_BITS + 1  # with the vocabulary's own end token, which may open one more word
+    rows = np.zeros((len(matchers), width), np.uint32)
+    asked = [(each.matcher, number) for number, each in enumerate(matchers) if not each.finished]
+    size = width * 4
+    if executor is not None and len(asked) > 1:
+        executor.unsafe_compute_mask_ptr(asked, rows.ctypes.data, size, len(matchers))
+    else:
+        for matcher, number in asked:
+            matcher.unsafe_compute_mask_ptr(rows.ctypes.data + number * size, size)
+    return [each.settle(row) for each, row in zip(matchers, rows, strict=True)]
 
 
 class Compiler:
-    """Compiles grammars for the tokenizer in `directory`; `vocab` is the width of the model's logits."""
+    """Compiles grammars for the tokenizer in `directory`; `vocab` is the width of the model's logits. `compiled` hears
+    the seconds that each compilation took, in any thread, and 0 for what was there already."""
 
-    def __init__(self, directory: Path, vocab: int) -> None:
+    def __init__(self, directory: Path, vocab: int, compiled: Callable[[float], None] | None = None) -> None:
         self._directory, self._vocab = directory, vocab
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        # one thread: LLMatcher lets go of the interpreter lock while it compiles, and languages are few
-        self._pool = ThreadPoolExecutor(1, "grammar")
+        self._lock = threading.Lock()
+        self._tell = compiled or _untold
+        # LLMatcher lets go of the interpreter lock while it compiles
+        before = threading.stack_size(_STACK)
+        self._pool = ThreadPoolExecutor(THREADS, "grammar")
+        for _ in range(THREADS):  # threads begin now, while the stack size is theirs
+            self._pool.submit(_nothing)
+        threading.stack_size(before)
+        self._executor = LLExecutor(1)
 
     def start(self, grammar: Grammar, end_ids: Iterable[int]) -> Future[Matcher]:
-        """Compiles beside the caller. The future raises RequestError for a grammar that cannot be served."""
-        return self._pool.submit(self._matcher, grammar, frozenset(end_ids))
+        """Compiles beside the caller, or takes what is there at once. The future raises RequestError for a grammar that
+        cannot be served; one that is cancelled before its turn costs nothing."""
+        ends = frozenset(end_ids)
+        known = self._known(grammar)
+        if known is None:
+            return self._pool.submit(self._matcher, grammar, ends)
+        self._tell(0.0)
+        done = Future[Matcher]()
+        done.set_result(Matcher(known, self._vocab, ends))
+        return done
 
     def compile(self, grammar: Grammar, end_ids: Iterable[int]) -> Matcher:
         return self.start(grammar, end_ids).result()
 
+    def masks(self, matchers: Sequence[Matcher]) -> list[Mask | RequestError]:
+        return fill(matchers, self._executor)
+
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
+    def _known(self, grammar: Grammar) -> LLMatcher | None:
+        """A copy of what was compiled before."""
+        with self._lock:
+            if grammar not in self._compiled:
+                return None
+            self._compiled.move_to_end(grammar)
+            return self._compiled[grammar].deep_copy()
+
     def _matcher(self, grammar: Grammar, end_ids: frozenset[int]) -> Matcher:
-        if grammar not in self._compiled:
-            self._compiled[grammar] = self._compile(grammar)
-            if len(self._compiled) > MAX_CACHED:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
-        return Matcher(self._compiled[grammar].deep_copy(), self._vocab, end_ids)
+        known = self._known(grammar)  # another request may have asked meanwhile
+        seconds = 0.0
+        if known is None:
+            began = monotonic()
+            self._keep(grammar, self._compile(grammar))
+            seconds = monotonic() - began
+            known = self._known(grammar)
+        self._tell(seconds)
+        assert known is not None, "the newest language is never the one that is dropped"
+        return Matcher(known, self._vocab, end_ids)
+
+    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
+        with self._lock:
+            self._compiled[grammar] = matcher
+            size = sum(len(each.text) for each in self._compiled)
+            while len(self._compiled) > MAX_CACHED or (size > MAX_CACHED_BYTES and len(self._compiled) > 1):
+                oldest, _ = self._compiled.popitem(last=False)
+                size -= len(oldest.text)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        if len(grammar.text) > MAX_TEXT:
-            raise RequestError(f"the grammar has {len(grammar.text)} characters; at most {MAX_TEXT} are allowed", PARAM)
-        if "\0" in grammar.text:
-            raise RequestError("the grammar contains a NUL character", PARAM)
-        matcher = LLMatcher(self._tokenizer, _definition(grammar), log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._tokenizer, definition(grammar), log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise RequestError(f"invalid {_KINDS[grammar.kind]}: {_reason(matcher.get_error())}", PARAM)
+            raise RequestError(reason(grammar.kind, matcher.get_error()), PARAM)
         return matcher
 
     @cached_property
@@ -128,35 +186,26 @@ class Compiler:
             ) from error
 
 
-def compiler_for(model_directory: str, vocab: int) -> Compiler:
-    return Compiler(Path(model_directory), vocab)
+def compiler_for(model_directory: str, vocab: int, compiled: Callable[[float], None] | None = None) -> Compiler:
+    return Compiler(Path(model_directory), vocab, compiled)
 
 
-_KINDS = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
-
-
-def _definition(grammar: Grammar) -> str:
-    """llguidance's own form of a grammar."""
-    match grammar.kind:
-        case "json_schema":
-            try:
-                return str(LLMatcher.grammar_from_json_schema(grammar.text))
-            except ValueError as error:
-                raise RequestError(f"invalid JSON schema: {error}", PARAM) from error
-        case "regex":
-            return str(LLMatcher.grammar_from_regex(grammar.text))
-        case "lark":
-            return str(LLMatcher.grammar_from_lark(grammar.text))
-
-
-def _bits(ids: frozenset[int], vocab: int) -> NDArray[np.uint32]:
-    mask = np.zeros(-(-vocab // _WORD_BITS), np.uint32)
+def _bits(ids: Iterable[int]) -> tuple[NDArray[np.int64], Mask]:
+    """The words that hold these ids' bits, each once, and the bits."""
+    words: dict[int, int] = {}
     for token in ids:
-        if token < vocab:
-            mask[token // _WORD_BITS] |= np.uint32(1 << token % _WORD_BITS)
-    return mask
+        words[token // _WORD_BITS] = words.get(token // _WORD_BITS, 0) | 1 << token % _WORD_BITS
+    return np.fromiter(words, np.int64, len(words)), np.fromiter(words.values(), np.uint32, len(words))
 
 
 def _reason(error: str) -> str:
     """The message without the dump of the parser's state that may follow it."""
-    return error.split("\n<state>")[0].strip()
+    return error.split("\n<")[0].strip()
+
+
+def _untold(_: float) -> None:
+    pass
+
+
+def _nothing() -> None:
+    pass

@@ -1,45 +1,39 @@
-"""A model's vocabulary as llguidance wants it: the bytes of every token, and how text is cut into tokens.
+"""A model's vocabulary as llguidance wants it: the bytes of every token.
 
+They are the bytes that replies are decoded by (engine/text), so a text that a mask allows is the text that is sent.
 llguidance knows one set of end tokens per vocabulary and mixes them into its masks. Ours belong to a request, so the
 vocabulary gets an extra end token that no model has (id `vocab`), and `grammar.Matcher` sets the real ones itself.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from engine.text import tokenizer_text
+from engine.text import Tokenizer
 
 
 class _Vocabulary:
-    """What TokenizerWrapper asks for. Calling it cuts forced text into tokens the way the tokenizer does."""
+    """What TokenizerWrapper asks for. Special tokens go by their names and are never text."""
 
     bos_token_id = None
 
-    def __init__(self, source: Any, texts: dict[int, str], vocab: int) -> None:
-        """`texts` are the added tokens that are text, whatever they look like: llguidance takes every `<…>` for
-        special, but a model's `<tool_call>` may be an ordinary token."""
-        known = min(source.vocab_size, vocab)
+    def __init__(self, tokenizer: Tokenizer, vocab: int) -> None:
+        special = tokenizer.special_ids
         self.tokens = [
-            texts[token].encode() if token in texts else source.decode_bytes([token]) for token in range(known)
+            (tokenizer.token_string(token) or "").encode() if token in special else tokenizer.token_bytes(token)
+            for token in range(vocab)  # ids that the model has and the tokenizer does not: no text, so never allowed
         ]
-        # ids that the model has and the tokenizer does not: no text, so never allowed
-        self.tokens += [b""] * (vocab - known) + [b"<end of text>"]
-        special = (token for token in range(known) if token not in texts and source.is_special_token(token))
-        self.special_token_ids = [*special, vocab]
+        self.tokens.append(b"<end of text>")
+        self.special_token_ids = [*(token for token in special if token < vocab), vocab]
         self.eos_token_id = vocab
-        self._source = source
 
     def __call__(self, text: bytes) -> list[int]:
-        return list(self._source.tokenize_bytes(text))
+        """Only asked once, whether it takes bytes: nothing is forced, so nothing is cut into tokens."""
+        return []
 
 
 def read_vocabulary(directory: Path, vocab: int) -> Any:
     """The LLTokenizer of `directory`'s tokenizer with `vocab` + 1 tokens. Raises CheckpointError or ValueError."""
-    text = tokenizer_text(directory)
-    source = LLTokenizer(text, slices=[])
-    added = json.loads(text).get("added_tokens") or ()
-    texts = {token["id"]: token["content"] for token in added if not token.get("special")}
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(source, texts, vocab)), n_vocab=vocab + 1, eos_token=vocab)
+    made = _Vocabulary(Tokenizer(directory), vocab)
+    return LLTokenizer(TokenizerWrapper(made), n_vocab=vocab + 1, eos_token=vocab)

@@ -10,55 +10,47 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from appliance.chat.format.declaration import Calls, Function, Reasoning
-from appliance.chat.format.lark import ANY_TEXT, json_schema, literal, pattern, without
+from appliance.chat.format.lark import ANY_TEXT, literal, pattern, without
+from appliance.chat.structural import Special, between_slashes, structural_grammar
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
-
-# Nesting beyond this makes compilers recurse too deep (SO-02).
-_MAX_NESTING = 64
 
 
 @dataclass(frozen=True)
 class Language:
-    """What structured output was asked for. `source` is a schema, an expression, the choices or a Lark or GBNF
-    grammar."""
+    """What structured output was asked for. `source` is a schema, an expression, the choices, a Lark or GBNF grammar,
+    or a structural tag. `special` gives the id of a marker that is a special token."""
 
-    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    kind: Literal["json_schema", "regex", "choice", "grammar", "structural_tag"]
     source: Any
     param: str
 
-    def grammar(self) -> Grammar:
+    def grammar(self, special: Special) -> Grammar:
         """The language on its own."""
         if self.kind == "json_schema":
             return Grammar("json_schema", json.dumps(self.source, ensure_ascii=False))
         if self.kind == "regex":
             return Grammar("regex", self.source)
         if self.kind == "choice":
-            return Grammar("lark", f"start: {self.expression()}")
+            return Grammar("lark", f"start: {self.expression(special)}")
+        if self.kind == "structural_tag":
+            return Grammar("lark", structural_grammar(self.source, self.param, special))
         return Grammar("lark", _to_lark(self.source, self.param))
 
-    def expression(self) -> str:
+    def expression(self, special: Special) -> str:
         """The language as part of a Lark rule."""
         if self.kind == "json_schema":
-            return json_schema(self.source)
+            return "%json " + json.dumps(self.source, ensure_ascii=False)
         if self.kind == "regex":
-            return f"/{_escape_slashes(self.source)}/"
+            return between_slashes(self.source)
         if self.kind == "choice":
             return "(" + " | ".join(map(literal, self.source)) + ")"
+        if self.kind == "structural_tag":
+            return f"%lark {{\n{structural_grammar(self.source, self.param, special)}\n}}"
         return f"%lark {{\n{_to_lark(self.source, self.param)}\n}}"
-
-
-def _escape_slashes(expression: str) -> str:
-    """Slashes of an expression that are not escaped yet, escaped; line ends as their escapes."""
-    out, escaped = [], False
-    for character in expression:
-        out.append("\\/" if character == "/" and not escaped else "\\n" if character == "\n" else character)
-        escaped = character == "\\" and not escaped
-    return "".join(out)
 
 
 def _to_lark(source: str, param: str) -> str:
@@ -80,8 +72,8 @@ class Constraint:
     def reply(self, language: Language) -> Grammar:
         """The reply is a text of this language."""
         if self.reasoning is None:
-            return language.grammar()
-        return self._lark(language.expression())
+            return language.grammar(self.special)
+        return self._lark(language.expression(self.special))
 
     def calls(
         self,
@@ -96,7 +88,7 @@ class Constraint:
         if not one_call and calls.begin:
             expression = f"{expression} ({literal(calls.pad)} {expression})*"
         if otherwise is not None:
-            expression = f"({expression} | {otherwise.expression()})"
+            expression = f"({expression} | {otherwise.expression(self.special)})"
         return self._lark(expression)
 
     def text_with_calls(self, calls: Calls, functions: Sequence[Function], *, one_call: bool) -> Grammar:
@@ -146,39 +138,3 @@ class Constraint:
         if any(body.startswith("any ") for body in rules.values()):
             lines.append(f"any: {ANY_TEXT}")
         return Grammar("lark", "\n".join(lines))
-
-
-def _nesting(value: Any) -> int:
-    """Depth of lists and objects, without recursion: the value comes from a client."""
-    depth, level = 0, [value]
-    while level := [
-        child
-        for item in level
-        if isinstance(item, dict | list)
-        for child in (item.values() if isinstance(item, dict) else item)
-    ]:
-        depth += 1
-    return depth
-
-
-def check_language(language: Language) -> None:
-    """Raises RequestError for what cannot be a language at all, before a grammar is made of it."""
-    param = language.param
-    if language.kind == "json_schema" and _nesting(language.source) > 2 * _MAX_NESTING:
-        raise RequestError(f"{param}: the schema is nested too deep; at most {_MAX_NESTING} levels are possible", param)
-    if language.kind == "choice" and not language.source:
-        raise RequestError(f"{param}: the list of choices is empty", param)
-    if language.kind in ("regex", "grammar") and (not language.source or "\0" in language.source):
-        raise RequestError(f"{param}: the {language.kind} is empty or has a NUL character", param)
-
-
-def check_grammar(grammar: Grammar, param: str) -> None:
-    """Raises RequestError if the grammar does not compile (the language is checked, not yet the tokenizer)."""
-    makers: dict[str, Callable[[str], str]] = {
-        "json_schema": LLMatcher.grammar_from_json_schema,
-        "regex": LLMatcher.grammar_from_regex,
-        "lark": LLMatcher.grammar_from_lark,
-    }
-    fault = LLMatcher.validate_grammar(makers[grammar.kind](grammar.text))
-    if fault:
-        raise RequestError(f"{param}: {fault.strip()}", param)

@@ -9,13 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from appliance.chat.format.constraint import Constraint, Language, check_grammar
+from appliance.chat.format.constraint import Constraint, Language
 from appliance.chat.format.declaration import Function, OutputFormat
 from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText, joined
 from appliance.chat.format.formats import HERMES, PLAIN, THINK, named_call, recognise
 from appliance.chat.format.json_text import JsonValue
 from appliance.chat.format.reader import ReplyReader
-from engine.api.errors import RequestError
 from engine.api.messages import Grammar
 
 QWEN3 = OutputFormat(THINK, HERMES)
@@ -328,13 +327,6 @@ def test_languages_mean_the_same_alone_and_behind_reasoning(
     byte_tokenizer: LLTokenizer, language: Language, right: str, wrong: str
 ) -> None:
     """SO-01"""
-    for grammar in (language.grammar(), Constraint(plain, THINK).reply(language)):
-        check_grammar(grammar, "p")
+    for grammar in (language.grammar(plain), Constraint(plain, THINK).reply(language)):
         assert allows(byte_tokenizer, grammar, list(right.encode()))
         assert not allows(byte_tokenizer, grammar, list(wrong.encode()))
-
-
-def test_a_grammar_that_does_not_compile_names_its_field() -> None:
-    with pytest.raises(RequestError, match="missing") as caught:
-        check_grammar(Grammar("lark", "start: missing"), "structured_outputs")
-    assert caught.value.param == "structured_outputs"

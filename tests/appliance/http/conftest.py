@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +239,9 @@ class Gateway:
 
 
 @pytest.fixture
-def make_gateway(checkpoint: Path) -> Callable[..., Gateway]:
+def make_gateway(checkpoint: Path) -> Iterator[Callable[..., Gateway]]:
+    made: list[Gateway] = []
+
     def make(**fields: Any) -> Gateway:
         defaults: dict[str, Any] = {
             "host": "127.0.0.1",
@@ -252,9 +254,12 @@ def make_gateway(checkpoint: Path) -> Callable[..., Gateway]:
             "compat": "vllm",
             "version": "1",
         }
-        return Gateway(GatewayConfig(**{**defaults, **fields}))
+        made.append(Gateway(GatewayConfig(**{**defaults, **fields})))
+        return made[-1]
 
-    return make
+    yield make
+    for gateway in made:
+        gateway.service.grammars.close()
 
 
 @pytest.fixture

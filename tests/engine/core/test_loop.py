@@ -83,7 +83,20 @@ class Word:
             raise RequestError(f"token {token} does not fit", "response_format")
 
 
+def masks_of(matchers):
+    found = []
+    for matcher in matchers:
+        try:
+            found.append(matcher.mask())
+        except RequestError as error:
+            found.append(error)
+    return found
+
+
 class Compiler:
+    def __init__(self, compiled):
+        self.compiled = compiled
+
     def start(self, grammar, ends):
         future = Future()
         if grammar.text == "bad":
@@ -91,6 +104,9 @@ class Compiler:
         else:
             future.set_result(Word(grammar.text, ends))
         return future
+
+    def masks(self, matchers):
+        return masks_of(matchers)
 
     def close(self):
         pass
@@ -113,6 +129,9 @@ class SlowCompiler:
 
         threading.Thread(target=compile, daemon=True).start()
         return future
+
+    def masks(self, matchers):
+        return masks_of(matchers)
 
     def close(self):
         pass
@@ -173,7 +192,7 @@ def test_others_get_a_token_every_step_while_a_grammar_is_compiled(overlap):
     sent = run(
         [word, ask("b", max_tokens=12)],
         device=Opening(),
-        open_compiler=lambda: SlowCompiler(gate),
+        open_compiler=lambda _: SlowCompiler(gate),
         overlap=overlap,
     )
     steps = {"a": [], "b": []}
@@ -354,3 +373,25 @@ def test_a_state_that_is_none_is_refused_and_runs_no_code(tmp_path, monkeypatch,
     (tmp_path / "r").write_bytes(LENGTH.pack(len(body)) + body)
     assert replay_main([str(tmp_path / "r")]) == 1
     assert words in capsys.readouterr().err and not (tmp_path / "ran").exists()
+
+
+def test_a_request_that_leaves_gives_up_its_compilation():
+    """SO-06: what has not begun never does; costs are counted, and what was there already costs nothing"""
+    waiting = Future()
+
+    class Waiting(Compiler):
+        def start(self, grammar, ends):
+            if grammar.text == "30":
+                return waiting
+            self.compiled(0.25)
+            self.compiled(0.0)
+            return super().start(grammar, ends)
+
+    left = ask("a", max_tokens=9, grammar=Grammar("regex", "30"), eos_token_ids=(5,))
+    other = ask("b", max_tokens=9, grammar=Grammar("regex", "304"), eos_token_ids=(5,))
+    sent = run([left, Abort(("a",)), other], open_compiler=Waiting)
+    assert waiting.cancelled()
+    assert streams(sent)[1] == {"a": "abort", "b": "stop"}
+    last = [message for message in sent if isinstance(message, Stats)][-1]
+    assert (last.grammars_compiled, last.grammars_cached, last.grammar_seconds, last.masks) == (1, 1, 0.25, 3)
+    assert last.waiting == 0

@@ -12,7 +12,9 @@ from tokenizers import Tokenizer
 
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
-from engine.structured.grammar import MAX_CACHED, Compiler, compiler_for
+from engine.structured import grammar as module
+from engine.structured.definition import MAX_TEXT
+from engine.structured.grammar import MAX_CACHED, THREADS, Compiler, compiler_for, fill
 
 SCHEMA = {
     "type": "object",
@@ -173,7 +175,7 @@ def test_a_special_token_may_be_part_of_a_lark_grammar(walk, allowed):
         (Grammar("regex", "a\0b"), "NUL"),
         (Grammar("lark", "start: missing"), "missing"),
         (Grammar("lark", "start: ("), "Lark"),
-        (Grammar("regex", "a" * 300_000), "characters"),
+        (Grammar("regex", "a" * (MAX_TEXT + 1)), "characters"),
     ],
 )
 def test_a_wrong_grammar_is_an_error_of_its_request(grammar, reason, walk, allowed):
@@ -256,3 +258,78 @@ def test_compilation_runs_in_a_thread_of_its_own(walk):
     assert future.result().mask().any()
     walker.compiler.close()
     assert threads[0] == threading.current_thread().name or threads[0].startswith("grammar")
+
+
+def test_the_cache_is_bounded_in_bytes_as_well(walk, monkeypatch):
+    walker = walk("byte level")
+    monkeypatch.setattr(module, "MAX_CACHED_BYTES", 30)
+    for text in ("a" * 20, "b" * 20, "c" * 40, "d" * 5):
+        assert walker.compiler.compile(Grammar("regex", text), []).mask().any()
+    assert [each.text for each in walker.compiler._compiled] == ["d" * 5]
+
+
+def test_a_known_grammar_waits_for_no_compilation(tokenizer_directory):
+    """SO-06: what is there is there at once, though all threads are busy; what was given up never begins"""
+    seconds = []
+    compiler = Compiler(tokenizer_directory("byte level"), 300, seconds.append)
+    known, other = Grammar("regex", "ab"), Grammar("regex", "cd")
+    compiler.compile(known, [])
+    gate = threading.Event()
+    busy = [compiler._pool.submit(gate.wait, 60) for _ in range(THREADS)]
+    assert compiler.start(known, []).done()
+    waiting = compiler.start(other, [])
+    assert not waiting.done() and waiting.cancel()
+    gate.set()
+    assert all(each.result() for each in busy)
+    compiler.close()
+    assert seconds[0] > 0 and seconds[1:] == [0.0]
+    assert other not in compiler._compiled
+
+
+def test_masks_of_a_batch_are_those_of_each_row(walk, allowed):
+    walker = walk("byte level")
+    letters = [walker.tokenizer.token_to_id(letter) for letter in "ab"]
+    texts = ("ab", "a|b", "[ab]c", "(a|bc)*", "a")
+
+    def matchers():
+        made = [walker.compiler.compile(Grammar("regex", text), [walker.end]) for text in texts]
+        for matcher in made[:2]:
+            matcher.advance(letters[0])
+        made[4].advance(letters[0])
+        return made
+
+    alone = [matcher.mask() for matcher in matchers()]
+    for found in (walker.compiler.masks(matchers()), fill(matchers())):
+        assert [allowed(mask) for mask in found] == [allowed(mask) for mask in alone]
+    assert fill([]) == []
+
+
+def test_a_row_that_has_no_way_on_leaves_the_others_their_masks(walk):
+    walker = walk("byte level")
+    dead, alive = (walker.compiler.compile(Grammar("regex", text), []) for text in ("a", "b+"))
+    dead.advance(walker.tokenizer.token_to_id("a"))
+    first, second = walker.compiler.masks([dead, alive])
+    assert isinstance(first, RequestError) and second.any()
+
+
+def test_a_stop_token_that_the_language_needs_as_text_may_come_there(walk, allowed):
+    """It ends the reply, which is then the beginning of a sentence: better than an error."""
+    walker = walk("byte level")
+    a, b = (walker.tokenizer.token_to_id(letter) for letter in "ab")
+    matcher = walker.compiler.compile(Grammar("regex", "a|cba"), [b])
+    assert b not in allowed(matcher.mask())
+    matcher.advance(walker.tokenizer.token_to_id("c"))
+    assert allowed(matcher.mask()) == [b]
+    other = walker.compiler.compile(Grammar("regex", "ab?"), [b])
+    other.advance(a)
+    assert allowed(other.mask()) == [b]
+
+
+def test_text_forced_over_billions_of_characters_costs_nothing(walk, allowed):
+    walker = walk("byte level")
+    a = walker.tokenizer.token_to_id("a")
+    matcher = walker.compiler.compile(Grammar("regex", "ba{4000000000}"), [walker.end])
+    matcher.advance(walker.tokenizer.token_to_id("b"))
+    assert a in allowed(matcher.mask())
+    matcher.advance(a)
+    assert walker.end not in allowed(matcher.mask())

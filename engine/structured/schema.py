@@ -1,0 +1,195 @@
+"""JSON Schema to what masks enforce: keywords that can be said otherwise are rewritten, the others refused or dropped.
+
+llguidance enforces much of drafts 7 and 2020-12, not all. A strict schema is enforced whole or refused with the keyword
+and its place; of a loose one what cannot be enforced is left out. What becomes of each keyword is data here, and
+docs/structured-output.md shows it beside the results of the official test suite.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from engine.api.errors import RequestError
+from engine.structured.disjoint import Disjointness
+from engine.structured.formats import PATTERNS
+
+Schema = dict[str, Any]
+
+_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_SINGLES: Final = ("items", "additionalItems", "additionalProperties")
+_COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+# Keywords that look into the same instance: behind them `unevaluated…` is more than `additional…`.
+_IN_PLACE: Final = ("allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "$ref", "$dynamicRef")
+
+REFUSED: Final = {
+    "not": "what is not allowed cannot be a mask of what may come next",
+    "if": "conditions are not compiled; write the cases as anyOf",
+    "contains": "items are not counted by what they are",
+    "minContains": "items are not counted by what they are",
+    "maxContains": "items are not counted by what they are",
+    "uniqueItems": "earlier items are not remembered",
+    "propertyNames": "names are bound by properties and patternProperties alone",
+    "dependentRequired": "earlier properties are not remembered; write the cases as anyOf",
+    "dependentSchemas": "earlier properties are not remembered; write the cases as anyOf",
+    "dependencies": "earlier properties are not remembered; write the cases as anyOf",
+    "unevaluatedItems": "beside allOf, anyOf, oneOf, $ref or contains it is not compiled; use items",
+    "unevaluatedProperties": "beside allOf, anyOf, oneOf or $ref it is not compiled; use additionalProperties",
+    "$dynamicRef": "references must be fixed; use $ref",
+    "$recursiveRef": "references must be fixed; use $ref",
+    "format": "of the formats of JSON Schema this one is not compiled; use pattern",
+    "oneOf": "its branches are not known to exclude each other: give them different types, or a required property with "
+    "another const in each; or use anyOf",
+}
+# Formats of JSON Schema that cannot be enforced. A name that JSON Schema does not define is an annotation.
+_OPEN_FORMATS: Final = frozenset(
+    ("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer")
+    + ("uri-reference", "uri-template")
+)
+_BRANCHES: Final = ("then", "else")
+_OLD_DRAFTS: Final = ("draft-04", "draft-05", "draft-06", "draft-07")
+
+
+@dataclass(frozen=True)
+class Enforced:
+    """What is compiled, and the places of keywords that were left out of it."""
+
+    schema: Schema | bool
+    dropped: tuple[str, ...] = ()
+
+
+def enforce(schema: Schema | bool, *, strict: bool, param: str) -> Enforced:
+    """The schema in keywords that masks enforce. Raises RequestError naming the first keyword that they do not, if
+    `strict`. The schema must not be nested deeper than the interpreter's stack is."""
+    if isinstance(schema, bool):
+        return Enforced(schema)
+    old = any(draft in str(schema.get("$schema", "")) for draft in _OLD_DRAFTS)
+    rewriting = _Rewriting(Disjointness(schema), strict, param, old, [])
+    return Enforced(rewriting.subschema(schema, "$"), tuple(rewriting.dropped))
+
+
+@dataclass(frozen=True)
+class _Rewriting:
+    apart: Disjointness
+    strict: bool
+    param: str
+    old: bool  # up to draft 7 nothing counts beside a $ref
+    dropped: list[str]
+
+    def subschema(self, value: Any, place: str) -> Any:
+        if not isinstance(value, dict):
+            return value  # true and false; anything else is for the compiler to refuse
+        out = {name: each for name, each in value.items() if name != "x-guidance"}
+        if self.old and isinstance(out.get("$ref"), str):
+            out = {name: each for name, each in out.items() if name in ("$ref", "$schema", "$defs", "definitions")}
+        for rewrite in _REWRITES:
+            rewrite(out)
+        for name in [name for name in out if self._is_out_of_reach(name, out[name])]:
+            self._leave_out(name, place)
+            for each in (name, *(_BRANCHES if name == "if" else ())):
+                out.pop(each, None)
+        self._one_of(out, place)
+        for name, each in out.items():
+            out[name] = self._parts(name, each, f"{place}.{name}")
+        return out
+
+    def _parts(self, name: str, value: Any, place: str) -> Any:
+        if name in _MAPS and isinstance(value, dict):
+            return {key: self.subschema(each, f"{place}.{key}") for key, each in value.items()}
+        if name in _LISTS and isinstance(value, list):
+            return [self.subschema(each, f"{place}.{number}") for number, each in enumerate(value)]
+        return self.subschema(value, place) if name in _SINGLES else value
+
+    def _is_out_of_reach(self, name: str, value: Any) -> bool:
+        if name == "format":
+            return value in _OPEN_FORMATS if isinstance(value, str) else False
+        return name in REFUSED and name != "oneOf"
+
+    def _leave_out(self, name: str, place: str) -> None:
+        if self.strict:
+            raise RequestError(f"{self.param}: {name} at {place} cannot be enforced: {REFUSED[name]}", self.param)
+        self.dropped.append(f"{place}.{name}")
+
+    def _one_of(self, schema: Schema, place: str) -> None:
+        """oneOf becomes anyOf, which means the same where no two branches accept the same value."""
+        branches = schema.get("oneOf")
+        if not isinstance(branches, list) or not branches:
+            return
+        if not all(self.apart.holds(one, other) for one, other in _pairs(branches)):
+            self._leave_out("oneOf", place)
+        del schema["oneOf"]
+        if "anyOf" in schema:
+            schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": branches}]
+        else:
+            schema["anyOf"] = branches
+
+
+def _pairs(branches: list[Any]) -> Iterator[tuple[Any, Any]]:
+    return ((one, other) for at, one in enumerate(branches) for other in branches[:at])
+
+
+# Rewrites that mean exactly the same, in order
+
+_NOTHING: Final = {
+    "not": ("false",),
+    "uniqueItems": ("false",),
+    "propertyNames": ("true", "{}"),
+    "dependentRequired": ("{}",),
+    "dependentSchemas": ("{}",),
+    "dependencies": ("{}",),
+    "unevaluatedItems": ("true", "{}"),
+    "unevaluatedProperties": ("true", "{}"),
+}
+
+
+def _without_effect(schema: Schema) -> None:
+    """Keywords that ask for nothing here."""
+    if "if" not in schema or not schema.keys() & set(_BRANCHES):
+        for name in ("if", *_BRANCHES):
+            schema.pop(name, None)
+    if "contains" not in schema:
+        for name in ("minContains", "maxContains"):
+            schema.pop(name, None)
+    for name, nothing in _NOTHING.items():
+        value = schema.get(name)
+        if (isinstance(value, bool) or value == {}) and json.dumps(value) in nothing:
+            del schema[name]
+    schema.pop("$recursiveAnchor", None)
+    anchor = schema.pop("$dynamicAnchor", None)
+    if anchor is not None:
+        schema.setdefault("$anchor", anchor)
+
+
+def _unevaluated(schema: Schema) -> None:
+    """Without keywords that evaluate in place, unevaluated means additional."""
+    if any(name in schema for name in _IN_PLACE):
+        return
+    if "unevaluatedProperties" in schema:
+        rest = schema.pop("unevaluatedProperties")
+        schema.setdefault("additionalProperties", rest)
+    if "unevaluatedItems" in schema and "contains" not in schema:
+        rest = schema.pop("unevaluatedItems")
+        schema.setdefault("items", rest)
+
+
+def _whole_counts(schema: Schema) -> None:
+    """2.0 is 2."""
+    for name in _COUNTS:
+        value = schema.get(name)
+        if isinstance(value, float) and value.is_integer():
+            schema[name] = int(value)
+
+
+def _formats(schema: Schema) -> None:
+    """Formats whose rules a regular expression holds, calendar included; unknown ones are annotations."""
+    name = schema.get("format")
+    if not isinstance(name, str) or name in _OPEN_FORMATS or name in COMPILED_FORMATS:
+        return
+    del schema["format"]
+    if name in PATTERNS:
+        schema["allOf"] = [*schema.get("allOf", ()), {"pattern": f"^({PATTERNS[name]})$"}]
+
+
+COMPILED_FORMATS: Final = frozenset(("duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
+_REWRITES: Final[tuple[Callable[[Schema], None], ...]] = (_unevaluated, _without_effect, _whole_counts, _formats)
