@@ -77,6 +77,20 @@ def test_a_sketch_is_about_as_large_as_a_difference_wherever_it_is():
         assert difference(golden(row), golden(other), Band(rms / 4, "")) != ""
 
 
+def test_each_number_of_a_digest_counts():
+    made = golden(logits())
+    one = made.digests[0]
+    for field, value in (
+        ("logsumexp", one.logsumexp + 0.1 * one.spread),
+        ("values", (one.values[0] + 0.1 * one.spread, *one.values[1:])),
+        ("ids", (*one.ids[:-1], 0 if one.ids[-1] else 1)),
+        ("sketch", (*one.sketch[:-1], one.sketch[-1] + 0.1 * one.spread)),
+    ):
+        assert (distance(one, changed(one, **{field: value})) > 0) is (field != "ids"), field
+    lost = changed(one, ids=(*one.ids[1:], one.ids[0] + 1), values=(*one.values[1:], one.values[-1]))
+    assert distance(one, lost) == pytest.approx((one.values[0] - one.values[-1]) / one.spread)
+
+
 def test_differences_below_the_band_pass_and_those_above_it_do_not():
     row = logits()
     for share, passes in ((0.001, True), (0.05, False)):

@@ -263,6 +263,18 @@ def test_a_golden_prompt_runs_when_it_is_time_and_only_after_a_quiet_while():
     assert service.watch.counts.runs == 3 + 2
 
 
+def test_a_pause_between_two_requests_is_too_short_for_one_that_is_long_overdue():
+    device, clock = Device(), Clock()
+
+    def work(service):
+        clock.now += 1000.0
+        service.ask("a", range(7))
+
+    service = Service(device, clock, script(work, later(1.0), later(0.5), later(1.0)))
+    service.run()
+    assert [plan.digested for plan in device.plans if plan.new] == [False, False, False, True]
+
+
 def test_every_0_never_runs_one():
     device, clock = Device(), Clock()
     Service(device, clock, script(*[later(1000.0)] * 5), every_s=0.0).run()
@@ -370,11 +382,14 @@ def test_a_drained_or_stopped_loop_does_not_wait_for_a_golden_prompt():
     for end in (lambda loop: loop.stop(), lambda loop: loop.post([Control("drain")])):
         device, clock = Device(), Clock()
 
-        def begin(service, end=end, device=device):
-            later(100.0)(service)
-            device.before_step = lambda plan: end(service.loop)
+        moves = [later(100.0)]
 
-        service = Service(device, clock, script(begin))
+        def begin(service, end=end, device=device, moves=moves):
+            if moves:
+                moves.pop()(service)
+                device.before_step = lambda plan: end(service.loop)
+
+        service = Service(device, clock, begin)
         thread = threading.Thread(target=service.run, daemon=True)
         thread.start()
         thread.join(20)
