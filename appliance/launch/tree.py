@@ -298,7 +298,12 @@ class Tree:
         self._console.end_progress()
         exit, cause = outcome.exit, outcome.cause.name if outcome.cause else ""
         told = park.Parked(outcome.message, exit.name, exit.number, cause, outcome.cure)
-        park.park(self._directory, told)
+        try:
+            park.park(self._directory, told)
+        except OSError as error:  # a full disk: the gateway cannot be told, so it must not go on
+            self._console.say("slipway", f"cannot be parked: {self._directory}: {error.strerror}")
+            self._settle(outcome)
+            return
         self._console.say("slipway", f"parked: {outcome.message}; /ready says so; a SIGTERM ends it with {exit.number}")
         self._report(outcome)
 
