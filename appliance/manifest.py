@@ -415,6 +415,8 @@ class Lifecycle(Section):
     """Folders that say how an engine died: cause, last lines, configuration, open requests, memory, device."""
     journal: Journal = Journal()
     """Replies that outlive their connection and the gateway, for requests with an Idempotency-Key."""
+    chaos: Literal["refused", "allowed"] = "refused"
+    """Whether `slipway chaos` may make faults in the running appliance, to see that it survives them."""
 
 
 class Observability(Section):

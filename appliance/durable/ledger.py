@@ -117,6 +117,10 @@ class Ledger:
         """Waits until all that was written is on the disk."""
         await asyncio.wrap_future(self._log.flushed())
 
+    def hamper(self, pause_s: float, for_s: float) -> None:
+        """As on a slow disk, for a while (log.py)."""
+        self._log.hamper(pause_s, for_s)
+
     async def stop(self) -> None:
         for entry in list(self._entries.values()):
             await entry.pause()

@@ -98,6 +98,7 @@ class Log:
         self._instead: list[bytes] | None = None  # what the file is to hold, before what is pending
         self._waiting: list[Future[None]] = []
         self._stopping = False
+        self._pause_s = self._hampered_until_s = 0.0
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def _open(self, path: Path) -> int:
@@ -133,6 +134,10 @@ class Log:
             self.size = sum(map(len, self._instead))
             self._wake.notify()
 
+    def hamper(self, pause_s: float, for_s: float) -> None:
+        """As on a slow disk: each write takes so much longer from now on, for a while."""
+        self._pause_s, self._hampered_until_s = pause_s, time.monotonic() + for_s
+
     def flushed(self) -> Future[None]:
         """Done when all that was appended is on the disk, or could not be written."""
         future: Future[None] = Future()
@@ -159,6 +164,8 @@ class Log:
                 records, self._pending = self._pending, []
                 waiting, self._waiting = self._waiting, []
                 stopping = self._stopping
+            if time.monotonic() < self._hampered_until_s:
+                time.sleep(self._pause_s)
             try:
                 if instead is not None:
                     self._write_anew(instead)

@@ -36,7 +36,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     (gateway/control.py). `run` is the run directory: the gateway writes there what was open when an engine died, and
     reads whether the appliance is parked. What happened to the last `stories` sequences is kept. `journal` is the file
     of durable replies, empty for none: they are kept for `journal_keep_s`, in `journal_bytes`, and generated on for
-    `linger_s` without a client."""
+    `linger_s` without a client. `chaos`: faults may be made on purpose."""
 
     host: str
     port: int
@@ -73,6 +73,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     journal_keep_s: float = 900.0
     journal_bytes: int = 64 * 2**20
     linger_s: float = 60.0
+    chaos: bool = False
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_requests: bool = False

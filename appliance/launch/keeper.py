@@ -107,7 +107,7 @@ class Keeper:
         return status
 
     def _tell(self, death: Death) -> None:
-        """Whoever reads it sees all of it or nothing; where the disk is full, the program's end is told all the same."""
+        """Whoever reads it sees all of it or nothing; where the disk is full, the program ends as it would."""
         new = self._kept.death.with_suffix(".death-new")  # the gateway writes beside it, at the same moment
         try:
             new.write_bytes(msgspec.json.encode(death))

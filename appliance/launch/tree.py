@@ -199,9 +199,9 @@ class Tree:
 
     def _announce(self) -> None:
         gateway = self._service.gateway
-        rundir.write_address(
-            self._directory, rundir.Address(os.getpid(), listen.local_host(gateway.host), gateway.port, self.manifest)
-        )
+        crashes = tuple(map(str, self._crashes.places))
+        host = listen.local_host(gateway.host)
+        rundir.write_address(self._directory, rundir.Address(os.getpid(), host, gateway.port, self.manifest, crashes))
         engines = len(self._service.engines)
         self._console.say(
             "slipway",
