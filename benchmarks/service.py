@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 
+from appliance.launch import rundir
+
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "manifests" / "demo.yaml"
 PATIENCE_S = 300.0
@@ -21,10 +23,11 @@ PATIENCE_S = 300.0
 
 @dataclass(frozen=True)
 class Running:
-    """`launcher` is the process of `slipway serve`."""
+    """`launcher` is the process of `slipway serve`, `directory` its run directory."""
 
     url: str
     launcher: int
+    directory: Path
 
 
 @contextmanager
@@ -45,7 +48,15 @@ def serving(*settings: str, manifest: Path = DEMO, log: Path | None = None) -> I
         opened.callback(appliance.terminate)
         url = f"http://127.0.0.1:{port}"
         wait_ready(url, appliance)
-        yield Running(url, appliance.pid)
+        yield Running(url, appliance.pid, run_directory(appliance.pid))
+
+
+def run_directory(launcher: int) -> Path:
+    """Raises LookupError."""
+    for directory, address in rundir.directories(os.environ):
+        if address.pid == launcher:
+            return directory
+    raise LookupError(f"process {launcher} has no run directory")
 
 
 def wait_ready(url: str, appliance: "subprocess.Popen[bytes]") -> None:

@@ -23,8 +23,8 @@ class Unwell(Exception):
 
 @dataclass
 class Probe:
-    """One request, in seconds of the monotonic clock. `begun_s`: until the first answer began. `same`: it got the tokens that it got before, None where these
-    may differ or it got none."""
+    """One request, in seconds of the monotonic clock. `begun_s`: until the first answer began. `same`: it got the
+    tokens that it got before, None where these may differ or it got none."""
 
     kind: str
     sent_s: float

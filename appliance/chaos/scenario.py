@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Promise:
-    """What must be true afterwards, beside: each probe got what it asked for, the same tokens as before, and nothing of the
+    """What must be true afterwards, beside: each probe got what it asked for, the same tokens as before; nothing of the
     fault is left. `text` says it in words.
 
     `restarts`: this program is another process, within `within_s` of the fault, and the service is ready; "" is none:
