@@ -1,0 +1,151 @@
+"""`slipway chaos` in a running demo of two ranks: every scenario that can be made here, and what it refuses."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SLIPWAY
+
+from appliance.chaos.faults import SCENARIOS
+
+MANIFEST = """\
+apiVersion: slipway/v2
+model: {source: {path: demo}, names: [demo]}
+parallelism: {tensor: 2}
+endpoints: {api_keys: clients}
+limits: {max_waiting: 150}
+health: {stalled_busy: 3s, stalled_idle: 3s}
+lifecycle: {chaos: allowed, crash_bundles: {folder: crashes}}
+secrets: {clients: {file: keys}}
+"""
+
+
+def chaos(*arguments, **more):
+    return subprocess.run([*SLIPWAY, "chaos", *arguments], capture_output=True, text=True, timeout=600, **more)
+
+
+@pytest.fixture(scope="module")
+def service(launch, tmp_path_factory):
+    """Its folder, and the appliance, ready."""
+    folder = tmp_path_factory.mktemp("chaos")
+    shutil.copytree(ROOT / "manifests" / "demo", folder / "demo")
+    (folder / "keys").write_text("one-key\n")
+    manifest = folder / "m.yaml"
+    manifest.write_text(MANIFEST)
+    subprocess.run([*SLIPWAY, "lock", str(manifest)], check=True, capture_output=True)
+    appliance = launch(manifest)
+    appliance.wait_ready()
+    return folder, appliance
+
+
+def files(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def made(service):
+    """What came of all scenarios, by name."""
+    folder, appliance = service
+    before = files(folder)
+    done = chaos(appliance.url, "--scenario", "all", "--yes", "--json", "--duration", "1", "--clients", "1")
+    told = {report["scenario"]: report for report in json.loads(done.stdout)}
+    assert done.returncode == 0, f"{json.dumps(told, indent=1)}\n{done.stderr}\n{appliance.output()[-3000:]}"
+    after = {name: content for name, content in files(folder).items() if name.parts[0] != "crashes"}
+    assert after == before  # every byte is back, and nothing lies beside
+    return told
+
+
+@pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS])
+def test_the_appliance_does_as_it_promises(made, name):
+    report = made[name]
+    if name == "oom" and report["outcome"] == "not made":
+        assert "cgroup" in report["reason"] or "memory" in report["reason"]  # none that we may divide
+    else:
+        assert report["outcome"] == "as promised" and len(report["findings"]) >= 4
+
+
+def test_deaths_that_chaos_caused_count_for_no_restart_limit(service, made):
+    """One each, as often as the engine was killed: lifecycle.restart.max is 5"""
+    _, appliance = service
+    restarts = [line for line in appliance.output().splitlines() if "; restart " in line]
+    assert len(restarts) >= 7 and all("; restart 1 of 5 " in line for line in restarts)
+
+
+def test_a_fault_is_taken_back_when_chaos_is_killed(service, made, eventually):
+    """Of a stopped engine nobody would know, with these stall clocks; of a gateway that writes nothing neither"""
+    folder, appliance = service
+    shard = folder / "demo" / "model.safetensors"
+    whole = shard.read_bytes()
+    command = [*SLIPWAY, "chaos", appliance.url, "--scenario", "bad-shard", "--yes", "--duration", "600"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
+        eventually("the fault", lambda: shard.read_bytes() != whole)
+        running.kill()
+    eventually("the file as it was", lambda: shard.read_bytes() == whole)
+    assert sorted(path.name for path in shard.parent.glob(".*")) == []
+
+
+def test_ctrl_c_takes_back_and_ends(service, made, eventually):
+    folder, appliance = service
+    shard = folder / "demo" / "model.safetensors"
+    whole = shard.read_bytes()
+    command = [*SLIPWAY, "chaos", appliance.url, "--scenario", "bad-shard", "--yes", "--duration", "600"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        eventually("the fault", lambda: shard.read_bytes() != whole)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 130
+    assert shard.read_bytes() == whole
+
+
+def test_without_yes_nothing_is_made_where_nobody_can_answer(service, made):
+    _, appliance = service
+    before = appliance.pids()
+    done = chaos(appliance.url, "--scenario", "crash", stdin=subprocess.DEVNULL)
+    assert done.returncode == 2 and "nothing was made" in done.stderr
+    assert "crash: sends SIGKILL to engine-0" in done.stdout and "promised:" in done.stdout
+    assert appliance.pids() == before
+
+
+def test_a_manifest_that_does_not_allow_it_is_respected(demo):
+    before = demo.pids()
+    done = chaos(demo.url, "--scenario", "crash", "--yes")
+    assert done.returncode == 2 and "lifecycle: {chaos: allowed}" in done.stderr
+    assert demo.pids() == before
+
+
+def test_a_name_that_is_no_scenario_is_told_with_those_that_are(demo):
+    done = chaos(demo.url, "--scenario", "crash,crush", "--yes")
+    assert done.returncode == 2 and "crush" in done.stderr and "slow-disk" in done.stderr
+
+
+def test_the_list_says_what_is_promised_there(service):
+    _, appliance = service
+    done = chaos(appliance.url, "--list", "--scenario", "all")
+    assert done.returncode == 0 and done.stdout.count("promised: ") >= len(SCENARIOS) - 1
+
+
+def test_an_appliance_that_does_not_keep_a_promise_is_caught(launch, tmp_path):
+    """With health.stalled_busy of ten minutes and a promise of seconds: an engine that hangs is not noticed"""
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests' / 'demo'}}}}}\n"
+        f"lifecycle: {{chaos: allowed, restart: {{backoff: 0s}}, crash_bundles: {{folder: {tmp_path / 'crashes'}}}}}\n"
+    )
+    appliance = launch(path)
+    appliance.wait_ready()
+    keeper = appliance.pids()["engine-0-keeper"]
+    os.kill(keeper, signal.SIGKILL)  # the next death is one that nobody saw
+    appliance.wait_ready()
+    (bundle,) = (tmp_path / "crashes").glob("*/death.json")
+    assert json.loads(bundle.read_text())["death"].startswith("its keeper was killed")
+    for each in (tmp_path / "crashes").iterdir():
+        shutil.rmtree(each)
+    Path(tmp_path / "crashes").rmdir()
+    Path(tmp_path / "crashes").touch()  # where no crash bundle can be written
+    done = chaos(appliance.url, "--scenario", "crash", "--yes", "--json", "--clients", "1")
+    (report,) = json.loads(done.stdout)
+    assert done.returncode == 1 and report["outcome"] == "not as promised"
+    assert [each["name"] for each in report["findings"] if not each["kept"]] == ["cause"]
