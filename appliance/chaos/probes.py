@@ -79,6 +79,14 @@ class Prober:
         kinds = itertools.chain(*itertools.repeat(tuple(self._asks), self.clients))
         self._tasks = [asyncio.create_task(self._ask_on(kind)) for kind in kinds]
 
+    async def answered(self, since_s: float) -> None:
+        """Waits until one of each kind that was sent since then is over, for `patience_s`."""
+        deadline_s = time.monotonic() + self.patience_s
+        while time.monotonic() < deadline_s:
+            if {probe.kind for probe in self.done if probe.sent_s >= since_s} == self._asks.keys():
+                return
+            await asyncio.sleep(PAUSE_S)
+
     async def stop(self) -> None:
         """Waits for what is open, `patience_s` long; what is open then is lost."""
         self._over.set()

@@ -31,11 +31,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Options:
-    """`duration_s`: how long faults that restart nothing are held. `clients`: probing ones of each kind."""
+    """`duration_s`: how long faults that restart nothing are held. `clients`: probing ones of each kind. `within_s`:
+    what a start may take, 0 for a few times what the last one took."""
 
     duration_s: float = 5.0
     clients: int = 2
     seed: int = 0
+    within_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ async def run(target: Target, scenario: Scenario, options: Options, made: Sequen
         watch = Watch(client)
         if not await watch.look():
             raise Unwell(f"/ready of {target.url} is not 200")
-        target = replace(target, within_s=LEAST_S + STARTS * watch.start_s())
+        target = replace(target, within_s=options.within_s or LEAST_S + STARTS * watch.start_s())
         skipped = scenario.lacks(target) or _no_restart_left(target, scenario, made)
         if skipped:
             return Report(scenario, skipped=skipped)
@@ -128,6 +130,8 @@ class _Run:
             if not program:
                 whole_s = time.monotonic()
             await asyncio.sleep(QUIET_S)
+            if whole_s is not None:
+                await self._prober.answered(whole_s)
             await self._prober.stop()
             after = await self._settled(before)
         except NotMade as error:

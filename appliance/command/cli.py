@@ -222,6 +222,8 @@ def _chaos(command: argparse.ArgumentParser) -> None:
     command.add_argument("--list", action="store_true", help="say what each scenario does and what is promised")
     text = "seconds for which faults that restart nothing are held (5)"
     command.add_argument("--duration", type=float, default=5.0, metavar="S", help=text)
+    text = "seconds that a restart may take (30, and 3 times what the last start took)"
+    command.add_argument("--within", type=float, default=0.0, metavar="S", help=text)
     command.add_argument("--clients", type=int, default=2, metavar="N", help="probing clients of each of 3 kinds (2)")
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of what is chosen by chance (0)")
     command.add_argument("--yes", action="store_true", help="do not ask before")
@@ -455,7 +457,7 @@ def chaos(options: argparse.Namespace) -> int:
     from appliance.chaos.run import Options
     from appliance.command.chaos import chaos as run
 
-    given = Options(options.duration, options.clients, options.seed)
+    given = Options(options.duration, options.clients, options.seed, options.within)
     answers = {"lists": options.list, "yes": options.yes, "json": options.json}
     return run(options.which, options.scenario, given, **answers, key=_key(options) or "")
 

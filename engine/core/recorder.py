@@ -172,7 +172,7 @@ class Recorder(Scheduler):
         print(f"slipway engine: record={self._path}: {error.strerror}; recording pauses", file=sys.stderr, flush=True)
 
     def _turn_over(self) -> None:
-        """Begins a new file if this one is full, or lacks something. Nothing is pending that the state does not have."""
+        """Begins a new file if this one is full, or lacks records. Nothing is pending that the state does not have."""
         if not self._lost and self._size < max(self._half - self._flush_bytes, 2 * self._state_bytes):
             return
         self.flush()

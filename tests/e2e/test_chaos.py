@@ -1,27 +1,30 @@
-"""`slipway chaos` in a running demo of two ranks: every scenario that can be made here, and what it refuses."""
+"""`slipway chaos` in a running demo: every scenario that can be made here, and what it refuses."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SLIPWAY
 
 from appliance.chaos.faults import SCENARIOS
 
+ROOT = Path(__file__).resolve().parents[2]
+SLIPWAY = [sys.executable, "-m", "appliance"]
 MANIFEST = """\
 apiVersion: slipway/v2
 model: {source: {path: demo}, names: [demo]}
-parallelism: {tensor: 2}
 endpoints: {api_keys: clients}
 limits: {max_waiting: 150}
 health: {stalled_busy: 3s, stalled_idle: 3s}
 lifecycle: {chaos: allowed, crash_bundles: {folder: crashes}}
 secrets: {clients: {file: keys}}
 """
+
+
+QUICK = ("--clients", "1", "--within", "300")  # the machine may be busy
 
 
 def chaos(*arguments, **more):
@@ -51,7 +54,7 @@ def made(service):
     """What came of all scenarios, by name."""
     folder, appliance = service
     before = files(folder)
-    done = chaos(appliance.url, "--scenario", "all", "--yes", "--json", "--duration", "1", "--clients", "1")
+    done = chaos(appliance.url, "--scenario", "all", "--yes", "--json", "--duration", "1", *QUICK)
     told = {report["scenario"]: report for report in json.loads(done.stdout)}
     assert done.returncode == 0, f"{json.dumps(told, indent=1)}\n{done.stderr}\n{appliance.output()[-3000:]}"
     after = {name: content for name, content in files(folder).items() if name.parts[0] != "crashes"}
@@ -64,19 +67,37 @@ def test_the_appliance_does_as_it_promises(made, name):
     report = made[name]
     if name == "oom" and report["outcome"] == "not made":
         assert "cgroup" in report["reason"] or "memory" in report["reason"]  # none that we may divide
+    elif name == "dead-rank":
+        assert report["reason"] == "parallelism.tensor is 1: an engine has no ranks"
     else:
         assert report["outcome"] == "as promised" and len(report["findings"]) >= 4
+
+
+def test_an_engine_whose_rank_is_killed_is_back_as_a_whole(launch, tmp_path):
+    path = tmp_path / "m.yaml"
+    demo = f"source: {{path: {ROOT / 'manifests' / 'demo'}}}"
+    bundles = f"crash_bundles: {{folder: {tmp_path / 'crashes'}}}"
+    path.write_text(
+        f"apiVersion: slipway/v2\nmodel: {{{demo}}}\nparallelism: {{tensor: 2}}\n"
+        f"lifecycle: {{chaos: allowed, {bundles}}}\n"
+    )
+    appliance = launch(path)
+    appliance.wait_ready()
+    done = chaos(appliance.url, "--scenario", "dead-rank", "--yes", "--json", *QUICK)
+    (report,) = json.loads(done.stdout)
+    assert done.returncode == 0 and report["outcome"] == "as promised", report
+    appliance.stop()
 
 
 def test_deaths_that_chaos_caused_count_for_no_restart_limit(service, made):
     """One each, as often as the engine was killed: lifecycle.restart.max is 5"""
     _, appliance = service
     restarts = [line for line in appliance.output().splitlines() if "; restart " in line]
-    assert len(restarts) >= 7 and all("; restart 1 of 5 " in line for line in restarts)
+    assert len(restarts) >= 6 and all("; restart 1 of 5 " in line for line in restarts)
 
 
 def test_a_fault_is_taken_back_when_chaos_is_killed(service, made, eventually):
-    """Of a stopped engine nobody would know, with these stall clocks; of a gateway that writes nothing neither"""
+    """By a signal that nobody can catch"""
     folder, appliance = service
     shard = folder / "demo" / "model.safetensors"
     whole = shard.read_bytes()
@@ -128,7 +149,7 @@ def test_the_list_says_what_is_promised_there(service):
 
 
 def test_an_appliance_that_does_not_keep_a_promise_is_caught(launch, tmp_path):
-    """With health.stalled_busy of ten minutes and a promise of seconds: an engine that hangs is not noticed"""
+    """One whose crash bundles cannot be written"""
     path = tmp_path / "m.yaml"
     path.write_text(
         f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests' / 'demo'}}}}}\n"
@@ -136,16 +157,9 @@ def test_an_appliance_that_does_not_keep_a_promise_is_caught(launch, tmp_path):
     )
     appliance = launch(path)
     appliance.wait_ready()
-    keeper = appliance.pids()["engine-0-keeper"]
-    os.kill(keeper, signal.SIGKILL)  # the next death is one that nobody saw
-    appliance.wait_ready()
-    (bundle,) = (tmp_path / "crashes").glob("*/death.json")
-    assert json.loads(bundle.read_text())["death"].startswith("its keeper was killed")
-    for each in (tmp_path / "crashes").iterdir():
-        shutil.rmtree(each)
-    Path(tmp_path / "crashes").rmdir()
-    Path(tmp_path / "crashes").touch()  # where no crash bundle can be written
-    done = chaos(appliance.url, "--scenario", "crash", "--yes", "--json", "--clients", "1")
+    (tmp_path / "crashes").touch()  # no folder
+    done = chaos(appliance.url, "--scenario", "crash", "--yes", "--json", *QUICK)
     (report,) = json.loads(done.stdout)
     assert done.returncode == 1 and report["outcome"] == "not as promised"
     assert [each["name"] for each in report["findings"] if not each["kept"]] == ["cause"]
+    appliance.stop()

@@ -1,4 +1,4 @@
-"""The judge against appliances that misbehave: each planted misbehaviour breaks the promise that it should, no other."""
+"""The judge against appliances that misbehave: each planted misbehaviour breaks the promise that it should break."""
 
 from dataclasses import replace
 
