@@ -157,5 +157,4 @@ def test_where_a_full_disk_keeps_the_gateway_from_being_told_the_appliance_exits
     resource.prlimit(launcher, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # no write into a file succeeds
     (appliance.directory / "seen").touch()
     assert appliance.end() == 14
-    assert b"cannot be parked" in appliance.out() and appliance.alive() == {}
-    assert appliance.reason()["exit"] == "restarts"
+    assert appliance.alive() == {}  # what it says goes into files as well, so only its code tells
