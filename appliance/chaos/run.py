@@ -98,6 +98,7 @@ class _Run:
         self._promise = scenario.promise(target)
         self._options = options
         self._client = client
+        client.timeout = httpx.Timeout(self._patience_s)  # a reply waits for as long as its engine is gone
         self._watch = watch
         self._prober = Prober(
             client, options.clients, target.exact, bool(target.gateway.journal), patience_s=self._patience_s
