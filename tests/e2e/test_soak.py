@@ -8,13 +8,13 @@ import pytest
 
 from benchmarks.holdings import Holdings, leaks
 from benchmarks.service import Running, run_directory
-from benchmarks.soak import MAX_BODY, soak, table
+from benchmarks.soak import SETTINGS, soak, table
 
 DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
 
 
 def test_after_bad_clients_of_every_kind_nothing_is_held(launch, tmp_path):
-    settings = (f"limits.max_body={MAX_BODY}B", f"lifecycle.crash_bundles.folder={tmp_path}")
+    settings = (*SETTINGS, f"lifecycle.crash_bundles.folder={tmp_path}")
     appliance = launch(DEMO, *(word for each in settings for word in ("--set", each)))
     appliance.wait_ready()
     service = Running(appliance.url, appliance.process.pid, run_directory(appliance.process.pid))

@@ -12,6 +12,11 @@ import pytest
 END_S = 2.0  # from the last death to the end
 
 
+def busy() -> float:
+    """How many times longer things may take on this machine now: what waits for each core."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
 def bundles(appliance):
     """What each crash bundle says, oldest first."""
     return [json.loads(path.read_text()) for path in sorted((appliance.directory / "crashes").glob("*/death.json"))]
@@ -46,7 +51,7 @@ def test_a_crash_loop_ends_with_the_documented_code_and_nothing_left(launched, t
     appliance.until(lambda: appliance.out().count(b"the end:") == 2)
     decided = time.monotonic()
     assert appliance.end() == 14
-    assert time.monotonic() - decided < END_S
+    assert time.monotonic() - decided < END_S * busy()
     assert appliance.alive() == {}
     assert list(appliance.runs.iterdir()) == []
     assert not list(Path("/dev/shm").glob(f"{appliance.mark}*"))
