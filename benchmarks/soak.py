@@ -113,10 +113,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, help="file for what the service prints")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        with serving(*SETTINGS, f"lifecycle.crash_bundles.folder={folder}/crashes", log=given.log) as service:
-            wanted = {"minutes": given.minutes, "aborts": given.aborts, "streams": given.streams, "seed": given.seed}
-            report = asyncio.run(soak(service, **wanted))
+    wanted = {"minutes": given.minutes, "aborts": given.aborts, "streams": given.streams, "seed": given.seed}
+    with (
+        tempfile.TemporaryDirectory(prefix="soak-") as folder,
+        serving(*SETTINGS, f"lifecycle.crash_bundles.folder={folder}/crashes", log=given.log) as service,
+    ):
+        report = asyncio.run(soak(service, **wanted))
     print("\n".join(table(report)))
     if given.out:
         given.out.write_text(json.dumps(report, indent=1) + "\n")
