@@ -458,6 +458,8 @@ class Lifecycle(Section):
     """Golden prompts, by which an engine finds out that it no longer computes what it should."""
     journal: Journal = Journal()
     """Replies that outlive their connection and the gateway, for requests with an Idempotency-Key."""
+    chaos: Literal["refused", "allowed"] = "refused"
+    """Whether `slipway chaos` may make faults in the running appliance, to see that it survives them."""
 
 
 class Observability(Section):

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,8 +19,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.kills import wait_ready
 from benchmarks.machine import facts
+from benchmarks.service import serving
 from benchmarks.shapes import SHAPES, make
 
 PATIENCE_S = 600.0
@@ -67,23 +66,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7, help="of each side (7)")
     parser.add_argument("--streams", type=int, default=8, help="at once (8)")
     parser.add_argument("--tokens", type=int, default=150, help="of each reply (150)")
-    parser.add_argument("--port", type=int, default=8398)
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args(arguments)
-    url = f"http://127.0.0.1:{given.port}"
     with tempfile.TemporaryDirectory() as folder:
         manifest = Path(folder) / "m.yaml"
         checkpoint = make(given.shape, given.checkpoints / given.shape)
         text = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {checkpoint}}}}}\nquantization: {{weights: int8}}\n"
         manifest.write_text(text)
-        command = [sys.executable, "-m", "appliance", "serve", str(manifest), "--host", "127.0.0.1"]
-        command += ["--port", str(given.port), "--model.max-context", "512"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as appliance:
-            try:
-                wait_ready(url)
-                found = measure(url, given.rounds, given.streams, given.tokens)
-            finally:
-                appliance.terminate()
+        with serving("model.max_context=512", manifest=manifest) as service:
+            found = measure(service.url, given.rounds, given.streams, given.tokens)
     medians = {side: statistics.median(rates) for side, rates in found.items()}
     report: dict[str, Any] = {
         "settings": {"shape": given.shape, "weights": "int8", "streams": given.streams, "tokens": given.tokens},

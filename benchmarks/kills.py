@@ -14,21 +14,20 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from appliance.chaos.client import PATIENCE_S, ask
+from appliance.launch.programs import program
 from benchmarks.machine import facts
 from benchmarks.serve import spread
-
-ROOT = Path(__file__).resolve().parents[1]
-PATIENCE_S = 300.0
+from benchmarks.service import serving
 
 SCHEMA = {
     "type": "object",
@@ -75,102 +74,6 @@ def mix(tokens: int) -> list[tuple[str, dict[str, Any]]]:
 
 def _json_format() -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
-
-
-@dataclass
-class Reply:
-    """What a client got, without what is new in each reply (ids, times): for every choice its text, its calls, its
-    logprobs and why it ended. `pauses_s` are the times between records of a stream; `comebacks` counts the times that
-    its client had to ask again."""
-
-    choices: dict[int, dict[str, Any]] = field(default_factory=dict)
-    error: str = ""
-    pauses_s: list[float] = field(default_factory=list)
-    comebacks: int = 0
-
-    def choice(self, index: int) -> dict[str, Any]:
-        return self.choices.setdefault(
-            index, {"text": "", "reasoning": "", "calls": {}, "logprobs": [], "finish": None}
-        )
-
-    def take(self, choice: dict[str, Any]) -> None:
-        own = self.choice(choice["index"])
-        message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-        own["text"] += message.get("content") or ""
-        own["reasoning"] += message.get("reasoning") or ""
-        for index, call in enumerate(message.get("tool_calls") or []):
-            known = own["calls"].setdefault(call.get("index", index), {"name": "", "arguments": ""})
-            known["name"] += call["function"].get("name") or ""
-            known["arguments"] += call["function"].get("arguments") or ""
-        own["logprobs"] += _logprobs(choice.get("logprobs") or {})
-        own["finish"] = choice.get("finish_reason") or own["finish"]
-
-
-def _logprobs(given: dict[str, Any]) -> list[Any]:
-    if "content" in given:
-        return list(given["content"] or [])
-    return list(zip(given.get("tokens") or [], given.get("token_logprobs") or [], strict=True))
-
-
-async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], key: str = "") -> Reply:
-    """One request; what goes wrong is in the reply. With a `key` the client repeats it until it has all of it."""
-    reply = Reply()
-    headers = {"Idempotency-Key": key} if key else {}
-    deadline_s = time.monotonic() + PATIENCE_S
-    while True:
-        reply.error = ""
-        try:
-            await (_stream if body["stream"] else _whole)(client, path, body, headers, reply)
-        except httpx.HTTPError as error:
-            reply.error = f"{type(error).__name__}: {error}"
-        lost = reply.error.startswith("503") or "Error: " in reply.error
-        if not key or not lost or time.monotonic() > deadline_s:
-            return reply
-        reply.comebacks += 1
-        await asyncio.sleep(0.05)
-
-
-async def _whole(client: httpx.AsyncClient, path: str, body: Any, headers: dict[str, str], reply: Reply) -> None:
-    answer = await client.post(path, json=body, headers=headers)
-    if answer.status_code != 200:
-        reply.error = f"{answer.status_code}: {answer.text[:200]}"
-        return
-    for choice in answer.json()["choices"]:
-        reply.take(choice)
-
-
-async def _stream(client: httpx.AsyncClient, path: str, body: Any, headers: dict[str, str], reply: Reply) -> None:
-    """`headers` get the place from which on the next try is to go on."""
-    async with client.stream("POST", path, json=body, headers=headers) as answer:
-        if answer.status_code != 200:
-            reply.error = f"{answer.status_code}: {(await answer.aread())[:200]!r}"
-            return
-        async for event, record in _records(answer, reply.pauses_s):
-            if "error" in record:
-                reply.error = f"{record['error']['code']}: {record['error']['message']}"
-            for choice in record.get("choices", []):
-                reply.take(choice)
-            if event:
-                headers["Last-Event-ID"] = event
-
-
-async def _records(answer: httpx.Response, pauses_s: list[float]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    last, done, event = time.perf_counter(), False, ""
-    async for line in answer.aiter_lines():
-        if line.startswith("id: "):
-            event = line[4:]
-        if not line.startswith("data: "):
-            continue
-        now = time.perf_counter()
-        pauses_s.append(now - last)
-        last = now
-        if line == "data: [DONE]":
-            done = True
-        else:
-            yield event, json.loads(line[6:])
-        event = ""
-    if not done:
-        raise httpx.RemoteProtocolError("the stream ended without [DONE]")
 
 
 @dataclass
@@ -239,21 +142,16 @@ async def torment(
 
 
 class Victim:
-    """A process of an appliance on this machine, `engine-0` or `gateway`, found by the name of its configuration."""
+    """A process of an appliance on this machine, `engine-0` or `gateway`."""
 
     def __init__(self, launcher: int, name: str = "engine-0") -> None:
         self._launcher = launcher
-        self._name = name.encode() + b".json"
+        self._name = name
         self._killed = 0
 
     def pid(self) -> int:
         """The living one below the launcher, 0 if there is none."""
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                line = (entry / "cmdline").read_bytes()
-                if self._name in line and self._launcher in _ancestors(int(entry.name)):
-                    return int(entry.name)
-        return 0
+        return program(self._launcher, self._name)
 
     def kill(self) -> None:
         self._killed = self.pid()
@@ -263,8 +161,11 @@ class Victim:
     async def back(self, client: httpx.AsyncClient) -> None:
         """Waits until another process serves."""
         deadline_s = time.monotonic() + PATIENCE_S
-        while self.pid() in (0, self._killed) or not await _is_ready(client):
-            assert time.monotonic() < deadline_s, f"{self._name.decode()}: it did not come back"
+        while self.pid() in (0, self._killed):
+            assert time.monotonic() < deadline_s, f"{self._name}: it was not started again"
+            await asyncio.sleep(0.05)
+        while not await _is_ready(client):
+            assert time.monotonic() < deadline_s, f"{self._name}: it did not come back"
             await asyncio.sleep(0.05)
 
 
@@ -274,36 +175,20 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
     return False
 
 
-def _ancestors(pid: int) -> Sequence[int]:
-    found = []
-    while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        found.append(pid)
-    return found
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=100, help="how often (100)")
     parser.add_argument("--streams", type=int, default=32, help="clients that ask at once (32)")
     parser.add_argument("--tokens", type=int, default=150, help="longest reply (150)")
     parser.add_argument("--gateway", action="store_true", help="kill the gateway too; clients come back to it")
-    parser.add_argument("--port", type=int, default=8399)
+    parser.add_argument("--log", type=Path, help="file for what the service prints")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args(arguments)
-    url = f"http://127.0.0.1:{given.port}"
-    settings = ["lifecycle.restart.max=100000", "lifecycle.restart.backoff=0s"]
-    command = [sys.executable, "-m", "appliance", "serve", str(ROOT / "manifests/demo.yaml"), "--host", "127.0.0.1"]
-    command += ["--port", str(given.port), *itertools.chain(*(("--set", each) for each in settings))]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as appliance:
-        try:
-            wait_ready(url)
-            wanted = {"kills": given.kills, "streams": given.streams, "tokens": given.tokens}
-            names = ("engine-0", "gateway") if given.gateway else ("engine-0",)
-            victims = [Victim(appliance.pid, name) for name in names]
-            result = asyncio.run(torment(url, victims, **wanted, durable=given.gateway))
-        finally:
-            appliance.terminate()
+    wanted = {"kills": given.kills, "streams": given.streams, "tokens": given.tokens}
+    names = ("engine-0", "gateway") if given.gateway else ("engine-0",)
+    with serving("lifecycle.restart.max=100000", "lifecycle.restart.backoff=0s", log=given.log) as demo:
+        victims = [Victim(demo.launcher, name) for name in names]
+        result = asyncio.run(torment(demo.url, victims, **wanted, durable=given.gateway))
     report = {
         "settings": wanted,
         "machine": asdict(facts()),
@@ -324,16 +209,6 @@ def main(arguments: list[str] | None = None) -> int:
     if given.out:
         given.out.write_text(json.dumps(report, indent=1) + "\n")
     return 1 if result.failed or result.differing else 0
-
-
-def wait_ready(url: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/ready").status_code == 200:
-                return
-        time.sleep(0.1)
-    raise TimeoutError(f"{url}/ready: not 200 within {PATIENCE_S:.0f} s")
 
 
 if __name__ == "__main__":

@@ -220,6 +220,24 @@ def _restart(command: argparse.ArgumentParser) -> None:
     command.add_argument("--restart", action="store_true", help=text)
 
 
+def _chaos(command: argparse.ArgumentParser) -> None:
+    text = "which one, where several run here: its manifest, or its URL"
+    command.add_argument("which", metavar="MANIFEST|URL", nargs="?", default=None, help=text)
+    command.add_argument("--scenario", default="", metavar="A,B", help="which faults, or all; --list names them")
+    command.add_argument("--list", action="store_true", help="say what each scenario does and what is promised")
+    text = "seconds for which faults that restart nothing are held (5)"
+    command.add_argument("--duration", type=float, default=5.0, metavar="S", help=text)
+    text = "seconds that a restart may take (30, and 3 times what the last start took)"
+    command.add_argument("--within", type=float, default=0.0, metavar="S", help=text)
+    command.add_argument("--clients", type=int, default=2, metavar="N", help="probing clients of each of 3 kinds (2)")
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of what is chosen by chance (0)")
+    command.add_argument("--yes", action="store_true", help="do not ask before")
+    command.epilog = (
+        "Ends with 0 if the appliance did as it promises, 1 if not, 2 if nothing was made, 3 if a fault could not be "
+        "taken back. The manifest must say lifecycle: {chaos: allowed}."
+    )
+
+
 def _api_key(command: argparse.ArgumentParser) -> None:
     command.add_argument("--api-key-env", default=None, metavar="NAME", help="environment variable with the API key")
 
@@ -453,6 +471,15 @@ def reload(options: argparse.Namespace) -> int:
     return run(options.which, restart=options.restart)
 
 
+def chaos(options: argparse.Namespace) -> int:
+    from appliance.chaos.run import Options
+    from appliance.command.chaos import chaos as run
+
+    given = Options(options.duration, options.clients, options.seed, options.within)
+    answers = {"lists": options.list, "yes": options.yes, "json": options.json}
+    return run(options.which, options.scenario, given, **answers, key=_key(options) or "")
+
+
 def healthcheck(options: argparse.Namespace) -> int:
     from appliance.launch.healthcheck import main as probe
 
@@ -511,6 +538,11 @@ COMMANDS: dict[str, Command] = {
         key,
         "Make an API key, and its line for the list of keys, which has only the key's hash.",
         (_key_words,),
+    ),
+    "chaos": (
+        chaos,
+        "Make faults in a running service, and see whether it does as it promises.",
+        (_chaos, _json, _api_key),
     ),
     "fetch": (fetch, "Download what model.source names into the cache; start nothing.", (_manifest,)),
     "upgrade": (

@@ -141,6 +141,7 @@ EFFECTS: dict[str, Effect] = {
     "lifecycle.journal.keep": _LIVE,
     "lifecycle.journal.size": _LIVE,
     "lifecycle.journal.linger": _LIVE,
+    "lifecycle.chaos": _LIVE,
     "observability.log_level": _LIVE,
     "observability.log_format": _SERVICE,  # the launcher's own lines have it too
     "observability.log_requests": _LIVE,

@@ -17,6 +17,7 @@ from engine.api.messages import Submit
 
 log = logging.getLogger(__name__)
 
+FILL_S = 5.0  # between two tries to write all anew after the disk failed
 SLACK_BYTES = 2**20  # of records of what is gone, before the file is written anew
 
 
@@ -47,6 +48,8 @@ class Ledger:
         self._clock = clock
         self._entries: dict[bytes, Entry] = {}
         self._numbers = itertools.count()
+        self._holed = False  # records were lost since all was last written
+        self._filled_s = -FILL_S
         self._most = 0  # bytes of the file from which on it is written anew
         self._restore()
         self._log.start()
@@ -117,6 +120,10 @@ class Ledger:
         """Waits until all that was written is on the disk."""
         await asyncio.wrap_future(self._log.flushed())
 
+    def hamper(self, pause_s: float, for_s: float) -> None:
+        """As on a slow disk, for a while (log.py)."""
+        self._log.hamper(pause_s, for_s)
+
     async def stop(self) -> None:
         for entry in list(self._entries.values()):
             await entry.pause()
@@ -132,6 +139,7 @@ class Ledger:
         if self._log.size > self._most:
             self._make_room(0)
             self._rewrite()
+        self._fill_holes()
         self._metrics.set("journal_bytes", self._log.size)
 
     def _rewrite(self) -> None:
@@ -163,6 +171,16 @@ class Ledger:
                 yield framed(entry.ending())
 
     def _failed(self, error: OSError) -> None:
-        log.error("%s: %s; streams go on, but a restart of the gateway would generate them again",
-                  self._log.path, error.strerror)  # fmt: skip
+        """In the thread that writes. A full disk fails many times a second, and is told once."""
+        if not self._holed:
+            log.error("%s: %s; streams go on, but a restart of the gateway would generate them again",
+                      self._log.path, error.strerror)  # fmt: skip
+        self._holed = True
         self._metrics.add("journal_errors", 1)
+
+    def _fill_holes(self) -> None:
+        """Writes all that is known anew, a while after records were lost: a disk that writes again has it all then."""
+        if self._holed and time.monotonic() - self._filled_s > FILL_S:
+            self._filled_s, self._holed = time.monotonic(), False
+            log.warning("%s: records were lost; all that are known are written anew", self._log.path)
+            self._rewrite()

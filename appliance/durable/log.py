@@ -98,6 +98,8 @@ class Log:
         self._instead: list[bytes] | None = None  # what the file is to hold, before what is pending
         self._waiting: list[Future[None]] = []
         self._stopping = False
+        self._pause_s = self._hampered_until_s = 0.0
+        self._unhampered = threading.Event()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def _open(self, path: Path) -> int:
@@ -133,6 +135,14 @@ class Log:
             self.size = sum(map(len, self._instead))
             self._wake.notify()
 
+    def hamper(self, pause_s: float, for_s: float) -> None:
+        """As on a slow disk: each write takes so much longer from now on, for a while."""
+        self._pause_s, self._hampered_until_s = pause_s, time.monotonic() + for_s
+        if pause_s:
+            self._unhampered.clear()
+        else:
+            self._unhampered.set()
+
     def flushed(self) -> Future[None]:
         """Done when all that was appended is on the disk, or could not be written."""
         future: Future[None] = Future()
@@ -145,6 +155,7 @@ class Log:
         """Writes what is left and closes the file."""
         with self._wake:
             self._stopping = True
+            self._unhampered.set()
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join()
@@ -159,6 +170,8 @@ class Log:
                 records, self._pending = self._pending, []
                 waiting, self._waiting = self._waiting, []
                 stopping = self._stopping
+            if time.monotonic() < self._hampered_until_s:
+                self._unhampered.wait(self._pause_s)
             try:
                 if instead is not None:
                     self._write_anew(instead)
@@ -183,6 +196,7 @@ class Log:
             os.replace(path, self.path)
         except OSError:
             os.close(file)
+            path.unlink(missing_ok=True)  # of a full disk it would take the rest
             raise
         os.close(self._file)
         self._file = file

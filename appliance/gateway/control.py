@@ -1,6 +1,7 @@
 """The launcher's line to a running gateway: a Unix socket in the run directory, one JSON line each way.
 
-`Take` changes what can be changed in place. `Swap` says that an engine ends because it is wanted to: its requests are
+`Take` changes what can be changed in place. `Hamper` makes the disk of the journal slow, for `slipway chaos`, where the
+manifest allows that. `Swap` says that an engine ends because it is wanted to: its requests are
 held as long as it takes and nobody is blamed for its end; `Swapped` answers when its successor serves.
 """
 
@@ -35,6 +36,13 @@ class Swapped(msgspec.Struct, frozen=True, tag="swapped"):
     engine: int
 
 
+class Hamper(msgspec.Struct, frozen=True, tag="hamper"):
+    """Each write of the journal takes `pause_s` longer, for so many seconds: it passes, whoever asked for it."""
+
+    pause_s: float
+    for_s: float
+
+
 class Answer(msgspec.Struct, frozen=True):
     """`error`: why nothing was changed; empty if it was. `keys`: API keys that are let in. `start_s`: what each
     engine's last start took, in seconds."""
@@ -44,7 +52,7 @@ class Answer(msgspec.Struct, frozen=True):
     start_s: tuple[float, ...] = ()
 
 
-Message = Take | Swap | Swapped
+Message = Take | Swap | Swapped | Hamper
 
 
 @asynccontextmanager
@@ -80,6 +88,13 @@ async def handle(service: Service, message: Message) -> Answer:
             log.info("reloaded: manifest %s", wanted.manifest_sha256[:12])
         case Swap(engine=index):
             router.expect_end(index)
+        case Hamper(pause_s=pause_s, for_s=for_s):
+            if not service.config.chaos:
+                return Answer(error="lifecycle.chaos of the manifest refuses it")
+            for ledger in (service.ledger, service.shelved):
+                if ledger is not None:
+                    ledger.hamper(pause_s, for_s)
+            log.warning("chaos: each write of the journal takes %g s longer for %g s", pause_s, for_s)
         case Swapped(engine=index):
             while not router.has_swapped(index):
                 await asyncio.sleep(POLL_S)

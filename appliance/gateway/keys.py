@@ -53,19 +53,30 @@ def read_keys(secret: SecretRef | None) -> list[ApiKey]:
     """Raises ConfigError naming the place if it cannot be read, has a line that is no key, or has no key."""
     if secret is None:
         return []
-    if secret.file is not None:
-        place = f"file {secret.file}"
-        try:
-            lines = Path(secret.file).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"endpoints.api_keys: {place} cannot be read: {error}") from error
-    else:
-        place = f"environment variable {secret.env}"
-        lines = os.environ.get(secret.env or "", "")
-    keys = parse_keys(lines.splitlines(), f"endpoints.api_keys: {place}")
+    place, lines = _lines(secret)
+    keys = parse_keys(lines, place)
     if not keys:
-        raise ConfigError(f"endpoints.api_keys: {place} holds no key; write one a line, or drop endpoints.api_keys")
+        raise ConfigError(f"{place} holds no key; write one a line, or drop endpoints.api_keys")
     return keys
+
+
+def clear_key(secret: SecretRef) -> str:
+    """The first key of a list that stands there in the clear, for our own requests; "" where all are hashed. Raises
+    ConfigError if the list cannot be read."""
+    words = (line.split()[0] for line in _lines(secret)[1] if line.strip())
+    return next((word for word in words if not word.startswith(("#", HASHED))), "")
+
+
+def _lines(secret: SecretRef) -> tuple[str, list[str]]:
+    """What to call the list in messages, and its lines."""
+    if secret.file is None:
+        text = os.environ.get(secret.env or "", "")
+        return f"endpoints.api_keys: environment variable {secret.env}", text.splitlines()
+    place = f"endpoints.api_keys: file {secret.file}"
+    try:
+        return place, Path(secret.file).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{place} cannot be read: {error}") from error
 
 
 def parse_keys(lines: Sequence[str], place: str) -> list[ApiKey]:

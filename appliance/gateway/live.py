@@ -58,6 +58,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "lifecycle.journal.keep": ("journal", "journal_keep_s"),
     "lifecycle.journal.size": ("journal_bytes",),
     "lifecycle.journal.linger": ("linger_s",),
+    "lifecycle.chaos": ("chaos",),
     "observability.log_level": ("log_level",),
     "observability.log_requests": ("log_requests",),
     "observability.log_outputs": ("log_outputs",),

@@ -96,7 +96,7 @@ async def connected(service: Service) -> AsyncIterator[None]:
     """The service with its router connecting and its text side loading. The tokenizer of a large vocabulary takes
     longer than the gateway may take to answer, so a thread reads it."""
     service.router.start()
-    tasks = [asyncio.create_task(_load_text(service)), asyncio.create_task(_see_parked(service))]
+    tasks = [asyncio.create_task(each(service)) for each in (_load_text, _see_parked, _see_broken)]
     try:
         yield
     finally:
@@ -126,6 +126,16 @@ async def _see_parked(service: Service) -> None:
         if service.parked is not None:
             service.router.park(service.parked.message)
         await asyncio.sleep(PARKED_S)
+
+
+async def _see_broken(service: Service) -> None:
+    """A gateway that has lost an engine by an error of its own would hold that engine's requests for ever; the next
+    gateway begins anew."""
+    try:
+        await service.router.broken()
+    except Exception:
+        log.exception("the connection to an engine broke")
+        _die("internal: the gateway lost an engine by an error of its own", 1)
 
 
 def _die(message: str, code: int) -> None:

@@ -178,6 +178,11 @@ class Router:
         """Connects to the engines, again and again; needs a running event loop."""
         self._tasks = [asyncio.create_task(engine.client.run()) for engine in self.engines]
 
+    async def broken(self) -> None:
+        """Until a connection to an engine is given up by an error of ours: nothing would ever reach that engine again.
+        Raises that error."""
+        await asyncio.gather(*self._tasks)
+
     def reconfigure(self, config: GatewayConfig) -> None:
         """Other limits from now on."""
         self.admission.allow(config.max_waiting)

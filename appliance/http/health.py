@@ -40,13 +40,15 @@ def readiness(service: Service) -> dict[str, Any]:
 
 
 def _engine(engine: Engine) -> dict[str, Any]:
-    """Where it is, and once it serves what each of its ranks holds of memory, and how its self-test went."""
+    """Where it is, and once it serves what its start took, what each of its ranks holds of memory, and how its
+    self-test went."""
     told: dict[str, Any] = {"name": f"engine-{engine.label}", "phase": engine.phase}
     told["progress"] = round(engine.progress, 4)
     if engine.detail:
         told["detail"] = engine.detail
     ready = engine.client.ready
     if engine.serves and ready is not None:
+        told["start_s"] = round(engine.start_s, 3)
         told["memory"] = [_memory(one) for one in ready.memory]
         told["self_test"] = None if ready.self_test is None else msgspec.to_builtins(ready.self_test)
     return told

@@ -61,6 +61,11 @@ class Crashes:
         self._device = device
         self.trouble = ""
 
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Where bundles may be written; none where none are kept."""
+        return self._bundles.places if self._bundles.keep else ()
+
     async def write(self, notice: Notice, cause: Cause, lines: Sequence[str]) -> Path | None:
         """The bundle of a death, or None where none is to be written, or can be: then `trouble` says why."""
         if not self._bundles.keep:

@@ -81,7 +81,8 @@ class Keeper:
         self._remove_files()
         kept.open.unlink(missing_ok=True)
         kept.death.unlink(missing_ok=True)
-        kept.lives.touch()
+        with contextlib.suppress(OSError):  # on a full disk; then nothing is cleared after a keeper that is killed
+            kept.lives.touch()
         counters, began_s = read_counters(Path(kept.memory)), time.monotonic()
         self._pid = self._start({signal.Signals(number) for number in before})
         status, peak_bytes = self._wait()
@@ -101,12 +102,18 @@ class Keeper:
             stuck=_few(processes.command(pid) for pid in stuck),
             removed=_few(removed),
         )
-        # Whoever reads it sees all of it or nothing.
-        new = kept.death.with_suffix(".new")
-        new.write_bytes(msgspec.json.encode(death))
-        new.rename(kept.death)
+        self._tell(death)
         kept.lives.unlink(missing_ok=True)
         return status
+
+    def _tell(self, death: Death) -> None:
+        """Whoever reads it sees all of it or nothing; where the disk is full, the program ends as it would."""
+        new = self._kept.death.with_suffix(".death-new")  # the gateway writes beside it, at the same moment
+        try:
+            new.write_bytes(msgspec.json.encode(death))
+            new.rename(self._kept.death)
+        except OSError as error:
+            os.write(2, f"{self._kept.death}: {error.strerror}; how the program ended is not told\n".encode())
 
     def _start(self, mask: set[signal.Signals]) -> int:
         argv = self._kept.argv

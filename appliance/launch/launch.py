@@ -194,9 +194,10 @@ def _report(outcome: Outcome, termination_log: Path) -> None:
     if sys.stderr.isatty():
         lines = [f"slipway: {outcome.message}", *(f"    {line}" for line in outcome.last_lines), outcome.cure]
         lines += [f"crash bundle: {outcome.bundle}"] if outcome.bundle else []
-        print("\n".join(lines), file=sys.stderr)
     else:
-        print(text.decode(), file=sys.stderr)
+        lines = [text.decode()]
+    with contextlib.suppress(OSError):  # a file on a full disk: the exit code still says it
+        print("\n".join(lines), file=sys.stderr, flush=True)
     while len(text) > _TERMINATION_BYTES and reason.last_lines:
         reason = msgspec.structs.replace(reason, last_lines=reason.last_lines[1:])
         text = msgspec.json.encode(reason)

@@ -19,13 +19,14 @@ _LONGEST = 107 - len("/supervisor.sock.4194304")
 
 class Address(msgspec.Struct, frozen=True):
     """Where the gateway of a running appliance is reached from this host, the launcher's process, and the manifest that
-    it serves."""
+    it serves. `crashes`: where its crash bundles may lie."""
 
     pid: int
     host: str
     port: int
     manifest: str = ""
     tls: bool = False
+    crashes: tuple[str, ...] = ()
 
     @property
     def url(self) -> str:

@@ -200,7 +200,9 @@ class Tree:
     def _announce(self) -> None:
         gateway = self._service.gateway
         host, tls = listen.local_host(gateway.host), gateway.tls is not None
-        rundir.write_address(self._directory, rundir.Address(os.getpid(), host, gateway.port, self.manifest, tls))
+        crashes = tuple(map(str, self._crashes.places))
+        address = rundir.Address(os.getpid(), host, gateway.port, self.manifest, tls, crashes)
+        rundir.write_address(self._directory, address)
         engines = len(self._service.engines)
         self._console.say(
             "slipway",
@@ -297,7 +299,12 @@ class Tree:
         self._console.end_progress()
         exit, cause = outcome.exit, outcome.cause.name if outcome.cause else ""
         told = park.Parked(outcome.message, exit.name, exit.number, cause, outcome.cure)
-        park.park(self._directory, told)
+        try:
+            park.park(self._directory, told)
+        except OSError as error:  # a full disk: the gateway cannot be told, so it must not go on
+            self._console.say("slipway", f"cannot be parked: {self._directory}: {error.strerror}")
+            self._settle(outcome)
+            return
         self._console.say("slipway", f"parked: {outcome.message}; /ready says so; a SIGTERM ends it with {exit.number}")
         self._report(outcome)
 

@@ -92,6 +92,7 @@ def gateway_config(
         journal_keep_s=manifest.lifecycle.journal.keep,
         journal_bytes=manifest.lifecycle.journal.size,
         linger_s=manifest.lifecycle.journal.linger,
+        chaos=manifest.lifecycle.chaos == "allowed",
         log_level=observability.log_level,
         log_format=observability.log_format,
         log_requests=observability.log_requests,

@@ -7,8 +7,11 @@ is kept can be replayed from its first record. `engine.core.replay` reads both.
 """
 
 import io
+import os
 import pickle
 import struct
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +30,14 @@ FLUSH_S = 1.0
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
     """`config` is a SchedulerConfig; `scalings` name the types of its ropes' scalings, "" where there is none. `state`
-    is that of a scheduler in the middle of its run (see `thawed`), after step `step`; b"" at its start."""
+    is that of a scheduler in the middle of its run (see `thawed`), after step `step`; b"" at its start. `gap`: records
+    between it and those before it were lost."""
 
     config: dict[str, Any]
     scalings: tuple[str, ...]
     step: int = 0
     state: bytes = b""
+    gap: bool = False
 
 
 class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
@@ -93,8 +98,9 @@ class Recorder(Scheduler):
         scalings = tuple("" if rope.scaling is None else type(rope.scaling).__name__ for rope in config.ropes)
         self._started = Started(msgspec.to_builtins(config), scalings)
         self._write(self._started)
+        self._lost = False  # the disk refused records since the present file began
         try:
-            self.flush()
+            self._append()
         except OSError as error:
             raise ConfigError(f"record={path}: {error.strerror}; name a file that can be written, or none") from error
 
@@ -140,23 +146,48 @@ class Recorder(Scheduler):
         self._turn_over()
 
     def flush(self) -> None:
-        """Hands what is pending to the operating system: it survives the end of the process."""
-        if self._pending:
-            with self._path.open("ab") as file:
-                self._size += file.write(self._pending)
+        """Hands what is pending to the operating system: it survives the end of the process. Where the disk refuses it,
+        as a full one does, the recording pauses and steps go on."""
+        if self._pending and not self._lost:
+            try:
+                self._append()
+            except OSError as error:
+                self._lose(error)
+        if self._lost:
             self._pending.clear()
 
+    def _append(self) -> None:
+        with self._path.open("ab") as file:
+            file.write(self._pending)
+        self._size += len(self._pending)
+        self._pending.clear()
+
+    def _lose(self, error: OSError) -> None:
+        """Nothing more is written until a new file can be begun with the whole state."""
+        with suppress(OSError):
+            os.truncate(self._path, self._size)  # so that the last record is whole
+        if self._lost:
+            return
+        self._lost = True
+        print(f"slipway engine: record={self._path}: {error.strerror}; recording pauses", file=sys.stderr, flush=True)
+
     def _turn_over(self) -> None:
-        """Begins a new file if this one is full. Nothing is pending that the state does not have."""
-        if self._size < max(self._half - self._flush_bytes, 2 * self._state_bytes):
+        """Begins a new file if this one is full, or lacks records. Nothing is pending that the state does not have."""
+        if not self._lost and self._size < max(self._half - self._flush_bytes, 2 * self._state_bytes):
             return
         self.flush()
-        self._path.replace(older(self._path))
-        self._size = 0
         state = pickle.dumps({name: getattr(self, name) for name in self._state_names})
         self._state_bytes = len(state)
-        self._write(msgspec.structs.replace(self._started, step=self.step, state=state))
-        self.flush()
+        self._write(msgspec.structs.replace(self._started, step=self.step, state=state, gap=self._lost))
+        try:
+            if self._size:
+                self._path.replace(older(self._path))
+            self._size = 0
+            self._append()
+            self._lost = False
+        except OSError as error:
+            self._pending.clear()
+            self._lose(error)
 
     def _write(self, record: Record) -> None:
         body = self._encode(record)

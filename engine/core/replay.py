@@ -82,7 +82,7 @@ def replay(records: Iterator[Record], note: Note | None = None) -> Replay:
     scheduler: Scheduler | None = None
     for record in records:
         if isinstance(record, Started):
-            if record.state and scheduler is not None:
+            if record.state and scheduler is not None and not record.gap:
                 continue  # the run goes on in the next file, and so does this scheduler
             scheduler = Scheduler(config_of(record), _noted(note))
             result.runs += 1

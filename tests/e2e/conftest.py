@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from appliance.launch.programs import programs
+
 ROOT = Path(__file__).resolve().parents[2]
 SLIPWAY = [sys.executable, "-m", "appliance"]
 PATIENCE_S = 120.0  # against hangs only; nothing is timed
@@ -64,12 +66,8 @@ class Appliance:
         return self.log.read_text()
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the tree by program (gateway, engine-0, …), from their command lines."""
-        found = {}
-        for pid, line in self.processes().items():
-            if match := re.search(r"(gateway|engine-\d+)\.json", line):
-                found[match[1]] = pid
-        return found
+        """Process ids of the tree by program (gateway, engine-0, …)."""
+        return {name: pids[0] for name, pids in programs(self.process.pid).items()}
 
     def processes(self) -> dict[int, str]:
         """Every living process that carries this appliance's marker in its environment, with its command line."""

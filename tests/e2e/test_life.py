@@ -156,3 +156,24 @@ def test_a_checkpoint_with_own_code_is_refused_without_the_flag(checkpoint, refu
     assert appliance.client.post("/v1/completions", json=ASK).status_code == 200
     assert (checkpoint / "ran").exists()
     assert appliance.stop() == 0
+
+
+def test_an_engine_that_is_killed_once_too_often_ends_all_with_its_code_and_leaves_nothing(
+    launch, eventually, tmp_path
+):
+    """The real programs, under an open stream: killed in its start, and after it was ready"""
+    bundles = ("--set", f"lifecycle.crash_bundles.folder={tmp_path}")
+    appliance = launch(DEMO.with_suffix(".yaml"), "--set", "lifecycle.restart.max=1", *bundles)
+    appliance.wait_ready()
+    body = ASK | {"max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with appliance.client.stream("POST", "/v1/completions", json=body) as reply:
+        next(reply.iter_lines())
+        first = appliance.pids()["engine-0"]
+        os.kill(first, signal.SIGKILL)
+        eventually("the next engine", lambda: appliance.pids().get("engine-0", first) != first)
+        os.kill(appliance.pids()["engine-0"], signal.SIGKILL)
+        assert appliance.process.wait(timeout=60) == exits.RESTARTS.number
+    assert not appliance.processes()
+    reason = next(json.loads(line) for line in appliance.output().splitlines() if line.startswith('{"message"'))
+    assert (reason["exit"], reason["program"], reason["cause"]) == ("restarts", "engine-0", "signal")
+    assert len(list(tmp_path.glob("*/death.json"))) == 2

@@ -1,7 +1,10 @@
 """Durable replies by key: kept for a time and in a space, known again after a restart whatever became of the file."""
 
 import asyncio
+import errno
+import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -195,3 +198,41 @@ def test_deltas_behind_a_hole_are_not_taken_for_others(world: World) -> None:
     world.path.write_bytes(data[:at] + bytes(len(hole)) + data[at + len(hole) :])
     entry = world.ledger().find(b"a")
     assert entry is not None and entry.state == "paused" and len(entry.gained) == 4
+
+
+def test_after_a_full_disk_all_that_is_known_is_on_it_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, real, full = world.ledger(), os.write, [False]
+    fill(one, b"a", 2, ends=True)
+
+    def write(file: int, data: bytes) -> int:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data)
+
+    monkeypatch.setattr("appliance.durable.log.os.write", write)
+    monkeypatch.setattr("appliance.durable.ledger.FILL_S", 0.0)
+    asyncio.run(one.flushed())
+    full[0] = True
+    running = fill(one, b"b", 3, ends=False)
+    for number in range(3, 6):
+        asyncio.run(one.flushed())
+        running.gain(0, Delta("r1-0", (number,)))
+    asyncio.run(one.flushed())
+    assert world.metrics._numbers["journal_errors"][()] >= 1
+    full[0] = False
+    running.gain(0, Delta("r1-0", (6,)))
+    asyncio.run(one.flushed())
+    running.gain(0, Delta("r1-0", (7,)))
+    asyncio.run(one.flushed())
+    assert [path.name for path in world.path.parent.iterdir()] == ["j"]
+    entry = world.ledger().find(b"b")
+    assert entry is not None and len(entry.gained) == len(running.gained)
+
+
+def test_a_slow_disk_makes_nobody_wait_who_does_not_ask_for_it(world: World) -> None:
+    one = world.ledger()
+    one.hamper(30.0, 60.0)
+    began = time.monotonic()
+    fill(one, b"a", 5, ends=True)
+    assert time.monotonic() - began < 15.0
+    one.hamper(0.0, 0.0)

@@ -238,3 +238,42 @@ def test_a_linger_ends_with_the_drain(run, engine, eventually):
     eventually("ready", lambda: process.get("/ready") == 200)
     process.kill(signal.SIGTERM)
     assert process.wait() == 0
+
+
+def test_a_request_goes_on_though_what_was_open_cannot_be_written_down(run, engine, eventually, tmp_path):
+    """As on a full disk: the run directory is not there"""
+    process = run(engine, run=str(tmp_path / "nowhere"))
+    eventually("ready", lambda: process.get("/ready") == 200)
+    engine.holding = True
+    lines, reading = stream_in_background(process.url, max_tokens=3)
+    eventually("submitted", lambda: len(engine.open) == 1)
+    engine.give(1)
+    eventually("a token", lambda: len(lines) > 1)
+    engine.die()
+    eventually("not ready", lambda: process.get("/ready") == 503)
+    engine.start()
+    engine.holding = False
+    reading.join()
+    assert finishes([line for line in lines if line.startswith("data: {")]) == ["length"]
+
+
+def test_a_gateway_that_lost_an_engine_by_its_own_error_ends(run, engine, eventually, tmp_path, monkeypatch):
+    """Else it would hold that engine's requests for ever"""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Break:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'appliance.gateway.process':\n"
+        "            import appliance.observe.metrics as metrics\n"
+        "            def down(self, index): raise KeyError(index)\n"
+        "            metrics.Metrics.engine_down = down\n"
+        "sys.meta_path.insert(0, Break())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{broken}:{Path(__file__).resolve().parents[3]}")
+    process = run(engine)
+    eventually("ready", lambda: process.get("/ready") == 200)
+    engine.die()
+    assert process.wait() == 1
+    assert process.lines[-1] == "internal: the gateway lost an engine by an error of its own\n"

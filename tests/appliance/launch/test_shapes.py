@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import time
 from pathlib import Path
@@ -9,6 +10,11 @@ from pathlib import Path
 import pytest
 
 END_S = 2.0  # from the last death to the end
+
+
+def busy() -> float:
+    """How many times longer things may take on this machine now: what waits for each core."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 
 def bundles(appliance):
@@ -21,12 +27,16 @@ SHAPES = [
     (["end", "3", "3"], "exit-code", "exit code 3"),
     (["end", "3", "ready"], "exit-code", "exit code 3"),
     (["end", "0", "0"], "exit-code", "exit code 0"),
+    (["end", "0", "ready"], "exit-code", "exit code 0"),
+    (["end", "SIGSEGV", "ready"], "signal", "killed by SIGSEGV"),
+    (["end", "SIGABRT", "0"], "signal", "killed by SIGABRT"),
     (["end", "255", "0"], "exit-code", "exit code 255"),
     (["end", "SIGSEGV", "0"], "signal", "killed by SIGSEGV"),
     (["end", "SIGKILL", "0"], "signal", "killed by SIGKILL"),
     (["end", "SIGTERM", "0"], "signal", "killed by SIGTERM"),
     (["litter", "SIGSEGV"], "signal", "killed by SIGSEGV"),
     (["litter", "1"], "exit-code", "exit code 1"),
+    (["litter", "0"], "exit-code", "exit code 0"),
 ]
 
 
@@ -41,7 +51,7 @@ def test_a_crash_loop_ends_with_the_documented_code_and_nothing_left(launched, t
     appliance.until(lambda: appliance.out().count(b"the end:") == 2)
     decided = time.monotonic()
     assert appliance.end() == 14
-    assert time.monotonic() - decided < END_S
+    assert time.monotonic() - decided < END_S * busy()
     assert appliance.alive() == {}
     assert list(appliance.runs.iterdir()) == []
     assert not list(Path("/dev/shm").glob(f"{appliance.mark}*"))
@@ -120,7 +130,9 @@ def test_a_folder_that_cannot_be_written_changes_nothing_else(launched, tmp_path
     assert b"no crash bundle can be written" in appliance.out() and "bundle" not in appliance.reason()
 
 
-@pytest.mark.parametrize(("words", "code"), [(["end", "1", "0"], 14), (["permanent", "memory: no"], 11)])
+@pytest.mark.parametrize(
+    ("words", "code"), [(["end", "1", "0"], 14), (["permanent", "memory: no"], 11), (["litter", "1"], 14)]
+)
 def test_a_parked_appliance_keeps_its_gateway_and_ends_by_a_signal(launched, words, code):
     appliance = launched(engines=[words, ["run"]], max=1, exhausted="park")
     gateway, other = appliance.started("gateway"), appliance.started("engine-1")
@@ -140,3 +152,14 @@ def test_a_parked_appliance_keeps_its_gateway_and_ends_by_a_signal(launched, wor
     assert len(appliance.pids("engine-0")) == lives and len(appliance.pids("engine-1")) == 1
     assert appliance.terminate() == code
     assert appliance.alive() == {} and appliance.reason() == reason
+    assert list(appliance.runs.iterdir()) == [] and not list(Path("/dev/shm").glob(f"{appliance.mark}*"))
+
+
+def test_where_a_full_disk_keeps_the_gateway_from_being_told_the_appliance_exits_instead_of_parking(launched):
+    appliance = launched(engines=[["end", "1", "ready"]], max=0, exhausted="park")
+    appliance.until(lambda: b"ready " in appliance.out())
+    launcher = appliance.process.pid
+    resource.prlimit(launcher, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # no write into a file succeeds
+    (appliance.directory / "seen").touch()
+    assert appliance.end() == 14
+    assert appliance.alive() == {}  # what it says goes into files as well, so only its code tells

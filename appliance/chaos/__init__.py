@@ -1,0 +1,1 @@
+"""Faults made on purpose in a running appliance, and whether it does then what docs/operations.md promises."""

@@ -1,0 +1,122 @@
+"""A client of a service that may die under it: it takes what it gets of a reply, whole or streamed, and with an
+Idempotency-Key comes back until it has all of it, at the token where it was."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+PATIENCE_S = 300.0
+
+
+@dataclass
+class Reply:
+    """What a client got, without what is new in each reply (ids, times): for every choice its text, its calls, its
+    logprobs and why it ended. `pauses_s` are the times between records of a stream; `comebacks` counts the times that
+    its client had to ask again. `status` is of the last answer, `retry_after` its header; `begun_s` of
+    the monotonic clock when the first answer began, 0 without one."""
+
+    choices: dict[int, dict[str, Any]] = field(default_factory=dict)
+    error: str = ""
+    pauses_s: list[float] = field(default_factory=list)
+    comebacks: int = 0
+    status: int = 0
+    retry_after: str = ""
+    begun_s: float = 0.0
+
+    def answered(self, answer: httpx.Response) -> None:
+        self.begun_s = self.begun_s or time.monotonic()
+        self.status, self.retry_after = answer.status_code, answer.headers.get("Retry-After", "")
+
+    def choice(self, index: int) -> dict[str, Any]:
+        return self.choices.setdefault(
+            index, {"text": "", "reasoning": "", "calls": {}, "logprobs": [], "finish": None}
+        )
+
+    def take(self, choice: dict[str, Any]) -> None:
+        own = self.choice(choice["index"])
+        message = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        own["text"] += message.get("content") or ""
+        own["reasoning"] += message.get("reasoning") or ""
+        for index, call in enumerate(message.get("tool_calls") or []):
+            known = own["calls"].setdefault(call.get("index", index), {"name": "", "arguments": ""})
+            known["name"] += call["function"].get("name") or ""
+            known["arguments"] += call["function"].get("arguments") or ""
+        own["logprobs"] += _logprobs(choice.get("logprobs") or {})
+        own["finish"] = choice.get("finish_reason") or own["finish"]
+
+
+def _logprobs(given: dict[str, Any]) -> list[Any]:
+    if "content" in given:
+        return list(given["content"] or [])
+    return list(zip(given.get("tokens") or [], given.get("token_logprobs") or [], strict=True))
+
+
+async def ask(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], key: str = "", patience_s: float = PATIENCE_S
+) -> Reply:
+    """One request; what goes wrong is in the reply. With a `key` the client repeats it until it has
+    all of it, for `patience_s`."""
+    reply = Reply()
+    headers = {"Idempotency-Key": key} if key else {}
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        reply.error = ""
+        try:
+            await (_stream if body["stream"] else _whole)(client, path, body, headers, reply)
+        except httpx.HTTPError as error:
+            reply.error = f"{type(error).__name__}: {error}"
+        lost = reply.error.startswith("503") or "Error: " in reply.error
+        if not key or not lost or time.monotonic() > deadline_s:
+            return reply
+        reply.comebacks += 1
+        await asyncio.sleep(0.05)
+
+
+async def _whole(client: httpx.AsyncClient, path: str, body: Any, headers: dict[str, str], reply: Reply) -> None:
+    answer = await client.post(path, json=body, headers=headers)
+    reply.answered(answer)
+    if answer.status_code != 200:
+        reply.error = f"{answer.status_code}: {answer.text[:200]}"
+        return
+    for choice in answer.json()["choices"]:
+        reply.take(choice)
+
+
+async def _stream(client: httpx.AsyncClient, path: str, body: Any, headers: dict[str, str], reply: Reply) -> None:
+    """`headers` get the place from which on the next try is to go on."""
+    async with client.stream("POST", path, json=body, headers=headers) as answer:
+        reply.answered(answer)
+        if answer.status_code != 200:
+            reply.error = f"{answer.status_code}: {(await answer.aread())[:200]!r}"
+            return
+        async for event, record in _records(answer, reply.pauses_s):
+            if "error" in record:
+                reply.error = f"{record['error']['code']}: {record['error']['message']}"
+            for choice in record.get("choices", []):
+                reply.take(choice)
+            if event:
+                headers["Last-Event-ID"] = event
+
+
+async def _records(answer: httpx.Response, pauses_s: list[float]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    last, done, event = time.perf_counter(), False, ""
+    async for line in answer.aiter_lines():
+        if line.startswith("id: "):
+            event = line[4:]
+        if not line.startswith("data: "):
+            continue
+        now = time.perf_counter()
+        pauses_s.append(now - last)
+        last = now
+        if line == "data: [DONE]":
+            done = True
+        else:
+            yield event, json.loads(line[6:])
+        event = ""
+    if not done:
+        raise httpx.RemoteProtocolError("the stream ended without [DONE]")

@@ -1,0 +1,24 @@
+"""The table of scenarios is what the code declares, and each has something to keep."""
+
+import re
+from pathlib import Path
+
+from appliance.chaos.faults import SCENARIOS
+from appliance.command.chaos import chosen
+
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
+
+
+def test_the_documentation_has_the_same_scenarios():
+    page = OPERATIONS.read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \| .* \|$", page[page.index("## Chaos") :], re.MULTILINE)
+    assert [row for row in rows if row[0] in {each.name for each in SCENARIOS}] == [
+        (each.name, each.about) for each in SCENARIOS
+    ]
+
+
+def test_names_are_chosen_in_their_order_and_unknown_ones_are_told():
+    assert [each.name for each in chosen("hang, crash")[0]] == ["hang", "crash"]
+    assert chosen("crash,crush") == (chosen("crash")[0], ["crush"])
+    assert chosen("all") == (list(SCENARIOS), [])
+    assert chosen("") == ([], [])

@@ -1,0 +1,167 @@
+"""`slipway chaos` in a running demo: every scenario that can be made here, and what it refuses."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from appliance.chaos.faults import SCENARIOS
+
+ROOT = Path(__file__).resolve().parents[2]
+SLIPWAY = [sys.executable, "-m", "appliance"]
+MANIFEST = """\
+apiVersion: slipway/v2
+model: {source: {path: demo}, names: [demo]}
+endpoints: {api_keys: clients}
+limits: {max_waiting: 150}
+health: {stalled_busy: 3s, stalled_idle: 3s}
+lifecycle: {chaos: allowed, restart: {max: 20}, crash_bundles: {folder: crashes}}
+secrets: {clients: {file: keys}}
+"""
+
+
+QUICK = ("--clients", "1", "--within", "300")  # the machine may be busy
+
+
+def chaos(*arguments, **more):
+    return subprocess.run([*SLIPWAY, "chaos", *arguments], capture_output=True, text=True, timeout=600, **more)
+
+
+@pytest.fixture(scope="module")
+def service(launch, tmp_path_factory):
+    """Its folder, and the appliance, ready."""
+    folder = tmp_path_factory.mktemp("chaos")
+    shutil.copytree(ROOT / "manifests" / "demo", folder / "demo")
+    (folder / "keys").write_text("one-key\n")
+    manifest = folder / "m.yaml"
+    manifest.write_text(MANIFEST)
+    subprocess.run([*SLIPWAY, "lock", str(manifest)], check=True, capture_output=True)
+    appliance = launch(manifest)
+    appliance.wait_ready()
+    return folder, appliance
+
+
+def files(folder):
+    """What an operator's files hold."""
+    found = [path for path in folder.rglob("*") if path.is_file() and "crashes" not in path.parts]
+    return {path: path.read_bytes() for path in found}
+
+
+def run(appliance, *names):
+    """The exit code and the reports by name."""
+    done = chaos(appliance.url, "--scenario", ",".join(names), "--yes", "--json", "--duration", "1", *QUICK)
+    assert done.stdout, done.stderr
+    return done.returncode, {report["scenario"]: report for report in json.loads(done.stdout)}
+
+
+@pytest.mark.parametrize("name", [scenario.name for scenario in SCENARIOS if scenario.name != "dead-rank"])
+def test_the_appliance_does_as_it_promises_and_every_file_is_as_it_was(service, name):
+    folder, appliance = service
+    before = files(folder)
+    code, told = run(appliance, name)
+    report = told[name]
+    if name == "oom" and report["outcome"] == "not made":
+        assert "cgroup" in report["reason"] or "memory" in report["reason"]  # none that we may divide
+    else:
+        said = f"{json.dumps(report, indent=1)}\n{appliance.output()[-3000:]}"
+        assert code == 0 and report["outcome"] == "as promised" and len(report["findings"]) >= 4, said
+    assert files(folder) == before
+
+
+def test_several_are_made_one_after_the_other_and_what_cannot_be_is_told(service):
+    """Deaths that chaos caused count for no restart limit"""
+    _, appliance = service
+    code, told = run(appliance, "crash", "dead-rank", "crash", "slow-client")
+    assert code == 0 and list(told) == ["crash", "dead-rank", "slow-client"]
+    assert told["dead-rank"]["reason"] == "parallelism.tensor is 1: an engine has no ranks"
+    restarts = [line for line in appliance.output().splitlines() if "; restart " in line]
+    assert len(restarts) >= 2 and all("; restart 1 of 20 " in line for line in restarts)
+
+
+def test_an_engine_whose_rank_is_killed_is_back_as_a_whole(launch, tmp_path):
+    path = tmp_path / "m.yaml"
+    demo = f"source: {{path: {ROOT / 'manifests' / 'demo'}}}"
+    bundles = f"crash_bundles: {{folder: {tmp_path / 'crashes'}}}"
+    path.write_text(
+        f"apiVersion: slipway/v2\nmodel: {{{demo}}}\nparallelism: {{tensor: 2}}\n"
+        f"lifecycle: {{chaos: allowed, {bundles}}}\n"
+    )
+    appliance = launch(path)
+    appliance.wait_ready()
+    done = chaos(appliance.url, "--scenario", "dead-rank", "--yes", "--json", *QUICK)
+    (report,) = json.loads(done.stdout)
+    assert done.returncode == 0 and report["outcome"] == "as promised", report
+    appliance.stop()
+
+
+def test_a_fault_is_taken_back_when_chaos_is_killed(service, eventually):
+    """By a signal that nobody can catch"""
+    folder, appliance = service
+    shard = folder / "demo" / "model.safetensors"
+    whole = shard.read_bytes()
+    command = [*SLIPWAY, "chaos", appliance.url, "--scenario", "bad-shard", "--yes", "--duration", "600"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
+        eventually("the fault", lambda: shard.read_bytes() != whole)
+        running.kill()
+    eventually("the file as it was", lambda: shard.read_bytes() == whole)
+    assert sorted(path.name for path in shard.parent.glob(".*")) == []
+
+
+def test_ctrl_c_takes_back_and_ends(service, eventually):
+    folder, appliance = service
+    shard = folder / "demo" / "model.safetensors"
+    whole = shard.read_bytes()
+    command = [*SLIPWAY, "chaos", appliance.url, "--scenario", "bad-shard", "--yes", "--duration", "600"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        eventually("the fault", lambda: shard.read_bytes() != whole)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 130
+    assert shard.read_bytes() == whole
+
+
+def test_without_yes_nothing_is_made_where_nobody_can_answer(service):
+    _, appliance = service
+    before = appliance.pids()
+    done = chaos(appliance.url, "--scenario", "crash", stdin=subprocess.DEVNULL)
+    assert done.returncode == 2 and "nothing was made" in done.stderr
+    assert "crash: sends SIGKILL to engine-0" in done.stdout and "promised:" in done.stdout
+    assert appliance.pids() == before
+
+
+def test_a_manifest_that_does_not_allow_it_is_respected(demo):
+    before = demo.pids()
+    done = chaos(demo.url, "--scenario", "crash", "--yes")
+    assert done.returncode == 2 and "lifecycle: {chaos: allowed}" in done.stderr
+    assert demo.pids() == before
+
+
+def test_a_name_that_is_no_scenario_is_told_with_those_that_are(demo):
+    done = chaos(demo.url, "--scenario", "crash,crush", "--yes")
+    assert done.returncode == 2 and "crush" in done.stderr and "slow-disk" in done.stderr
+
+
+def test_the_list_says_what_is_promised_there(service):
+    _, appliance = service
+    done = chaos(appliance.url, "--list", "--scenario", "all")
+    assert done.returncode == 0 and done.stdout.count("promised: ") >= len(SCENARIOS) - 1
+
+
+def test_an_appliance_that_does_not_keep_a_promise_is_caught(launch, tmp_path):
+    """One whose crash bundles cannot be written"""
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests' / 'demo'}}}}}\n"
+        f"lifecycle: {{chaos: allowed, restart: {{backoff: 0s}}, crash_bundles: {{folder: {tmp_path / 'crashes'}}}}}\n"
+    )
+    appliance = launch(path)
+    appliance.wait_ready()
+    (tmp_path / "crashes").touch()  # no folder
+    done = chaos(appliance.url, "--scenario", "crash", "--yes", "--json", *QUICK)
+    (report,) = json.loads(done.stdout)
+    assert done.returncode == 1 and report["outcome"] == "not as promised"
+    assert [each["name"] for each in report["findings"] if not each["kept"]] == ["cause"]
+    appliance.stop()

@@ -1,0 +1,58 @@
+"""A short soak: every kind of bad client for some seconds, and nothing is held afterwards; planted leaks are found."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.holdings import Holdings, leaks
+from benchmarks.service import Running, run_directory
+from benchmarks.soak import SETTINGS, soak, table
+
+DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
+
+
+def test_after_bad_clients_of_every_kind_nothing_is_held(launch, tmp_path):
+    settings = (*SETTINGS, f"lifecycle.crash_bundles.folder={tmp_path}")
+    appliance = launch(DEMO, *(word for each in settings for word in ("--set", each)))
+    appliance.wait_ready()
+    service = Running(appliance.url, appliance.process.pid, run_directory(appliance.process.pid))
+    report = asyncio.run(soak(service, minutes=0.2, aborts=40, streams=6))
+    assert report["wrong"] == [], "\n".join(table(report))
+    tally = report["tally"]
+    assert tally["aborts"] == 40 and tally["requests"] > 10 and tally["malformed"] > 10 and tally["slow_streams"] >= 4
+    assert {"400", "413"} <= tally["answers"].keys() or tally["malformed"] < 60
+    assert any(sample["kv_used"] > 0 for sample in report["samples"])  # else there was nothing to leak
+    assert "hung" not in appliance.output()
+    assert appliance.stop() == 0
+
+
+MIB = 2**20
+HELD = Holdings(
+    gauges={"kv_used": 0.0, "open_requests": 0.0, "restarts": 1.0, "hang_alarms": 0.0},
+    memory={"gateway": 50 * MIB, "engine-0": 270 * MIB},
+    files={"gateway": 17},
+    threads={"gateway": 7},
+    entries=["engine-0.sock"],
+)
+
+
+@pytest.mark.parametrize(
+    ("planted", "word"),
+    [
+        ({"gauges": HELD.gauges | {"kv_used": 0.001}}, "kv_used"),
+        ({"gauges": HELD.gauges | {"open_requests": 1.0}}, "open_requests"),
+        ({"gauges": HELD.gauges | {"restarts": 2.0}}, "restarts"),
+        ({"gauges": HELD.gauges | {"hang_alarms": 1.0}}, "hang_alarms"),
+        ({"memory": HELD.memory | {"gateway": 90 * MIB}}, "memory of gateway"),
+        ({"memory": {"gateway": 50 * MIB}}, "no longer there: engine-0"),
+        ({"files": {"gateway": 30}}, "open files of gateway"),
+        ({"threads": {"gateway": 70}}, "threads of gateway"),
+        ({"entries": ["engine-0.sock", "engine-0-ranks-x"]}, "engine-0-ranks-x"),
+    ],
+)
+def test_a_planted_leak_is_found(planted, word):
+    assert leaks(HELD, HELD) == []
+    (found,) = leaks(HELD, replace(HELD, **planted))
+    assert word in found
