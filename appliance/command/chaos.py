@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import sys
 from collections.abc import Sequence
 
@@ -17,6 +18,7 @@ from appliance.chaos.told import as_json, listed, promised, report_lines
 from appliance.command.running import find
 from engine.api.errors import ConfigError
 
+LOCK = "chaos.lock"  # in the run directory
 BROKEN = 1  # exit code: the appliance did not do what it promises
 LEFT = 3  # exit code: a fault could not be taken back
 
@@ -52,7 +54,12 @@ def chaos(
         )
     if not yes and not _agreed(target, wanted):
         return _refused("nothing was made; --yes answers beforehand")
-    return _run_all(target, wanted, options, json=json)
+    with (target.directory / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return _refused("another one is at it, and would see this one's faults")
+        return _run_all(target, wanted, options, json=json)
 
 
 def chosen(names: str) -> tuple[list[Scenario], list[str]]:
@@ -103,6 +110,8 @@ def _run_all(target: Target, scenarios: Sequence[Scenario], options: Options, *,
     reports: list[Report] = []
     for scenario in scenarios:
         made = [report.scenario for report in reports if not report.skipped]
+        if not json:
+            print(f"{scenario.name}: {scenario.about} …", flush=True)
         try:
             reports.append(asyncio.run(run(target, scenario, options, made)))
         except Unwell as error:

@@ -118,6 +118,8 @@ def test_ctrl_c_takes_back_and_ends(service, eventually):
     command = [*SLIPWAY, "chaos", appliance.url, "--scenario", "bad-shard", "--yes", "--duration", "600"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
         eventually("the fault", lambda: shard.read_bytes() != whole)
+        beside = chaos(appliance.url, "--scenario", "crash", "--yes")
+        assert beside.returncode == 2 and "another one is at it" in beside.stderr
         running.send_signal(signal.SIGINT)
         assert running.wait(60) == 130
     assert shard.read_bytes() == whole
