@@ -182,6 +182,18 @@ async def _bad_keys(stage: Stage) -> None:
     stage.seen["reload"] = "refused" if code else "taken"
 
 
+def _no_certificate(target: Target) -> str:
+    return "" if target.gateway.tls is not None else "endpoints.tls is not there"
+
+
+async def _bad_certificate(stage: Stage) -> None:
+    tls = stage.target.gateway.tls
+    assert tls is not None, "it was asked for"
+    stage.replace(Path(tls.certificate), _empty)
+    code, _ = await stage.reload(restart=False)
+    stage.seen["reload"] = "refused" if code else "taken"
+
+
 def _on(target: Target, text: str, **more: object) -> Promise:
     """A promise of no restart."""
     return Promise(text, target.within_s, **more)  # type: ignore[arg-type]
@@ -268,5 +280,14 @@ SCENARIOS = (
         _bad_keys,
         lambda target: _on(target, "the reload is refused, and the keys that were hold", says={"reload": "refused"}),
         _no_key_file,
+    ),
+    Scenario(
+        "bad-certificate",
+        "puts an empty file in the place of the certificate, and reloads",
+        _bad_certificate,
+        lambda target: _on(
+            target, "the reload is refused, and new connections get the one before", says={"reload": "refused"}
+        ),
+        _no_certificate,
     ),
 )

@@ -17,6 +17,7 @@ from appliance.launch.keeper import Kept
 from appliance.launch.rundir import Address
 from appliance.launch.supervise import GATEWAY
 from engine.api.config import EngineConfig
+from engine.api.errors import ConfigError
 
 
 @dataclass(frozen=True)
