@@ -36,7 +36,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     (gateway/control.py). `run` is the run directory: the gateway writes there what was open when an engine died, and
     reads whether the appliance is parked. What happened to the last `stories` sequences is kept. `journal` is the file
     of durable replies, empty for none: they are kept for `journal_keep_s`, in `journal_bytes`, and generated on for
-    `linger_s` without a client."""
+    `linger_s` without a client. `responses` is the file of stored responses, empty for none: at most `responses_count`
+    and `responses_bytes` of them, each for `responses_keep_s`."""
 
     host: str
     port: int
@@ -73,6 +74,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     journal_keep_s: float = 900.0
     journal_bytes: int = 64 * 2**20
     linger_s: float = 60.0
+    responses: str = ""
+    responses_keep_s: float = 86400.0
+    responses_bytes: int = 64 * 2**20
+    responses_count: int = 10_000
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_requests: bool = False

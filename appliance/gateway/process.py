@@ -22,10 +22,11 @@ from fastapi import FastAPI
 
 from appliance.gateway.config import GatewayConfig, read_config
 from appliance.gateway.control import controlled
-from appliance.gateway.journal import open_ledger
+from appliance.gateway.journal import open_ledger, open_responses
 from appliance.gateway.keys import read_keys
 from appliance.gateway.router import Router
 from appliance.http.app import build_app
+from appliance.http.responses_store import ResponseStore
 from appliance.http.service import Service
 from appliance.http.text import load_text
 from appliance.launch.interrupted import write_open
@@ -76,7 +77,10 @@ def build_service(config: GatewayConfig, keys: Sequence[str] = ()) -> Service:
         policy=config.policy,
         tell_open=partial(write_open, config.run),
     )
-    return Service(config, router, metrics, RequestLog(config), open_ledger(config, metrics), keys)
+    service = Service(config, router, metrics, RequestLog(config), open_ledger(config, metrics), keys)
+    if (responses := open_responses(config, metrics)) is not None:
+        service.responses = ResponseStore(service, responses)
+    return service
 
 
 @asynccontextmanager
@@ -84,13 +88,15 @@ async def connected(service: Service) -> AsyncIterator[None]:
     """The service with its router connecting and its text side loading. The tokenizer of a large vocabulary takes
     longer than the gateway may take to answer, so a thread reads it."""
     service.router.start()
-    tasks = [asyncio.create_task(_load_text(service)), asyncio.create_task(_see_parked(service))]
+    store = service.responses
+    work = [_load_text(service), _see_parked(service), *([store.keep_going()] if store is not None else [])]
+    tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
-        for ledger in (service.ledger, service.shelved):
+        for ledger in (service.ledger, service.shelved, None if store is None else store.ledger):
             if ledger is not None:
                 await ledger.stop()
         await service.router.stop()

@@ -25,6 +25,8 @@ OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
 # What the instrumentator leaves out of HTTP metrics, and nobody wants in an access log.
 UNCOUNTED = OPEN | {"/load"}
 
+FOLLOWED = "/v1/responses/"
+
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 DRAIN_RETRY_AFTER_S = 5
 CLIENT_GONE = 499
@@ -228,6 +230,12 @@ class BodyLimit:
         await self.app(scope, limited, send)
 
 
+def _holds(scope: Scope) -> bool:
+    """Whether a request may take long: those that generate, and those that read a response along."""
+    reads = scope["method"] == "GET" and scope["path"].startswith(FOLLOWED)
+    return (reads or scope["method"] == "POST") and scope["path"] not in UNCOUNTED
+
+
 class Load:
     """Counts the requests that hold the service, until the last byte of a stream or the client's end (API-05)."""
 
@@ -236,7 +244,7 @@ class Load:
         self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in UNCOUNTED:
+        if scope["type"] != "http" or not _holds(scope):
             return await self.app(scope, receive, send)
         self._count(1)
         try:

@@ -17,6 +17,7 @@ from appliance.observe.metrics import Metrics
 
 if TYPE_CHECKING:
     from appliance.chat.template import ChatTemplate
+    from appliance.http.responses_store import ResponseStore
     from appliance.http.text import Text
     from engine.text import Tokenizer
 
@@ -25,7 +26,8 @@ class Service:
     """The served model: its configuration, text side, router, metrics, log and the ledger of durable replies, if there
     is one. `open_requests` counts those that hold the service, streams included. SIGTERM sets `draining`, and `closed`
     from when on new requests are refused; the launcher sets `parked`, once. `shelved`: a ledger that takes no new
-    replies. What a reload changes (gateway/live.py) is read here anew by each request."""
+    replies; `responses`: the store of responses, if there is one. What a reload changes (gateway/live.py) is read here
+    anew by each request."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class Service:
         self.draining = False
         self.closed = False
         self.shelved: Ledger | None = None
+        self.responses: ResponseStore | None = None
         self.set_keys(keys)
         self.parked: Parked | None = None
         self.started_s = time.time()

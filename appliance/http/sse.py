@@ -27,6 +27,11 @@ def record(value: Any, event_id: str = "") -> bytes:
     return event + b"data: " + body + b"\n\n"
 
 
+def named_record(name: str, value: Any, event_id: str = "") -> bytes:
+    """The same with the name of its event."""
+    return b"event: " + name.encode() + b"\n" + record(value, event_id)
+
+
 async def kept_alive(records: AsyncIterator[bytes], pause_s: float) -> AsyncIterator[bytes]:
     """The records, with a comment after each pause of `pause_s` seconds without one; 0 sends none."""
     pending: asyncio.Future[bytes] | None = None

@@ -65,6 +65,7 @@ def gauges() -> tuple[Family, ...]:
         Family("gauge", "kv_cache_usage_ratio", "Used share of the KV cache blocks, 0 to 1.", "kv_cache_usage_perc"),
         Family("gauge", "requests_held", "Sequences that wait for an engine to come back.", per_engine=False),
         Family("gauge", "journal_bytes", "Size of the journal of durable replies.", per_engine=False),
+        Family("gauge", "responses_bytes", "Size of the file of stored responses.", per_engine=False),
         Family("gauge", "engine_up", "Whether the gateway has a serving engine behind this label."),
         Family("gauge", "open_requests", "HTTP requests that hold the service, streams included.", per_engine=False),
     )
