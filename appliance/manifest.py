@@ -397,7 +397,7 @@ class Restart(Section):
 
 class Journal(Section):
     folder: str | None = None
-    """Where replies and responses lie; by default the run directory, which a restart of the container does not survive."""
+    """Where replies and responses lie; by default the run directory, which a restarted container has lost."""
     keep: Seconds = 900.0
     """How long such a reply is kept after its end, or without anybody who asks for it; 0s keeps none."""
     size: Bytes = 64 * 2**20

@@ -86,6 +86,7 @@ class Ledger:
         for entry in found.values():
             if (self.goes_on(entry) or entry.document) and not self._is_old(entry):
                 self._entries[entry.opened.key] = entry
+        self._make_room(0)
         if found:
             log.info("%s: %d of %d durable replies are known again", self._log.path, len(self._entries), len(found))
         self._rewrite()

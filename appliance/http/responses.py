@@ -99,7 +99,7 @@ def _context(store: ResponseStore | None, owner: str, previous: str | None) -> t
 
 
 def _own_items(store: ResponseStore | None, owner: str, body: PromptRequest, salt: str) -> tuple[Fields, ...]:
-    """The items that came with a request, each with an id. Raises RequestError."""
+    """The items that came with a request, each with an id. Raises InvalidRequest."""
     given = body.input if body.input is not None else []
     if isinstance(given, str):
         given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
@@ -112,7 +112,7 @@ def _resolved(store: ResponseStore | None, owner: str, item: Fields, at: int) ->
         return item
     found = store.item(owner, str(item.get("id"))) if store is not None else None
     if found is None:
-        raise RequestError(f"input[{at}]: no item with id {str(item.get('id'))[:200]!r} is kept.", "input")
+        raise InvalidRequest(f"input[{at}]: no item with id {str(item.get('id'))[:200]!r} is kept.", "input")
     return found
 
 

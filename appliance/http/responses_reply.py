@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
+from appliance.chat.format.events import Content
 from appliance.chat.prompt import ChatPlan
 from appliance.chat.responses import custom_tools
 from appliance.chat.stream import ChatChoice, Scored
@@ -119,9 +120,11 @@ class ResponseReply:
         if self.state == "queued":
             self.state = "in_progress"
             yield {"type": "response.in_progress", "response": self.document()}
+        thought = self._choice.is_reasoning
         taken = self._choice.take(token)
         count = self.asked.body.top_logprobs or 0
-        logprobs = [_logprob(each, count) for each in taken.piece.logprobs] if self._scored else []
+        scored = self._scored and (not thought or any(isinstance(each, Content) for each in taken.events))
+        logprobs = [_logprob(each, count) for each in taken.piece.logprobs] if scored else []
         yield from self._output.take(taken.events, logprobs)
         self._finish = taken.piece.finish
         if self._finish in ("stop", "length"):

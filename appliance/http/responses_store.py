@@ -14,7 +14,7 @@ import orjson
 
 from appliance.chat.prompt import ChatPlan, Served
 from appliance.chat.responses import plan_response
-from appliance.durable.entry import Entry
+from appliance.durable.entry import Entry, Suspended
 from appliance.durable.ledger import JournalFull, Ledger
 from appliance.gateway.generation import Past
 from appliance.gateway.router import ANYWHERE, Placement
@@ -162,7 +162,7 @@ class ResponseStore:
             async for _ in reply.pieces():
                 pass
             document = reply.end()
-        except Unavailable:
+        except (Suspended, Unavailable):
             raise
         except Exception as error:  # how the response ended; every follower is told
             if is_unexpected(error):
@@ -206,7 +206,8 @@ class ResponseStore:
     async def keep_going(self) -> None:
         """For ever: what is in the background and nobody generates, be it for a restart, is gone on with."""
         while True:
-            if self._service.has_text and self._service.router.accepts:
+            service = self._service
+            if service.has_text and service.router.accepts and not service.draining:
                 await self._resume_all()
             known = {entry.opened.entry for entry in self.ledger.entries()}
             self._asked = {number: asked for number, asked in self._asked.items() if number in known}

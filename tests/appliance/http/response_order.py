@@ -1,6 +1,7 @@
 """An independent judge of the events of a response: their models are the official client's, their order is a state
 machine that knows nothing of the code under test."""
 
+import json
 from typing import Any
 
 from openai.types.responses import Response, ResponseStreamEvent
@@ -16,10 +17,13 @@ GAINS = {
     "custom_tool_call": ("", "response.custom_tool_call_input", "input"),
 }
 # What the Open Responses schema wants in every object, whatever its value.
-REQUIRED = """id object created_at completed_at status incomplete_details model previous_response_id instructions output
-error tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs
-temperature reasoning user usage max_output_tokens max_tool_calls store background service_tier metadata
-safety_identifier prompt_cache_key""".split()
+REQUIRED = (
+    *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id"),
+    *("instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p"),
+    *("presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "user", "usage"),
+    *("max_output_tokens", "max_tool_calls", "store", "background", "service_tier", "metadata", "safety_identifier"),
+    "prompt_cache_key",
+)
 
 
 def check_object(response: dict[str, Any]) -> dict[str, Any]:
@@ -135,8 +139,6 @@ def check_order(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 def read_events(text: str) -> list[dict[str, Any]]:
     """The events of a stream as it came: each record names its event, none ends it with [DONE]."""
-    import json
-
     records = text.split("\n\n")
     assert records.pop() == ""
     found = []
