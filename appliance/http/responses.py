@@ -4,7 +4,8 @@ import asyncio
 import re
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -98,13 +99,23 @@ def _context(store: ResponseStore | None, owner: str, previous: str | None) -> t
     return (*found.asked.items, *document["output"])
 
 
-def _own_items(store: ResponseStore | None, owner: str, body: PromptRequest, salt: str) -> tuple[Fields, ...]:
-    """The items that came with a request, each with an id. Raises InvalidRequest."""
+def _own_items(
+    store: ResponseStore | None, owner: str, body: PromptRequest, salt: str, before: Sequence[Fields]
+) -> tuple[Fields, ...]:
+    """The items that came with a request, each with an id that no other one has: lists are paged by ids. Raises
+    InvalidRequest."""
     given = body.input if body.input is not None else []
     if isinstance(given, str):
         given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
-    items = [_resolved(store, owner, item, at) for at, item in enumerate(given)]
-    return tuple(_named(item, f"{salt}/input/{at}") for at, item in enumerate(items))
+    taken = {item["id"] for item in before}
+    items = []
+    for at, item in enumerate(given):
+        item = _resolved(store, owner, item, at)
+        if item.get("id") in taken:
+            item = {name: value for name, value in item.items() if name != "id"}
+        items.append(_named(item, f"{salt}/input/{at}"))
+        taken.add(items[-1]["id"])
+    return tuple(items)
 
 
 def _resolved(store: ResponseStore | None, owner: str, item: Fields, at: int) -> Fields:
@@ -141,6 +152,14 @@ async def _planned(service: Service, request: Request, asked: Asked) -> ChatPlan
         raise (InvalidRequest(str(error), error.param) if error.param in _OF_THIS_API else error) from error
 
 
+def _check_json(body: ResponsesRequest) -> None:
+    """Raises InvalidRequest for what cannot be told back."""
+    try:
+        orjson.dumps(body.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    except TypeError as error:
+        raise InvalidRequest(f"The body has a value that cannot be kept: {error}.") from None
+
+
 def _check_background(body: ResponsesRequest, store: ResponseStore | None) -> None:
     if body.background and store is None:
         raise InvalidRequest(f"background needs the store. {NO_STORE}.", "background")
@@ -157,6 +176,7 @@ def _where(request: Request, body: ResponsesRequest) -> Placement:
 
 async def create_response(service: Service, request: Request, body: ResponsesRequest) -> Response:
     service.model_name(body.model)
+    _check_json(body)
     store, owner = service.responses, request.state.owner
     _check_background(body, store)
     wish = _read_wish(request, body, store)
@@ -168,12 +188,15 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
         raise NotFound(f"Nothing is kept of a request with this {KEY}; repeat it without {LAST}.", LAST)
     identity = _identity(request, body, store, wish)
     before = _context(store, owner, body.previous_response_id)
-    items = (*before, *_own_items(store, owner, body, identity.salt))
+    items = (*before, *_own_items(store, owner, body, identity.salt, before))
     stored = store is not None and body.store is not False
     asked = Asked(body, identity, items, len(before), owner, stored)
     plan = await _planned(service, request, asked)
     if wish is not None and store is not None and (joined := _joined(store, owner, wish)) is not None:
         return await _reply_of_key(service, request, body, joined, wish)  # another one came meanwhile
+    if store is not None and wish is None and store.find_any(owner, identity.request_id) is not None:
+        identity = Identity(uuid.uuid4().hex, identity.created, identity.salt)  # another one with its id came meanwhile
+        asked = replace(asked, identity=identity)
     _log_request(service, request, body)
     if store is None or not (stored or wish is not None):
         return await _direct(service, request, asked, plan)
@@ -185,8 +208,7 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
         if safe:
             message = "The store of responses is full of such that are under way; repeat the request later."
             raise Unavailable(message, RETRY_AFTER_S) from None
-        kept_not = Asked(body, identity, items, len(before), owner, False)
-        return await _direct(service, request, kept_not, plan)
+        return await _direct(service, request, replace(asked, stored=False), plan)
     return await _reply(service, request, body, opened, named=wish is not None)
 
 
@@ -197,7 +219,7 @@ def _joined(store: ResponseStore, owner: str, wish: Wish) -> Stored | None:
         return None
     if found.entry.opened.body != wish.body:
         raise Unprocessable(f"{KEY}: this key was used for another request; take a new key for a new request.", KEY)
-    if (found.document() or {}).get("status") == "failed":
+    if (found.document() or {}).get("status") == "failed" or not store.ledger.goes_on(found.entry):
         store.ledger.drop(found.entry)
         return None
     return found
@@ -226,12 +248,12 @@ async def _reply(
     store, headers = service.responses, headers or {}
     assert store is not None, "it is kept there"
     if stored.asked.background:
-        if not body.stream:
-            return JSONResponse(await store.snapshot(stored), headers=headers)
         linger_s = None
     else:
         linger_s = service.config.linger_s if named else 0.0
     told = await store.follow(stored, linger_s)
+    if stored.asked.background and not body.stream:
+        return JSONResponse(await store.snapshot(stored) if headers else told.reply.document(), headers=headers)
     if body.stream:
         return _stream(service, request, told, after, headers, with_ids=named)
     return await _wait(service, request, told, headers)
@@ -303,7 +325,7 @@ async def input_tokens(request: Request) -> dict[str, Any]:
     service.model_name(body.model)
     identity = Identity(request.state.request_id, 0, "")
     before = _context(service.responses, request.state.owner, body.previous_response_id)
-    items = (*before, *_own_items(service.responses, request.state.owner, body, ""))
+    items = (*before, *_own_items(service.responses, request.state.owner, body, "", before))
     fields = body.model_dump(by_alias=True, exclude_unset=True) | {"input": []}
     asked = Asked(ResponsesRequest.model_validate(fields), identity, items, 0, request.state.owner, False)
     plan = await _planned(service, request, asked)

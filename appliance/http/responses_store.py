@@ -209,9 +209,17 @@ class ResponseStore:
             service = self._service
             if service.has_text and service.router.accepts and not service.draining:
                 await self._resume_all()
-            known = {entry.opened.entry for entry in self.ledger.entries()}
-            self._asked = {number: asked for number, asked in self._asked.items() if number in known}
+            self._forget()
             await asyncio.sleep(LOOK_S)
+
+    def _forget(self) -> None:
+        """What is known of entries that the ledger has forgotten."""
+        entries = self.ledger.entries()
+        if len(self._asked) > len(entries):
+            numbers = {entry.opened.entry for entry in entries}
+            keys = {entry.opened.key for entry in entries}
+            self._asked = {number: asked for number, asked in self._asked.items() if number in numbers}
+            self._items = {name: key for name, key in self._items.items() if key in keys}
 
     async def _resume_all(self) -> None:
         for entry in self.ledger.entries():

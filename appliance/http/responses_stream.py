@@ -28,6 +28,8 @@ class Told(Protocol):
     @property
     def cause(self) -> Exception | None: ...
 
+    async def whole(self) -> Fields: ...
+
     async def end(self) -> Fields: ...
 
     def failed(self, error: Exception) -> Fields: ...
@@ -43,6 +45,11 @@ class Live:
     @property
     def cause(self) -> Exception | None:
         return self.reply.failure
+
+    async def whole(self) -> Fields:
+        async for _ in self.reply.pieces():
+            pass
+        return self.reply.end()
 
     async def end(self) -> Fields:
         return self.reply.end()
@@ -62,6 +69,9 @@ class Kept:
     @property
     def cause(self) -> Exception | None:
         return self._entry.failure
+
+    async def whole(self) -> Fields:
+        return await self.end()
 
     async def end(self) -> Fields:
         """Its document. Raises Unavailable if it is left without an end."""
@@ -108,10 +118,8 @@ async def records(told: Told, after: int = -1, *, with_ids: bool = False) -> Asy
 
 async def whole(told: Told) -> Fields:
     """The object of a response that was waited for. Raises what it failed with."""
-    async with told.reply.source:
-        async for _ in told.reply.pieces():
-            pass
-    document = await told.end()
+    async with told.reply.source:  # until it is written down: whoever leaves a kept one before ends it
+        document = await told.whole()
     if told.cause is not None:
         raise told.cause
     return document

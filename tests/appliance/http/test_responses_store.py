@@ -433,6 +433,37 @@ def test_a_client_that_leaves_frees_the_engine_and_may_come_back(start, engine):
     assert check_order(seen + rest.all())["usage"]["output_tokens"] == 12
 
 
+def test_a_client_that_leaves_before_its_whole_reply_frees_the_engine(start, engine):
+    """RSP-01"""
+    engine.holding = True
+    gateway = start(engine)
+    with pytest.raises(httpx.ReadTimeout):
+        gateway.client.post(PATH, json=BODY, timeout=0.2)
+    until("the engine is free", lambda: len(engine.submits) == 1 and not engine.open)
+
+
+def test_whole_replies_one_after_the_other_are_all_written_down(start, engine):
+    gateway = start(engine)
+    for _ in range(20):
+        assert created(gateway)["status"] == "incomplete"
+
+
+def test_items_that_come_again_are_listed_once_each(start, engine):
+    gateway = start(engine)
+    first = created(gateway)
+    second = created(gateway, previous_response_id=first["id"], input=[*first["output"], *first["output"]])
+    client = openai.OpenAI(api_key="none", base_url=f"{gateway.url}/v1")
+    items = list(client.responses.input_items.list(second["id"], limit=1))
+    assert len(items) == len({item.id for item in items}) == 4
+
+
+def test_numbers_that_json_cannot_tell_back_are_refused(start, engine):
+    """ER-20"""
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "maxProperties": 2**80}}
+    reply = start(engine).client.post(PATH, json=BODY | {"tools": [tool]})
+    assert reply.status_code == 400 and reply.json()["error"]["type"] == "invalid_request_error"
+
+
 def test_whoever_asks_for_a_response_that_was_left_has_it_generated(start, engine):
     engine.holding = True
     gateway = start(engine, linger_s=60.0)
