@@ -304,7 +304,7 @@ class Follower:
                 raise self._entry.failure
             elif self._entry.state == "ended":
                 return  # it was ended on purpose
-            elif self._entry.state != "running":
+            elif self._entry.state != "running" and not self._entry.abandoned:
                 message = f"The service lets go of this request; repeat it with its {KEY} and {LAST} to get the rest."
                 raise Unavailable(message, RETRY_AFTER_S)
             else:

@@ -146,6 +146,10 @@ class JsonString:
         for character in text:
             if len(self._held) == 6 and character != "\\":  # half of a pair, and no other half
                 found += self._taken()
+            if len(self._held) == 11 and self._is_first_half(self._held[6:] + character):  # likewise
+                held, self._held = self._held[6:], self._held[:6]
+                found += self._taken()
+                self._held = held
             if self._held or (character == "\\" and self._quotes in (1, 3)):
                 self._held += character
                 if self._is_whole(self._held):
@@ -157,12 +161,16 @@ class JsonString:
         return found
 
     @staticmethod
+    def _is_first_half(escape: str) -> bool:
+        return escape[:2] == "\\u" and escape[2:4].lower() in ("d8", "d9", "da", "db")
+
+    @staticmethod
     def _is_whole(escape: str) -> bool:
         if len(escape) < 2 or escape[1] != "u":
             return len(escape) == 2
         if len(escape) < 6:
             return False
-        if escape[2:4].lower() in ("d8", "d9", "da", "db"):  # the first half of a pair
+        if JsonString._is_first_half(escape[:6]):
             return len(escape) == 12 or not "\\u".startswith(escape[6:8])
         return True
 

@@ -75,10 +75,11 @@ class Kept:
 
     async def end(self) -> Fields:
         """Its document. Raises Unavailable if it is left without an end."""
-        while self._entry.state == "running":
-            await self._entry.change()
-        if self._entry.state != "ended":
-            raise self._entry.failure or Unavailable(LET_GO, RETRY_AFTER_S)
+        entry = self._entry
+        while entry.state == "running" or (entry.abandoned and entry.state != "ended" and entry.failure is None):
+            await entry.change()
+        if entry.state != "ended":
+            raise entry.failure or Unavailable(LET_GO, RETRY_AFTER_S)
         document: Fields = orjson.loads(self._entry.document)
         return document
 
