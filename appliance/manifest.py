@@ -329,6 +329,15 @@ class EndpointTls(Section):
     """Oldest version of TLS that is spoken."""
 
 
+class Responses(Section):
+    keep: Seconds = 86400.0
+    """How long a stored response is kept after its end; 0s stores none, and background ones are not possible."""
+    size: Bytes = 64 * 2**20
+    """Most bytes of all stored responses; the oldest go first. The file has at most about twice as many."""
+    count: Count = 10_000
+    """Most stored responses; the oldest go first."""
+
+
 class Endpoints(Section):
     host: str = "0.0.0.0"
     """Address the gateway listens on."""
@@ -346,6 +355,8 @@ class Endpoints(Section):
     """Pause after which a silent stream sends a comment so that proxies keep it open; 0s switches it off."""
     trust_request_chat_template: bool = False
     """Lets a request bring its own chat_template."""
+    responses: Responses = Responses()
+    """The store of /v1/responses; its file lies in lifecycle.journal.folder."""
     docs: bool = True
     """Serve the OpenAPI description at /openapi.json and its page at /docs."""
 
@@ -414,7 +425,7 @@ class Restart(Section):
 
 class Journal(Section):
     folder: str | None = None
-    """Where such replies are kept; by default the run directory, which a restart of the container does not survive."""
+    """Where replies and responses lie; by default the run directory, which a restarted container has lost."""
     keep: Seconds = 900.0
     """How long such a reply is kept after its end, or without anybody who asks for it; 0s keeps none."""
     size: Bytes = 64 * 2**20

@@ -30,9 +30,12 @@ FELT: dict[str, str] = {
     "endpoints.port": "the service is reached on another port",
     "endpoints.compat": "usage details and the request id header follow another habit",
     "lifecycle.restart.hold": "new requests wait otherwise for an engine that died",
-    "lifecycle.journal.folder": "replies to requests with an Idempotency-Key are kept elsewhere, or no longer",
+    "lifecycle.journal.folder": "responses, and replies to an Idempotency-Key, are kept elsewhere, or no longer",
     "lifecycle.journal.keep": "a reply to a request with an Idempotency-Key can be had again for another time",
     "lifecycle.journal.linger": "a request with an Idempotency-Key goes on for another time without its client",
+    "endpoints.responses.keep": "a stored response can be asked for, and gone on from, for another time",
+    "endpoints.responses.size": "other numbers of responses are stored before the oldest are forgotten",
+    "endpoints.responses.count": "other numbers of responses are stored before the oldest are forgotten",
     "endpoints.keep_alive": "silent streams send comments at other times",
 }
 # Switches: what clients get when they are off, and on.

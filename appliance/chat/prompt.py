@@ -18,7 +18,6 @@ from appliance.chat.template import ChatTemplate
 from appliance.chat.tools import ToolUse, tool_grammar, tool_use
 from appliance.chat.window import check_ids, check_text, reply_tokens, truncated
 from appliance.gateway.config import GatewayConfig
-from appliance.gateway.keys import ApiKey
 from appliance.schema.chat import ChatRequest, Conversation
 from appliance.schema.common import GenerationRequest
 from appliance.schema.completions import CompletionRequest
@@ -55,7 +54,8 @@ class Served:
     request_id: str
     salt: str | None = None  # of a header, for gateways that cannot change bodies
     priority: int | None = None  # likewise
-    key: ApiKey | None = None
+    owner: str = ""  # a name for its API key
+    share: float = 1.0
     deadlines: Deadlines = Deadlines()  # of headers
     arrived_s: float = 0.0  # monotonic; from then on deadlines count
 
@@ -206,8 +206,8 @@ def _submit(
         priority=body.priority or served.priority or 0,
         salt=_salt(body, served.salt),
         grammar=asked.grammar,
-        owner="" if served.key is None else served.key.owner,
-        share=1.0 if served.key is None else served.key.share,
+        owner=served.owner,
+        share=served.share,
         ttft_deadline=ttft_deadline,
         deadline=deadline,
     )

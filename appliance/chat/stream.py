@@ -103,6 +103,11 @@ class ChatChoice:
             one_call=plan.tools.one_call,
         )
 
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the next token is within the markers, or ends them."""
+        return self._reader.is_reasoning
+
     def take(self, delta: Delta) -> ChatPiece:
         before = self._reader.is_reasoning
         piece = self.choice.take(delta)

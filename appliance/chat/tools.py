@@ -17,12 +17,14 @@ Mode = Literal["none", "auto", "required", "named"]
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What a reply may call. `calls` is how it is written, None where calls are not read at all."""
+    """What a reply may call. `calls` is how it is written, None where calls are not read at all. `bound`: the prompt
+    shows further functions, which must not be called."""
 
     mode: Mode
     functions: tuple[Function, ...] = ()
     calls: Calls | None = None
     one_call: bool = False
+    bound: bool = False
 
 
 def _functions(body: ChatRequest) -> tuple[Function, ...]:
@@ -45,6 +47,18 @@ def _named(choice: Mapping[str, Any], functions: tuple[Function, ...]) -> Functi
     raise RequestError("The tool specified in tool_choice does not match any of the specified tools.", "tool_choice")
 
 
+def _allowed(choice: Mapping[str, Any], functions: tuple[Function, ...]) -> tuple[str, tuple[Function, ...]]:
+    """The mode of a choice of type allowed_tools, and the functions that it allows, in their order."""
+    asked = choice.get("allowed_tools")
+    tools = asked.get("tools") if isinstance(asked, dict) else None
+    if not isinstance(asked, dict) or asked.get("mode") not in ("auto", "required"):
+        raise RequestError("tool_choice: the mode of allowed_tools must be auto or required.", "tool_choice")
+    if not isinstance(tools, list) or not tools or not all(isinstance(tool, dict) for tool in tools):
+        raise RequestError("tool_choice: allowed_tools needs a list of tools that is not empty.", "tool_choice")
+    names = {_named(tool, functions).name for tool in tools}
+    return asked["mode"], tuple(each for each in functions if each.name in names)
+
+
 def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
     """The request's tool use. `native` is how the model writes calls by itself, None if its template shows no way."""
     functions = _functions(body)
@@ -53,6 +67,9 @@ def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
         raise RequestError("tools must not be an empty list; leave the field out instead.", "tools")
     if choice is None:
         choice = "auto" if functions else "none"
+    bound = isinstance(choice, dict) and choice.get("type") == "allowed_tools" and bool(functions)
+    if bound:
+        choice, functions = _allowed(choice, functions)
     named = isinstance(choice, dict)
     if not named and choice not in ("none", "auto", "required"):
         raise RequestError(f"tool_choice must be none, auto, required or a function, got {choice!r}.", "tool_choice")
@@ -66,7 +83,7 @@ def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
         return ToolUse("none", functions)
     one_call = body.parallel_tool_calls is False
     if choice == "required":
-        return ToolUse("required", functions, native or HERMES, one_call)
+        return ToolUse("required", functions, native or HERMES, one_call, bound)
     if native is None:
         known = ", ".join(calls.name for calls in CALLS)
         raise RequestError(
@@ -74,7 +91,7 @@ def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
             f'(known: {known}). Use tool_choice "required" or a function, or none; or set model.chat_template.',
             "tool_choice",
         )
-    return ToolUse("auto", functions, native, one_call)
+    return ToolUse("auto", functions, native, one_call, bound)
 
 
 def _bound(function: Function) -> Function:
@@ -97,6 +114,6 @@ def tool_grammar(use: ToolUse, language: Language | None, constraint: Constraint
     loose = tuple(_bound(each) if each.strict else Function(each.name, {"type": "object"}) for each in use.functions)
     if language is not None:
         return constraint.calls(use.calls, loose, one_call=use.one_call, otherwise=language)
-    if any(function.strict for function in use.functions):
+    if use.bound or any(function.strict for function in use.functions):
         return constraint.text_with_calls(use.calls, loose, one_call=use.one_call)
     return None

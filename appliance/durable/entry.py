@@ -16,7 +16,8 @@ class Suspended(Exception):
 
 class Entry:
     """`gained` are encoded records in order, `size` the bytes of all of its records. `paused`: nobody generates it;
-    `failure`: why it will not be, once known. `write` gets each new record."""
+    `failure`: why it will not be, once known. `abandoned`: it was ended on purpose, and does not go on. `document`: how
+    it ended, if its route keeps that. `write` gets each new record."""
 
     def __init__(self, opened: Opened, write: Callable[[bytes], None]) -> None:
         self.opened = opened
@@ -24,6 +25,8 @@ class Entry:
         self.state: State = "paused"
         self.failure: Exception | None = None
         self.ended_at = 0.0
+        self.abandoned = False
+        self.document = b""
         self.followers = 0
         self.size = len(encode(opened))
         self._write = write
@@ -76,18 +79,29 @@ class Entry:
         if self.failure is not None:
             over(self)
 
+    def settle(self, document: bytes) -> None:
+        """This is what it came to, whether or not that is a complete reply; its end is to follow."""
+        self.document = document
+        self.size += len(document)
+
     def end(self, over: Callable[["Entry"], None]) -> None:
         self.state = "ended"
         over(self)
         self._write(self.ending())
+        self._wake()
 
     def ending(self) -> bytes:
-        return encode(Ended(self.opened.entry, len(self.gained), self.ended_at))
+        return encode(Ended(self.opened.entry, len(self.gained), self.ended_at, self.document))
 
     def let_go(self) -> None:
         """Takes it from its engine, soon; the next who asks for it goes on."""
         if self._task is not None:
             self._task.cancel()
+
+    async def abandon(self) -> None:
+        """Ends the generation for good, as one whose client has gone; waits for it."""
+        self.abandoned = True
+        await self.pause()
 
     async def pause(self) -> None:
         """The same, and waits for it."""

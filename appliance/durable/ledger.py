@@ -27,8 +27,9 @@ class JournalFull(Exception):
 
 class Ledger:
     """`keep_s`: how long an ended reply, or one that nobody asks for, is kept; `size` bounds the bytes of all, of which
-    the file has at most about twice as many. `outputs`: what another configuration gave is not gone on with. Raises
-    JournalTaken, OSError."""
+    the file has at most about twice as many; `most` bounds their number. `outputs`: what another configuration gave is
+    not gone on with; what it came to is kept where there is a document of it. `gauge`: the metric of the file's size.
+    Raises JournalTaken, OSError."""
 
     def __init__(
         self,
@@ -38,6 +39,8 @@ class Ledger:
         outputs: str,
         keep_s: float,
         size: int,
+        most: int | None = None,
+        gauge: str = "journal_bytes",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._log = Log(path, self._failed)
@@ -45,6 +48,8 @@ class Ledger:
         self._outputs = outputs
         self._keep_s = keep_s
         self._size = size
+        self._count = most
+        self._gauge = gauge
         self._clock = clock
         self._entries: dict[bytes, Entry] = {}
         self._numbers = itertools.count()
@@ -77,12 +82,14 @@ class Ledger:
                     entry.take(record)  # behind a hole all is generated again
                 case Ended() if entry is not None and value.deltas == len(entry.gained):
                     entry.state, entry.ended_at = "ended", value.at
+                    entry.settle(value.document)
                 case Dropped():
                     found.pop(value.entry, None)
         self._numbers = itertools.count(last + 1)
         for entry in found.values():
-            if entry.opened.outputs == self._outputs and not self._is_old(entry):
+            if (self.goes_on(entry) or entry.document) and not self._is_old(entry):
                 self._entries[entry.opened.key] = entry
+        self._make_room(0)
         if found:
             log.info("%s: %d of %d durable replies are known again", self._log.path, len(self._entries), len(found))
         self._rewrite()
@@ -91,6 +98,13 @@ class Ledger:
         """Other bounds, for what is kept already too, from the next record on."""
         self._outputs, self._keep_s, self._size = outputs, keep_s, size
 
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    def goes_on(self, entry: Entry) -> bool:
+        """Whether its tokens mean now what they meant then."""
+        return entry.opened.outputs == self._outputs
+
     def find(self, key: bytes) -> Entry | None:
         entry = self._entries.get(key)
         if entry is not None and self._is_old(entry):
@@ -98,9 +112,11 @@ class Ledger:
             return None
         return entry
 
-    def open(self, key: bytes, body: bytes, identity: Identity, submits: tuple[Submit, ...]) -> Entry:
+    def open(
+        self, key: bytes, body: bytes, identity: Identity, submits: tuple[Submit, ...], about: bytes = b""
+    ) -> Entry:
         """A new entry of this key. Raises JournalFull."""
-        opened = Opened(next(self._numbers), key, body, identity, submits, self._outputs, self._clock())
+        opened = Opened(next(self._numbers), key, body, identity, submits, self._outputs, self._clock(), about)
         entry = Entry(opened, self._write)
         self._make_room(entry.size)
         self._entries[key] = entry
@@ -108,10 +124,14 @@ class Ledger:
         return entry
 
     def over(self, entry: Entry) -> None:
-        """Its generation ended or failed; what failed is void, so that it can be tried anew."""
-        if entry.failure is None:
+        """Its generation ended or failed; what failed is void, so that it can be tried anew, if it is no document."""
+        if entry.failure is None or entry.document:
             entry.ended_at = self._clock()
             return
+        self.drop(entry)
+
+    def drop(self, entry: Entry) -> None:
+        """Forgets it."""
         if self._entries.get(entry.opened.key) is entry:
             del self._entries[entry.opened.key]
         self._write(encode(Dropped(entry.opened.entry)))
@@ -140,7 +160,7 @@ class Ledger:
             self._make_room(0)
             self._rewrite()
         self._fill_holes()
-        self._metrics.set("journal_bytes", self._log.size)
+        self._metrics.set(self._gauge, self._log.size)
 
     def _rewrite(self) -> None:
         """The file without what is gone."""
@@ -155,12 +175,17 @@ class Ledger:
         idle = [entry for entry in self._entries.values() if entry.state != "running" and not entry.followers]
         idle.sort(key=lambda entry: (entry.state != "ended", entry.ended_at or entry.opened.at))
         held = sum(entry.size for entry in self._entries.values())
+
+        def has_room() -> bool:
+            few = self._count is None or len(self._entries) + bool(wanted) <= self._count
+            return few and held + wanted <= self._size
+
         for entry in idle:
-            if held + wanted <= self._size:
+            if has_room():
                 return
             del self._entries[entry.opened.key]
             held -= entry.size
-        if wanted and held + wanted > self._size:
+        if wanted and not has_room():
             raise JournalFull
 
     def _records(self) -> Iterator[bytes]:

@@ -20,7 +20,8 @@ class Identity(msgspec.Struct, frozen=True):
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
     """`key` and `body` are digests: of the client's Idempotency-Key with all that it is unique within, and of what was
-    asked. `submits` have their seeds. `outputs`: GatewayConfig.outputs_sha256 then. `at`: Unix time."""
+    asked. `submits` have their seeds. `outputs`: GatewayConfig.outputs_sha256 then. `at`: Unix time. `about`: what its
+    route needs to go on with it without the client's request, if it can."""
 
     entry: int
     key: bytes
@@ -29,6 +30,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     submits: tuple[Submit, ...]
     outputs: str
     at: float
+    about: bytes = b""
 
 
 class Gained(msgspec.Struct, frozen=True, tag="gained"):
@@ -41,11 +43,12 @@ class Gained(msgspec.Struct, frozen=True, tag="gained"):
 
 
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    """It is complete with so many deltas."""
+    """It is over with so many deltas. `document`: what came of it in the words of its route, if that keeps it."""
 
     entry: int
     deltas: int
     at: float
+    document: bytes = b""
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):

@@ -45,7 +45,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reads whether the appliance is parked. What happened to the last `stories` sequences is kept. `journal` is the file
     of durable replies, empty for none: they are kept for `journal_keep_s`, in `journal_bytes`, and generated on for
     `linger_s` without a client. `key_requests_per_minute` and `key_tokens_per_minute` limit each API key that names no
-    limit of its own. `tls`: the listener speaks it. `chaos`: faults may be made on purpose."""
+    limit of its own. `tls`: the listener speaks it. `chaos`: faults may be made on purpose. `responses` is the file of
+    stored responses, empty for none: at most `responses_count` and `responses_bytes` of them, each for
+    `responses_keep_s`."""
 
     host: str
     port: int
@@ -89,6 +91,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     key_tokens_per_minute: int | None = None
     linger_s: float = 60.0
     chaos: bool = False
+    responses: str = ""
+    responses_keep_s: float = 86400.0
+    responses_bytes: int = 64 * 2**20
+    responses_count: int = 10_000
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_requests: bool = False

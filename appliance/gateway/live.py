@@ -114,6 +114,10 @@ async def take(service: Service, wanted: GatewayConfig) -> int:
     # Nothing below can fail, and nothing waits: no request sees a part of it.
     if opened is not None:
         opened.rebound(outputs=wanted.outputs_sha256, keep_s=wanted.journal_keep_s, size=wanted.journal_bytes)
+    if service.responses is not None:
+        stored = service.responses.ledger
+        keep_s, size = service.config.responses_keep_s, service.config.responses_bytes
+        stored.rebound(outputs=wanted.outputs_sha256, keep_s=keep_s, size=size)
     # Replies that are being generated go on where they began, though nobody can ask for them any more.
     service.ledger, service.shelved = (opened, None) if wanted.journal else (None, opened)
     service.config = wanted

@@ -24,10 +24,11 @@ from appliance.gateway.allowance import Allowances
 from appliance.gateway.certificate import Certificate, read_certificate, watched
 from appliance.gateway.config import GatewayConfig, read_config
 from appliance.gateway.control import controlled
-from appliance.gateway.journal import open_ledger
+from appliance.gateway.journal import open_ledger, open_responses
 from appliance.gateway.keys import ApiKey, read_keys
 from appliance.gateway.router import Router
 from appliance.http.app import build_app
+from appliance.http.responses_store import ResponseStore
 from appliance.http.service import Service
 from appliance.http.text import load_text
 from appliance.launch.interrupted import write_open
@@ -88,7 +89,10 @@ def build_service(
         spend=spend,
     )
     ledger = open_ledger(config, metrics)
-    return Service(config, router, metrics, RequestLog(config), ledger, keys, allowances, certificate)
+    service = Service(config, router, metrics, RequestLog(config), ledger, keys, allowances, certificate)
+    if (responses := open_responses(config, metrics)) is not None:
+        service.responses = ResponseStore(service, responses)
+    return service
 
 
 @asynccontextmanager
@@ -96,13 +100,15 @@ async def connected(service: Service) -> AsyncIterator[None]:
     """The service with its router connecting and its text side loading. The tokenizer of a large vocabulary takes
     longer than the gateway may take to answer, so a thread reads it."""
     service.router.start()
-    tasks = [asyncio.create_task(each(service)) for each in (_load_text, _see_parked, _see_broken)]
+    store = service.responses
+    work = [each(service) for each in (_load_text, _see_parked, _see_broken)]
+    tasks = [asyncio.create_task(each) for each in (*work, *([store.keep_going()] if store is not None else []))]
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
-        for ledger in (service.ledger, service.shelved):
+        for ledger in (service.ledger, service.shelved, None if store is None else store.ledger):
             if ledger is not None:
                 await ledger.stop()
         service.grammars.close()

@@ -37,7 +37,7 @@ REPLAYED = {"Idempotent-Replayed": "true"}
 DISK_S = 1.0  # that the first byte waits for the disk; a slower one loses no more than the time to generate again
 RETRY_AFTER_S = 2
 
-_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+VALID_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _POSITION = re.compile(r"\d{1,9}e?(\.\d{1,9}e?)*u?", re.ASCII)
 
 
@@ -91,22 +91,22 @@ def read_wish(request: Request, body: GenerationRequest, kind: str) -> Wish | No
         if after:
             raise BadRequest(f"{LAST} goes on with the request of an {KEY}: send the same one with it.", LAST)
         return None
-    if not _KEY.fullmatch(key):
+    if not VALID_KEY.fullmatch(key):
         raise BadRequest(f"{KEY} must have 1 to 255 visible ASCII characters.", KEY)
     if after and not body.stream:
         raise BadRequest(f"{LAST} goes on with a stream: send it with stream=true.", LAST)
-    key_of = request.state.key
     owner = [request.headers.get(name, "") for name in ("authorization", "x-api-key")]
-    owner = owner if key_of is None else [key_of.owner]  # whichever header it came in
+    owner = [request.state.owner] if request.state.owner else owner  # whichever header it came in
     asked = body.model_dump(mode="json", exclude={"stream", "stream_options"}, exclude_unset=True)
-    return Wish(_digest(kind, *owner, key), _digest(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS).decode()), after)
+    return Wish(digest(kind, *owner, key), digest(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS).decode()), after)
 
 
-def _digest(*parts: str) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
+def digest(*parts: str) -> bytes:
+    """16 bytes that tell these texts from all others."""
+    state = hashlib.blake2b(digest_size=16)
     for part in parts:
-        digest.update(len(part).to_bytes(8, "little") + part.encode("utf-8", "surrogatepass"))
-    return digest.digest()
+        state.update(len(part).to_bytes(8, "little") + part.encode("utf-8", "surrogatepass"))
+    return state.digest()
 
 
 async def start(
@@ -246,18 +246,19 @@ class Recorder:
                     self._entry.gain(index, delta)
                     yield index, delta
             except (Suspended, asyncio.CancelledError):
-                self.counts = False
-                race.suspend()
+                if not self._entry.abandoned:
+                    self.counts = False
+                    race.suspend()
                 raise
 
 
 class Follower:
     """Reads a generation along, from its start. Where the last follower of one is gone for `linger_s` seconds, it is
-    paused until somebody asks for it."""
+    paused until somebody asks for it; None: it needs no followers."""
 
     counts = False
 
-    def __init__(self, entry: Entry, after: Position | None, linger_s: float) -> None:
+    def __init__(self, entry: Entry, after: Position | None, linger_s: float | None) -> None:
         self.seen = False
         self._entry = entry
         self.skips_opening = after is not None
@@ -273,7 +274,7 @@ class Follower:
 
     async def __aexit__(self, *error: Any) -> None:
         self._entry.followers -= 1
-        if not self._entry.followers and self._entry.state == "running":
+        if not self._entry.followers and self._entry.state == "running" and self._linger_s is not None:
             asyncio.get_running_loop().call_later(self._linger_s, self._leave)
 
     def _leave(self) -> None:
@@ -305,7 +306,9 @@ class Follower:
                         break
             elif self._entry.failure is not None:
                 raise self._entry.failure
-            elif self._entry.state != "running":
+            elif self._entry.state == "ended":
+                return  # it was ended on purpose
+            elif self._entry.state != "running" and not self._entry.abandoned:
                 message = f"The service lets go of this request; repeat it with its {KEY} and {LAST} to get the rest."
                 raise Unavailable(message, RETRY_AFTER_S)
             else:

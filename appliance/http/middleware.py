@@ -34,6 +34,8 @@ OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
 # What the instrumentator leaves out of HTTP metrics, and nobody wants in an access log.
 UNCOUNTED = OPEN | {"/load"}
 
+FOLLOWED = "/v1/responses/"
+
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 DRAIN_RETRY_AFTER_S = 5
 CLIENT_GONE = 499
@@ -63,7 +65,7 @@ class RequestFrame:
         trace = read_trace(headers.getlist("traceparent"), headers.getlist("tracestate"))
         state = scope.setdefault("state", {})
         state["request_id"], state["subject"] = request_id, Subject(request_id, trace)
-        state["key"] = None  # which Auth tells
+        state["key"], state["owner"] = None, ""  # which Auth tells
         shown = request_id if self.service.config.compat == "openai" else None
         traffic = _Traffic(receive, send, shown, closes=self.service.draining)
         started_s = now()
@@ -192,7 +194,8 @@ class Auth:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         guarded = scope["type"] == "http" and scope["path"] not in OPEN and scope["method"] != "OPTIONS"
         if guarded and self.service.keys:
-            scope["state"]["key"] = self._key(Headers(scope=scope))
+            key = scope["state"]["key"] = self._key(Headers(scope=scope))
+            scope["state"]["owner"] = key.owner
         await self.app(scope, receive, send)
 
     def _key(self, headers: Headers) -> ApiKey:
@@ -264,6 +267,12 @@ class BodyLimit:
         await self.app(scope, limited, send)
 
 
+def _holds(scope: Scope) -> bool:
+    """Whether a request may take long: those that generate, and those that read a response along."""
+    reads = scope["method"] == "GET" and scope["path"].startswith(FOLLOWED)
+    return (reads or scope["method"] == "POST") and scope["path"] not in UNCOUNTED
+
+
 class Load:
     """Counts the requests that hold the service, until the last byte of a stream or the client's end (API-05)."""
 
@@ -272,7 +281,7 @@ class Load:
         self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in UNCOUNTED:
+        if scope["type"] != "http" or not _holds(scope):
             return await self.app(scope, receive, send)
         self._count(1)
         try:

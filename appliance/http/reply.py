@@ -165,7 +165,8 @@ def served(service: Service, request: Request, request_id: str) -> Served:
         request_id,
         request.headers.get("x-cache-salt"),
         None if priority is None else max(-(2**63), min(2**63 - 1, priority)),
-        request.state.key,
+        request.state.owner,
+        1.0 if request.state.key is None else request.state.key.share,
         Deadlines(
             _integer(request, "X-TTFT-Deadline-Ms", "ttft_deadline_ms"),
             _integer(request, "X-Deadline-Ms", "deadline_ms"),

@@ -21,6 +21,7 @@ from engine.api.messages import Grammar
 
 if TYPE_CHECKING:
     from appliance.chat.template import ChatTemplate
+    from appliance.http.responses_store import ResponseStore
     from appliance.http.text import Text
     from engine.text import Tokenizer
 
@@ -29,7 +30,8 @@ class Service:
     """The served model: its configuration, text side, router, metrics, log and the ledger of durable replies, if there
     is one. `open_requests` counts those that hold the service, streams included. SIGTERM sets `draining`, and `closed`
     from when on new requests are refused; the launcher sets `parked`, once. `shelved`: a ledger that takes no new
-    replies. What a reload changes (gateway/live.py) is read here anew by each request."""
+    replies; `responses`: the store of responses, if there is one. What a reload changes (gateway/live.py) is read here
+    anew by each request."""
 
     def __init__(
         self,
@@ -55,6 +57,7 @@ class Service:
         self.shelved: Ledger | None = None
         self.allowances = allowances or Allowances()
         self.certificate = certificate
+        self.responses: ResponseStore | None = None
         self.set_keys(keys)
         self.parked: Parked | None = None
         self.started_s = time.time()
@@ -66,6 +69,10 @@ class Service:
         config = self.config
         self.metrics.tell_keys({key.shown for key in keys})
         self.allowances.allow(keys, config.key_requests_per_minute, config.key_tokens_per_minute, now())
+
+    def share(self, owner: str) -> float:
+        """Of the engine, for requests of a key that may be gone."""
+        return next((key.share for key in self.keys if key.owner == owner), 1.0)
 
     def set_text(self, text: "Text") -> None:
         self._text = text

@@ -27,6 +27,11 @@ def record(value: Any, event_id: str = "") -> bytes:
     return event + b"data: " + body + b"\n\n"
 
 
+def named_record(name: str, value: Any, event_id: str = "") -> bytes:
+    """The same with the name of its event."""
+    return b"event: " + name.encode() + b"\n" + record(value, event_id)
+
+
 async def guarded(
     records: AsyncIterator[bytes], describe: Callable[[Exception], dict[str, Any]]
 ) -> AsyncIterator[bytes]:

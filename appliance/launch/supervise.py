@@ -94,13 +94,14 @@ def programs(service: Service, directory: Path) -> tuple[Program, ...]:
 
 def told_gateway(service: Service, directory: Path) -> GatewayConfig:
     """The gateway's configuration with all places in the run directory."""
-    journal = service.gateway.journal
+    journal, responses = service.gateway.journal, service.gateway.responses
     return msgspec.structs.replace(
         service.gateway,
         engines=tuple(str(_socket(directory, name)) for name in engine_names(service)),
         pardons=str(directory / PARDONS),
         control=str(directory / CONTROL),
         journal=journal and str(directory / journal),
+        responses=responses and str(directory / responses),
         run=str(directory),
     )
 

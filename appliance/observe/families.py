@@ -77,6 +77,7 @@ def gauges() -> tuple[Family, ...]:
             start=((),),
         ),
         Family("gauge", "self_test_seconds", "Time that the last golden prompt of an engine took."),
+        Family("gauge", "responses_bytes", "Size of the file of stored responses.", per_engine=False),
         Family("gauge", "engine_up", "Whether the gateway has a serving engine behind this label."),
         Family(
             "gauge",

@@ -12,6 +12,7 @@ from appliance.plan.choice import Choice, refuse
 from engine.models.checkpoint import Checkpoint
 
 JOURNAL = "requests.journal"
+RESPONSES = "responses.journal"
 _GENERATION = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
 _GENERATION |= {name: name for name in ("presence_penalty", "frequency_penalty")} | {"max_new_tokens": "max_tokens"}
 
@@ -93,6 +94,10 @@ def gateway_config(
         journal_bytes=manifest.lifecycle.journal.size,
         linger_s=manifest.lifecycle.journal.linger,
         chaos=manifest.lifecycle.chaos == "allowed",
+        responses=_responses(settings),
+        responses_keep_s=endpoints.responses.keep,
+        responses_bytes=endpoints.responses.size,
+        responses_count=endpoints.responses.count,
         log_level=observability.log_level,
         log_format=observability.log_format,
         log_requests=observability.log_requests,
@@ -119,10 +124,17 @@ def _tls(settings: Settings) -> Tls | None:
 
 def _journal(settings: Settings) -> str:
     """The file of durable replies; without a folder the name alone, which the launcher puts into the run directory."""
-    wanted = settings.manifest.lifecycle.journal
-    if not wanted.keep:
-        return ""
-    return JOURNAL if wanted.folder is None else str(settings.file(("lifecycle", "journal", "folder")) / JOURNAL)
+    return _in_folder(settings, JOURNAL) if settings.manifest.lifecycle.journal.keep else ""
+
+
+def _responses(settings: Settings) -> str:
+    """The file of stored responses, likewise."""
+    return _in_folder(settings, RESPONSES) if settings.manifest.endpoints.responses.keep else ""
+
+
+def _in_folder(settings: Settings, name: str) -> str:
+    wanted = settings.manifest.lifecycle.journal.folder
+    return name if wanted is None else str(settings.file(("lifecycle", "journal", "folder")) / name)
 
 
 def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:

@@ -68,7 +68,7 @@ def test_the_page_of_http_lists_exactly_the_checks_that_tests_name():
 def test_the_page_of_http_lists_exactly_the_routes():
     page = (ROOT / "docs" / "http.md").read_text()
     table = page[page.index("## Routes") : page.index("## Headers")]
-    listed = re.findall(r"`((?:GET|POST) /[^`]*)`", table)
+    listed = re.findall(r"`((?:GET|POST|DELETE) /[^`]*)`", table)
     served = [
         f"{method} {route.path}"
         for router in (*(router for _, router in ROUTES), docs_router)

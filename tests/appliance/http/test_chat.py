@@ -656,3 +656,22 @@ def test_an_engine_error_before_the_first_token_is_one_error(gateway: Any) -> No
     gateway.router.reply = lambda submit: []
     status, reply = gateway.post(PATH, HELLO)
     assert (status, reply["error"]["type"]) == (500, "InternalServerError")
+
+
+def test_allowed_tools_are_all_that_may_be_called(gateway):
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("one", "two")
+    ]
+    gateway.says("hello")
+    for mode in ("auto", "required"):
+        allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "two"}}]}
+        choice = {"type": "allowed_tools", "allowed_tools": allowed}
+        body = {"messages": [{"role": "user", "content": "hello"}], "tools": tools, "tool_choice": choice}
+        assert gateway.post("/v1/chat/completions", body)[0] == 200
+        grammar = gateway.submits[-1].grammar.text
+        assert "two" in grammar and "one" not in grammar
+        assert "one" in gateway.tokenizer.decode(list(gateway.submits[-1].prompt))
+    for wrong in ({"mode": "none"}, {"tools": []}, {"tools": [{"type": "function", "function": {"name": "three"}}]}):
+        choice = {"type": "allowed_tools", "allowed_tools": allowed | wrong}
+        status, reply = gateway.post("/v1/chat/completions", body | {"tool_choice": choice})
+        assert status == 400 and reply["error"]["param"] == "tool_choice"
