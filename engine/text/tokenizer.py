@@ -9,7 +9,7 @@ add_eos_token of tokenizer_config.json where a tokenizer.json lies beside it.
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -87,6 +87,17 @@ def _read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, 
     return template
 
 
+def shared(lengths: list[int], room: int) -> list[int]:
+    """How much of two lengths goes into `room`: the shorter keeps up to half of it, the longer has the rest."""
+    if sum(lengths) <= room:
+        return lengths
+    short = 0 if lengths[0] <= lengths[1] else 1
+    kept = [0, 0]
+    kept[short] = min(lengths[short], room // 2)
+    kept[1 - short] = room - kept[short]
+    return kept
+
+
 def chat_templates(directory: Path) -> str | dict[str, str] | None:
     """The directory's chat template, or its templates by name. Raises CheckpointError naming the file."""
     return _read_templates(directory, _read_json(directory / "tokenizer_config.json"))
@@ -129,6 +140,37 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_within(
+        self, text: str, limit: int, *, side: Literal["left", "right"] = "right", add_special_tokens: bool = True
+    ) -> list[int]:
+        """At most `limit` ids: what is too long is cut on `side`, and the special tokens stay around the rest."""
+        encoded = self._backend.encode(text, add_special_tokens=False)
+        special = self._backend.num_special_tokens_to_add(False) if add_special_tokens else 0
+        encoded.truncate(max(0, limit - special), direction=side)
+        return list(self._backend.post_process(encoded, None, add_special_tokens).ids)
+
+    def encode_pair(
+        self,
+        first: str,
+        second: str,
+        *,
+        limit: int | None = None,
+        most: tuple[int | None, int | None] = (None, None),
+        side: Literal["left", "right"] = "right",
+    ) -> tuple[list[int], list[int]]:
+        """Two texts as the tokenizer joins them: ids, and the token type of each. `most` ids of either text; and of all
+        at most `limit`, for which the longer one gives way until both are as long (transformers' longest_first)."""
+        one, other = (self._backend.encode(text, add_special_tokens=False) for text in (first, second))
+        for encoded, count in zip((one, other), most, strict=True):
+            if count is not None:
+                encoded.truncate(count, direction=side)
+        if limit is not None:
+            room = max(0, limit - self._backend.num_special_tokens_to_add(True))
+            for encoded, count in zip((one, other), shared([len(one.ids), len(other.ids)], room), strict=True):
+                encoded.truncate(count, direction=side)
+        joined = self._backend.post_process(one, other, True)
+        return list(joined.ids), list(joined.type_ids)
 
     def decode(self, ids: list[int] | tuple[int, ...], *, skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
