@@ -31,8 +31,8 @@ def nested(pooled: Pooled) -> list[Any]:
 
 
 def encoded(pooled: Pooled, dtype: EmbedDtype, endianness: Endianness) -> bytes:
-    """The numbers as bytes of this type, rounded to the nearest, halves to even. Beyond what fp8_e4m3 can hold is NaN,
-    beyond the others infinity."""
+    """The numbers as bytes of this type, rounded to the nearest, halves to even. What fp8_e4m3 cannot hold becomes
+    the largest that it can; of the others, infinity."""
     data = pooled.values if dtype == "float32" else _narrowed(pooled.values, dtype)
     order = sys.byteorder if endianness == "native" else endianness
     size = SIZES[dtype]
@@ -68,7 +68,7 @@ def _fp8(wide: Any, dtype: EmbedDtype) -> Any:
     up as their values do."""
     import numpy as np
 
-    mantissa, bias, finite, beyond = (3, 7, 0x7F, 0x7F) if dtype == "fp8_e4m3" else (2, 15, 0x7C, 0x7C)
+    mantissa, bias, finite, beyond = (3, 7, 0x7F, 0x7E) if dtype == "fp8_e4m3" else (2, 15, 0x7C, 0x7C)
     codes = np.arange(finite + 1)
     exponents, fractions = codes >> mantissa, (codes & ((1 << mantissa) - 1)) / (1 << mantissa)
     grid = np.where(
