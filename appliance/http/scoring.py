@@ -1,5 +1,7 @@
 """POST /score and /rerank, in all their spellings (docs/pooling.md)."""
 
+import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,9 +17,14 @@ from appliance.schema.scoring import RerankRequest, ScoreRequest
 router = APIRouter()
 
 
+async def _scores(service: Service, outcome: Outcome[ScorePlan]) -> list[float]:
+    """In a thread: there may be a thousand long texts of token vectors."""
+    return await asyncio.to_thread(outcome.plan.scores, outcome.results, service.config)
+
+
 async def create_scores(service: Service, request: Request, body: ScoreRequest) -> Response:
     outcome = await pool(service, request, body, "score", partial(plan_scores, body))
-    scores = outcome.plan.scores(outcome.results, service.config)
+    scores = await _scores(service, outcome)
     data = numbered("score", "score", scores)
     return as_json(service, request, {**outcome.head("score", service), "data": data, "usage": outcome.usage_fields()})
 
@@ -28,11 +35,9 @@ async def score(request: Request) -> Response:
     return await create_scores(service_of(request), request, await read_body(request, ScoreRequest))
 
 
-def _ranked(outcome: Outcome[ScorePlan], body: RerankRequest, service: Service) -> list[dict[str, Any]]:
+def _ranked(scores: Sequence[float], texts: Sequence[str], body: RerankRequest) -> list[dict[str, Any]]:
     """The documents from the best on; equal ones in the order in which they came."""
-    scores = outcome.plan.scores(outcome.results, service.config)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])
-    texts = outcome.plan.compared.second
     return [
         {"index": index}
         | ({"document": {"text": texts[index], "multi_modal": None}} if body.return_documents else {})
@@ -43,7 +48,7 @@ def _ranked(outcome: Outcome[ScorePlan], body: RerankRequest, service: Service) 
 
 async def create_ranking(service: Service, request: Request, body: RerankRequest) -> Response:
     outcome = await pool(service, request, body, "rerank", partial(plan_scores, body))
-    head = outcome.head("score", service)
+    head, scores = outcome.head("score", service), await _scores(service, outcome)
     version = "2" if request.url.path.startswith("/v2/") else "1"
     return as_json(
         service,
@@ -52,7 +57,7 @@ async def create_ranking(service: Service, request: Request, body: RerankRequest
             "id": head["id"],
             "model": head["model"],
             "usage": {"prompt_tokens": outcome.plan.tokens, "total_tokens": outcome.plan.tokens},
-            "results": _ranked(outcome, body, service),
+            "results": _ranked(scores, outcome.plan.compared.second, body),
             "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": outcome.plan.tokens}},
         },
     )

@@ -26,7 +26,7 @@ def cosine(first: Vector, second: Vector) -> float:
 
 
 def _dot(first: Vector, second: Vector) -> float:
-    return math.fsum(map(mul, first, second))
+    return float(sum(map(mul, first, second)))
 
 
 def _euclidean(first: Vector, second: Vector) -> float:

@@ -4,6 +4,7 @@ it alone: what clients ask for by default does without."""
 import base64
 import sys
 from array import array
+from functools import lru_cache
 from typing import Any
 
 from appliance.schema.pooling import EmbedDtype, Endianness
@@ -63,23 +64,30 @@ def _narrowed(values: bytes, dtype: EmbedDtype) -> bytes:
     return bytes(_fp8(wide, dtype))
 
 
-def _fp8(wide: Any, dtype: EmbedDtype) -> Any:
-    """The codes nearest to float32 numbers. A code is a sign, an exponent and a mantissa, so that positive codes count
-    up as their values do."""
+@lru_cache
+def _grid(dtype: EmbedDtype) -> Any:
+    """What the positive codes of an 8-bit type stand for, up to the first that is no number. A code is an exponent and
+    a mantissa, so that codes count up as their values do."""
     import numpy as np
 
-    mantissa, bias, finite, beyond = (3, 7, 0x7F, 0x7E) if dtype == "fp8_e4m3" else (2, 15, 0x7C, 0x7C)
-    codes = np.arange(finite + 1)
-    exponents, fractions = codes >> mantissa, (codes & ((1 << mantissa) - 1)) / (1 << mantissa)
-    grid = np.where(
-        exponents == 0, fractions * 2.0 ** (1 - bias), (1 + fractions) * 2.0 ** (exponents.astype(float) - bias)
-    )
-    # The last step of the grid, to the first code that is no number, is where rounding leaves what can be held.
+    mantissa, bias, end = (3, 7, 0x7F) if dtype == "fp8_e4m3" else (2, 15, 0x7C)
+    codes = np.arange(end + 1)
+    exponents, fractions = (codes >> mantissa).astype(float), (codes & ((1 << mantissa) - 1)) / (1 << mantissa)
+    return np.where(exponents == 0, fractions * 2.0 ** (1 - bias), (1 + fractions) * 2.0 ** (exponents - bias))
+
+
+def _fp8(wide: Any, dtype: EmbedDtype) -> Any:
+    """The codes nearest to float32 numbers. The first that is no number has its place on the grid: what is rounded to
+    it cannot be held."""
+    import numpy as np
+
+    grid = _grid(dtype)
+    end = len(grid) - 1
     middles = (grid[:-1] + grid[1:]) / 2
     size = np.abs(wide.astype(np.float64))
     below = np.searchsorted(middles, size, side="left")
-    tie = (below < finite) & (size == middles[np.minimum(below, finite - 1)])
-    nearest = below + (tie & (below % 2 == 1))
-    nearest = np.where(nearest >= finite, beyond, nearest)
+    is_tie = (below < end) & (size == middles[np.minimum(below, end - 1)])
+    nearest = below + (is_tie & (below % 2 == 1))
+    nearest = np.where(nearest >= end, end - 1 if dtype == "fp8_e4m3" else end, nearest)
     nearest = np.where(np.isnan(wide), 0x7F, nearest)
     return (nearest | np.where(np.signbit(wide), 0x80, 0)).astype(np.uint8)
