@@ -8,7 +8,9 @@ from engine.text import Tokenizer
 
 
 def check_text(text: str, tokenizer: Tokenizer, config: GatewayConfig) -> None:
-    """Refuses, before it is tokenized, a text that has too many tokens whatever they are."""
+    """Refuses, before it is tokenized, a text that has too many tokens whatever they are, if that can be said."""
+    if tokenizer.longest_piece is None:
+        return
     most = config.max_context * tokenizer.longest_piece
     if len(text) > most:
         raise RequestError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from appliance.chat.prompt import Served, cache_salt, render
-from appliance.chat.window import check_ids, check_length, kept_tokens
+from appliance.chat.window import check_ids, check_length, check_text, kept_tokens
 from appliance.gateway.config import GatewayConfig, PooledModel
 from appliance.pooling.instructions import lead
 from appliance.schema.chat import Conversation, TemplateOptions
@@ -124,6 +124,7 @@ def text_ids(text: str, conditions: Terms, served: Served, *, special: bool = Tr
     tokenizer = served.text.tokenizer
     if conditions.keep is not None:
         return tokenizer.encode_within(text, conditions.keep, side=conditions.side, add_special_tokens=special)
+    check_text(text, tokenizer, served.config)
     return tokenizer.encode(text, add_special_tokens=special)
 
 

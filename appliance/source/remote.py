@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
-SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")  # all but weights; code is inert until it is allowed
+SMALL = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.jinja",
+    "*.py",
+)  # all but weights; code is inert until it is allowed
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # statuses that another attempt may not get
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 

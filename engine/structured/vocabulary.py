@@ -5,12 +5,25 @@ vocabulary gets an extra end token that no model has (id `vocab`), and `grammar.
 """
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from engine.text import tokenizer_text
+from engine.text import Tokenizer, tokenizer_text
+
+Cut = Callable[[bytes], list[int]]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A tokenizer of any format: bytes by id, which ids are no text, and how forced text is cut."""
+
+    pieces: list[bytes]
+    special: list[int]
+    cut: Cut
 
 
 class _Vocabulary:
@@ -18,28 +31,46 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, source: Any, texts: dict[int, str], vocab: int) -> None:
-        """`texts` are the added tokens that are text, whatever they look like: llguidance takes every `<…>` for
-        special, but a model's `<tool_call>` may be an ordinary token."""
-        known = min(source.vocab_size, vocab)
-        self.tokens = [
-            texts[token].encode() if token in texts else source.decode_bytes([token]) for token in range(known)
-        ]
+    def __init__(self, source: _Source, vocab: int) -> None:
+        pieces = source.pieces[:vocab]
         # ids that the model has and the tokenizer does not: no text, so never allowed
-        self.tokens += [b""] * (vocab - known) + [b"<end of text>"]
-        special = (token for token in range(known) if token not in texts and source.is_special_token(token))
-        self.special_token_ids = [*special, vocab]
+        self.tokens = [*pieces, *[b""] * (vocab - len(pieces)), b"<end of text>"]
+        self.special_token_ids = [*(token for token in source.special if token < vocab), vocab]
         self.eos_token_id = vocab
-        self._source = source
+        self._cut = source.cut
 
     def __call__(self, text: bytes) -> list[int]:
-        return list(self._source.tokenize_bytes(text))
+        return self._cut(text)
+
+
+def _described(text: str, vocab: int) -> _Source:
+    """Of a tokenizer.json, which llguidance reads itself. Added tokens that are text stay text, whatever they look
+    like: llguidance takes every `<…>` for special, but a model's `<tool_call>` may be an ordinary token."""
+    library = LLTokenizer(text, slices=[])
+    added = json.loads(text).get("added_tokens") or ()
+    texts = {token["id"]: token["content"] for token in added if not token.get("special")}
+    known = range(min(library.vocab_size, vocab))
+    pieces = [texts[token].encode() if token in texts else library.decode_bytes([token]) for token in known]
+    special = [token for token in known if token not in texts and library.is_special_token(token)]
+    return _Source(pieces, special, lambda forced: list(library.tokenize_bytes(forced)))
+
+
+def _read(directory: Path) -> _Source:
+    """Of SentencePiece's and tiktoken's files. Bytes that are no text have no ids that every tokenizer would agree on,
+    so they are not cut at all: llguidance then forces less."""
+    tokenizer = Tokenizer(directory)
+
+    def cut(forced: bytes) -> list[int]:
+        try:
+            return tokenizer.encode(forced.decode(), add_special_tokens=False)
+        except UnicodeDecodeError:
+            return []
+
+    return _Source(list(tokenizer.vocabulary.pieces), sorted(tokenizer.special_ids), cut)
 
 
 def read_vocabulary(directory: Path, vocab: int) -> Any:
     """The LLTokenizer of `directory`'s tokenizer with `vocab` + 1 tokens. Raises CheckpointError or ValueError."""
     text = tokenizer_text(directory)
-    source = LLTokenizer(text, slices=[])
-    added = json.loads(text).get("added_tokens") or ()
-    texts = {token["id"]: token["content"] for token in added if not token.get("special")}
-    return LLTokenizer(TokenizerWrapper(_Vocabulary(source, texts, vocab)), n_vocab=vocab + 1, eos_token=vocab)
+    source = _read(directory) if text is None else _described(text, vocab)
+    return LLTokenizer(TokenizerWrapper(_Vocabulary(source, vocab)), n_vocab=vocab + 1, eos_token=vocab)

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from appliance.pooling.pairs import RERANKER_BEGIN, RERANKER_END, RERANKER_TASK
-from engine.text.tokenizer import shared
+from engine.text.backend import shared
 from tests.appliance.http.pooling.model import tokens, unit, values
 
 QUERY = "the answer is 42"
