@@ -38,7 +38,7 @@ from engine.models.footprint import Holder, weight_bytes
 from engine.models.parts import Model, has_experts
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
-from engine.text.tokenizer import FILES
+from engine.text.files import FILES
 from engine.worker.build import DTYPES, build_worker
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, tiling

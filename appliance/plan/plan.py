@@ -71,6 +71,7 @@ class Plan:
     crash_folder: Path | None = None
     job: Job | None = None  # what is to be downloaded before an engine starts
     origin: str = ""  # the checkpoint's source with its version, and where it lies here
+    tokenizer: str = ""  # the file of the checkpoint that it is read from
 
 
 def plan(

@@ -31,7 +31,8 @@ def _numbers(engine: EngineConfig) -> str:
 
 
 def as_text(plan: Plan) -> str:
-    lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), f"checkpoint: {plan.origin}", ""]
+    checkpoint = f"checkpoint: {plan.origin}" + (f", tokenizer {plan.tokenizer}" if plan.tokenizer else "")
+    lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), checkpoint, ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
     lines += ["", *_memory(plan), "", *_outlook(plan)]
     return "\n".join(lines)
@@ -128,6 +129,7 @@ def as_json(plan: Plan) -> str:
         "graphs_sha256": graphs_hash(settled(plan.effective)),
         "architecture": plan.architecture,
         "checkpoint": plan.origin,
+        "tokenizer": plan.tokenizer,
         "effective": [msgspec.to_builtins(effective) for effective in plan.effective],
         "engines": [msgspec.to_builtins(engine) for engine in plan.engines],
         "gateway": msgspec.to_builtins(plan.gateway),

@@ -56,14 +56,13 @@ def _described(text: str, vocab: int) -> _Source:
 
 
 def _read(directory: Path) -> _Source:
-    """Of SentencePiece's and tiktoken's files. Bytes that are no text have no ids that every tokenizer would agree on,
-    so they are not cut at all: llguidance then forces less."""
+    """Of SentencePiece's and tiktoken's files. Bytes that no tokens have are not cut: llguidance then forces less."""
     tokenizer = Tokenizer(directory)
 
     def cut(forced: bytes) -> list[int]:
         try:
-            return tokenizer.encode(forced.decode(), add_special_tokens=False)
-        except UnicodeDecodeError:
+            return tokenizer.encode_bytes(forced)
+        except ValueError:
             return []
 
     return _Source(list(tokenizer.vocabulary.pieces), sorted(tokenizer.special_ids), cut)

@@ -15,6 +15,9 @@ class Backend(Protocol):
     def encode(self, text: str, *, special: bool) -> list[int]:
         """The ids of a text; `special`: with those that begin and end every text."""
 
+    def bare(self, text: str) -> list[int]:
+        """The ids of a text that goes on with another, with nothing put in front where the tokenizer can do so."""
+
     def encode_within(self, text: str, limit: int, *, side: Side, special: bool) -> list[int]:
         """At most `limit` ids: what is too long is cut on `side`, and the special tokens stay around the rest."""
 

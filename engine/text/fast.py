@@ -40,6 +40,9 @@ class FastTokenizer:
     def encode(self, text: str, *, special: bool) -> list[int]:
         return list(self._library.encode(text, add_special_tokens=special).ids)
 
+    def bare(self, text: str) -> list[int]:
+        return self.encode(text, special=False)
+
     def encode_within(self, text: str, limit: int, *, side: Side, special: bool) -> list[int]:
         encoded = self._library.encode(text, add_special_tokens=False)
         count = self._library.num_special_tokens_to_add(False) if special else 0

@@ -4,6 +4,7 @@ A text is cut at added tokens; what is between them is SentencePiece's. Its dumm
 and before each part where the configuration says `legacy: true`, as transformers does it.
 """
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ class SentencePieceTokenizer(PlainTokenizer):
     def __init__(self, path: Path, added: list[Added], begin: int | None, end: int | None, *, legacy: bool) -> None:
         super().__init__(added, begin, end)
         self._model = read_model(path)
-        self._rest = self._model if legacy else _without_dummy_space(self._model)
-        self.strip = int(self._model.normalize("a").startswith(_SPACE))
+        self._bare = _without_dummy_space(self._model)
+        self._rest = self._model if legacy else self._bare
+        # What tidies white space up takes all of it from a text's start, else the dummy space alone goes.
+        tidies = self._model.normalize("a  a") == self._model.normalize("a a")
+        self.strip = sys.maxsize if tidies else int(self._model.normalize("a").startswith(_SPACE))
         size = self._model.get_piece_size()
         self.base_special = frozenset(
             token for token in range(size) if self._model.is_control(token) or self._model.is_unknown(token)
@@ -35,6 +39,9 @@ class SentencePieceTokenizer(PlainTokenizer):
         # A lone surrogate is no text; it becomes what the library would make of bytes that are none.
         text = text.encode("utf-8", "replace").decode()
         return list((self._model if first else self._rest).encode(text))
+
+    def bare(self, text: str) -> list[int]:
+        return list(self._bare.encode(text))
 
     def base_names(self) -> dict[str, int]:
         return {self._model.id_to_piece(token): token for token in range(self._model.get_piece_size())}

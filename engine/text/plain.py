@@ -33,6 +33,10 @@ class PlainTokenizer(ABC):
     def base_pieces(self) -> list[bytes]:
         """The bytes of each of the library's tokens, by id."""
 
+    def bare(self, text: str) -> list[int]:
+        """Ids of a text that goes on with another, nothing put in front."""
+        return self.cut(text, first=False)
+
     strip = 0  # characters at most that decoding takes off a text's start, all of them spaces
     base_special: frozenset[int] = frozenset()
     bounded = True  # whether each character of a text is in a token of its spelling
@@ -69,7 +73,8 @@ class PlainTokenizer(ABC):
     def decode(self, ids: list[int], *, skip_special: bool) -> str:
         pieces, hidden = self.vocabulary(), self.special_ids if skip_special else frozenset[int]()
         text = b"".join(pieces.bytes_of(token) for token in ids if token not in hidden).decode("utf-8", "replace")
-        return text[1:] if pieces.strip and text.startswith(pieces.strip_character) else text
+        start = len(text) - len(text.lstrip(pieces.strip_character))
+        return text[min(start, pieces.strip) :]
 
     @cached_property
     def names(self) -> dict[str, int]:

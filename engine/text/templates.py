@@ -8,6 +8,7 @@ from engine.text.files import read_json
 
 SINGLE = "chat_template.jinja"
 SEVERAL = "additional_chat_templates"
+CONFIG = "tokenizer_config.json"
 PROCESSOR = "chat_template.json"
 
 
@@ -43,6 +44,15 @@ def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, s
     return template
 
 
+def template_file(directory: Path) -> str:
+    """The name of the file that the directory's chat template is in; "" if it has none."""
+    if (directory / SINGLE).is_file():
+        return SINGLE
+    if read_json(directory / CONFIG).get("chat_template") is not None:
+        return CONFIG
+    return PROCESSOR if read_json(directory / PROCESSOR).get("chat_template") is not None else ""
+
+
 def chat_templates(directory: Path) -> str | dict[str, str] | None:
     """The directory's chat template, or its templates by name. Raises CheckpointError naming the file."""
-    return read_templates(directory, read_json(directory / "tokenizer_config.json"))
+    return read_templates(directory, read_json(directory / CONFIG))

@@ -74,6 +74,35 @@ class Tokenizer:
         at most `limit`, for which the longer one gives way until both are as long (transformers' longest_first)."""
         return self._backend.encode_pair(first, second, limit=limit, most=most, side=side)
 
+    def encode_bytes(self, data: bytes) -> list[int]:
+        """Ids whose bytes are just these: cut as in a text where that keeps them, else the longest token goes first.
+        Raises ValueError where no tokens have them."""
+        try:
+            ids = self._backend.bare(data.decode())
+        except UnicodeDecodeError:
+            ids = []
+        return ids if b"".join(map(self.token_bytes, ids)) == data else self._longest_first(data)
+
+    def _longest_first(self, data: bytes) -> list[int]:
+        ids, at = [], 0
+        while at < len(data):
+            ends = range(min(len(data), at + self._longest), at, -1)
+            end = next((end for end in ends if data[at:end] in self._of_bytes), None)
+            if end is None:
+                raise ValueError(f"no token has the byte {data[at]:#04x}")
+            ids.append(self._of_bytes[data[at:end]])
+            at = end
+        return ids
+
+    @cached_property
+    def _of_bytes(self) -> dict[bytes, int]:
+        pieces = enumerate(self.vocabulary.pieces)
+        return {piece: token for token, piece in pieces if piece and token not in self.special_ids}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._of_bytes), default=0)
+
     def decode(self, ids: list[int] | tuple[int, ...], *, skip_special_tokens: bool = True) -> str:
         return self._backend.decode(list(ids), skip_special=skip_special_tokens)
 

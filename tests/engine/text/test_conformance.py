@@ -88,6 +88,16 @@ def encode_within(t: Tokenizer) -> bool:
     return ends and kept and t.encode_within(TEXT, 1000) == whole
 
 
+def encode_bytes(t: Tokenizer) -> bool:
+    def joined(data: bytes) -> bool:
+        ids = t.encode_bytes(data)
+        return b"".join(map(t.token_bytes, ids)) == data and not t.special_ids & set(ids)
+
+    if t.longest_piece is None:  # what it has not is unknown
+        return joined(b"") and joined(b" ")
+    return all(map(joined, (b"fox", b" The quick", b"", b"the  dog")))
+
+
 def encode_pair(t: Tokenizer) -> bool:
     one, other = (t.encode(text, add_special_tokens=False) for text in (TEXT, "dog"))
     ids, types = t.encode_pair(TEXT, "dog")
@@ -119,6 +129,7 @@ CHECKS: dict[str, Callable[[Tokenizer], Any]] = {
     "bos_id": named("bos"),
     "eos_id": named("eos"),
     "encode_within": encode_within,
+    "encode_bytes": encode_bytes,
     "encode_pair": encode_pair,
     "longest_piece": longest_piece,
     "file": lambda t: t.file.is_file(),

@@ -218,3 +218,16 @@ def test_white_space_around_an_added_token_goes_with_it(tmp_path: Path, plain_di
     assert "".join(shown("a \n <mask> b")) == "a<mask> b"
     assert "".join(shown("a <end>  b")) == "a <end>b"
     assert tokenizer.encode("a word.").count(count + 2) == 1 and count + 2 not in tokenizer.encode("a words")
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.one_of(st.binary(max_size=20), TEXT.map(str.encode)))
+def test_any_bytes_have_ids_where_every_byte_has_one(loaded: dict[str, Tokenizer], data: bytes) -> None:
+    for kind in ("pieces", "ranks"):
+        ids = loaded[kind].encode_bytes(data)
+        assert b"".join(map(loaded[kind].token_bytes, ids)) == data
+
+
+def test_bytes_that_no_token_has_are_an_error(loaded: dict[str, Tokenizer]) -> None:
+    with pytest.raises(ValueError, match="no token has the byte 0xf0"):
+        loaded["pieces_unigram"].encode_bytes("🎉".encode())
