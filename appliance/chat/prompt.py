@@ -283,7 +283,8 @@ class Rendered:
 
 def render(body: Conversation, text: Text, config: GatewayConfig, variables: dict[str, Any]) -> Rendered:
     """The conversation through the chat template. Raises RequestError where that cannot be."""
-    if body.chat_template is not None and not config.trust_request_chat_template:
+    is_own = text.template is not None and body.chat_template in text.template.names()
+    if body.chat_template is not None and not is_own and not config.trust_request_chat_template:
         raise RequestError(
             "chat_template in a request is refused; the server allows it with endpoints.trust_request_chat_template.",
             "chat_template",
