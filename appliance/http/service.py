@@ -41,7 +41,7 @@ class Service:
         self.metrics = metrics
         self.log = log
         self.ledger = ledger
-        self.tasks = ("generate",)
+        self.tasks = config.tasks
         self.open_requests = 0
         self.draining = False
         self.closed = False
