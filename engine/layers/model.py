@@ -39,6 +39,8 @@ def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.de
     shape = (blocks, layout.layers_per_block, 2, layout.block_tokens, layout.kv_heads, size)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
+    if not layout.groups:
+        return torch.zeros(shape, dtype=dtype)
     # Anonymous memory is zero and costs nothing until a page is written: filling 2 GiB takes 1.5 s of every start.
     size = math.prod(shape) * dtype.itemsize
     return region(size)[:size].view(dtype).view(shape)

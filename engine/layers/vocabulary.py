@@ -80,7 +80,7 @@ class Vocabulary:
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[tokens] → [tokens, hidden]."""
-        if self.world.size == 1:
+        if self.world.size == 1 or self.target.team is not None:  # whose table has all rows
             return embedding(ids, self.table, dtype, self.part.scale)
         mine = (ids >= self.first) & (ids < self.last)
         rows = embedding(torch.where(mine, ids - self.first, 0), self.table, dtype, self.part.scale)

@@ -161,7 +161,9 @@ class _Footprint:
                     name = join(path, norm.name)
                     yield Holding("head", name, "float32", (norm.size, 4))
                     if isinstance(norm, LayerNorm) and norm.bias:
-                        yield Holding("head", f"{name} (bias)", "float32", (norm.size, 4), self._in_file(f"{name}.bias"))
+                        yield Holding(
+                            "head", f"{name} (bias)", "float32", (norm.size, 4), self._in_file(f"{name}.bias")
+                        )
 
     def _attention(self, part: Attention, path: str) -> Iterator[Holding]:
         for linear in attention_linears(part):
@@ -249,9 +251,7 @@ class _Footprint:
         copied = info is not None and info.offset % size > 0
         return Holding("embedding", path, _spelled(kept), (count, hidden, size), in_file and not copied)
 
-    def _head(
-        self, name: str, rows: int, inputs: int, stored: str, in_file: bool, *, tied: bool
-    ) -> Iterator[Holding]:
+    def _head(self, name: str, rows: int, inputs: int, stored: str, in_file: bool, *, tied: bool) -> Iterator[Holding]:
         to = self.to
         if to.tiling is not None:
             bits: WeightBits = "int8" if to.bits == "int4" else to.bits

@@ -106,7 +106,9 @@ def _scorer(model: Model, wanted: TaskConfig, folder: Path) -> Model:
         labels=(wanted.score_tokens[0],),
     )
     if model.head.bias or model.head.softcap is not None or model.head.scale != 1.0:
-        raise TaskError("model.task: score: the logits of this model have a bias, a scale or a cap; served are plain ones")
+        raise TaskError(
+            "model.task: score: the logits of this model have a bias, a scale or a cap; served are plain ones"
+        )
     return replace(model, head=None, pooler=pooler, unread=_unread(model))
 
 
@@ -142,7 +144,9 @@ def reroot(model: Model, names: Mapping[str, object]) -> Model:
     own = f"{join(model.root, model.embed.name)}.weight"
     if own in names or not names:
         return model
-    ends = [name for name in names if name == f"{model.embed.name}.weight" or name.endswith(f".{model.embed.name}.weight")]
+    ends = [
+        name for name in names if name == f"{model.embed.name}.weight" or name.endswith(f".{model.embed.name}.weight")
+    ]
     if len(ends) != 1:
         return model
     return replace(model, root=ends[0].removesuffix(f"{model.embed.name}.weight").rstrip("."))

@@ -3,10 +3,8 @@
 Checkpoints are tiny, random, and saved by transformers.
 """
 
-import json
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
