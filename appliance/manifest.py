@@ -203,8 +203,8 @@ class Download(Section):
 
 class Pooling(Section):
     pool: Literal["auto", "cls", "last", "mean", "max"] = "auto"
-    """What becomes a text's vector: its first token's, its last one's, or mean or maximum of all; auto: as the checkpoint
-    says, else mean for encoders and last for decoders."""
+    """What becomes a text's vector: its first token's, its last one's, or mean or maximum of all; auto: as the
+    checkpoint says, else mean for encoders and last for decoders."""
     normalize: bool | Auto = "auto"
     """Whether vectors are scaled to unit length; auto: as the checkpoint says, else they are."""
     dimensions: tuple[Count, ...] = Field(default=(), strict=False)

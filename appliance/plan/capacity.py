@@ -50,8 +50,8 @@ def _most(settings: Settings, room: Room, supported: int) -> int:
         refuse(settings, "hardware.kv_cache_memory", message, instead="auto")
     if wanted != "auto" and wanted > step:
         message = (
-            f"{wanted}: the model reads a prompt both ways, in one step, and engine.scheduling.max_step_tokens is {step}; "
-            f"use at most {step}, or raise that to {wanted}"
+            f"{wanted}: the model reads a prompt both ways, in one step, and engine.scheduling.max_step_tokens is "
+            f"{step}; use at most {step}, or raise that to {wanted}"
         )
         refuse(settings, "model.max_context", message, instead=str(step))
     return min(most, step)

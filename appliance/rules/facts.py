@@ -34,6 +34,7 @@ class ModelFacts:
     head_sizes: tuple[int, ...] = (64,)
     inner: tuple[int, ...] = (1024,)
     experts: bool = False
+    pools: bool = False
     unlike: tuple[WeightBits, ...] = ()
     quantized: str = ""
     method: str = ""
@@ -67,6 +68,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         head_sizes=tuple(sorted({part.head_dim for part in parts})),
         inner=tuple(sorted(set(_inner(model)))),
         experts=has_experts(model),
+        pools=model.pooler is not None,
         unlike=_unlike(checkpoint),
         quantized=str(own) if is_quantized else "",
         method="" if own is None else own.method,

@@ -49,8 +49,9 @@ class PooledTasks:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """`blocks` count the null block. `ropes` are the distinct rotations of the model, `vocab_size` its logits. `pooled`:
-    the model pools, and gives no tokens. `whole`: a prompt is computed in one step, because it is read both ways."""
+    """`blocks` count the null block. `ropes` are the distinct rotations of the model, `vocab_size` its logits.
+    `pooled`: the model pools, and gives no tokens. `whole`: a prompt is computed in one step, because it is read both
+    ways."""
 
     layout: Layout
     blocks: int

@@ -58,8 +58,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 class StepResult:
     """`sampled[i]` is the token drawn for row i of the plan, -1 where it draws none. `logprobs[i]` belongs to that
     token; `prompt_logprobs[i]` to the prompt tokens at positions first + 1 … first + count that this row could score.
-    `failed[i]`: a row whose logits were not finite (its token is meaningless), with the reason. `pooled[i]`: what became
-    of a prompt that row i completed."""
+    `failed[i]`: a row whose logits were not finite (its token is meaningless), with the reason. `pooled[i]`: what
+    became of a prompt that row i completed."""
 
     step: int
     sampled: tuple[int, ...]

@@ -42,8 +42,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """Without groups nothing is kept, and there are no blocks. `layers_per_block` layers fit in a block, `kv_heads` are the heads of one rank. Each key and each value has
-    `scale_bytes` beside its `head_dim` elements."""
+    """Without groups nothing is kept, and there are no blocks. `layers_per_block` layers fit in a block, `kv_heads` are
+    the heads of one rank. Each key and each value has `scale_bytes` beside its `head_dim` elements."""
 
     groups: tuple[Group, ...]
     block_tokens: int
@@ -92,7 +92,8 @@ class Layout:
 
 
 def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: int = 0, ranks: int = 1) -> Layout:
-    """Groups the model's attention layers that keep something by what that is, and cuts each kind into groups of equal layer count.
+    """Groups the model's attention layers that keep something by what that is, and cuts each kind into groups of equal
+    layer count.
 
     The count is the largest whose spare layers are at most a tenth of all layers (22 window + 4 full: 4 a block, 7
     groups, 2 spare); of counts with equally few groups, the one that spares least.

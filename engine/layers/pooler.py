@@ -1,5 +1,5 @@
-"""From the hidden states of a prompt to what it is pooled to: one vector, or one for each token, through the stages that
-the model declares.
+"""From the hidden states of a prompt to what it is pooled to: one vector, or one for each token, through the stages
+that the model declares.
 
 All of it is computed in float32, each prompt by itself, so that no prompt depends on those beside it. The states may
 come in pieces: sums go token after token, in float64, so that on a CPU it does not show where a prompt was cut.

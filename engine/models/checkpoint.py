@@ -56,8 +56,8 @@ def read_checkpoint(
     path: str | Path, trust_remote_code: bool = False, *, weights: bool = True, task: TaskConfig = AS_IT_IS
 ) -> Checkpoint:
     """Reads config, generation config and, unless `weights` is false, safetensors headers. `task`: what it is wanted
-    for. Raises CheckpointError that names the file, TaskError for what the checkpoint cannot be; a folder's own slipway_model.py is run only if `trust_remote_code` and only for an architecture that
-    is not known here."""
+    for. Raises CheckpointError that names the file, TaskError for what the checkpoint cannot be. A folder's own
+    slipway_model.py is run only if `trust_remote_code` and only for an architecture that is not known here."""
     folder = Path(path)
     if folder.suffix == ".gguf" and folder.is_file() and gguf_file(folder.parent) == folder:
         folder = folder.parent

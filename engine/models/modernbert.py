@@ -17,6 +17,7 @@ from engine.models.parts import (
     Embedding,
     LayerNorm,
     Model,
+    Pool,
     PooledNorm,
     Pooler,
     named,
@@ -52,8 +53,8 @@ def declare(config: Mapping[str, Any]) -> Model:
         name="attn",
     )
     bodies = {}
-    for kind, (key, usual) in bases.items():
-        theta = c.number(key) if c.values.get(key) is not None else usual
+    for kind, (key, base) in bases.items():
+        theta = c.number(key) if c.values.get(key) is not None else base
         # A position reads half of local_attention on either side.
         window = c.whole("local_attention") // 2 + 1 if kind == "sliding_attention" else None
         bodies[kind] = replace(attention, rope=rope(c, theta=theta, kind=kind), window=window)
@@ -97,7 +98,7 @@ def _pooler(architecture: str, config: Mapping[str, Any], c: Config, norm: Layer
     if architecture == "ModernBertModel":
         return Pooler(task="embed", width=c.hidden, pool="mean", activation="normalize")
     act, bias = c.activation("classifier_activation"), c.flag("classifier_bias")
-    pool = "mean" if c.values["classifier_pooling"] == "mean" else "first"
+    pool: Pool = "mean" if c.values["classifier_pooling"] == "mean" else "first"
     each_token = architecture.endswith("ForTokenClassification")
     labels = len(classifier(config, pool, (), each_token=each_token).labels)
     stages = (

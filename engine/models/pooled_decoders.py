@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.models import gemma, llama, qwen3
 from engine.models.labels import classifier, dense
-from engine.models.parts import Model, Pooler, keeps_nothing
+from engine.models.parts import Model, Pool, Pooler, keeps_nothing
 
 _FAMILIES = {"Llama": llama, "Mistral": llama, "Qwen2": llama, "Qwen3": qwen3, "Gemma2": gemma, "Gemma3Text": gemma}
 _CAUSAL = {"Gemma3Text": "Gemma3ForCausalLM"}
@@ -23,7 +23,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     is_bare = architecture.endswith(_BARE)
     family = architecture.removesuffix(_BARE if is_bare else _CLASSIFIER)
     causal = _CAUSAL.get(family, f"{family}ForCausalLM")
-    model = _FAMILIES[family].declare({**config, "architectures": [causal]})
+    model: Model = _FAMILIES[family].declare({**config, "architectures": [causal]})
     hidden = model.embed.hidden
     if is_bare:
         return embedder(replace(model, root=""))
@@ -36,6 +36,6 @@ def declare(config: Mapping[str, Any]) -> Model:
 def embedder(model: Model) -> Model:
     """A decoder without its head: the state of the last token is the vector of the prompt, of one that reads both ways
     the mean of all."""
-    pool = "mean" if keeps_nothing(model) else "last"
+    pool: Pool = "mean" if keeps_nothing(model) else "last"
     pooler = Pooler(task="embed", width=model.embed.hidden, pool=pool, activation="normalize")
     return replace(model, head=None, pooler=pooler, unread=UNREAD)

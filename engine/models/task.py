@@ -9,7 +9,7 @@ difference).
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -48,7 +48,7 @@ def _task(model: Model, wanted: TaskConfig, modules: Modules | None) -> str:
         own = "embed"
     if wanted.task in ("auto", own):
         return own
-    served = ("generate", "embed", "score") if model.head is not None else (own,)
+    served: tuple[str, ...] = ("generate", "embed", "score") if model.head is not None else (own,)
     if model.pooler is not None and model.pooler.task == "classify" and model.pooler.width == 1:
         served = (own, "score")
         if wanted.task == "score":
@@ -70,12 +70,11 @@ def _embedder(
     model: Model, pooler: Pooler, config: Mapping[str, Any], wanted: TaskConfig, modules: Modules | None
 ) -> Model:
     if modules is not None:
-        activation = "normalize" if modules.normalizes else "none"
-        pooler = replace(pooler, pool=modules.pool, stages=modules.dense, activation=activation)
+        pooler = replace(pooler, pool=modules.pool, stages=modules.dense, activation=_end(modules.normalizes))
     if wanted.pool != "auto":
         pooler = replace(pooler, pool=POOLS[wanted.pool])
     if wanted.normalize is not None:
-        pooler = replace(pooler, activation="normalize" if wanted.normalize else "none")
+        pooler = replace(pooler, activation=_end(wanted.normalize))
     width = model.embed.hidden
     for stage in pooler.stages:
         if isinstance(stage, Dense):
@@ -92,6 +91,10 @@ def _embedder(
     return replace(model, head=None, pooler=pooler, max_context=min(model.max_context, longest), unread=_unread(model))
 
 
+def _end(normalizes: bool) -> Literal["normalize", "none"]:
+    return "normalize" if normalizes else "none"
+
+
 def _scorer(model: Model, wanted: TaskConfig, folder: Path) -> Model:
     assert model.head is not None, "who scores has logits"
     source = join(model.root, model.embed.name) if model.head.tied else model.head.name
@@ -106,9 +109,7 @@ def _scorer(model: Model, wanted: TaskConfig, folder: Path) -> Model:
         labels=(wanted.score_tokens[0],),
     )
     if model.head.bias or model.head.softcap is not None or model.head.scale != 1.0:
-        raise TaskError(
-            "model.task: score: the logits of this model have a bias, a scale or a cap; served are plain ones"
-        )
+        raise TaskError("model.task: score: its logits have a bias, a scale or a cap; served are plain ones")
     return replace(model, head=None, pooler=pooler, unread=_unread(model))
 
 
@@ -144,9 +145,6 @@ def reroot(model: Model, names: Mapping[str, object]) -> Model:
     own = f"{join(model.root, model.embed.name)}.weight"
     if own in names or not names:
         return model
-    ends = [
-        name for name in names if name == f"{model.embed.name}.weight" or name.endswith(f".{model.embed.name}.weight")
-    ]
-    if len(ends) != 1:
-        return model
-    return replace(model, root=ends[0].removesuffix(f"{model.embed.name}.weight").rstrip("."))
+    last = f"{model.embed.name}.weight"
+    ends = [name for name in names if name == last or name.endswith(f".{last}")]
+    return replace(model, root=ends[0].removesuffix(last).rstrip(".")) if len(ends) == 1 else model

@@ -26,7 +26,8 @@ def build_batch(
 ) -> Batch:
     """Row i computes positions [first[i], first[i] + count[i]) of the request in table slot slots[i]; count ≥ 1.
 
-    tokens: [table slots, positions], known ids; segments: [tokens] of the step; rope_lengths: [table slots]; tables: per group [table slots, blocks].
+    tokens: [table slots, positions], known ids; segments: [tokens] of the step; rope_lengths: [table slots]; tables:
+    per group [table slots, blocks].
     """
     count = np.asarray(count, np.int64)
     first = np.asarray(first, np.int64)
