@@ -12,6 +12,7 @@ import msgspec
 from engine.models.checkpoint import INDEX, SINGLE
 from engine.models.gguf import gguf_file
 from engine.models.kv_scales import FILE as KV_SCALES
+from engine.models.modules import module_names
 from engine.models.remote import REMOTE_FILE
 
 # Read where they are there, each by its name: configuration, tokenizer, templates, scales, code.
@@ -31,8 +32,9 @@ def read_names(folder: Path) -> tuple[str, ...]:
     """Names of the files, relative to the folder, in order. Shards that an index names count though they are missing.
     Raises CheckpointError where the folder has several GGUF files."""
     plain = [name for name in NAMED if (folder / name).is_file()]
+    modules = [name for name in module_names(folder) if (folder / name).is_file()]
     templates = [f"{TEMPLATES}/{path.name}" for path in (folder / TEMPLATES).glob("*.jinja")]
-    return tuple(sorted({*plain, *templates, *_weights(folder)}))
+    return tuple(sorted({*plain, *modules, *templates, *_weights(folder)}))
 
 
 def _weights(folder: Path) -> Iterator[str]:

@@ -79,6 +79,23 @@ def read_modules(folder: Path) -> Modules | None:
     return _with_texts(found, folder)
 
 
+def module_names(folder: Path) -> tuple[str, ...]:
+    """The files that are read of a folder with modules.json, there or not; none if that is damaged, which reading it
+    says better."""
+    try:
+        listed = _read(folder / LIST)
+    except CheckpointError:
+        return ()
+    paths = [one.get("path") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    inside = [path for path in paths if isinstance(path, str) and path]
+    return (
+        LIST,
+        OF_THE_TEXT,
+        OF_THE_WHOLE,
+        *(f"{path}/{name}" for path in inside for name in ("config.json", WEIGHTS)),
+    )
+
+
 def _with_texts(found: Modules, folder: Path) -> Modules:
     """What is said of texts before they become tokens."""
     of_text, whole = _settings(folder / OF_THE_TEXT), _settings(folder / OF_THE_WHOLE)
