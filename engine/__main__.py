@@ -22,12 +22,24 @@ import msgspec
 
 from engine.api.config import EngineConfig, read_config
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError, OutOfMemory
-from engine.api.messages import Failed, FromEngine, Loading, RankMemory, Ready, Sampling, Submit, Taken, ToEngine
+from engine.api.messages import (
+    Failed,
+    FromEngine,
+    Loading,
+    Pooling,
+    RankMemory,
+    Ready,
+    Sampling,
+    Submit,
+    Taken,
+    ToEngine,
+)
 from engine.api.pulse import Pulse, State
 from engine.api.server import Connection, Server
 from engine.binding import bind
 from engine.core.grammars import Compiler
-from engine.core.loop import Loop, Worker, build_loop
+from engine.core.loop import Loop, Worker, build_loop, pooled_tasks
+from engine.models.parts import Model
 from engine.worker.ranks import RankLost, Ranks
 
 Progress = Callable[[str, float], None]
@@ -41,6 +53,14 @@ TOLERANCE = 0.02  # of a part of the memory, beyond which the log says that it i
 LAST_WORDS_S = 1.0  # a gateway has this long to connect and hear why the start failed
 PR_SET_PDEATHSIG = 1
 PROBE = Submit("probe", (0,), Sampling(temperature=0.0), max_tokens=1)  # its token goes to nobody
+
+
+def _probe_of(model: Model) -> Submit:
+    """What an engine gives itself to compute."""
+    tasks = pooled_tasks(model)
+    if tasks is None:
+        return PROBE
+    return msgspec.structs.replace(PROBE, max_tokens=0, pooling=Pooling(tasks.tasks[0]))  # type: ignore[arg-type]
 
 
 class Engine:
@@ -97,7 +117,9 @@ class Engine:
                 self._ready = ready
             gc.collect()
             if self._config.probe_s:
-                threading.Thread(target=self._probe, args=(loop,), name="probe", daemon=True).start()
+                threading.Thread(
+                    target=self._probe, args=(loop, _probe_of(worker.model)), name="probe", daemon=True
+                ).start()
             gc.freeze()  # modules and the model live as long as the process: no collection needs to walk them
             loop.run()
             if self._listener is not None:
@@ -123,12 +145,12 @@ class Engine:
         self._fail(error)
         self._ended.put(None)
 
-    def _probe(self, loop: Loop) -> None:
+    def _probe(self, loop: Loop, probe: Submit) -> None:
         """An idle engine proves now and then that it could compute: that shows in its pulse."""
         while True:
             time.sleep(self._config.probe_s)
             if self._pulse.state is State.IDLE:
-                loop.post([PROBE])
+                loop.post([probe])
 
     def _progress(self, phase: str, fraction: float) -> None:
         self._pulse.beat(State.LOADING)
@@ -219,7 +241,7 @@ def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken]) -> Re
         max_context=config.max_context,
         kv_blocks=blocks,
         block_tokens=worker.layout.block_tokens,
-        kv_tokens=worker.layout.tokens_in(blocks, config.max_step_tokens),
+        kv_tokens=worker.layout.tokens_in(blocks, config.max_step_tokens) if worker.layout.groups else 0,
         weight_bytes=worker.weight_bytes,
         kv_bytes=worker.kv_bytes,
         seconds=worker.seconds,

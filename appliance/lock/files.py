@@ -13,6 +13,7 @@ from appliance.plan.tokenizer import DESCRIBED, PLAIN, tokenizer_name
 from engine.models.checkpoint import INDEX, SINGLE
 from engine.models.gguf import gguf_file
 from engine.models.kv_scales import FILE as KV_SCALES
+from engine.models.modules import module_names
 from engine.models.remote import REMOTE_FILE
 
 # Read where they are there, each by its name: configuration, tokenizer, templates, scales, code.
@@ -37,8 +38,9 @@ def read_names(folder: Path) -> tuple[str, ...]:
     tokenizer = tokenizer_name(folder)
     if tokenizer in PLAIN:
         plain += [name for name in (tokenizer, ADDED) if (folder / name).is_file()]
+    modules = [name for name in module_names(folder) if (folder / name).is_file()]
     templates = [f"{TEMPLATES}/{path.name}" for path in (folder / TEMPLATES).glob("*.jinja")]
-    return tuple(sorted({*plain, *templates, *_weights(folder)}))
+    return tuple(sorted({*plain, *modules, *templates, *_weights(folder)}))
 
 
 def _weights(folder: Path) -> Iterator[str]:

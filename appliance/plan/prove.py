@@ -25,12 +25,13 @@ from appliance.lock.lock import lock_path
 from appliance.manifest import SecretFile
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
+from appliance.plan.pooled import named_key, task_config
 from appliance.plan.profiles import first_match
 from appliance.plan.tokenizer import check_tokenizer, tokenizer_name
 from appliance.source.facts import Facts, NotHere, facts
 from appliance.source.order import Local, find, policy
 from appliance.source.remote import SourceError
-from engine.api.errors import CheckpointError, EngineError
+from engine.api.errors import CheckpointError, EngineError, TaskError
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
 from engine.models.parts import attentions
@@ -99,6 +100,9 @@ def _proven(
         raise NotPlanned([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
     except SourceError as error:
         raise Refused([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
+    except TaskError as error:
+        key = named_key(str(error)) or key
+        raise Refused([*problems, Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error
     except EngineError as error:
         below = settings.manifest.model.source.path
         hint = Hint() if below is None else suggest_file(below, settings.folder(key), holds="config.json")
@@ -171,7 +175,8 @@ def _bring(
 def _checkpoint(settings: Settings, known: Facts) -> Checkpoint:
     """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
     try:
-        checkpoint = read_checkpoint(known.folder, settings.manifest.model.trust_remote_code)
+        trusted, task = settings.manifest.model.trust_remote_code, task_config(settings.manifest)
+        checkpoint = read_checkpoint(known.folder, trusted, task=task)
         check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
         check_tokenizer(checkpoint.path)
     except EngineError as error:

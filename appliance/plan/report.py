@@ -61,7 +61,7 @@ def _memory(plan: Plan) -> list[str]:
         ("weights", memory.weights, mapped),
         *((f"  {part}", count, "") for part, count in memory.parts.items() if count),
         ("workspace", memory.workspace, "process, largest step, tables, graphs"),
-        ("KV cache", memory.cache, f"{memory.blocks} blocks of {engine.block_tokens} tokens, {memory.block_bytes:,} B"),
+        ("KV cache", memory.cache, _cache(plan)),
         ("together", memory.total, f"of {spell_bytes(memory.budget)} usable, {spell_bytes(memory.free)} free"),
         ("loading", memory.loading, "at most, before the cache is there"),
         ("host", memory.host.total, _host(plan)),
@@ -76,8 +76,18 @@ def _memory(plan: Plan) -> list[str]:
             f"a request of {engine.max_context} at most {spell_bytes(state.request_bytes)}"
         )
     fits = [f"{one.requests} of {one.tokens}" for one in memory.concurrency]
+    if not memory.state:
+        lines.append(f"  a step holds, in prompts of so many tokens: {', '.join(fits)}")
+        return lines
     lines.append(f"  the cache holds at once, in requests of so many tokens: {', '.join(fits)}")
     return lines
+
+
+def _cache(plan: Plan) -> str:
+    memory = plan.memory
+    if not memory.state:
+        return "none is kept"
+    return f"{memory.blocks} blocks of {plan.engines[0].block_tokens} tokens, {memory.block_bytes:,} B"
 
 
 def _host(plan: Plan) -> str:
@@ -107,7 +117,7 @@ def _outlook(plan: Plan) -> list[str]:
     return [
         *lines,
         f"  ceilings, in tokens a second ({made.source}); nothing is faster, a service is slower",
-        f"    decode at {made.length} tokens each: {decode}",
+        *([f"    decode at {made.length} tokens each: {decode}"] if made.decode else []),
         f"    prompts: {made.prefill.tokens_s:,.0f}, limited by {bound}",
     ]
 

@@ -18,13 +18,13 @@ from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Event, Told
 from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, RankMemory, Submit, ToEngine
 from engine.api.pulse import State
-from engine.core.config import SchedulerConfig
+from engine.core.config import PooledTasks, SchedulerConfig
 from engine.core.grammars import Compiler, Grammars, Mask
 from engine.core.plan import StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
 from engine.kv.layout import Layout
-from engine.models.parts import Model, attentions
+from engine.models.parts import Model, attentions, keeps_nothing
 
 Happened = tuple[str, float, Event]
 
@@ -297,6 +297,8 @@ def build_loop(
         policy=config.policy,
         prefix_cache=config.prefix_cache,
         ropes=tuple(ropes),
+        pooled=pooled_tasks(worker.model),
+        whole=keeps_nothing(worker.model),
     )
     grammars, told, rest = Grammars(open_compiler), list[Happened](), None
 
@@ -309,6 +311,21 @@ def build_loop(
         scheduler = recorder = Recorder(settings, config.record, config.record_bytes, tell)
         rest = recorder.rest
     return Loop(scheduler, worker, send, overlap=config.overlap, grammars=grammars, told=told, rest=rest, beat=beat)
+
+
+def pooled_tasks(model: Model) -> PooledTasks | None:
+    """What a model that pools can be asked for."""
+    pooler, segments = model.pooler, model.embed.segments
+    if pooler is None:
+        return None
+    return PooledTasks(
+        tasks=("embed", "token_embed") if pooler.task == "embed" else (pooler.task,),
+        width=pooler.width,
+        last=pooler.pool == "last",
+        dimensions=pooler.dimensions,
+        any_dimensions=pooler.any_dimensions,
+        segments=1 if segments is None else segments.count,
+    )
 
 
 def _nothing() -> None:
