@@ -17,8 +17,7 @@ TALK = """\
 {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
 
 
-@pytest.fixture(scope="session")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def save_bert(directory: Path) -> Path:
     """The text files of a BERT-like model: [CLS] a [SEP] b [SEP], the second text of token type 1."""
     backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
@@ -28,12 +27,16 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     marks = [(name, backend.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     pair = "[CLS] $A [SEP] $B:1 [SEP]:1"
     backend.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", pair, marks)
-    directory = tmp_path_factory.mktemp("bert")
     backend.save(str(directory / "tokenizer.json"))
     named = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TALK, **named}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return directory
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_bert(tmp_path_factory.mktemp("bert"))
 
 
 Make = Callable[..., Gateway]
