@@ -55,7 +55,7 @@ def compare(made: Plan) -> None:
     assert held["kv"] <= made.memory.cache <= held["kv"] + made.memory.block_bytes
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if "odd" not in name and "-" in name or name in WHOLE])
 def test_an_engine_of_every_architecture_holds_what_was_planned(tmp_path: Path, folder: Callable, name: str) -> None:
     compare(planned(tmp_path, folder(name), *SMALL, "model.max_context=16"))
     compare(planned(tmp_path, folder(name), *SMALL, "model.max_context=13", "hardware.kernels=torch"))

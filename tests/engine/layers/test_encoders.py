@@ -22,6 +22,7 @@ from engine.layers.pooler import Gathered
 from engine.models.checkpoint import read_checkpoint
 from engine.models.families import POOLED
 from engine.worker.batch import build_batch
+from kernels.cpu.library import usable
 from kernels.cpu.program import Team
 from tests.engine.layers.pooled_cases import CASES, VOCAB, WHOLE, save
 from tests.engine.layers.test_footprint import compare
@@ -112,6 +113,15 @@ class Runner:
         return found
 
 
+BEST = usable()[:1]
+SOME = ["bert-score", "roberta", "modernbert-mean", "nomic-tokens", "gemma3-both-ways", "gemma2", "qwen3-score"]
+# All cases where torch computes and in the fastest variant, some in the others, which are made of the same source.
+ALL = [
+    *((name, by) for name in CASES for by in ("torch", *BEST)),
+    *((name, by) for name in SOME for by in usable()[1:]),
+]
+
+
 def task_of(kind: str) -> str:
     if "TokenClassification" in kind:
         return "token_classify"
@@ -127,24 +137,24 @@ def test_every_architecture_that_pools_has_a_case():
     assert {kind for kind, _ in CASES.values()} == {name for family in POOLED for name in family.ARCHITECTURES}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_prompts_in_one_step_equal_transformers(name, kernels, saved):
+@pytest.mark.parametrize(("name", "by"), ALL)
+def test_prompts_in_one_step_equal_transformers(name, by, saved):
     checkpoint = saved(name)
     prompts = [prompt(length, length) for length in (37, 1, 16, 23)]
-    got = Runner(checkpoint.path, kernels).pooled(prompts, Pooling(task_of(checkpoint.kind), activate=False))
+    got = Runner(checkpoint.path, by).pooled(prompts, Pooling(task_of(checkpoint.kind), activate=False))
     for ids, one in zip(prompts, got, strict=True):
         close(one, checkpoint.output(ids))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_prompt_is_the_same_bit_for_bit_whatever_stands_beside_it(name, compiled, saved):
+@pytest.mark.parametrize(("name", "compiled_by"), [(name, by) for name, by in ALL if by != "torch"])
+def test_a_prompt_is_the_same_bit_for_bit_whatever_stands_beside_it(name, compiled_by, saved):
     pooling = Pooling(task_of(CASES[name][0]))
     prompts = [prompt(length, length) for length in (5, 41, 18, 1, 33)]
-    runner = Runner(saved(name).path, compiled)
+    runner = Runner(saved(name).path, compiled_by)
     together = runner.pooled(prompts, pooling)
     for ids, one in zip(prompts, together, strict=True):
         assert torch.equal(runner.pooled([ids], pooling)[0], one)
-    assert torch.equal(Runner(saved(name).path, compiled, threads=1).pooled(prompts[1:2], pooling)[0], together[1])
+    assert torch.equal(Runner(saved(name).path, compiled_by, threads=1).pooled(prompts[1:2], pooling)[0], together[1])
 
 
 @pytest.mark.parametrize("name", ["bert", "bert-score", "nomic"])
@@ -160,10 +170,10 @@ def test_segments_have_rows_of_their_own(name, kernels, saved):
     close(got, saved(name).output(ids, numbers))
 
 
-@pytest.mark.parametrize("name", WHOLE)
-def test_a_later_token_changes_an_earlier_one(name, kernels, saved):
+@pytest.mark.parametrize(("name", "by"), [(name, by) for name, by in ALL if name in WHOLE])
+def test_a_later_token_changes_an_earlier_one(name, by, saved):
     ids = prompt(4, 9)
-    runner = Runner(saved(name).path, kernels)
+    runner = Runner(saved(name).path, by)
     assert runner.form.groups == ()
     before, after = runner.hidden([ids, [*ids[:-1], ids[-1] + 1 if ids[-1] < VOCAB - 1 else 3]])
     assert not torch.allclose(before[0], after[0], atol=1e-3)
@@ -181,9 +191,9 @@ def test_two_ranks_compute_what_one_computes(name, kernels, saved, on_ranks):
         close(got, saved(name).output(ids))
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_architecture_holds_what_was_planned_to_the_byte(name, kernels, saved):
-    compare(read_checkpoint(saved(name).path), kernels)
+@pytest.mark.parametrize(("name", "by"), ALL)
+def test_every_architecture_holds_what_was_planned_to_the_byte(name, by, saved):
+    compare(read_checkpoint(saved(name).path), by)
 
 
 @pytest.mark.parametrize("name", ["bert-score", "modernbert", "roberta-tokens", "nomic"])
