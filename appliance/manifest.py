@@ -201,6 +201,18 @@ class Download(Section):
     """Take everything from the cache and never use the network; HF_HUB_OFFLINE=1 does so for the hub."""
 
 
+class Pooling(Section):
+    pool: Literal["auto", "cls", "last", "mean", "max"] = "auto"
+    """What becomes a text's vector: its first token's, its last one's, or mean or maximum of all; auto: as the
+    checkpoint says, else mean for encoders and last for decoders."""
+    normalize: bool | Auto = "auto"
+    """Whether vectors are scaled to unit length; auto: as the checkpoint says, else they are."""
+    dimensions: tuple[Count, ...] = Field(default=(), strict=False)
+    """Lengths to which a request may have vectors cut; default: those of the checkpoint, if it was trained for any."""
+    score_tokens: tuple[str, ...] = Field(default=("yes", "no"), strict=False, min_length=2, max_length=2)
+    """With model.task score: two tokens; a score is the probability of the first where only they could follow."""
+
+
 class Model(Section):
     source: Source
     """Where the checkpoint comes from: exactly one kind."""
@@ -219,6 +231,11 @@ class Model(Section):
     """File with a Jinja chat template that replaces the checkpoint's own."""
     generation_config: Literal["auto", "ignore"] = "auto"
     """Whether sampling defaults and extra end tokens come from the checkpoint's generation_config.json."""
+    task: Literal["auto", "generate", "embed", "classify", "score"] = "auto"
+    """What the checkpoint is served for; auto: what it was made for. A decoder can also embed, or score as a reranker
+    that answers yes or no."""
+    pooling: Pooling = Pooling()
+    """How texts become vectors or scores, where that is not as the checkpoint says."""
     trust_remote_code: bool = False
     """Allows a checkpoint folder to bring its own architecture as slipway_model.py; its code is then run."""
     lock: Literal["auto", "require", "warn", "off"] = "auto"

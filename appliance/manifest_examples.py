@@ -16,6 +16,8 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Download.min_free": ("20GiB",),
     "Model.names": (["assistant"], ["assistant", "qwen3-0.6b"]),
     "Model.max_context": (8192, 32768),
+    "Pooling.dimensions": ([256, 512],),
+    "Pooling.score_tokens": (["yes", "no"],),
     "Model.chat_template": ("templates/chat.jinja",),
     "Parallelism.data": (2,),
     "Parallelism.tensor": (2, 8),

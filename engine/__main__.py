@@ -241,7 +241,7 @@ def _facts(config: EngineConfig, worker: Worker, memory: dict[str, Taken], teste
         max_context=config.max_context,
         kv_blocks=blocks,
         block_tokens=worker.layout.block_tokens,
-        kv_tokens=worker.layout.tokens_in(blocks, config.max_step_tokens),
+        kv_tokens=worker.layout.tokens_in(blocks, config.max_step_tokens) if worker.layout.groups else 0,
         weight_bytes=worker.weight_bytes,
         kv_bytes=worker.kv_bytes,
         seconds=worker.seconds,

@@ -13,9 +13,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 
-from engine.api.config import EngineConfig
+from engine.api.config import EngineConfig, TaskConfig
 from engine.api.errors import ConfigError, EngineGone, RequestError
 from engine.api.messages import (
     Abort,
@@ -26,6 +27,8 @@ from engine.api.messages import (
     Grammar,
     Logprob,
     Output,
+    Pooled,
+    Pooling,
     Sampling,
     Stats,
     Submit,
@@ -35,15 +38,16 @@ from engine.core.loop import build_loop
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.footprint import Holder, weight_bytes
-from engine.models.parts import Model, has_experts
+from engine.models.parts import Model, has_experts, keeps_nothing
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
-from engine.text.tokenizer import FILES
+from engine.text.files import FILES
 from engine.worker.build import DTYPES, build_worker
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, tiling
 from kernels.jit import installed
 
+STEP_TOKENS = 512
 CACHE_SHARE = 0.5  # of free memory, if nobody says how large the KV cache may be
 CACHE_BYTES = 2 << 30  # and no more than this, unless one request of full length needs it: pages are zeroed at start
 
@@ -97,11 +101,13 @@ class _Reply:
         self._stops = StopStrings(params.stop, include=params.include_stop, min_tokens=params.min_tokens)
         self._ends = {*submit.stop_token_ids, *(() if submit.ignore_eos else submit.eos_token_ids)}
         self.stopped = False
+        self.pooled: Pooled | None = None
 
     def take(self, delta: Delta) -> bool:
         """True if this delta completed a stop string, so that the engine may stop."""
         made = self.generation
         made.timing = delta.timing or made.timing
+        self.pooled = delta.pooled or self.pooled
         if self.stopped:
             return False
         if delta.prompt_logprobs is not None:
@@ -130,7 +136,7 @@ class LLM:
 
     def __init__(self, path: str | Path, **overrides: Any) -> None:
         self.config = _config(Path(path), overrides)
-        checkpoint = read_checkpoint(self.config.model, self.config.trust_remote_code)
+        checkpoint = read_checkpoint(self.config.model, self.config.trust_remote_code, task=self.config.task)
         self.vocab = checkpoint.model.embed.vocab
         self._eos = tuple(token for token in checkpoint.eos_token_ids if token < self.vocab)
         folder = checkpoint.path
@@ -167,6 +173,30 @@ class LLM:
             self._loop.post(list(submits))
             self._collect(replies)
         return [reply.generation for reply in replies.values()]
+
+    def pool(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: Pooling,
+        segments: Sequence[tuple[int, ...]] | None = None,
+    ) -> list[np.ndarray]:
+        """What each prompt is pooled to, in their order: float32 of [size], or of [tokens, size] where every token is
+        asked for. segments: tokens of the segments of each prompt. Raises RequestError for one that cannot be served,
+        or whose numbers are not finite."""
+        each = _each_prompt(prompts)
+        cuts = segments or [()] * len(each)
+        replies: dict[str, _Reply] = {}
+        with self._busy:
+            submits = []
+            for prompt, cut in zip(each, cuts, strict=True):
+                params = Params(temperature=0.0, max_tokens=0, seed=0)
+                submit, reply = self._submit(prompt, params)
+                submit = msgspec.structs.replace(submit, pooling=pooling, segments=cut, eos_token_ids=())
+                submits.append(submit)
+                replies[submit.id] = reply
+            self._loop.post(list(submits))
+            self._collect(replies)
+        return [_array(reply) for reply in replies.values()]
 
     def close(self) -> None:
         self._loop.stop()
@@ -243,6 +273,13 @@ class LLM:
         return ended
 
 
+def _array(reply: _Reply) -> np.ndarray:
+    pooled = reply.pooled
+    if pooled is None:
+        raise RequestError(reply.generation.error or "the engine gave no numbers", "prompt")
+    return np.frombuffer(pooled.values, "<f4").reshape(pooled.shape)
+
+
 def _each_prompt(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
@@ -273,7 +310,8 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
     if unknown:
         allowed = ", ".join(EngineConfig.__struct_fields__)
         raise ConfigError(f"{', '.join(sorted(unknown))}: no such setting; there are {allowed}")
-    checkpoint = read_checkpoint(path, overrides.get("trust_remote_code", False))
+    task = overrides.get("task", TaskConfig())
+    checkpoint = read_checkpoint(path, overrides.get("trust_remote_code", False), task=task)
     device = overrides.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = overrides.get("dtype") or ("float32" if device == "cpu" else checkpoint.dtype)
     config = EngineConfig(
@@ -286,6 +324,7 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
             "max_context": checkpoint.model.max_context,
             "threads": torch.get_num_threads(),
             "kernels": _kernels(device, dtype, checkpoint.model),
+            "max_step_tokens": _step_tokens(checkpoint.model, overrides),
             **overrides,
         }
     )
@@ -298,12 +337,21 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
 
 def _kernels(device: str, dtype: str, model: Model) -> str:
     if device == "cuda":
-        return "triton" if installed() and not has_experts(model) else "torch"
+        served = not has_experts(model) and model.pooler is None
+        return "triton" if installed() and served else "torch"
     return best() if dtype == "float32" else "torch"
+
+
+def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:
+    """A prompt that is read both ways must fit into a step."""
+    context = overrides.get("max_context", model.max_context)
+    return max(STEP_TOKENS, context) if keeps_nothing(model) else STEP_TOKENS
 
 
 def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
     form = _form(config, checkpoint)
+    if not form.groups:
+        return 0
     one = (form.blocks_for(config.max_context, config.max_step_tokens) + 1) * form.block_bytes
     holder = Holder(
         dtype=config.dtype,

@@ -17,7 +17,8 @@ Any checkpoint folder in Hugging Face layout whose `config.json` names one of th
 or shards), float32, bfloat16 or float16, old and new spellings of the configuration (`rope_theta` or `rope_parameters`,
 `torch_dtype` or `dtype`, `text_config`). Rotary scalings: linear, dynamic, llama3, yarn, longrope. Sliding windows free
 the blocks they leave behind. Mixtures of experts are served by the compiled kernels of a CPU, with any
-weights that those have, and by torch, on a GPU too. Quantized checkpoints: [below](#quantized-checkpoints).
+weights that those have, and by torch, on a GPU too. [Models that pool](#models-that-pool) and [quantized
+checkpoints](#quantized-checkpoints) have sections of their own.
 
 | architecture | family | declared in |
 |---|---|---|
@@ -26,6 +27,24 @@ weights that those have, and by torch, on a GPU too. Quantized checkpoints: [bel
 TAIL = """
 Each is held to transformers in float32: logits within 1e-4, greedy tokens and logprobs through the whole engine
 (`tests/engine/layers`, `tests/engine/test_against_transformers.py`).
+
+## Models that pool
+
+Encoders and bare decoders (`…Model`) give vectors, `…ForSequenceClassification` and `…ForTokenClassification` the
+scores of their labels. What stands beside the encoder of an embedding model is read from sentence-transformers' files:
+`modules.json` with Pooling (first token, last token, mean, maximum), Dense and Normalize, the longest text, prompts. A
+decoder with these files embeds, and `model.task` asks for what no file says:
+
+| `model.task` | of | gives |
+|---|---|---|
+| `embed` | an encoder; a decoder | a vector of each text, by `model.pooling` |
+| `classify` | a classifier | a score of each label |
+| `score` | a classifier of one label; a decoder | of a decoder: the probability of yes where yes or no could follow |
+
+Encoders, and decoders whose attention reads both ways (EmbeddingGemma), keep no cache: a prompt is computed in one
+step, which must be as long (`engine.scheduling.max_step_tokens`). Decoders embed with chunks and, where the last token
+alone counts, with cached prefixes. With compiled kernels of a CPU a prompt's numbers depend on nothing beside it, bit
+for bit; weights may be rounded to 8 or 4 bits, and ranks share them. On a GPU torch computes, Triton kernels refuse.
 
 ## Quantized checkpoints
 

@@ -1,11 +1,20 @@
 """Until when a request wants its first token, and its end: in milliseconds since it arrived, as clients say it."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
-from appliance.schema.common import GenerationRequest
 from engine.api.errors import RequestError
 
 LONGEST_MS = 24 * 3_600_000
+
+
+class Timed(Protocol):
+    """A body that says until when."""
+
+    @property
+    def ttft_deadline_ms(self) -> int | None: ...
+    @property
+    def deadline_ms(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -15,7 +24,7 @@ class Deadlines:
     ttft_ms: int | None = None
     total_ms: int | None = None
 
-    def resolve(self, body: GenerationRequest, arrived_s: float) -> tuple[float | None, float | None]:
+    def resolve(self, body: Timed, arrived_s: float) -> tuple[float | None, float | None]:
         """Of the first token and of the end, as seconds of the clock of `arrived_s`. Raises RequestError for a time
         that is none."""
         ttft_ms = self.ttft_ms if body.ttft_deadline_ms is None else body.ttft_deadline_ms

@@ -22,18 +22,19 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
-def _part_text(part: Any, where: str) -> str:
+def part_text(part: Any, where: str, param: str = "messages") -> str:
+    """The text of a part of a content. Raises RequestError for one of another kind."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in _MEDIA:
-        raise RequestError(f"{where}: parts of type {kind!r} are not possible: the model takes text only.", "messages")
+        raise RequestError(f"{where}: parts of type {kind!r} are not possible: the model takes text only.", param)
     if kind not in _TEXT_PARTS:
         known = ", ".join(_TEXT_PARTS)
-        raise RequestError(f"{where}: unknown content part type {kind!r}; possible are {known}.", "messages")
+        raise RequestError(f"{where}: unknown content part type {kind!r}; possible are {known}.", param)
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
-        raise RequestError(f"{where}: a part of type {kind!r} needs a string in {_TEXT_PARTS[kind]!r}.", "messages")
+        raise RequestError(f"{where}: a part of type {kind!r} needs a string in {_TEXT_PARTS[kind]!r}.", param)
     return text
 
 
@@ -41,7 +42,7 @@ def _content(content: Any, where: str) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "\n".join(_part_text(part, f"{where}[{at}]") for at, part in enumerate(content))
+        return "\n".join(part_text(part, f"{where}[{at}]") for at, part in enumerate(content))
     raise RequestError(f"{where} must be a string, a list of parts or null.", "messages")
 
 

@@ -129,8 +129,9 @@ def _check_stream(body: GenerationRequest, prompt_logprobs: int | None) -> None:
         raise RequestError("prompt_logprobs are not available when stream=True", "prompt_logprobs")
 
 
-def _salt(body: GenerationRequest, header: str | None) -> str:
-    salt = header if body.cache_salt is None else body.cache_salt
+def cache_salt(given: str | None, header: str | None) -> str:
+    """The salt of a body, or else of its headers. Raises RequestError for one that cannot be."""
+    salt = header if given is None else given
     if salt is None:
         return ""
     if not salt or len(salt) > MAX_SALT or any(character in salt for character in "@/\\\0"):
@@ -204,7 +205,7 @@ def _submit(
         stop_token_ids=stop_ids(body, served.config),
         ignore_eos=body.ignore_eos,
         priority=body.priority or served.priority or 0,
-        salt=_salt(body, served.salt),
+        salt=cache_salt(body.cache_salt, served.salt),
         grammar=asked.grammar,
         owner=served.owner,
         share=served.share,
@@ -290,7 +291,8 @@ class Rendered:
 
 def render(body: Conversation, text: Text, config: GatewayConfig, variables: dict[str, Any]) -> Rendered:
     """The conversation through the chat template. Raises RequestError where that cannot be."""
-    if body.chat_template is not None and not config.trust_request_chat_template:
+    is_own = text.template is not None and body.chat_template in text.template.names()
+    if body.chat_template is not None and not is_own and not config.trust_request_chat_template:
         raise RequestError(
             "chat_template in a request is refused; the server allows it with endpoints.trust_request_chat_template.",
             "chat_template",

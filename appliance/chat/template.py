@@ -17,8 +17,8 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from appliance.chat.meter import MeteredEnvironment, TooMuch, collected, metered
 from engine.api.errors import CheckpointError, RequestError
 from engine.text import Tokenizer
 
@@ -47,10 +47,8 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+def _environment() -> MeteredEnvironment:
+    environment = MeteredEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -115,6 +113,10 @@ class ChatTemplate:
     sources: str | Mapping[str, str]
     special_tokens: Mapping[str, str]
 
+    def names(self) -> tuple[str, ...]:
+        """Of several templates; a request may choose one."""
+        return () if isinstance(self.sources, str) else tuple(self.sources)
+
     def text(self) -> str:
         """All of the template's text: what an output format is recognised by."""
         return self.sources if isinstance(self.sources, str) else "\n".join(self.sources.values())
@@ -146,11 +148,13 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            rendered = compiled.render(scope)
-        except (jinja2.TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+            with metered():
+                rendered = collected(compiled.generate(scope))
+        except (TooMuch, RecursionError, MemoryError) as error:
+            why = f": {error}" if isinstance(error, TooMuch) else ""
+            raise RequestError(f"The chat template does not end on this conversation{why}", "messages") from error
+        except Exception as error:  # whatever a template's code comes to
             raise RequestError(f"The chat template refuses the conversation: {error}", "messages") from error
-        except RecursionError as error:
-            raise RequestError("The chat template does not end on this conversation", "messages") from error
         return _cut_at_end(rendered, last_text) if continue_final_message else rendered
 
 

@@ -8,7 +8,9 @@ from engine.text import Tokenizer
 
 
 def check_text(text: str, tokenizer: Tokenizer, config: GatewayConfig) -> None:
-    """Refuses, before it is tokenized, a text that has too many tokens whatever they are."""
+    """Refuses, before it is tokenized, a text that has too many tokens whatever they are, if that can be said."""
+    if tokenizer.longest_piece is None:
+        return
     most = config.max_context * tokenizer.longest_piece
     if len(text) > most:
         raise RequestError(
@@ -26,21 +28,26 @@ def check_ids(ids: list[int], config: GatewayConfig, *, param: str = "prompt") -
         raise RequestError(f"Token id {wrong} is out of vocabulary; ids are 0 to {config.vocab_size - 1}.", param)
 
 
-def truncated(
-    ids: list[int], request: GenerationRequest, asked_tokens: int | None, tokenizer: Tokenizer, config: GatewayConfig
-) -> list[int]:
-    """The prompt cut to `truncate_prompt_tokens`; -1 keeps what leaves room for the reply that is asked for."""
-    keep = request.truncate_prompt_tokens
-    if keep is None:
-        return ids
-    if keep < -1:
+def kept_tokens(keep: int | None, config: GatewayConfig) -> int | None:
+    """A `truncate_prompt_tokens` that can be: None, -1 for what there is room for, or a number of tokens."""
+    if keep is not None and keep < -1:
         raise RequestError(f"truncate_prompt_tokens must be -1 or at least 0, got {keep}.", "truncate_prompt_tokens")
-    if keep > config.max_context:
+    if keep is not None and keep > config.max_context:
         raise RequestError(
             f"truncate_prompt_tokens value ({keep}) is greater than max_model_len ({config.max_context}). "
             "Please request a smaller truncation size.",
             "truncate_prompt_tokens",
         )
+    return keep
+
+
+def truncated(
+    ids: list[int], request: GenerationRequest, asked_tokens: int | None, tokenizer: Tokenizer, config: GatewayConfig
+) -> list[int]:
+    """The prompt cut to `truncate_prompt_tokens`; -1 keeps what leaves room for the reply that is asked for."""
+    keep = kept_tokens(request.truncate_prompt_tokens, config)
+    if keep is None:
+        return ids
     if keep == -1:
         keep = max(1, config.max_context - max(1, asked_tokens or 1))
     side = request.truncation_side or tokenizer.truncation_side
@@ -49,18 +56,23 @@ def truncated(
     return ids[:keep]
 
 
+def check_length(prompt_tokens: int, config: GatewayConfig, *, param: str = "prompt") -> None:
+    """Refuses a prompt without tokens, and one that the window cannot hold."""
+    if prompt_tokens == 0:
+        raise RequestError("The prompt has no tokens; at least one is needed.", param)
+    if prompt_tokens > config.max_context:
+        raise RequestError(
+            f"This model's maximum context length is {config.max_context} tokens. However, your prompt contains "
+            f"{prompt_tokens} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
+            "length of the input prompt.",
+            "input_tokens",
+        )
+
+
 def reply_tokens(prompt_tokens: int, asked: int | None, config: GatewayConfig, *, param: str = "max_tokens") -> int:
     """How many tokens the reply may have. `asked` None fills the window."""
     window = config.max_context
-    if prompt_tokens == 0:
-        raise RequestError("The prompt has no tokens; at least one is needed.", "prompt")
-    if prompt_tokens > window:
-        raise RequestError(
-            f"This model's maximum context length is {window} tokens. However, your prompt contains {prompt_tokens} "
-            "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
-            "input prompt.",
-            "input_tokens",
-        )
+    check_length(prompt_tokens, config)
     if prompt_tokens == window:
         raise RequestError(
             f"The prompt's {prompt_tokens} tokens plus the number of requested output tokens (at least 1) is longer "

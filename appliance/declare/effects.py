@@ -34,6 +34,7 @@ _LIVE_OUTPUTS = Effect("none", live=True, outputs="yes")
 _SERVICE = Effect("service")
 _THREADS = Effect("engine", outputs="rounding")
 _NUMBERS = Effect("engine", outputs="yes", caches=("prefix",), graphs=True, memory=True)
+_TASK = Effect("service", outputs="yes", caches=("prefix",), graphs=True, memory=True)  # the gateway's routes too
 _EVERYTHING = Effect("service", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True)
 
 # Key, as in Key.name → effect.
@@ -60,6 +61,11 @@ EFFECTS: dict[str, Effect] = {
     "model.max_context": Effect("service", outputs="yes", graphs=True, memory=True),
     "model.chat_template": _LIVE_OUTPUTS,
     "model.generation_config": _LIVE_OUTPUTS,
+    "model.task": _TASK,
+    "model.pooling.pool": _TASK,
+    "model.pooling.normalize": _TASK,
+    "model.pooling.dimensions": Effect("service", outputs="yes"),
+    "model.pooling.score_tokens": _TASK,
     "model.trust_remote_code": Effect("engine"),  # its code is run for no architecture that is served without it
     "model.lock": Effect("none"),
     "quantization.weights": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),

@@ -47,6 +47,7 @@ class Key:
 
 PROFILES = ("hardware", "profiles")
 LAYER_KEYS = (("extends",), ("overlays",), PROFILES)
+_LISTED = {"integer": "whole numbers"}
 _EXAMPLES = {
     "size": "a size such as 8GiB",
     "duration": "a duration such as 30s",
@@ -243,7 +244,8 @@ def _allowed(node: Json) -> str:
         case "null":
             return "null"
         case "array":
-            return "a list of mappings" if "$ref" in node["items"] else "a list of texts"
+            items = node["items"]
+            return f"a list of {'mappings' if '$ref' in items else _LISTED.get(items.get('type'), 'texts')}"
         case "object":
             free = "keys of the manifest" if node.get("additionalProperties") is True else "names of your choice"
             names = ", ".join(node["properties"]) if "properties" in node else free

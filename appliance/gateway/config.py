@@ -34,6 +34,31 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
 
 
+Task = Literal["generate", "embed", "classify", "token_embed", "token_classify", "score"]
+
+
+class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model answers that pools its prompts. `labels` are those of a classifier, by number; `width` counts the
+    numbers of a vector. `dimensions` are the lengths that a request may cut it to, where the model was trained for it:
+    `any_dimensions` stands for all up to `width`. `activation` is what `activate` switches off: unit length of vectors,
+    or what a classifier does to its logits.
+
+    `pairs` says how a pair of texts becomes one prompt: `tokenizer`, its own way of joining two (with their segments);
+    `template`, the checkpoint's template with `query` and `document`; `reranker`, that of Qwen3's yes-or-no form;
+    `none`, not at all: vectors are compared, by `similarity`. `prompts` are texts put in front, by name, and
+    `default_prompt` is the name of that which goes without being asked for ("": none)."""
+
+    labels: tuple[str, ...] = ()
+    width: int = 0
+    dimensions: tuple[int, ...] = ()
+    any_dimensions: bool = False
+    activation: Literal["none", "normalize", "softmax", "sigmoid"] = "none"
+    pairs: Literal["none", "tokenizer", "template", "reranker"] = "none"
+    similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"
+    prompts: dict[str, str] = {}
+    default_prompt: str = ""
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`engines` are the Unix sockets of the engine processes; `names` the served names, canonical first. Durations in
     seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts
@@ -47,7 +72,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     `linger_s` without a client. `key_requests_per_minute` and `key_tokens_per_minute` limit each API key that names no
     limit of its own. `tls`: the listener speaks it. `chaos`: faults may be made on purpose. `responses` is the file of
     stored responses, empty for none: at most `responses_count` and `responses_bytes` of them, each for
-    `responses_keep_s`."""
+    `responses_keep_s`. `tasks` are what the model can be asked for, and `pooled` is set unless that is generation
+    alone."""
 
     host: str
     port: int
@@ -57,6 +83,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_context: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    tasks: tuple[Task, ...] = ("generate",)
+    pooled: PooledModel | None = None
     chat_template: str | None = None
     api_keys: SecretRef | None = None
     tls: Tls | None = None

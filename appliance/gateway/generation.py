@@ -56,6 +56,7 @@ class Generation:
         self._placed = asyncio.Event()
         self._fate: Exception | Finish | None = None  # what ends it while it waits
         self._over = False
+        self._pooled = False  # it has its numbers instead of tokens
         self._label = "0"  # of the engine that computes it, or did
         self._gained = False  # something on this engine
         self._earlier = self.timing  # of the engines before this one
@@ -219,6 +220,8 @@ class Generation:
             self.emitted += delta.ids
             self._gained = True
             self._last_s = moment
+        if delta.pooled is not None:
+            self._pooled, self._last_s = True, moment
         if delta.finish is not None:
             self._end(delta.finish)
         elif count:
@@ -238,12 +241,12 @@ class Generation:
             return
         metrics, label = self._router.metrics, self._label
         metrics.finished(label, reason, len(self.emitted), self.submit.max_tokens)
-        if reason != "error" and self.emitted:
+        if reason != "error" and (self.emitted or self._pooled):
             self._observe_times(metrics, label)
 
     def _observe_times(self, metrics: Metrics, label: str) -> None:
         metrics.observe("request_duration_seconds", self._last_s - self._arrived_s, label)
-        decode_s = self._last_s - self._first_s
+        decode_s = self._last_s - self._first_s if self.emitted else 0.0
         timing = self.timing
         if timing is not None and timing.first_token:
             # A reply that was cut at a stop string has no last delta of the engine's: then our own clock tells.
@@ -252,7 +255,8 @@ class Generation:
             metrics.observe("request_queue_time_seconds", timing.scheduled - timing.arrived, label)
             metrics.observe("request_prefill_time_seconds", prefill_s, label)
             metrics.observe("request_inference_time_seconds", prefill_s + decode_s, label)
-            metrics.observe("request_decode_time_seconds", decode_s, label)
+            if self.emitted:
+                metrics.observe("request_decode_time_seconds", decode_s, label)
             metrics.observe("request_preemptions", timing.preemptions, label)
         if len(self.emitted) > 1:
             pause_s = decode_s / (len(self.emitted) - 1)

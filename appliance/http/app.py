@@ -8,11 +8,28 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from appliance.http import chat, completions, docs, health, invocations, metrics, models, responses, tokens, why
+from appliance.http import (
+    chat,
+    cohere,
+    completions,
+    docs,
+    embeddings,
+    health,
+    invocations,
+    metrics,
+    models,
+    responses,
+    scoring,
+    tokens,
+    why,
+)
+from appliance.http.errors import NotFound
 from appliance.http.middleware import Allowance, Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
-from appliance.http.service import Service
+from appliance.http.service import Service, service_of
 
-ROUTES: tuple[tuple[str | None, APIRouter], ...] = (
+Need = str | tuple[str, ...] | None
+
+ROUTES: tuple[tuple[Need, APIRouter], ...] = (
     (None, health.router),
     (None, metrics.router),
     (None, models.router),
@@ -20,10 +37,15 @@ ROUTES: tuple[tuple[str | None, APIRouter], ...] = (
     ("generate", chat.router),
     ("generate", completions.router),
     ("generate", responses.router),
-    ("generate", invocations.router),
-    ("generate", why.router),
+    (("embed", "token_embed"), embeddings.embeddings),
+    (embeddings.POOLING_TASKS, embeddings.pooling),
+    ("classify", embeddings.classification),
+    ("score", scoring.router),
+    ("embed", cohere.router),
+    (("generate", *embeddings.POOLING_TASKS), invocations.router),
+    (("generate", *embeddings.POOLING_TASKS), why.router),
 )
-"""Route groups with the task of the model that they need; None: any model."""
+"""Route groups with the task of the model that they need, or the tasks of which one is enough; None: any model."""
 
 
 def middleware(service: Service) -> list[Middleware]:
@@ -56,12 +78,41 @@ def build_app(service: Service) -> FastAPI:
     app.state.service = service
     for router in routers(service):
         app.include_router(router)
+    for need, router in ROUTES:
+        if not _serves(service, need):
+            app.include_router(_absent(router, need))
     return app
+
+
+def _tasks(need: Need) -> tuple[str, ...]:
+    return (need,) if isinstance(need, str) else need or ()
+
+
+def _serves(service: Service, need: Need) -> bool:
+    return need is None or any(task in service.tasks for task in _tasks(need))
+
+
+def _absent(router: APIRouter, need: Need) -> APIRouter:
+    """The routes of a task that the model has not: each says so, and what the model serves instead."""
+
+    async def refuse(request: Request) -> None:
+        service = service_of(request)
+        raise NotFound(
+            f"The model `{service.config.names[0]}` does not support {request.url.path}, which needs a model that "
+            f"serves {' or '.join(_tasks(need))}; it serves {', '.join(service.tasks) or 'none of the tasks'}.",
+            "model",
+        )
+
+    absent = APIRouter(include_in_schema=False)
+    for route in router.routes:
+        if isinstance(route, Route):
+            absent.add_api_route(route.path, refuse, methods=sorted(route.methods or ()))
+    return absent
 
 
 def routers(service: Service) -> list[APIRouter]:
     """The route groups that this service has."""
-    served = [router for task, router in ROUTES if task is None or task in service.tasks]
+    served = [router for need, router in ROUTES if _serves(service, need)]
     return [*served, docs.router]
 
 

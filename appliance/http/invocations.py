@@ -1,7 +1,8 @@
-"""/invocations: SageMaker's one route, which finds the API by the shape of the body."""
+"""/invocations: SageMaker's one route, which finds the API by the shape of the body and the tasks of the model."""
 
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -10,32 +11,65 @@ from starlette.responses import Response
 
 from appliance.http.body import parse_body, read_json
 from appliance.http.chat import create_chat
+from appliance.http.cohere import create_embed
 from appliance.http.completions import create_completion
+from appliance.http.embeddings import create_classes, create_embeddings, create_pooling
 from appliance.http.errors import BadRequest, InvalidBody
+from appliance.http.scoring import create_ranking, create_scores
 from appliance.http.service import Service, service_of
 from appliance.schema.chat import ChatRequest
+from appliance.schema.cohere import EmbedRequest
 from appliance.schema.completions import CompletionRequest
+from appliance.schema.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
+from appliance.schema.scoring import PAIRS, RerankRequest, ScoreRequest
 
 router = APIRouter(tags=["invocations"])
 
 Create = Callable[[Service, Request, Any], Awaitable[Response]]
 
-HANDLERS: tuple[tuple[str, type[BaseModel], Create], ...] = (
-    ("messages", ChatRequest, create_chat),
-    ("prompt", CompletionRequest, create_completion),
+
+@dataclass(frozen=True)
+class Shape:
+    """A body with all of `keys`, for a model that serves one of `tasks`."""
+
+    keys: tuple[str, ...]
+    tasks: tuple[str, ...]
+    schema: type[BaseModel]
+    create: Create
+
+
+_TOKENS = ("token_embed", "token_classify")
+SHAPES: tuple[Shape, ...] = (
+    Shape(("messages",), ("generate",), ChatRequest, create_chat),
+    Shape(("prompt",), ("generate",), CompletionRequest, create_completion),
+    Shape(("query", "documents"), ("score",), RerankRequest, create_ranking),
+    *(Shape(pair, ("score",), ScoreRequest, create_scores) for pair in PAIRS),
+    *(Shape((key,), ("embed",), EmbedRequest, create_embed) for key in ("texts", "inputs", "images")),
+    *(
+        Shape((key, *more), tasks, schema, create)
+        for key in ("input", "messages")
+        for more, tasks, schema, create in (
+            (("task",), ("embed", "classify", *_TOKENS), PoolingRequest, create_pooling),
+            ((), ("embed", "token_embed"), EmbeddingRequest, create_embeddings),
+            ((), ("classify",), ClassifyRequest, create_classes),
+            ((), _TOKENS, PoolingRequest, create_pooling),
+        )
+    ),
 )
-"""The first whose key is in the body takes it."""
+"""The first that fits takes the body."""
 
 
 @router.post("/invocations")
 async def invocations(request: Request) -> Response:
     body = await read_json(request)
+    service = service_of(request)
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidBody(f"JSON decode error: {error}") from None
-    for key, schema, create in HANDLERS:
-        if isinstance(value, dict) and key in value:
-            return await create(service_of(request), request, parse_body(body, schema))
-    keys = " or ".join(f"`{key}`" for key, *_ in HANDLERS)
+    served = [shape for shape in SHAPES if set(shape.tasks) & set(service.tasks)]
+    for shape in served:
+        if isinstance(value, dict) and all(key in value for key in shape.keys):
+            return await shape.create(service, request, parse_body(body, shape.schema))
+    keys = " or ".join(dict.fromkeys(" and ".join(f"`{key}`" for key in shape.keys) for shape in served))
     raise BadRequest(f"Cannot find suitable handler for request: the body is no JSON object with {keys}.")

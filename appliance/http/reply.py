@@ -58,10 +58,11 @@ class Race:
     """Deltas of all choices in the order in which they come. Leaving it ends what still runs. `indexes`: which choices
     the generations are, if not all from the first on.
 
-    Raises what a choice raises: one that fails fails the request."""
+    Raises what a choice raises: one that fails fails the request, and `failed` says which it was."""
 
     seen = skips_opening = skips_usage = False
     counts = True
+    failed: int | None = None
 
     def __init__(self, generations: Sequence[Running], indexes: Sequence[int] | None = None) -> None:
         self._generations = dict(zip(range(len(generations)) if indexes is None else indexes, generations, strict=True))
@@ -108,6 +109,7 @@ class Race:
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         async for index, delta in self._one() if len(self._generations) == 1 else self._many():
             if delta.finish == "error":
+                self.failed = index
                 raise EngineFailed
             elif delta.finish == "deadline":
                 if delta.ids:  # they came with it, since the reader was slow
@@ -132,6 +134,7 @@ class Race:
             if delta is None:
                 self._open.discard(index)
             elif isinstance(delta, Exception):
+                self.failed = index
                 raise delta
             else:
                 yield index, delta

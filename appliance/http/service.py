@@ -50,7 +50,7 @@ class Service:
         self.log = log
         self.ledger = ledger
         self.grammars = Grammars(metrics.grammar_checked)
-        self.tasks = ("generate",)
+        self.tasks = config.tasks
         self.open_requests = 0
         self.draining = False
         self.closed = False

@@ -9,17 +9,21 @@ from pathlib import Path
 
 import msgspec
 
+from appliance.plan.tokenizer import DESCRIBED, PLAIN, tokenizer_name
 from engine.models.checkpoint import INDEX, SINGLE
 from engine.models.gguf import gguf_file
 from engine.models.kv_scales import FILE as KV_SCALES
+from engine.models.modules import module_names
 from engine.models.remote import REMOTE_FILE
 
 # Read where they are there, each by its name: configuration, tokenizer, templates, scales, code.
 NAMED = (
     *("config.json", "generation_config.json"),
-    *("tokenizer.json", "tekken.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    *(*DESCRIBED, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
     *(KV_SCALES, REMOTE_FILE),
 )
+ADDED = "added_tokens.json"
+"""Read beside a tokenizer that does not describe all."""
 TEMPLATES = "additional_chat_templates"
 # Of a download by huggingface_hub: `snapshots/REVISION` in its cache, or a note beside each file of a plain folder.
 _SNAPSHOTS = "snapshots"
@@ -31,8 +35,12 @@ def read_names(folder: Path) -> tuple[str, ...]:
     """Names of the files, relative to the folder, in order. Shards that an index names count though they are missing.
     Raises CheckpointError where the folder has several GGUF files."""
     plain = [name for name in NAMED if (folder / name).is_file()]
+    tokenizer = tokenizer_name(folder)
+    if tokenizer in PLAIN:
+        plain += [name for name in (tokenizer, ADDED) if (folder / name).is_file()]
+    modules = [name for name in module_names(folder) if (folder / name).is_file()]
     templates = [f"{TEMPLATES}/{path.name}" for path in (folder / TEMPLATES).glob("*.jinja")]
-    return tuple(sorted({*plain, *templates, *_weights(folder)}))
+    return tuple(sorted({*plain, *modules, *templates, *_weights(folder)}))
 
 
 def _weights(folder: Path) -> Iterator[str]:

@@ -79,12 +79,12 @@ def _template(plan: Plan, settings: Settings, folder: Path) -> Template | None:
     if override is not None:
         text = settings.file(("model", "chat_template")).read_bytes()
         return Template(override, hashlib.sha256(text).hexdigest())
-    from engine.text.tokenizer import chat_templates
+    from engine.text.templates import chat_templates, template_file
 
     templates = chat_templates(folder)
     if templates is None:
         return None
-    own = next((name for name in ("chat_template.jinja", "tokenizer_config.json") if (folder / name).is_file()), "")
+    own = template_file(folder)
     text = (
         templates if isinstance(templates, str) else msgspec.json.encode(templates, order="sorted").decode()
     ).encode()

@@ -4,9 +4,9 @@ from appliance.plan.account import Account, Step, number, product, summed
 from appliance.plan.choice import Choice
 from appliance.plan.memory import (
     LENGTHS,
+    Concurrency,
     Memory,
     RankWeights,
-    concurrency,
     group_blocks,
     largest,
     state_groups,
@@ -41,8 +41,8 @@ def balance(room: Room, cache: Choice[int], context: int, context_account: Accou
         cache=cache.value,
         block_bytes=pages.block_bytes,
         blocks=blocks,
-        tokens=largest((blocks + 1) * pages.block_tokens, lambda n: pages.blocks_for(n, step) < blocks),
-        whole_contexts=(blocks - 1) // pages.blocks_for(context, step),
+        tokens=_longest(pages, blocks, context, step),
+        whole_contexts=_at_once(room, blocks, context),
         parts=part_bytes(room.holdings),
         mapped=mapped_bytes(room.holdings),
         ranks=tuple(RankWeights(part_bytes(one), mapped_bytes(one)) for one in room.ranks),
@@ -52,10 +52,29 @@ def balance(room: Room, cache: Choice[int], context: int, context_account: Accou
         graphs=summed(room.graphs),
         loading=room.loading,
         state=state_groups(pages, context, step),
-        concurrency=concurrency(pages, blocks, [*(n for n in LENGTHS if n < context), context], step),
+        concurrency=tuple(
+            Concurrency(tokens, _at_once(room, blocks, tokens)) for tokens in (*_shorter(context), context)
+        ),
         host=room.host,
         accounts=accounts,
     )
+
+
+def _shorter(context: int) -> list[int]:
+    return [tokens for tokens in LENGTHS if tokens < context]
+
+
+def _longest(pages: Layout, blocks: int, context: int, step: int) -> int:
+    if not pages.groups:
+        return context
+    return largest((blocks + 1) * pages.block_tokens, lambda n: pages.blocks_for(n, step) < blocks)
+
+
+def _at_once(room: Room, blocks: int, tokens: int) -> int:
+    """Requests of so many tokens that the cache holds; without one, those that fall into a step."""
+    if not room.pages.groups:
+        return max(1, min(room.running.value, room.size.tokens // tokens))
+    return (blocks - 1) // room.pages.blocks_for(tokens, room.size.tokens)
 
 
 def _sums(room: Room) -> tuple[Step, ...]:
@@ -70,6 +89,8 @@ def _loading_steps(room: Room) -> tuple[Step, ...]:
 
 def _cache_accounts(room: Room, cache: Choice[int], blocks: int, context: int) -> tuple[Account, ...]:
     pages, step = room.pages, room.size.tokens
+    if not pages.groups:
+        return (Account("kv", f"the KV cache: {cache.reason}", (Step("blocks", "0", 0),)),)
     page = product("keys and values of a block in a layer", 2, pages.block_tokens, pages.kv_heads, _vector(pages))
     page = Step(page.name, page.formula, page.value, added=False)
     block = Step("block", f"{number(pages.layers_per_block)} × {number(page.value)}", pages.block_bytes)

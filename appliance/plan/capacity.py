@@ -28,13 +28,33 @@ def share_out(
     _check_asked(settings, room, supported)
     asked = asked_of(manifest, room.view.data)
     check_memory(settings, machine, room, asked, ways)
-    most = supported if wanted == "auto" else wanted
+    most = _most(settings, room, supported)
     longest = largest(most, lambda tokens: needed(room, asked, tokens) <= cache_room(manifest, room, tokens))
     assert longest >= asked.context, f"{need_of(manifest, machine, room, asked)} was found to fit"
-    max_context = _context(wanted, supported, longest, asked)
+    max_context = _context(wanted, supported, longest, asked, most)
     cache = _cache_bytes(manifest, room, asked, max_context.value)
     account = _context_account(manifest, room, asked, max_context.value, most)
     return max_context, cache, balance(room, cache, max_context.value, account)
+
+
+def _most(settings: Settings, room: Room, supported: int) -> int:
+    """Tokens of the longest request, as far as memory allows it. Raises Refused where a prompt that must be computed in
+    one step is longer than a step, and where memory is given to a cache that is not there."""
+    manifest = settings.manifest
+    wanted, step = manifest.model.max_context, room.step.value
+    most = supported if wanted == "auto" else wanted
+    if room.pages.groups:
+        return most
+    if manifest.hardware.kv_cache_memory != "auto":
+        message = "this model reads its prompts both ways and keeps nothing of them: there is no cache; leave it out"
+        refuse(settings, "hardware.kv_cache_memory", message, instead="auto")
+    if wanted != "auto" and wanted > step:
+        message = (
+            f"{wanted}: the model reads a prompt both ways, in one step, and engine.scheduling.max_step_tokens is "
+            f"{step}; use at most {step}, or raise that to {wanted}"
+        )
+        refuse(settings, "model.max_context", message, instead=str(step))
+    return min(most, step)
 
 
 def _check_asked(settings: Settings, room: Room, supported: int) -> None:
@@ -57,9 +77,11 @@ def _check_asked(settings: Settings, room: Room, supported: int) -> None:
         refuse(settings, "hardware.capacity.tokens", message, instead=str(limit))
 
 
-def _context(wanted: int | Literal["auto"], supported: int, longest: int, asked: Asked) -> Choice[int]:
+def _context(wanted: int | Literal["auto"], supported: int, longest: int, asked: Asked, most: int) -> Choice[int]:
     if wanted != "auto":
         return Choice(wanted)
+    if longest == most < supported:
+        return Choice(most, f"one step, in which a prompt is read both ways; the checkpoint supports {supported}")
     if longest == supported:
         return Choice(supported, "what the checkpoint supports")
     beside = "what the cache can hold"
@@ -86,6 +108,8 @@ def _context_account(manifest: Manifest, room: Room, asked: Asked, context: int,
 
 
 def _cache_bytes(manifest: Manifest, room: Room, asked: Asked, context: int) -> Choice[int]:
+    if not room.pages.groups:
+        return Choice(0, "none: the model reads its prompts both ways and keeps nothing of them")
     available = cache_room(manifest, room, context)
     if manifest.hardware.kv_cache_memory != "auto":
         return Choice(available)

@@ -9,6 +9,7 @@ from appliance.declare.settings import Settings
 from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef, Tls
 from appliance.manifest import Manifest, SecretFile
 from appliance.plan.choice import Choice, refuse
+from appliance.plan.pooled import pooled_model, tasks_of
 from engine.models.checkpoint import Checkpoint
 
 JOURNAL = "requests.journal"
@@ -63,6 +64,8 @@ def gateway_config(
         max_context=max_context,
         vocab_size=checkpoint.model.embed.vocab,
         eos_token_ids=_end_tokens(manifest, checkpoint),
+        tasks=tasks_of(checkpoint),
+        pooled=pooled_model(checkpoint),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         api_keys=None if endpoints.api_keys is None else _secret(settings, endpoints.api_keys),
         tls=_tls(settings),

@@ -27,6 +27,8 @@ from appliance.plan.machine import Machine
 from appliance.plan.memory import Memory, planned_parts
 from appliance.plan.outlook import Outlook, outlook
 from appliance.plan.placement import Places, place
+from appliance.plan.pooled import choices as pooled_choices
+from appliance.plan.pooled import task_config
 from appliance.plan.precision import matmul_precision
 from appliance.plan.self_test import self_test, tolerance
 from appliance.rules.rule import is_compiled
@@ -73,6 +75,7 @@ class Plan:
     crash_folder: Path | None = None
     job: Job | None = None  # what is to be downloaded before an engine starts
     origin: str = ""  # the checkpoint's source with its version, and where it lies here
+    tokenizer: str = ""  # the file of the checkpoint that it is read from
 
 
 def plan(
@@ -101,7 +104,7 @@ def plan(
         dtype=view.dtype,
         kv_dtype=view.kv_cache,
         kv_bytes=memory.cache,
-        kv_measured=view.device == "cuda" and manifest.hardware.kv_cache_memory == "auto",
+        kv_measured=view.device == "cuda" and memory.cache > 0 and manifest.hardware.kv_cache_memory == "auto",
         weight_bytes=memory.weights,
         workspace_bytes=memory.workspace,
         max_context=max_context.value,
@@ -123,7 +126,8 @@ def plan(
         weight_cache=_weight_cache(settings, view.weights),
         record_bytes=manifest.engine.record_size,
         trust_remote_code=manifest.model.trust_remote_code,
-        self_test=self_test(manifest, golden),
+        self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None),
+        task=task_config(manifest),
     )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
     drain, linger = ending(settings)
@@ -133,6 +137,7 @@ def plan(
         **_source(manifest, origin),
         "model.names": Choice(list(names), "" if manifest.model.names else "the last part of the source's name"),
         "model.lock": _lock(manifest, locked),
+        **pooled_choices(manifest, checkpoint),
         **resolved.choices,
         "model.max_context": max_context,
         "hardware.threads": places.threads,

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from appliance import exits
 from appliance.declare.document import is_secret, masked
 from appliance.declare.files import suggest_file
@@ -27,11 +25,13 @@ from appliance.lock.lock import lock_path, read_lock
 from appliance.manifest import SecretFile
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
+from appliance.plan.pooled import named_key, task_config
 from appliance.plan.profiles import first_match
+from appliance.plan.tokenizer import check_tokenizer, tokenizer_name
 from appliance.source.facts import Facts, NotHere, facts
 from appliance.source.order import Local, find, policy
 from appliance.source.remote import SourceError
-from engine.api.errors import CheckpointError, EngineError
+from engine.api.errors import CheckpointError, EngineError, TaskError
 from engine.api.golden import Recorded
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
@@ -39,22 +39,6 @@ from engine.models.parts import attentions
 
 if TYPE_CHECKING:
     from appliance.source.progress import Progress
-
-
-class _TokenizerFile(msgspec.Struct):
-    """Enough of tokenizer.json to know that it is whole."""
-
-    model: msgspec.Raw
-
-
-class _TekkenFile(msgspec.Struct):
-    """Enough of tekken.json to know that it is whole."""
-
-    config: msgspec.Raw
-    vocab: msgspec.Raw
-
-
-TOKENIZERS = {"tokenizer.json": _TokenizerFile, "tekken.json": _TekkenFile}
 
 
 Verify = Callable[[Settings, Path | None], None]
@@ -112,10 +96,14 @@ def _proven(
         with facts(found, policy(settings, environ), environ) as known:
             verify(settings, known.folder if known.job is None else None)
             checkpoint = _checkpoint(settings, known)
+            tokenizer = tokenizer_name(known.folder)
     except NotHere as error:
         raise NotPlanned([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
     except SourceError as error:
         raise Refused([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
+    except TaskError as error:
+        key = named_key(str(error)) or key
+        raise Refused([*problems, Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error
     except EngineError as error:
         below = settings.manifest.model.source.path
         hint = Hint() if below is None else suggest_file(below, settings.folder(key), holds="config.json")
@@ -124,7 +112,7 @@ def _proven(
         raise Refused(problems)
     planned = _planned(settings, checkpoint, machine, looked_at, known)
     _check_scales(settings, checkpoint, planned)
-    return planned
+    return replace(planned, tokenizer=tokenizer)
 
 
 def _planned(
@@ -198,10 +186,10 @@ def _bring(
 def _checkpoint(settings: Settings, known: Facts) -> Checkpoint:
     """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
     try:
-        checkpoint = read_checkpoint(known.folder, settings.manifest.model.trust_remote_code)
+        trusted, task = settings.manifest.model.trust_remote_code, task_config(settings.manifest)
+        checkpoint = read_checkpoint(known.folder, trusted, task=task)
         check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
-        present = next((name for name in TOKENIZERS if (checkpoint.path / name).exists()), "tokenizer.json")
-        _check_tokenizer(checkpoint.path / present)
+        check_tokenizer(checkpoint.path)
     except EngineError as error:
         if known.folder == known.path:
             raise
@@ -213,17 +201,6 @@ def _checkpoint(settings: Settings, known: Facts) -> Checkpoint:
         for name, info in checkpoint.tensors.items()
     }
     return replace(checkpoint, path=known.path, tensors=tensors)
-
-
-def _check_tokenizer(path: Path) -> None:
-    try:
-        msgspec.json.decode(path.read_bytes(), type=TOKENIZERS[path.name])
-    except FileNotFoundError as error:
-        others = [name for name in ("tokenizer.model", "vocab.json") if (path.parent / name).exists()]
-        hint = f"; {others[0]} alone is not read: convert it with transformers" if others else ""
-        raise CheckpointError(f"{path}: missing, so that texts cannot become tokens{hint}") from error
-    except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
 
 
 def _files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:

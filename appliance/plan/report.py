@@ -33,9 +33,11 @@ def _numbers(engine: EngineConfig) -> str:
 
 
 def as_text(plan: Plan) -> str:
-    lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), f"checkpoint: {plan.origin}", ""]
+    checkpoint = f"checkpoint: {plan.origin}" + (f", tokenizer {plan.tokenizer}" if plan.tokenizer else "")
+    lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), checkpoint, ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
-    lines += ["", told(plan.engines[0], lock_path(plan.path).name), "", *_memory(plan), "", *_outlook(plan)]
+    self_test = told(plan.engines[0], lock_path(plan.path).name, pools=plan.gateway.pooled is not None)
+    lines += ["", self_test, "", *_memory(plan), "", *_outlook(plan)]
     return "\n".join(lines)
 
 
@@ -62,7 +64,7 @@ def _memory(plan: Plan) -> list[str]:
         ("weights", memory.weights, mapped),
         *((f"  {part}", count, "") for part, count in memory.parts.items() if count),
         ("workspace", memory.workspace, "process, largest step, tables, graphs"),
-        ("KV cache", memory.cache, f"{memory.blocks} blocks of {engine.block_tokens} tokens, {memory.block_bytes:,} B"),
+        ("KV cache", memory.cache, _cache(plan)),
         ("together", memory.total, f"of {spell_bytes(memory.budget)} usable, {spell_bytes(memory.free)} free"),
         ("loading", memory.loading, "at most, before the cache is there"),
         ("host", memory.host.total, _host(plan)),
@@ -77,8 +79,18 @@ def _memory(plan: Plan) -> list[str]:
             f"a request of {engine.max_context} at most {spell_bytes(state.request_bytes)}"
         )
     fits = [f"{one.requests} of {one.tokens}" for one in memory.concurrency]
+    if not memory.state:
+        lines.append(f"  a step holds, in prompts of so many tokens: {', '.join(fits)}")
+        return lines
     lines.append(f"  the cache holds at once, in requests of so many tokens: {', '.join(fits)}")
     return lines
+
+
+def _cache(plan: Plan) -> str:
+    memory = plan.memory
+    if not memory.state:
+        return "none is kept"
+    return f"{memory.blocks} blocks of {plan.engines[0].block_tokens} tokens, {memory.block_bytes:,} B"
 
 
 def _host(plan: Plan) -> str:
@@ -108,7 +120,7 @@ def _outlook(plan: Plan) -> list[str]:
     return [
         *lines,
         f"  ceilings, in tokens a second ({made.source}); nothing is faster, a service is slower",
-        f"    decode at {made.length} tokens each: {decode}",
+        *([f"    decode at {made.length} tokens each: {decode}"] if made.decode else []),
         f"    prompts: {made.prefill.tokens_s:,.0f}, limited by {bound}",
     ]
 
@@ -130,6 +142,7 @@ def as_json(plan: Plan) -> str:
         "graphs_sha256": graphs_hash(settled(plan.effective)),
         "architecture": plan.architecture,
         "checkpoint": plan.origin,
+        "tokenizer": plan.tokenizer,
         "effective": [msgspec.to_builtins(effective) for effective in plan.effective],
         "engines": [msgspec.to_builtins(engine) for engine in plan.engines],
         "gateway": msgspec.to_builtins(plan.gateway),

@@ -91,6 +91,9 @@ def roofline(
 ) -> Roofline:
     """length: tokens of each row that decodes; most: rows of the largest decode step."""
     length = min(length, DECODE_LENGTH)
+    if model.head is None:
+        account, prefill = _prefill(model, holdings, limit, step_tokens)
+        return Roofline(limit.source, length, (), prefill, (account,))
     rows = sorted({*(count for count in BATCHES if count <= most), most} - {0}) or [1]
     decode, accounts = [], []
     for count in rows:

@@ -28,6 +28,7 @@ from engine.api.golden import ROOM_TOKENS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import Holder, Holding, footprint, loading_bytes, part_bytes, temporary_bytes
+from engine.models.parts import keeps_nothing
 from engine.models.ranks import rows_of
 from kernels.cpu.library import tiling
 
@@ -117,7 +118,7 @@ def measure(
 ) -> Room:
     """With these choices. ranks: what each holds. threads: of each rank."""
     model, pages, compiled = checkpoint.model, _pages(checkpoint, view), tiling(view.kernels) is not None
-    running, step = batch_limit(manifest, checkpoint, machine, view), _step_tokens(manifest, view.device)
+    running, step = batch_limit(manifest, checkpoint, machine, view), _step_tokens(manifest, checkpoint, view.device)
     size = StepSize(step.value, running.value)
     sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON else ()
     host, host_account = host_memory(
@@ -173,6 +174,8 @@ def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, vi
 
     while rows > asked and taken(rows) > usable // LOGITS_PART:
         rows = max(asked, rows // 2)
+    if checkpoint.model.head is None:
+        return Choice(rows, "the most that auto takes")
     if rows == MAX_RUNNING:
         return Choice(rows, f"the most that auto takes; logits take {spell_bytes(taken(rows))}")
     most = spell_bytes(usable // LOGITS_PART)
@@ -241,9 +244,14 @@ def _pages(checkpoint: Checkpoint, view: View) -> Layout:
     )
 
 
-def _step_tokens(manifest: Manifest, device: Device) -> Choice[int]:
+def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device) -> Choice[int]:
     wanted = manifest.engine.scheduling.max_step_tokens
-    return Choice(wanted) if wanted != "auto" else Choice(STEP_TOKENS[device], f"for {device}")
+    if wanted != "auto":
+        return Choice(wanted)
+    longest = _table_context(manifest, checkpoint)
+    if keeps_nothing(checkpoint.model) and longest > STEP_TOKENS[device]:
+        return Choice(longest, "the longest prompt: the model reads it both ways, in one step")
+    return Choice(STEP_TOKENS[device], f"for {device}")
 
 
 def _table_context(manifest: Manifest, checkpoint: Checkpoint) -> int:

@@ -8,16 +8,16 @@ from engine.api.config import EngineConfig, SelfTest
 from engine.api.golden import BANDS, Arithmetic, Recorded
 
 
-def self_test(manifest: Manifest, golden: Recorded | None) -> SelfTest:
-    """`golden`: what the lock has, if there is one that counts."""
+def self_test(manifest: Manifest, golden: Recorded | None, *, pools: bool) -> SelfTest:
+    """`golden`: what the lock has, if there is one that counts. A model that pools has no logits to digest."""
     wanted = manifest.lifecycle.self_test
     return SelfTest(
-        prompts=wanted.prompts,
+        prompts=0 if pools else wanted.prompts,
         at_start=wanted.at_start,
         every_s=wanted.every,
         budget_s=wanted.budget,
         tolerance=None if wanted.tolerance == "auto" else wanted.tolerance,
-        locked=golden if wanted.prompts else None,
+        locked=golden if wanted.prompts and not pools else None,
         refuses=manifest.model.lock != "warn",
         release=__version__,
     )
@@ -32,11 +32,12 @@ def tolerance(manifest: Manifest, dtype: str, kv_dtype: str, weights: str) -> Ch
     return Choice(BANDS[found], f"{reasons[found]}; engines that are alike agree bit for bit")
 
 
-def told(engine: EngineConfig, lock: str) -> str:
+def told(engine: EngineConfig, lock: str, *, pools: bool) -> str:
     """One line of the plan. `lock`: the file's name."""
     test = engine.self_test
     if not test.prompts:
-        return "self-test: none (lifecycle.self_test.prompts is 0)"
+        why = "a model that pools has no logits" if pools else "lifecycle.self_test.prompts is 0"
+        return f"self-test: none ({why})"
     when = [
         *(["before it serves"] if test.at_start else []),
         *([f"one every {spell(test.every_s, 'duration')} without work"] if test.every_s else []),

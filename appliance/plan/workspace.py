@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from appliance.plan.account import Step, number, product
-from engine.kv.layout import Layout, blocks_of
-from engine.models.parts import MLP, Attention, Block, Body, Experts, Model, Parallel, all_bodies, bodies
+from engine.kv.layout import Layout, blocks_of, whole_blocks
+from engine.models.parts import MLP, Attention, Block, Body, Experts, Model, Parallel, all_bodies, attentions, bodies
 from engine.models.ranks import share_of
 
 MIB = 2**20
@@ -22,6 +22,7 @@ GRAPH_BYTES = 8 * MIB  # of one captured step, whatever its size
 COPIES = {"torch": 5, "triton": 5}  # of the logits that sampling holds: probabilities, their sorted copy and indices
 COMPILED_COPIES = 3  # in place, but for logprobs of logits that something else then changes
 BUFFER = "buffer"  # the first word of what compiled kernels keep for a step
+WHOLE_BLOCK = 16  # tokens of a block of a prompt that is read both ways (engine/layers/compiled.py)
 LEAST_TOKENS = 64  # that the buffers hold at least (engine/layers/compiled.py)
 SPLIT = 512  # positions of a piece of attention (kernels/cpu/attention.h)
 VECTOR = 16  # floats of the widest vector
@@ -50,18 +51,36 @@ def workspace(
     """All that a rank has of it but tables and graphs. kernels: torch, triton or a compiled variant."""
     process = Step("process", number(PROCESS_BYTES[device]), PROCESS_BYTES[device])
     found = [process, *_exchange(model, device, kernels, size, ranks)]
+    if model.pooler is not None:
+        # token_embed keeps the states of every token in float32, and its stages theirs.
+        found.append(product("pooled states (tokens × hidden)", size.tokens, 2 * model.embed.hidden, 4))
     if kernels in COPIES:
         found.append(
             product("activations (tokens × widest layer)", size.tokens, widest_layer(model, ranks), element_bytes)
         )
+        if model.head is None:
+            return tuple(found)
         found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COPIES[kernels]))
         return tuple(found)
     for name, width in step_widths(model, ranks).items():
         found.append(product(f"{BUFFER} {name} (tokens × width)", max(size.tokens, LEAST_TOKENS), width, 4))
+    found += _whole(model, size, ranks)
     found.append(product("packed rows (tokens × inputs)", size.tokens + VECTOR, *_packed(model, ranks), 4))
+    if model.head is None:
+        return tuple(found)
     found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COMPILED_COPIES))
     found.append(product("draw (threads × vocab)", threads, model.embed.vocab, 8))
     return tuple(found)
+
+
+def _whole(model: Model, size: StepSize, ranks: int) -> tuple[Step, ...]:
+    """Keys and values of one layer, of prompts that are read both ways."""
+    part = next((part for part in attentions(model) if not part.causal), None)
+    if part is None:
+        return ()
+    blocks = whole_blocks(size.tokens, size.slots, WHOLE_BLOCK)
+    name = f"{BUFFER} keys and values (blocks × tokens × heads)"
+    return (product(name, 2 * blocks, WHOLE_BLOCK, _own(part.kv_heads, ranks) * part.head_dim, 4),)
 
 
 def _exchange(model: Model, device: str, kernels: str, size: StepSize, ranks: int) -> tuple[Step, ...]:
@@ -84,6 +103,8 @@ def _exchange(model: Model, device: str, kernels: str, size: StepSize, ranks: in
 
 def logits_bytes(model: Model, rows: int, kernels: str) -> int:
     """Of so many rows in float32, with the copies that sampling makes of them."""
+    if model.head is None:
+        return 0
     return rows * model.embed.vocab * 4 * COPIES.get(kernels, COMPILED_COPIES)
 
 

@@ -24,8 +24,8 @@ class ModelFacts:
     """`heads`: of queries and of keys, each pair once. `inner`: sizes that tensor parallelism divides beside heads.
     `whole`: numbers of ranks that cut the checkpoint's whole numbers between groups alone. `quantized`: in words, empty
     where nothing is. `held`: compiled kernels multiply by the checkpoint's whole numbers. `restored`: quantized
-    matrices that they do not. `unlike`: with these weights the experts of one layer lie in several forms. `pages`: KV
-    heads and their size, each pair once."""
+    matrices that they do not. `unlike`: with these weights the experts of one layer lie in several forms. `pools`:
+    vectors or scores come out, and no tokens. `pages`: KV heads and their size, each pair once."""
 
     dtype: str = "float32"
     max_context: int = 4096
@@ -34,6 +34,7 @@ class ModelFacts:
     head_sizes: tuple[int, ...] = (64,)
     inner: tuple[int, ...] = (1024,)
     experts: bool = False
+    pools: bool = False
     unlike: tuple[WeightBits, ...] = ()
     quantized: str = ""
     method: str = ""
@@ -67,6 +68,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         head_sizes=tuple(sorted({part.head_dim for part in parts})),
         inner=tuple(sorted(set(_inner(model)))),
         experts=has_experts(model),
+        pools=model.pooler is not None,
         unlike=_unlike(checkpoint),
         quantized=str(own) if is_quantized else "",
         method="" if own is None else own.method,

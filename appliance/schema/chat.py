@@ -23,20 +23,25 @@ class Tool(Wire):
     function: FunctionDefinition
 
 
-class Conversation(Wire):
-    """What becomes a prompt through the chat template."""
+class TemplateOptions(Wire):
+    """What a chat template is given beside the messages."""
 
-    model: str | None = None
-    messages: list[dict[str, Any]]
     tools: list[Tool] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    add_special_tokens: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
+
+
+class Conversation(TemplateOptions):
+    """What becomes a prompt through the chat template."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    add_special_tokens: bool = False
 
 
 class ChatRequest(Conversation, GenerationRequest):

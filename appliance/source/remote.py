@@ -13,8 +13,17 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt", ".pth")
-SMALL = ("*.json", "*.txt", "*.model", "*.jinja", "*.py")  # all but weights; code is inert until it is allowed
+SMALL = (
+    "*.json",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+    "*.jinja",
+    "*.py",
+)  # all but weights; code is inert until it is allowed
 TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # statuses that another attempt may not get
+MODULES = "modules.json"
+_MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")  # of sentence-transformers: 1_Pooling, 2_Dense
 _SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
@@ -110,9 +119,10 @@ def select(files: Sequence[RemoteFile], patterns: Sequence[str]) -> tuple[Remote
         weights = [file for file in top if file.name == SINGLE]
     else:
         weights = [file for file in top if file.name.endswith((".gguf", ".safetensors"))]
+    modules = [file for file in files if _MODULE.fullmatch(file.name)] if MODULES in names else []
     if not weights:
         raise SourceError(f"has no weights: no .safetensors and no .gguf file; there are {_some(files)}")
-    return (*small, *weights)
+    return (*small, *modules, *weights)
 
 
 def _harmless(name: str) -> bool:

@@ -38,6 +38,18 @@ class SelfTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     release: str = ""
 
 
+class TaskConfig(msgspec.Struct, frozen=True):
+    """What the checkpoint is served for, and how it pools, where that is not as the checkpoint says. `normalize`: None
+    as it says. `dimensions`: lengths to which vectors may be cut; empty: those that it names. `score_tokens`: the
+    answers of a reranker whose score is the probability of the first."""
+
+    task: Literal["auto", "generate", "embed", "classify", "score"] = "auto"
+    pool: Literal["auto", "cls", "last", "mean", "max"] = "auto"
+    normalize: bool | None = None
+    dimensions: tuple[int, ...] = ()
+    score_tokens: tuple[str, str] = ("yes", "no")
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`kv_bytes` is the memory of the KV pool; the number of blocks follows from it. `max_context` counts prompt and
     reply. `weight_bytes` and `workspace_bytes` are what was planned for weights and for process and steps (0: nothing
@@ -87,6 +99,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     weights: WeightBits = "stored"
     weight_cache: str | None = None
     trust_remote_code: bool = False
+    task: TaskConfig = TaskConfig()
     record: str | None = None
     record_bytes: int = 256 * 2**20
     pulse: str = ""
@@ -94,7 +107,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     self_test: SelfTest = SelfTest()
 
     def __post_init__(self) -> None:
-        for name in ("kv_bytes", "max_context", "block_tokens", "max_running", "max_step_tokens", "threads", "tensor"):
+        if self.kv_bytes < 0:
+            raise ConfigError(f"kv_bytes={self.kv_bytes}: must be at least 0, which is for models that keep nothing")
+        for name in ("max_context", "block_tokens", "max_running", "max_step_tokens", "threads", "tensor"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.cpus and len(self.cpus) != self.threads:

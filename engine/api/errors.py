@@ -32,6 +32,12 @@ class UnknownArchitecture(CheckpointError):
     code = "architecture"
 
 
+class TaskError(CheckpointError):
+    """The checkpoint is whole, but cannot be served for what it is wanted for."""
+
+    code = "task"
+
+
 class OutOfMemory(EngineError):
     """The model or one block of its cache does not fit."""
 

@@ -46,13 +46,30 @@ class Grammar(msgspec.Struct, frozen=True):
     text: str
 
 
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+
+
+class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is wanted of a prompt instead of tokens: numbers of the whole (`embed`, `classify`) or of each token of it.
+
+    `dimensions`: the first so many of a vector, cut before it is normalised; None for all. `activate`: None and True as
+    the model declares it (unit length, softmax or sigmoid), False for the numbers before that."""
+
+    task: PoolingTask
+    dimensions: int | None = None
+    activate: bool | None = None
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     """One sequence to generate. `prompt` and `emitted` are token ids; `emitted` is what an earlier engine already gave
     of this very request (it is not sent again). `stop_token_ids` and `eos_token_ids` end it; `ignore_eos` mutes the
     latter. `max_tokens` counts emitted ones too. `salt` separates prefix caches. `priority`: lower goes first.
     `owner` names whose share of the engine it uses, and `share` how large that is beside others. It is ended at
     `deadline`, and at `ttft_deadline` if it has no token by then: times of the machine's monotonic clock, which gateway
-    and engines share."""
+    and engines share.
+
+    With `pooling` nothing is sampled: `max_tokens` is 0 and the one delta has `pooled`. `segments` are the tokens of
+    each segment of the prompt, whose token types are 0, 1, …; empty: one segment."""
 
     id: str
     prompt: tuple[int, ...]
@@ -69,6 +86,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     share: float = 1.0
     ttft_deadline: float | None = None
     deadline: float | None = None
+    pooling: Pooling | None = None
+    segments: tuple[int, ...] = ()
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -111,10 +130,19 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     preemptions: int = 0
 
 
+class Pooled(msgspec.Struct, frozen=True):
+    """What a prompt was pooled to: little-endian float32 `values` of `shape`, which is [size] for a whole prompt and
+    [tokens, size] for its tokens."""
+
+    shape: tuple[int, ...]
+    values: bytes
+
+
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one request gained in one step. `finish` is set on its last delta, together with its last ids; `stop_reason`
     is the stop token id that ended it (None for an end token or a length). `prompt_logprobs` come once, complete, with
-    the first delta: one entry a prompt token, None for the first."""
+    the first delta: one entry a prompt token, None for the first. `pooled` comes with the only delta, which finishes
+    with "stop"."""
 
     id: str
     ids: tuple[int, ...] = ()
@@ -123,6 +151,7 @@ class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
     finish: Finish | None = None
     stop_reason: int | None = None
     timing: Timing | None = None
+    pooled: Pooled | None = None
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):

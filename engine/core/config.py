@@ -6,14 +6,52 @@ from itertools import chain
 from typing import Literal
 
 from engine.api.errors import RequestError
-from engine.api.messages import Submit
+from engine.api.messages import PoolingTask, Submit
 from engine.kv.layout import Layout
 from engine.models.parts import LongScaling, Rope
 
 
 @dataclass(frozen=True, kw_only=True)
+class PooledTasks:
+    """What a model that pools may be asked for: vectors have `width` numbers and may be cut to `dimensions`, prompts
+    have up to `segments`. `last`: its vector is the state of the last token, so that those before need no step."""
+
+    tasks: tuple[PoolingTask, ...]
+    width: int
+    last: bool
+    dimensions: tuple[int, ...] = ()
+    any_dimensions: bool = False
+    segments: int = 1
+
+    def check(self, submit: Submit) -> None:
+        """Raises RequestError."""
+        pooling = submit.pooling
+        if pooling is None or pooling.task not in self.tasks:
+            what = "tokens" if pooling is None else pooling.task
+            raise RequestError(f"{what} were asked for; this model is served to {', '.join(self.tasks)}", "task")
+        if submit.max_tokens or submit.emitted or submit.grammar is not None:
+            raise RequestError("a prompt that is pooled has no reply: max_tokens must be 0", "max_tokens")
+        size, segments = pooling.dimensions, submit.segments
+        if size is not None and size not in self.dimensions and not (self.any_dimensions and 1 <= size <= self.width):
+            raise RequestError(f"dimensions: {size}: {self._lengths()}", "dimensions")
+        if segments and (sum(segments) != len(submit.prompt) or min(segments) < 0):
+            raise RequestError(f"segments of {segments} tokens: the prompt has {len(submit.prompt)}", "segments")
+        if len(segments) > self.segments:
+            raise RequestError(f"{len(segments)} segments: this model tells {self.segments} apart", "segments")
+
+    def _lengths(self) -> str:
+        if self.any_dimensions:
+            return f"vectors can be cut to 1 to {self.width} numbers"
+        if self.dimensions:
+            return f"vectors can be cut to {', '.join(map(str, self.dimensions))} numbers"
+        return f"this model's vectors have {self.width} numbers, and it was not trained to have them cut"
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """`blocks` count the null block. `ropes` are the distinct rotations of the model, `vocab_size` its logits."""
+    """`blocks` count the null block. `ropes` are the distinct rotations of the model, `vocab_size` its logits.
+    `pooled`: the model pools, and gives no tokens. `whole`: a prompt is computed in one step, because it is read both
+    ways."""
 
     layout: Layout
     blocks: int
@@ -24,6 +62,8 @@ class SchedulerConfig:
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     prefix_cache: bool = True
     ropes: tuple[Rope, ...] = ()
+    pooled: PooledTasks | None = None
+    whole: bool = False
 
     @property
     def slots(self) -> int:
@@ -39,6 +79,13 @@ class SchedulerConfig:
         """What the keys of a sequence rotated for this length depend on, beside its tokens."""
         return tuple(str(rope.variant(length)).encode() for rope in self.ropes)
 
+    def may_skip(self, submit: Submit) -> bool:
+        """Whether a step for its first tokens may be left out where the cache has them."""
+        pooling = submit.pooling
+        if pooling is None or self.pooled is None:
+            return True
+        return self.pooled.last and pooling.task in ("embed", "classify")
+
     def check(self, submit: Submit) -> None:
         """Raises RequestError for a request that could not be served were it alone."""
         length = len(submit.prompt)
@@ -50,6 +97,16 @@ class SchedulerConfig:
                 f"the prompt has {length} tokens; max_context={self.max_context} leaves room for {room}", "prompt"
             )
         self._check_ids(submit)
+        if self.pooled is not None:
+            self.pooled.check(submit)
+        elif submit.pooling is not None:
+            raise RequestError(f"{submit.pooling.task} was asked for; this model is served to generate", "task")
+        if self.whole and length > self.max_step_tokens:
+            raise RequestError(
+                f"the prompt has {length} tokens; it is read both ways, in one step, and max_step_tokens="
+                f"{self.max_step_tokens}",
+                "prompt",
+            )
         longest = min(length + submit.max_tokens, self.max_context)
         blocks = self.layout.blocks_for(longest, self.max_step_tokens)
         if blocks > self.blocks - 1:

@@ -24,7 +24,7 @@ from engine.api.golden import (
     band_between,
     difference,
 )
-from engine.api.messages import Sampling, Tested
+from engine.api.messages import Pooling, Sampling, Tested
 from engine.core.plan import NewRow, Row, StepPlan, StepResult
 from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
 
@@ -76,18 +76,21 @@ class Run:
 
 
 class Probe:
-    """One step of one token, written to where nothing is kept: a sign of life."""
+    """One step of one token, written to where nothing is kept: a sign of life. A model that pools is asked for
+    `pooling`."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, pooling: Pooling | None = None) -> None:
         self._groups = len(layout.groups)
+        self._pooling = pooling
         self._made = False
 
     def plan(self) -> StepPlan | None:
         if self._made:
             return None
         self._made = True
-        new = NewRow(SLOT, (0,), 1, _GREEDY, (), 1)
-        return StepPlan(0, (new,), (), (Row(SLOT, 0, 1, True, ((NULL_BLOCK,),) * self._groups),))
+        new = NewRow(SLOT, (0,), 1, _GREEDY, (), 1, self._pooling)
+        row = Row(SLOT, 0, 1, self._pooling is None, ((NULL_BLOCK,),) * self._groups)
+        return StepPlan(0, (new,), (), (row,))
 
     def take(self, result: StepResult) -> None:
         """Nobody looks at its token."""

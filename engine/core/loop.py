@@ -17,16 +17,28 @@ from engine.api.config import EngineConfig
 from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Event, Told
 from engine.api.golden import REPLY_TOKENS, Arithmetic, Prompt, prompts
-from engine.api.messages import Abort, Control, Delta, Failed, Finish, FromEngine, Output, RankMemory, Submit, ToEngine
+from engine.api.messages import (
+    Abort,
+    Control,
+    Delta,
+    Failed,
+    Finish,
+    FromEngine,
+    Output,
+    Pooling,
+    RankMemory,
+    Submit,
+    ToEngine,
+)
 from engine.api.pulse import State
-from engine.core.config import SchedulerConfig
+from engine.core.config import PooledTasks, SchedulerConfig
 from engine.core.golden import Probe, Run, Watch
 from engine.core.grammars import Grammars, Mask, OpenCompiler
 from engine.core.plan import StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
 from engine.kv.layout import Layout
-from engine.models.parts import Model, attentions
+from engine.models.parts import Model, attentions, keeps_nothing
 
 Happened = tuple[str, float, Event]
 
@@ -76,8 +88,11 @@ class Loop:
         beat: Callable[[State], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         watch: Watch | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
+        """`pooling`: what an idle engine asks itself for, if its model pools."""
         self.scheduler = scheduler
+        self._pooling = pooling
         self.drained = False
         self._worker, self._send, self._clock = worker, send, clock
         self._at_rest = rest or _nothing
@@ -156,7 +171,7 @@ class Loop:
         """Between two of its steps whatever came in is seen to, and a request ends it."""
         began = self._clock()
         golden = None if self._watch is None else self._watch.next(began, self._idle_since)
-        run: Run | Probe = golden or Probe(self._worker.layout)
+        run: Run | Probe = golden or Probe(self._worker.layout, self._pooling)
         while (plan := run.plan()) is not None:
             if self._stopping or not self._idle:
                 break
@@ -358,6 +373,8 @@ def build_loop(
         policy=config.policy,
         prefix_cache=config.prefix_cache,
         ropes=tuple(ropes),
+        pooled=pooled_tasks(worker.model),
+        whole=keeps_nothing(worker.model),
     )
     grammars, told, rest = Grammars(open_compiler), list[Happened](), None
 
@@ -369,6 +386,7 @@ def build_loop(
     else:
         scheduler = recorder = Recorder(settings, config.record, config.record_bytes, tell)
         rest = recorder.rest
+    pooled = settings.pooled
     return Loop(
         scheduler,
         worker,
@@ -379,6 +397,7 @@ def build_loop(
         rest=rest,
         beat=beat,
         watch=watch,
+        pooling=None if pooled is None else Pooling(pooled.tasks[0]),
     )
 
 
@@ -399,6 +418,21 @@ def build_watch(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] 
     if not chosen:
         return None
     return Watch(wanted, worker.arithmetic, chosen, worker.layout, worker.reserved, config.max_step_tokens)
+
+
+def pooled_tasks(model: Model) -> PooledTasks | None:
+    """What a model that pools can be asked for."""
+    pooler, segments = model.pooler, model.embed.segments
+    if pooler is None:
+        return None
+    return PooledTasks(
+        tasks=("embed", "token_embed") if pooler.task == "embed" else (pooler.task,),
+        width=pooler.width,
+        last=pooler.pool == "last",
+        dimensions=pooler.dimensions,
+        any_dimensions=pooler.any_dimensions,
+        segments=1 if segments is None else segments.count,
+    )
 
 
 def _nothing() -> None:

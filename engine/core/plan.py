@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 import msgspec
 
 from engine.api.golden import Digest
-from engine.api.messages import Logprob, Sampling
+from engine.api.messages import Logprob, Pooled, Pooling, Sampling
 
 
 class NewRow(msgspec.Struct, frozen=True, array_like=True):
     """A request that enters (or, after a preemption, re-enters) the worker's table. `ids` are all known tokens; the
     first `prompt_tokens` of them are the prompt (penalties and logprobs tell them from the reply). `rope_length`: the
-    length whose rotary scaling its known tokens use (see `models.parts.Rope`)."""
+    length whose rotary scaling its known tokens use (see `models.parts.Rope`). With `pooling` it is pooled once its
+    prompt is computed, whose `segments` have so many tokens."""
 
     slot: int
     ids: tuple[int, ...]
@@ -24,6 +25,8 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     sampling: Sampling
     stop_ids: tuple[int, ...]  # end and stop tokens, which min_tokens masks
     rope_length: int
+    pooling: Pooling | None = None
+    segments: tuple[int, ...] = ()
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -59,7 +62,7 @@ class StepResult:
     """`sampled[i]` is the token drawn for row i of the plan, -1 where it draws none. `logprobs[i]` belongs to that
     token; `prompt_logprobs[i]` to the prompt tokens at positions first + 1 … first + count that this row could score.
     `failed[i]`: a row whose logits were not finite (its token is meaningless), with the reason. `digests[i]`: of the
-    logits of row i, where the plan asks."""
+    logits of row i, where the plan asks. `pooled[i]`: what became of a prompt that row i completed."""
 
     step: int
     sampled: tuple[int, ...]
@@ -67,3 +70,4 @@ class StepResult:
     prompt_logprobs: dict[int, tuple[Logprob, ...]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
     digests: dict[int, Digest] = field(default_factory=dict)
+    pooled: dict[int, Pooled] = field(default_factory=dict)

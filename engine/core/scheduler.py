@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from engine.api.errors import RequestError, StepError
 from engine.api.events import Admitted, Blocked, Ended, Event, Expired, Outgrown, Preempted, Queued
 from engine.api.hashes import root_hash
-from engine.api.messages import Delta, Failed, Finish, Logprob, Stats, Submit
+from engine.api.messages import Delta, Failed, Finish, Logprob, Pooled, Stats, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.counters import Counters
 from engine.core.deadlines import Deadlines
@@ -224,8 +224,10 @@ class Scheduler:
                 settled.deltas.append(self._delta(sequence, result, index, now))
             elif sequence.total == sequence.limit and row.first + row.count == sequence.limit:
                 sequence.first_token = sequence.last_token = now
-                self._end(sequence, "length")
-                settled.deltas.append(_last_of_scored(sequence))
+                pooled = sequence.submit.pooling is not None
+                self._end(sequence, "stop" if pooled else "length")
+                found = result.pooled.get(index)
+                settled.deltas.append(_pooled(sequence, found) if pooled else _last_of_scored(sequence))
         return settled
 
     # One step
@@ -277,8 +279,8 @@ class Scheduler:
     def _admit(self, draft: _Draft, now: float) -> bool:
         """Lets the first waiting sequence run, if there is a place, and blocks for all its tokens beside one more for
         each that runs (else those would soon preempt it again)."""
-        sequence, spare = self._waiting.first, self.cache.pool.free - len(self._running)
-        if sequence.pending:
+        sequence, spare = self._waiting.first, self.cache.spare(len(self._running))
+        if sequence.pending or (self.config.whole and sequence.total > draft.budget):
             return False
         if not self._free_slots:
             self._block(sequence, Blocked("places", self._slots, 0))
@@ -288,7 +290,8 @@ class Scheduler:
             return False
         if sequence.total > sequence.rope_limit:
             self._rotate(sequence, sequence.total)
-        may_read = self.config.prefix_cache and sequence.sampling.prompt_logprobs is None
+        scored = sequence.sampling.prompt_logprobs is not None
+        may_read = self.config.prefix_cache and not scored and self.config.may_skip(sequence.submit)
         hit = self.cache.look(sequence.tables, sequence.ids) if may_read else MISS
         wanted = self.cache.wanted(sequence.tables, hit, sequence.total, self.config.max_step_tokens)
         if wanted > spare:
@@ -318,6 +321,8 @@ class Scheduler:
                 sequence.sampling,
                 tuple(sequence.stops),
                 sequence.rope_length,
+                sequence.submit.pooling,
+                sequence.submit.segments,
             )
         )
         self._add_row(draft, sequence, count, tuple(map(tuple, sequence.tables.blocks)))
@@ -451,6 +456,11 @@ def _last_of_scored(sequence: Sequence) -> Delta:
         finish="length",
         timing=sequence.timing(),
     )
+
+
+def _pooled(sequence: Sequence, found: Pooled | None) -> Delta:
+    """The one delta of a prompt that is pooled; a replay has no numbers."""
+    return Delta(sequence.id, finish="stop", timing=sequence.timing(), pooled=found)
 
 
 def _untold(id: str, now: float, event: Event) -> None:

@@ -52,6 +52,7 @@ class Hit:
 
 
 MISS = Hit(0, 0)
+ROOM = 2**31
 
 
 class Cache:
@@ -60,7 +61,11 @@ class Cache:
         self.block_tokens = block_tokens
         self.pool = Pool(blocks)
         self.nothing: Blocks = ((),) * len(self.groups)
-        self._prefix = prefix
+        self._prefix = prefix and bool(self.groups)
+
+    def spare(self, running: int) -> int:
+        """Free blocks beside one more for each sequence that runs: without groups there is always room."""
+        return self.pool.free - running if self.groups else ROOM
 
     def look(self, tables: Tables, ids: list[int]) -> Hit:
         """What the cache has of a sequence that holds nothing yet."""
@@ -141,6 +146,8 @@ class Cache:
         releases what is out of reach of `first`, and appends blocks. None if there are too few free ones; what was
         released stays so."""
         self.publish(tables, ids, first)
+        if not self.groups:
+            return self.nothing
         self._release(tables, first)
         have = len(tables.blocks[0])
         fresh = max(0, blocks_of(end, self.block_tokens) - have)

@@ -22,6 +22,11 @@ def blocks_of(tokens: int, block_tokens: int) -> int:
     return -(-tokens // block_tokens)
 
 
+def whole_blocks(tokens: int, rows: int, block_tokens: int = 16) -> int:
+    """The most blocks that a step of so many tokens takes, each of its rows beginning in a block of its own."""
+    return (tokens + (block_tokens - 1) * min(rows, tokens)) // block_tokens
+
+
 @dataclass(frozen=True)
 class Group:
     """Layers (indexes into the model's attention layers) that share block tables. `needed_from(n)` is the first
@@ -37,8 +42,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Layout:
-    """`layers_per_block` layers fit in a block, `kv_heads` are the heads of one rank. Each key and each value has
-    `scale_bytes` beside its `head_dim` elements."""
+    """Without groups nothing is kept, and there are no blocks. `layers_per_block` layers fit in a block, `kv_heads` are
+    the heads of one rank. Each key and each value has `scale_bytes` beside its `head_dim` elements."""
 
     groups: tuple[Group, ...]
     block_tokens: int
@@ -63,6 +68,8 @@ class Layout:
 
     def blocks(self, pool_bytes: int) -> int:
         """Blocks that fit in the pool, the null block among them."""
+        if not self.groups:
+            return 1
         return pool_bytes // self.block_bytes
 
     def blocks_for(self, tokens: int, step_tokens: int = 1) -> int:
@@ -89,12 +96,15 @@ class Layout:
 
 
 def layout(model: Model, *, block_tokens: int, element_bytes: int, scale_bytes: int = 0, ranks: int = 1) -> Layout:
-    """Groups the model's attention layers by what they keep, and cuts each kind into groups of equal layer count.
+    """Groups the model's attention layers that keep something by what that is, and cuts each kind into groups of equal
+    layer count.
 
     The count is the largest whose spare layers are at most a tenth of all layers (22 window + 4 full: 4 a block, 7
     groups, 2 spare); of counts with equally few groups, the one that spares least.
     """
-    parts = attentions(model)
+    parts = tuple(part for part in attentions(model) if part.causal)
+    if not parts:
+        return Layout((), block_tokens, 0, 0, 0, element_bytes, scale_bytes)
     kinds: dict[int | None, list[int]] = {}
     for index, part in enumerate(parts):
         kinds.setdefault(part.window, []).append(index)

@@ -18,6 +18,7 @@ class Batch:
     slots: tuple[Tensor, ...]  # per group: [tokens] int64
     first: tuple[int, ...]  # first position of each row
     count: tuple[int, ...]  # positions of each row
+    segments: Tensor | None = None  # [tokens] int64, number of the token's segment, of models that tell them apart
 
     @property
     def rows(self) -> int:

@@ -14,6 +14,7 @@ from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.step import Step
 from engine.models.parts import MLP, Attention, Branch, Experts, bodies
 from engine.models.sources import attention_linears, join
+from kernels.attention.whole import whole_attention
 from kernels.paged_attention import paged_attention
 from kernels.paged_kv import write_kv
 from kernels.rope import rotate_
@@ -54,7 +55,8 @@ def places(layout: Layout) -> list[Place]:
 
 
 class AttentionLayer:
-    def __init__(self, part: Attention, path: str, world: World, place: Place) -> None:
+    def __init__(self, part: Attention, path: str, world: World, place: Place | None) -> None:
+        """place: None where nothing is kept."""
         qkv, out = attention_linears(part)
         path = join(path, part.name)
         self.part, self.place = part, place
@@ -85,6 +87,9 @@ class AttentionLayer:
         if self.part.rope is not None:
             rotate_(qk, *step.angles[self.part.rope], self.part.rope.interleaved)
         q, k = qk[:, : self.heads], qk[:, self.heads :]
+        if self.place is None:
+            y = whole_attention(q, k, v, step.count, self.scale, self.part.window, self.part.softcap)
+            return self.out(y.flatten(1))
         group, layer = self.place.group, self.place.layer
         write_kv(step.pages, step.writes[group][layer], k, v)
         options = {"scale": self.scale, "softcap": self.part.softcap}
@@ -93,17 +98,19 @@ class AttentionLayer:
 
 
 class BranchLayer:
-    """x + scale · after(body(before(x))); several bodies are summed."""
+    """last(x + scale · after(body(before(x)))); several bodies are summed."""
 
     def __init__(self, part: Branch, path: str, world: World, take_place: Callable[[], Place]) -> None:
         self.scale = part.scale
         self.before = NormLayer(part.before, path) if part.before is not None else None
         self.after = NormLayer(part.after, path) if part.after is not None else None
+        self.last = NormLayer(part.last, path) if part.last is not None else None
         self.bodies: list[AttentionLayer | MLPLayer | ExpertsLayer] = []
         for body in bodies(part):
             match body:
                 case Attention():
-                    self.bodies.append(AttentionLayer(body, path, world, take_place()))
+                    place = take_place() if body.causal else None
+                    self.bodies.append(AttentionLayer(body, path, world, place))
                 case MLP():
                     self.bodies.append(MLPLayer(body, path, world))
                 case Experts():
@@ -111,15 +118,16 @@ class BranchLayer:
 
     @property
     def loadables(self) -> list[Loadable]:
-        norms = [norm for norm in (self.before, self.after) if norm is not None]
+        norms = [norm for norm in (self.before, self.after, self.last) if norm is not None]
         return [*norms, *(layer for body in self.bodies for layer in body.loadables)]
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
-        """Adds to x in place."""
+        """Adds to x in place, but for a norm of the sum."""
         read = x if self.before is None else self.before(x)
         y = self.bodies[0](read, step)
         for body in self.bodies[1:]:
             y = y.add_(body(read, step))
         if self.after is not None:
             y = self.after(y)
-        return x.add_(y, alpha=self.scale)
+        x = x.add_(y, alpha=self.scale)
+        return x if self.last is None else self.last(x)

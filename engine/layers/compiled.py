@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import CheckpointError
+from engine.kv.layout import whole_blocks
 from engine.layers.batch import Batch
 from engine.layers.block import AttentionLayer, BranchLayer
 from engine.layers.linear import LinearLayer
@@ -28,6 +29,7 @@ from kernels.cpu.packing import Packed
 from kernels.cpu.program import Program, StepData, Team
 
 LEAST_TOKENS = 64
+WHOLE_BLOCK = 16  # tokens: whole vectors of every variant
 
 
 class Buffers:
@@ -76,6 +78,9 @@ class CompiledModel:
         self.rotations = [Rotation(rope, torch.device("cpu")) for rope in ropes]
         self.buffers = Buffers()
         self.hidden = vocabulary.part.hidden
+        # What stands for a token's position or segment is added by torch, a few rows of small tables.
+        self.sums = vocabulary.part.positions is not None or vocabulary.part.segments is not None
+        self.whole = _whole(branches)
         self.logit_rows = torch.empty(0, vocabulary.part.vocab)
         self._write_ops()  # finds the widths
         self._fit(LEAST_TOKENS)
@@ -84,14 +89,19 @@ class CompiledModel:
         """See `TextModel.forward`."""
         if batch.tokens > self.tokens:
             self._fit(max(batch.tokens, 2 * self.tokens))
+        tables, slots = batch.tables, batch.slots
+        if self.whole is not None:
+            tables, slots, pages = self.whole.placed(batch)
+        if self.sums:
+            self.x[: batch.tokens] = self.vocabulary.summed(batch, torch.float32)
         data = StepData(
             batch.tokens,
             ids=batch.ids,
             first=torch.tensor(batch.first),
             count=torch.tensor(batch.count),
             angles=[rotation.angles(batch.positions, batch.rope_lengths) for rotation in self.rotations],
-            tables=batch.tables,
-            slots=batch.slots,
+            tables=tables,
+            slots=slots,
             pages=pages,
         )
         for region in self.regions:
@@ -109,7 +119,7 @@ class CompiledModel:
             self.logit_rows = torch.empty(len(hidden), self.vocabulary.part.vocab)
         y = self.logit_rows[: len(hidden)]
         head = self.vocabulary.head
-        assert isinstance(head, Packed)
+        assert isinstance(head, Packed), "a model that pools has no logits"
         if self.meeting is not None:
             own = torch.empty(len(hidden), head.outputs)
             self.team.run(
@@ -130,6 +140,7 @@ class CompiledModel:
 
     def _caps(self, y: Tensor) -> list[cpu.Op]:
         part = self.vocabulary.out
+        assert part is not None, "who caps logits has them"
         if part.scale == 1.0 and part.softcap is None:
             return []
         cap = part.softcap or 0.0
@@ -138,12 +149,15 @@ class CompiledModel:
     def reserve(self, tokens: int, rows: int) -> None:
         """Working memory for the largest step at once: it is not touched before it is used, and never made again."""
         self._fit(max(tokens, self.tokens))
-        self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
+        if self.vocabulary.head is not None:
+            self.logit_rows = torch.empty(rows, self.vocabulary.part.vocab)
+        if self.whole is not None:
+            self.whole.reserve(tokens, rows)
 
     @property
     def buffer_bytes(self) -> int:
         """Of the buffers of a step, without logits."""
-        return sum(room.nbytes for room in self.buffers.rooms.values())
+        return sum(room.nbytes for room in self.buffers.rooms.values()) + (self.whole.nbytes if self.whole else 0)
 
     def _fit(self, tokens: int) -> None:
         """Working memory for this many tokens, and the operations that point into it. What there was goes first."""
@@ -155,17 +169,22 @@ class CompiledModel:
     def _write_ops(self) -> list[cpu.Op | TorchOp]:
         get, hidden = self.buffers.get, self.hidden
         x, normed, out = get("x", hidden), get("normed", hidden), get("out", hidden)
+        self.x = x
         table, scale = self.vocabulary.table, self.vocabulary.part.scale
-        ops: list[cpu.Op | TorchOp] = [
-            cpu.Embed(
-                table=table.data_ptr(),
-                out=x.data_ptr(),
-                out_stride=x.stride(0),
-                size=hidden,
-                type=cpu.TYPES[table.dtype],
-                scale=scale,
+        ops: list[cpu.Op | TorchOp] = []
+        if not self.sums:
+            ops.append(
+                cpu.Embed(
+                    table=table.data_ptr(),
+                    out=x.data_ptr(),
+                    out_stride=x.stride(0),
+                    size=hidden,
+                    type=cpu.TYPES[table.dtype],
+                    scale=scale,
+                )
             )
-        ]
+        if self.vocabulary.norm is not None:
+            ops.append(_norm(self.vocabulary.norm, x, x))
         for branch in self.branches:
             read = x
             if branch.before is not None:
@@ -187,6 +206,8 @@ class CompiledModel:
             if branch.after is not None:
                 ops.append(_norm(branch.after, out, out))
             ops.append(_add(out, x, hidden, branch.scale))
+            if branch.last is not None:
+                ops.append(_norm(branch.last, x, x))
         self.out = x
         if self.norm is not None:
             ops.append(_norm(self.norm, x, normed))
@@ -206,6 +227,7 @@ class CompiledModel:
             else:
                 ops.append(_torch_norm(layer.norm, qkv, layer.turned, part.head_dim))
         rope, place = part.rope, layer.place
+        group, number = (0, 0) if place is None else (place.group, place.layer)
         heads_op = cpu.Heads(
             qkv=qkv.data_ptr(),
             stride=qkv.stride(0),
@@ -215,8 +237,8 @@ class CompiledModel:
             turned=rope.dim if rope else 0,
             rope=self.ropes.index(rope) if rope else 0,
             interleaved=rope.interleaved if rope else False,
-            group=place.group,
-            layer=place.layer,
+            group=group,
+            layer=number,
         )
         attend = cpu.Attend(
             q=qkv.data_ptr(),
@@ -230,8 +252,9 @@ class CompiledModel:
             window=part.window or 0,
             scale=layer.scale,
             softcap=part.softcap or 0.0,
-            group=place.group,
-            layer=place.layer,
+            group=group,
+            layer=number,
+            causal=part.causal,
         )
         return [*ops, heads_op, attend, _project(layer.out, attended, y)]
 
@@ -283,6 +306,47 @@ class CompiledModel:
             k=k,
         )
         return [*ops, combine]
+
+
+class Whole:
+    """Keys and values of prompts that are read both ways: of one layer at a time, for the step alone. They lie in pages
+    as others do, each prompt in blocks that follow one another."""
+
+    def __init__(self, kv_heads: int, dim: int) -> None:
+        self.kv_heads, self.dim = kv_heads, dim
+        self.pages = self._made(0)
+
+    @property
+    def nbytes(self) -> int:
+        return self.pages.nbytes
+
+    def reserve(self, tokens: int, rows: int) -> None:
+        """For steps of so many tokens of so many prompts."""
+        self.pages = self._made(whole_blocks(tokens, rows))
+
+    def placed(self, batch: Batch) -> tuple[tuple[Tensor], tuple[Tensor], Tensor]:
+        """Tables, slots and pages of a step."""
+        count = torch.tensor(batch.count)
+        blocks = -(-count // WHOLE_BLOCK)
+        begin = blocks.cumsum(0) - blocks
+        if int(blocks.sum()) > len(self.pages):
+            self.pages = self._made(int(blocks.sum()))
+        table = begin.unsqueeze(1) + torch.arange(int(blocks.max()))
+        slots = begin.repeat_interleave(count) * WHOLE_BLOCK + batch.positions
+        return (table,), (slots,), self.pages
+
+    def _made(self, blocks: int) -> Tensor:
+        return torch.zeros(blocks, 1, 2, WHOLE_BLOCK, self.kv_heads, self.dim)
+
+
+def _whole(branches: Sequence[BranchLayer]) -> Whole | None:
+    """None for a model that keeps what it reads."""
+    layers = [body for branch in branches for body in branch.bodies if isinstance(body, AttentionLayer)]
+    sizes = {(one.turned - one.heads, one.part.head_dim) for one in layers if one.place is None}
+    if not sizes:
+        return None
+    (size,) = sizes
+    return Whole(*size)
 
 
 def _pairs(x: Tensor, k: int) -> Tensor:

@@ -57,11 +57,14 @@ class KVScales:
 
 
 class FusedModel:
-    """Not changed after it is made; its state is the pages. Raises ConfigError for a model with experts."""
+    """Not changed after it is made; its state is the pages. Raises ConfigError for a model with experts, or that
+    pools."""
 
     def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
         if has_experts(text_model.model):
             raise ConfigError("kernels=triton: the model has experts, which triton kernels do not serve; use torch")
+        if text_model.pooler is not None:
+            raise ConfigError("kernels=triton: the model pools, which triton kernels do not serve; use torch")
         self.vocabulary, self.branches, self.norm = text_model.vocabulary, text_model.branches, text_model.norm
         self.dtype, self.layout = text_model.dtype, text_model.layout
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in text_model.ropes}

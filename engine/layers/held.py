@@ -16,6 +16,7 @@ from engine.layers.block import AttentionLayer, BranchLayer, Sinks
 from engine.layers.linear import LinearLayer
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
+from engine.layers.pooler import PoolerLayer
 from engine.layers.vocabulary import Vocabulary
 from kernels.cpu.packing import Packed
 
@@ -35,12 +36,14 @@ class Held:
         return sum(self.parts.values())
 
 
-def held(vocabulary: Vocabulary, branches: Sequence[BranchLayer], norm: NormLayer | None) -> Held:
+def held(
+    vocabulary: Vocabulary, branches: Sequence[BranchLayer], norm: NormLayer | None, pooler: PoolerLayer | None = None
+) -> Held:
     files = _Files()
     parts: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
     mapped = 0
-    for part, tensor in _tensors(vocabulary, branches, norm):
+    for part, tensor in _tensors(vocabulary, branches, norm, pooler):
         parts.setdefault(part, 0)
         place = tensor.data_ptr(), tensor.nbytes
         if place in seen or not tensor.nbytes:
@@ -54,12 +57,18 @@ def held(vocabulary: Vocabulary, branches: Sequence[BranchLayer], norm: NormLaye
 
 
 def _tensors(
-    vocabulary: Vocabulary, branches: Sequence[BranchLayer], norm: NormLayer | None
+    vocabulary: Vocabulary, branches: Sequence[BranchLayer], norm: NormLayer | None, pooler: PoolerLayer | None
 ) -> Iterator[tuple[str, Tensor]]:
-    yield "embedding", vocabulary.table
-    yield from (("head", tensor) for tensor in _pieces(vocabulary.head, vocabulary.bias))
+    tables = (vocabulary.table, vocabulary.positions, vocabulary.segments)
+    yield from (("embedding", table) for table in tables if table is not None)
+    if vocabulary.norm is not None:
+        yield from _norm(vocabulary.norm)
+    if vocabulary.head is not None:
+        yield from (("head", tensor) for tensor in _pieces(vocabulary.head, vocabulary.bias))
+    if pooler is not None:
+        yield from (("head", tensor) for tensor in pooler.tensors)
     for branch in branches:
-        for layer in (branch.before, branch.after):
+        for layer in (branch.before, branch.after, branch.last):
             if layer is not None:
                 yield from _norm(layer)
         for body in branch.bodies:

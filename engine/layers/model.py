@@ -17,6 +17,7 @@ from engine.layers.compiled import CompiledModel
 from engine.layers.held import Held, held
 from engine.layers.linear import Target
 from engine.layers.norm import NormLayer
+from engine.layers.pooler import PoolerLayer
 from engine.layers.step import plan_step
 from engine.layers.vocabulary import Vocabulary
 from engine.models.checkpoint import Checkpoint, check_tensors
@@ -38,13 +39,15 @@ def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.de
     shape = (blocks, layout.layers_per_block, 2, layout.block_tokens, layout.kv_heads, size)
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
+    if not layout.groups:
+        return torch.zeros(shape, dtype=dtype)
     # Anonymous memory is zero and costs nothing until a page is written: filling 2 GiB takes 1.5 s of every start.
     size = math.prod(shape) * dtype.itemsize
     return region(size)[:size].view(dtype).view(shape)
 
 
 class TextModel:
-    """A decoder on one rank. Not changed after `load`; its state is the pages, which the caller owns."""
+    """A model on one rank. Not changed after `load`; its state is the pages, which the caller owns."""
 
     held = Held({}, 0)
 
@@ -80,6 +83,7 @@ class TextModel:
             for branch in block
         ]
         self.norm = NormLayer(model.norm, model.root) if model.norm is not None else None
+        self.pooler = PoolerLayer(model.pooler) if model.pooler is not None else None
         self.ropes = tuple({part.rope for part in attentions(model) if part.rope is not None})
 
     @property
@@ -110,11 +114,13 @@ class TextModel:
         loadables = [self.vocabulary, *(layer for branch in self.branches for layer in branch.loadables)]
         if self.norm is not None:
             loadables.append(self.norm)
+        if self.pooler is not None:
+            loadables.append(self.pooler)
         quantized = weights if isinstance(weights, QuantizedWeights) else None
         target = replace(self.target, known=known, quantized=quantized)
         for layer in loadables:
             layer.load(weights.read, target)
-        self.held = held(self.vocabulary, self.branches, self.norm)
+        self.held = held(self.vocabulary, self.branches, self.norm, self.pooler)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"
         if self.target.team is not None:
@@ -139,7 +145,7 @@ class TextModel:
         if self.compiled is not None:
             return self.compiled.forward(batch, pages)
         step = plan_step(batch, pages, self.layout, self.ropes)
-        x = self.vocabulary.embed(batch.ids, self.dtype)
+        x = self.vocabulary.entered(batch, self.dtype)
         for branch in self.branches:
             x = branch(x, step)
         return x if self.norm is None else self.norm(x)

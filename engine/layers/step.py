@@ -21,6 +21,7 @@ class Step:
     reads: tuple[Reads, ...]  # per group
     writes: tuple[Tensor, ...]  # per group: [layers_per_block, 2, tokens] int64
     angles: dict[Rope, tuple[Tensor, Tensor]]  # cos and sin, [tokens, 1, dim]
+    count: tuple[int, ...]  # tokens of each row
 
 
 def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ...]) -> Step:
@@ -42,4 +43,4 @@ def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ..
     )
     writes = tuple(write_rows(slots, layers, block_tokens) for slots in batch.slots)
     turned = {rope: angles(rope, batch.positions, batch.rope_lengths) for rope in ropes}
-    return Step(pages, reads, writes, turned)
+    return Step(pages, reads, writes, turned, batch.count)

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from engine.distributed.world import World
+from engine.layers.batch import Batch
 from engine.layers.linear import Read, Target
-from engine.models.parts import Model
+from engine.layers.norm import NormLayer
+from engine.models.parts import Head, Lookup, Model
 from engine.models.sources import join
 from engine.weights.slot import Slot, Slots
 from kernels.cpu.packing import Packed
@@ -23,13 +25,16 @@ class Vocabulary:
     """
 
     table: Tensor  # [rows, hidden]
-    head: Tensor | Packed  # [rows, hidden], packed
+    positions: Tensor | None = None  # [positions, hidden]
+    segments: Tensor | None = None  # [segments, hidden]
+    head: Tensor | Packed | None = None  # [rows, hidden], packed; None: nothing is drawn
     target: Target  # what the head was packed for
     bias: Tensor | None = None
 
     def __init__(self, model: Model, world: World) -> None:
         self.part, self.out, self.world = model.embed, model.head, world
-        self.name = f"{join(model.root, model.embed.name)}.weight"
+        self.root, self.name = model.root, f"{join(model.root, model.embed.name)}.weight"
+        self.norm = None if self.part.norm is None else NormLayer(self.part.norm, model.root)
         self.first = world.rank * self.part.vocab // world.size
         self.last = (world.rank + 1) * self.part.vocab // world.size
         self.most = -(-self.part.vocab // world.size)
@@ -44,29 +49,61 @@ class Vocabulary:
         restored = target.quantized is not None and target.quantized.restores(path)
         in_file = on_cpu and rows.dtype != torch.float64 and not restored
         self.table = rows if in_file else rows.to(target.device, target.dtype)
+        self.positions, self.segments = (self._added(read, one) for one in (self.part.positions, self.part.segments))
+        if self.norm is not None:
+            self.norm.load(read, target)
+        if self.out is not None:
+            self._load_head(read, self.out)
+
+    def _added(self, read: Read, part: Lookup | None) -> Tensor | None:
+        if part is None:
+            return None
+        rows, on_cpu = read(f"{join(self.root, part.name)}.weight"), self.target.device.type == "cpu"
+        in_file = on_cpu and rows.dtype != torch.float64
+        return rows if in_file else rows.to(self.target.device, self.target.dtype)
+
+    def _load_head(self, read: Read, out: Head) -> None:
+        target, mine = self.target, slice(self.first, self.last)
+        path = self.name.removesuffix(".weight")
         # Of four bits the head would lose most: it chooses the token.
         rounded = replace(target, bits="int8") if target.bits == "int4" else target
         count = self.last - self.first
-        share = Slot(path if self.out.tied else self.out.name, self.first, count, 0)
+        share = Slot(path if out.tied else out.name, self.first, count, 0)
         packed = target.whole_numbers("", Slots((share,), count, 0, self.part.hidden))
         if packed is None:
             tied = self.table[mine] if target.team is not None else self.table
-            source = tied if self.out.tied else read(f"{self.out.name}.weight")[mine]
-            packed = rounded.pack(self.out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
+            source = tied if out.tied else read(f"{out.name}.weight")[mine]
+            packed = rounded.pack(out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
         self.head = packed
-        if self.out.bias:
-            self.bias = read(f"{self.out.name}.bias")[mine].to(target.device, target.dtype)
+        if out.bias:
+            self.bias = read(f"{out.name}.bias")[mine].to(target.device, target.dtype)
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[tokens] → [tokens, hidden]."""
-        if self.world.size == 1:
+        if self.world.size == 1 or self.target.team is not None:  # whose table has all rows
             return embedding(ids, self.table, dtype, self.part.scale)
         mine = (ids >= self.first) & (ids < self.last)
         rows = embedding(torch.where(mine, ids - self.first, 0), self.table, dtype, self.part.scale)
         return self.world.all_reduce(rows.masked_fill_(~mine.unsqueeze(1), 0))
 
+    def entered(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """What the first layer reads, [tokens, hidden]."""
+        x = self.summed(batch, dtype)
+        return x if self.norm is None else self.norm(x)
+
+    def summed(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """Rows of tokens, positions and segments together, [tokens, hidden]."""
+        x = self.embed(batch.ids, dtype)
+        if self.positions is not None and self.part.positions is not None:
+            x = x.add_(embedding(batch.positions + self.part.positions.offset, self.positions, dtype))
+        if self.segments is not None:
+            numbers = torch.zeros_like(batch.ids) if batch.segments is None else batch.segments
+            x = x.add_(embedding(numbers, self.segments, dtype))
+        return x
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
+        assert self.out is not None, "a model that pools has no logits"
         y = self.products(hidden)
         if self.out.scale != 1.0:
             y = y.mul_(self.out.scale)

@@ -12,11 +12,13 @@ from typing import Any
 
 import msgspec
 
+from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError
 from engine.models.config import normalised
 from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.gguf import gguf_file, made_config, read_gguf
 from engine.models.headers import TensorInfo, read_headers
+from engine.models.modules import Modules, read_modules
 from engine.models.native import check_parts
 from engine.models.parts import Model
 from engine.models.quantized import read_quantization
@@ -24,9 +26,11 @@ from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.schemes import Quantization
 from engine.models.sources import harmless
 from engine.models.stored import stored_tensors
+from engine.models.task import fitted, reroot
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+AS_IT_IS = TaskConfig()
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float32"}
 
 
@@ -34,7 +38,7 @@ DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float3
 class Checkpoint:
     """`config` is normalised (see `engine.models.config`); `dtype` is the type the checkpoint declares for its weights;
     `eos_token_ids` are those of config.json, then further ones of generation_config.json. `quantization` says how
-    projections are stored, if some are quantized."""
+    projections are stored, if some are quantized. `modules`: sentence-transformers' files, of a model that pools."""
 
     path: Path
     architecture: str
@@ -45,12 +49,15 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     tensors: dict[str, TensorInfo]
     quantization: Quantization | None = None
+    modules: Modules | None = None
 
 
-def read_checkpoint(path: str | Path, trust_remote_code: bool = False, *, weights: bool = True) -> Checkpoint:
-    """Reads config, generation config and, unless `weights` is false, safetensors headers. Raises CheckpointError that
-    names the file; a folder's own slipway_model.py is run only if `trust_remote_code` and only for an architecture that
-    is not known here."""
+def read_checkpoint(
+    path: str | Path, trust_remote_code: bool = False, *, weights: bool = True, task: TaskConfig = AS_IT_IS
+) -> Checkpoint:
+    """Reads config, generation config and, unless `weights` is false, safetensors headers. `task`: what it is wanted
+    for. Raises CheckpointError that names the file, TaskError for what the checkpoint cannot be. A folder's own
+    slipway_model.py is run only if `trust_remote_code` and only for an architecture that is not known here."""
     folder = Path(path)
     if folder.suffix == ".gguf" and folder.is_file() and gguf_file(folder.parent) == folder:
         folder = folder.parent
@@ -68,6 +75,10 @@ def read_checkpoint(path: str | Path, trust_remote_code: bool = False, *, weight
         tensors, quantization = read_gguf(blocks, architecture, model)
     elif weights:
         tensors = read_tensors(folder)
+    modules = read_modules(folder)
+    model = fitted(reroot(model, tensors), config, task, modules, folder)
+    if modules is not None and model.pooler is not None and tensors:
+        tensors |= modules.tensors()
     return Checkpoint(
         path=folder,
         architecture=architecture,
@@ -78,6 +89,7 @@ def read_checkpoint(path: str | Path, trust_remote_code: bool = False, *, weight
         eos_token_ids=_eos_token_ids(config, generation),
         tensors=tensors,
         quantization=quantization,
+        modules=modules if model.pooler is not None else None,
     )
 
 

@@ -9,15 +9,19 @@ from typing import Any
 
 from engine.api.errors import UnknownArchitecture
 from engine.models import (
+    bert,
     cohere,
     gemma,
     glm4,
     granite,
     llama,
     mixtral,
+    modernbert,
+    nomic_bert,
     olmo2,
     olmoe,
     phi3,
+    pooled_decoders,
     qwen2_moe,
     qwen3,
     qwen3_moe,
@@ -27,7 +31,9 @@ from engine.models.parts import Model
 
 Declare = Callable[[Mapping[str, Any]], Model]
 
-FAMILIES = (llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe)
+DECODERS = (llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe)
+POOLED = (bert, modernbert, nomic_bert, pooled_decoders)
+FAMILIES = (*DECODERS, *POOLED)
 ARCHITECTURES: dict[str, Declare] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
 

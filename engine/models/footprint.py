@@ -14,7 +14,20 @@ from typing import Literal, NamedTuple
 
 from engine.api.config import Dtype, WeightBits
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
-from engine.models.parts import MLP, Attention, Experts, LayerNorm, Linear, Model, Norm, bodies
+from engine.models.parts import (
+    MLP,
+    Attention,
+    Dense,
+    Experts,
+    LayerNorm,
+    Linear,
+    Model,
+    Norm,
+    PooledNorm,
+    Pooler,
+    TokenLogits,
+    bodies,
+)
 from engine.models.ranks import rows_of, share_of
 from engine.models.schemes import CHANNEL_GROUP, Quantization, Scheme, alike
 from engine.models.sources import attention_linears, join, mlp_linears, qk_norms, routed_mlps, router_linear
@@ -115,7 +128,7 @@ class _Footprint:
         for index, block in enumerate(model.blocks):
             path = join(model.root, model.layers, str(index))
             for branch in block:
-                for norm in (branch.before, branch.after):
+                for norm in (branch.before, branch.after, branch.last):
                     if norm is not None:
                         yield from self._norm(norm, path)
                 for body in bodies(branch):
@@ -128,8 +141,29 @@ class _Footprint:
                             yield from self._experts(body, join(path, body.name))
         if model.norm is not None:
             yield from self._norm(model.norm, model.root)
+        if model.pooler is not None:
+            yield from self._pooler(model.pooler)
 
     # Parts
+
+    def _pooler(self, pooler: Pooler) -> Iterator[Holding]:
+        """All of it in float32, whatever the checkpoint has, and on each rank."""
+        for stage in pooler.stages:
+            match stage:
+                case Dense(linear=linear, path=path):
+                    name, rows = join(path, linear.rows[0].source), linear.rows[0].units
+                    yield Holding("head", name, "float32", (rows, linear.inputs, 4))
+                    if linear.bias:
+                        yield Holding("head", f"{name} (bias)", "float32", (rows, 4))
+                case TokenLogits(tokens=tokens, source=source, hidden=hidden):
+                    yield Holding("head", f"{source} (some rows)", "float32", (len(tokens), hidden, 4))
+                case PooledNorm(norm=norm, path=path):
+                    name = join(path, norm.name)
+                    yield Holding("head", name, "float32", (norm.size, 4))
+                    if isinstance(norm, LayerNorm) and norm.bias:
+                        yield Holding(
+                            "head", f"{name} (bias)", "float32", (norm.size, 4), self._in_file(f"{name}.bias")
+                        )
 
     def _attention(self, part: Attention, path: str) -> Iterator[Holding]:
         for linear in attention_linears(part):
@@ -164,8 +198,12 @@ class _Footprint:
         name = join(path, norm.name)
         yield Holding("norms", name, "float32", (norm.size, 4))
         if isinstance(norm, LayerNorm) and norm.bias:
-            in_file = self.to.device == "cpu" and self._stored(f"{name}.bias") == "F32"
-            yield Holding("norms", f"{name} (bias)", "float32", (norm.size, 4), mapped=in_file)
+            yield Holding("norms", f"{name} (bias)", "float32", (norm.size, 4), self._in_file(f"{name}.bias"))
+
+    def _in_file(self, name: str) -> bool:
+        """Whether a float32 tensor is used where it lies; one that lies at an odd place is copied."""
+        info = self.tensors.get(name)
+        return self.to.device == "cpu" and self._stored(name) == "F32" and (info is None or info.offset % 4 == 0)
 
     def _vocabulary(self) -> Iterator[Holding]:
         """The embedding is looked up where it lies on a CPU, unless no kernel reads its type; compiled kernels look up
@@ -184,6 +222,13 @@ class _Footprint:
         yield Holding(
             *("embedding", path, _spelled(kept)), (looked_up, embed.hidden, size), in_file and not copied, temporary
         )
+        for table in (embed.positions, embed.segments):
+            if table is not None:
+                yield self._lookup(join(self.model.root, table.name), table.count, embed.hidden)
+        if embed.norm is not None:
+            yield from self._norm(embed.norm, self.model.root)
+        if head is None:
+            return
         source = path if head.tied else head.name
         name = f"{head.name} (of {embed.name})" if head.tied else head.name
         numbers = self._numbers([source])
@@ -192,20 +237,29 @@ class _Footprint:
         else:
             there = kept if head.tied else ("F32" if self._restored(source) else self._stored(f"{source}.weight"))
             held_there = in_file if head.tied else to.device == "cpu" and not self._restored(source)
-            yield from self._head(name, rows, embed.hidden, there, held_there)
+            yield from self._head(name, rows, embed.hidden, there, held_there, tied=head.tied)
         if head.bias:
             in_file = to.device == "cpu" and self._stored(f"{head.name}.bias") == HEADER_NAMES[to.dtype]
             yield Holding("head", f"{head.name} (bias)", to.dtype, (rows, to.element_bytes), mapped=in_file)
 
-    def _head(self, name: str, rows: int, inputs: int, stored: str, in_file: bool) -> Iterator[Holding]:
+    def _lookup(self, path: str, count: int, hidden: int) -> Holding:
+        """A small table beside the embedding, which every rank has whole."""
+        to, stored = self.to, self._stored(f"{path}.weight")
+        in_file = to.device == "cpu" and stored != "F64"
+        kept = stored if in_file else HEADER_NAMES[to.dtype]
+        size, info = ELEMENT_BYTES[kept], self.tensors.get(f"{path}.weight")
+        copied = info is not None and info.offset % size > 0
+        return Holding("embedding", path, _spelled(kept), (count, hidden, size), in_file and not copied)
+
+    def _head(self, name: str, rows: int, inputs: int, stored: str, in_file: bool, *, tied: bool) -> Iterator[Holding]:
         to = self.to
         if to.tiling is not None:
             bits: WeightBits = "int8" if to.bits == "int4" else to.bits
             yield from self._packed("head", name, rows, inputs, stored, bits)
             return
         transposed = to.device == "cpu" and to.dtype == "float32"
-        if stored == HEADER_NAMES[to.dtype] and not transposed and (in_file or self.model.head.tied):
-            if self.model.head.tied:
+        if stored == HEADER_NAMES[to.dtype] and not transposed and (in_file or tied):
+            if tied:
                 yield Holding("head", name, "the embedding's own memory", (0,))
             else:
                 yield Holding("head", name, to.dtype, (rows, inputs, to.element_bytes), mapped=True)

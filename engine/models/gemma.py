@@ -1,14 +1,14 @@
 """Gemma 2 and 3 (text): norms before and after each body, window and full attention in turns, scaled embedding.
 
 Source: transformers modeling_gemma2.py, modeling_gemma3.py. Norm weights are stored minus one. Gemma 2 caps scores and
-logits with tanh; Gemma 3 norms q and k and gives its windowed layers an unscaled rope with a base of their own.
+logits with tanh; Gemma 3 norms q and k and gives its windowed layers an unscaled rope with a base of their own. That of
+EmbeddingGemma reads both ways.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine.api.errors import CheckpointError
 from engine.models.config import Config
 from engine.models.parts import MLP, Attention, Block, Branch, Embedding, Head, Model, RMSNorm, named
 from engine.models.rope import claimed_context, local_rope, rope
@@ -31,8 +31,7 @@ _THIRD = {"max_position_embeddings": 131072, "sliding_window_pattern": 6}
 def declare(config: Mapping[str, Any]) -> Model:
     third = config["architectures"][0] == "Gemma3ForCausalLM"
     c = Config.of(config, **_DEFAULTS, **(_THIRD if third else _SECOND))
-    if c.flag("use_bidirectional_attention"):
-        raise CheckpointError("config.json: use_bidirectional_attention is true; only causal attention is served")
+    causal = not c.flag("use_bidirectional_attention")
     eps, positions = c.number("rms_norm_eps"), rope(c, theta=1e6, kind="full_attention") if third else rope(c)
     full = Attention(
         hidden=c.hidden,
@@ -44,8 +43,12 @@ def declare(config: Mapping[str, Any]) -> Model:
         bias=(c.flag("attention_bias"), c.flag("attention_bias")),
         qk_norm=RMSNorm(size=c.head_dim, eps=eps, offset=1.0) if third else None,
         softcap=c.number_or_none("attn_logit_softcapping"),
+        causal=causal,
     )
-    windowed = replace(full, window=c.window(), rope=local_rope(c) if third else positions)
+    size = c.whole_or_none("sliding_window")
+    # Both ways a position reads half of the window on either side.
+    window = c.window() if causal or size is None else size // 2 + 1
+    windowed = replace(full, window=window, rope=local_rope(c) if third else positions)
     norm = RMSNorm(size=c.hidden, eps=eps, offset=1.0)
     feed = Branch(
         before=named(norm, "pre_feedforward_layernorm"),

@@ -140,7 +140,8 @@ class Attention:
     bias: tuple[bool, bool] = (False, False)  # of qkv, of o
     qk_norm: RMSNorm | LayerNorm | None = None  # its size is head_dim, whatever the span
     qk_norm_span: Literal["head", "own", "all"] = "head"
-    window: int | None = None  # position n reads itself and the window - 1 before it
+    window: int | None = None  # position n reads itself and the window - 1 before it, and behind it if not causal
+    causal: bool = True  # False: a position reads those behind it too, and nothing is kept of the sequence
     softcap: float | None = None
     sinks: bool = False  # each head has a logit more in its softmax, which is learned and has no value (gpt-oss)
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -202,23 +203,39 @@ class Parallel:
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """x = x + scale · after(body(before(x)))."""
+    """x = last(x + scale · after(body(before(x))))."""
 
     body: Body | Parallel
     before: Norm | None = None
     after: Norm | None = None
     scale: float = 1.0
+    last: Norm | None = None
 
 
 Block = tuple[Branch, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lookup:
+    """`count` rows of which one is added to a token's embedding: that of its position, or of its segment. `offset`: the
+    row of the first."""
+
+    count: int
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Embedding:
+    """x = norm(scale · row of the token + row of its position + row of its segment)."""
+
     vocab: int
     hidden: int
     scale: float = 1.0
     name: str = "embed_tokens"
+    positions: Lookup | None = None
+    segments: Lookup | None = None
+    norm: Norm | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,16 +250,74 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Dense:
+    """y = act(x W^T (+ b)), in float32. `path`: that its source is under, from the top of the checkpoint."""
+
+    linear: Linear
+    act: str = "none"  # none | tanh | sigmoid, or that of an MLP
+    path: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogits:
+    """The logits of some tokens: rows of the matrix of that name, which has `vocab` of them."""
+
+    tokens: tuple[int, ...]
+    source: str
+    vocab: int
+    hidden: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The first of two numbers less the second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledNorm:
+    """A norm of what was pooled; `path` as for Dense."""
+
+    norm: Norm
+    path: str = ""
+
+
+Stage = Dense | TokenLogits | Difference | PooledNorm
+Pool = Literal["first", "last", "mean", "max"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooler:
+    """What becomes of the hidden states of a prompt: one vector (`pool`), then `stages` in order, then `activation`,
+    which a request may do without.
+
+    `task` says what comes out: a vector for the whole (`embed`), numbers of its labels (`classify`), or those of each
+    token (`token_classify`). A vector may be cut to any of `dimensions`, before it is normalised."""
+
+    task: Literal["embed", "classify", "token_classify"]
+    width: int  # numbers that come out
+    pool: Pool
+    stages: tuple[Stage, ...] = ()
+    activation: Literal["none", "normalize", "softmax", "sigmoid"] = "none"
+    labels: tuple[str, ...] = ()
+    dimensions: tuple[int, ...] = ()
+    any_dimensions: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder. `max_context` is the longest sequence the configuration claims to support, in tokens."""
+    """A decoder, or an encoder. `max_context` is the longest sequence the configuration claims to support, in tokens.
+    Those that pool have a `pooler` in the place of the head. `unread` begins the names of tensors that checkpoints may
+    have and that nothing here is computed with."""
 
     embed: Embedding
     blocks: tuple[Block, ...]
     norm: Norm | None
-    head: Head
+    head: Head | None
     max_context: int
     root: str = "model"
     layers: str = "layers"
+    pooler: Pooler | None = None
+    unread: tuple[str, ...] = ()
 
 
 def attentions(model: Model) -> tuple[Attention, ...]:
@@ -258,6 +333,11 @@ def bodies(branch: Branch) -> tuple[Body, ...]:
 def all_bodies(model: Model) -> tuple[Body, ...]:
     """Those of all branches, in order."""
     return tuple(body for block in model.blocks for branch in block for body in bodies(branch))
+
+
+def keeps_nothing(model: Model) -> bool:
+    """Whether its attention reads both ways, so that a prompt is computed as a whole and nothing of it is kept."""
+    return not any(part.causal for part in attentions(model))
 
 
 def has_experts(model: Model) -> bool:

@@ -37,7 +37,7 @@ def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Qua
     if not isinstance(settings, dict):
         raise CheckpointError(f"{where} is {settings!r}; it must be an object with quant_method, or be left out")
     paths = linear_paths(model)
-    groups = _groups_of(settings, paths, model.head.name, where)
+    groups = _groups_of(settings, paths, "" if model.head is None else model.head.name, where)
     if not groups:
         return None
     method = str(settings.get("quant_method", "unknown"))

@@ -12,13 +12,16 @@ from engine.models.parts import (
     Attention,
     Body,
     Branch,
+    Dense,
     Experts,
     LayerNorm,
     Linear,
     Model,
     Norm,
+    PooledNorm,
     RMSNorm,
     Rows,
+    TokenLogits,
     bodies,
 )
 
@@ -120,17 +123,41 @@ def norm_sources(norm: Norm, path: str, shape: tuple[int, ...]) -> Shapes:
 
 def sources(model: Model) -> Shapes:
     """Every tensor that a checkpoint of this model must have, by name, with its shape."""
-    found: Shapes = {f"{join(model.root, model.embed.name)}.weight": (model.embed.vocab, model.embed.hidden)}
+    found = _embedding_sources(model)
     for index, block in enumerate(model.blocks):
         path = join(model.root, model.layers, str(index))
         for branch in block:
             found |= _branch_sources(branch, path)
     if model.norm is not None:
         found |= norm_sources(model.norm, model.root, (model.norm.size,))
-    if not model.head.tied:
+    if model.head is not None and not model.head.tied:
         found[f"{model.head.name}.weight"] = (model.embed.vocab, model.embed.hidden)
-    if model.head.bias:
+    if model.head is not None and model.head.bias:
         found[f"{model.head.name}.bias"] = (model.embed.vocab,)
+    return found | _pooler_sources(model)
+
+
+def _embedding_sources(model: Model) -> Shapes:
+    embed = model.embed
+    found: Shapes = {f"{join(model.root, embed.name)}.weight": (embed.vocab, embed.hidden)}
+    for table in (embed.positions, embed.segments):
+        if table is not None:
+            found[f"{join(model.root, table.name)}.weight"] = (table.count, embed.hidden)
+    if embed.norm is not None:
+        found |= norm_sources(embed.norm, model.root, (embed.norm.size,))
+    return found
+
+
+def _pooler_sources(model: Model) -> Shapes:
+    found: Shapes = {}
+    for stage in () if model.pooler is None else model.pooler.stages:
+        match stage:
+            case Dense(linear=linear, path=path):
+                found |= linear_sources(linear, path)
+            case PooledNorm(norm=norm, path=path):
+                found |= norm_sources(norm, path, (norm.size,))
+            case TokenLogits(source=source, vocab=vocab, hidden=hidden):
+                found[f"{source}.weight"] = (vocab, hidden)
     return found
 
 
@@ -140,7 +167,7 @@ def linear_paths(model: Model) -> tuple[str, ...]:
     for path, body in _placed_bodies(model):
         for inside, linear in _linears(body, path):
             found |= dict.fromkeys(join(inside, piece.source) for piece in linear.rows)
-    return (*found, *([] if model.head.tied else [model.head.name]))
+    return (*found, *([] if model.head is None or model.head.tied else [model.head.name]))
 
 
 def routers(model: Model) -> frozenset[str]:
@@ -159,6 +186,8 @@ def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
     for path, body in _placed_bodies(model):
         for inside, linear in _linears(body, path):
             found[tuple(dict.fromkeys(join(inside, piece.source) for piece in linear.rows))] = None
+    if model.head is None:
+        return tuple(found)
     head = join(model.root, model.embed.name) if model.head.tied else model.head.name
     return (*found, (head,))
 
@@ -193,7 +222,7 @@ def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
 
 def _branch_sources(branch: Branch, path: str) -> Shapes:
     found: Shapes = {}
-    for norm in (branch.before, branch.after):
+    for norm in (branch.before, branch.after, branch.last):
         if norm is not None:
             found |= norm_sources(norm, path, (norm.size,))
     for body in bodies(branch):
@@ -209,9 +238,11 @@ def _branch_sources(branch: Branch, path: str) -> Shapes:
 
 def harmless(model: Model, name: str) -> bool:
     """Tensors that checkpoints carry beside the declared ones and that say nothing new: rotary frequencies that old
-    exports stored, and a copy of a tied head."""
+    exports stored, a copy of a tied head, and what pooling has no use for."""
     if name.endswith((".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")):
         return True
+    if model.head is None:
+        return name.startswith(tuple(join(model.root, one) for one in model.unread)) or name in model.unread
     return model.head.tied and name == f"{model.head.name}.weight"
 
 

@@ -36,7 +36,8 @@ def stored_tensors(model: Model, quantization: Quantization | None) -> dict[str,
     extra = [path for path, scheme in schemes.items() if scheme.form in ("gptq", "awq")]
     shapes = sources(model)
     for path in extra:
-        found.setdefault(f"{path}.bias", Stored(shapes[f"{path}.weight"][:1], optional=True))
+        if f"{path}.weight" in shapes:  # a head that pooling has no use for is not
+            found.setdefault(f"{path}.bias", Stored(shapes[f"{path}.weight"][:1], optional=True))
     return found
 
 

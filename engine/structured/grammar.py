@@ -181,7 +181,7 @@ class Compiler:
         except (CheckpointError, ValueError) as error:
             raise RequestError(
                 f"this model's tokenizer cannot be used for structured output: {error}; the directory needs a "
-                f"tokenizer.json or tekken.json of byte-level or byte-fallback tokens",
+                f"tokenizer of byte-level or byte-fallback tokens",
                 PARAM,
             ) from error
 

@@ -21,11 +21,13 @@ def build_batch(
     rope_lengths: Integers,
     tables: Sequence[Integers],
     block_tokens: int,
+    segments: Integers | None = None,
     device: torch.device | str = "cpu",
 ) -> Batch:
     """Row i computes positions [first[i], first[i] + count[i]) of the request in table slot slots[i]; count ≥ 1.
 
-    tokens: [table slots, positions], known ids; rope_lengths: [table slots]; tables: per group [table slots, blocks].
+    tokens: [table slots, positions], known ids; segments: [tokens] of the step; rope_lengths: [table slots]; tables:
+    per group [table slots, blocks].
     """
     count = np.asarray(count, np.int64)
     first = np.asarray(first, np.int64)
@@ -53,4 +55,5 @@ def build_batch(
         slots=tuple(tensor(table[slot, block].astype(np.int64) * block_tokens + offset) for table in tables),
         first=tuple(first.tolist()),
         count=tuple(count.tolist()),
+        segments=None if segments is None else tensor(segments),
     )

@@ -31,11 +31,12 @@ from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
 from engine.worker.memory import Meter, give_back, in_use
+from engine.worker.pooled import PooledRunner
 from engine.worker.rank_messages import Meeting
 from engine.worker.ranked import RankedWorker
 from engine.worker.ranks import Ranks
 from engine.worker.table import RequestTable
-from engine.worker.warm import warm_steps
+from engine.worker.warm import warm_prompts, warm_steps
 from engine.worker.worker import Worker
 from kernels.cpu.library import MissingKernels, cpu_name
 from kernels.cpu.program import Team
@@ -155,7 +156,8 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
     measured = partial(_measured, device=device, seconds=seconds, took=took)
     with measured("reading"):
         progress("reading", 0.0)
-        checkpoint = read_checkpoint(config.model, config.trust_remote_code, weights=config.load == "checkpoint")
+        stored = config.load == "checkpoint"
+        checkpoint = read_checkpoint(config.model, config.trust_remote_code, weights=stored, task=config.task)
     world = join(checkpoint, device, team)
     form = layout(
         checkpoint.model,
@@ -181,7 +183,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         give_back()
         text_model.reserve(config.max_step_tokens, min(config.max_running, config.max_step_tokens))
     reserve = _reserve(config, form)
-    runner: HostRunner | DeviceRunner
+    runner: HostRunner | DeviceRunner | PooledRunner
     table = RequestTable(
         slots=min(config.max_running, config.max_step_tokens),
         max_context=config.max_context,
@@ -205,7 +207,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
             progress("allocating", 0.0)
             pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
-            runner = HostRunner(text_model, form, pages, table)
+            runner = (HostRunner if text_model.pooler is None else PooledRunner)(text_model, form, pages, table)
         table_bytes = table.nbytes
     held = {**text_model.held.parts, "kv": pages[:blocks].nbytes, "tables": table_bytes}
     if reserve:
@@ -230,7 +232,8 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
         compiling = config.kernels == "triton" and not interpreted()
-        for plan in warm_steps(form, checkpoint.model.embed.vocab, config, compiling=compiling):
+        steps = warm_steps if text_model.pooler is None else warm_prompts
+        for plan in steps(form, checkpoint.model.embed.vocab, config, compiling=compiling):
             worker.start(plan, {}).result()
     if isinstance(runner, DeviceRunner) and config.graph_sizes:
         with measured("capturing"), _memory_errors("the graphs of decode steps"):

@@ -40,7 +40,7 @@ class HostRunner:
         batch = self._batch(rows)
         prepared = Prepared(self._sampled_rows(rows, masks), self._noise)
         hidden = self._text_model.forward(batch, self._pages)
-        failed = _rows_not_finite(hidden, batch)
+        failed = rows_not_finite(hidden, batch)
         at = torch.from_numpy(rows.sampling).to(hidden.device)
         logits = self._text_model.logits(hidden[batch.last[at]])
         digests = [digest(row) for row in logits.cpu().numpy()] if plan.digested else []  # sampling changes logits
@@ -73,7 +73,7 @@ class HostRunner:
         )
 
 
-def _rows_not_finite(hidden: Tensor, batch: Batch) -> dict[int, str]:
+def rows_not_finite(hidden: Tensor, batch: Batch) -> dict[int, str]:
     """Rows of which some position came out as NaN or infinity, a chunk that draws no token among them."""
     if math.isfinite(hidden.sum()):  # one small operation where, as always, all of them are
         return {}

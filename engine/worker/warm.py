@@ -5,8 +5,10 @@ They write to the null block and leave the table as they found it.
 
 from collections.abc import Iterator
 
+import msgspec
+
 from engine.api.config import EngineConfig
-from engine.api.messages import Sampling
+from engine.api.messages import Pooling, Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
 
@@ -29,6 +31,17 @@ def warm_steps(layout: Layout, vocab: int, config: EngineConfig, *, compiling: b
         if several:
             yield _step(0, layout, Sampling(top_p=0.9), (1, 1))
     yield StepPlan(0, (), (0, 1) if min(config.max_running, config.max_step_tokens) > 1 else (0,), ())
+
+
+def warm_prompts(layout: Layout, vocab: int, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
+    """Of a model that pools: a prompt of one token, and where kernels are compiled on first use a long one."""
+    longest = min(config.max_step_tokens, config.max_context)
+    for step, count in enumerate((1, longest) if compiling else (1,)):
+        plan = _step(step, layout, Sampling(), (count,))
+        new = tuple(msgspec.structs.replace(one, pooling=Pooling("token_embed")) for one in plan.new)
+        rows = tuple(msgspec.structs.replace(row, sample=False) for row in plan.rows)
+        yield msgspec.structs.replace(plan, new=new, rows=rows)
+    yield StepPlan(0, (), (0,), ())
 
 
 def _stages(vocab: int) -> Iterator[Sampling]:

@@ -31,19 +31,21 @@ struct Piece {
 
 struct Plan {  // pieces of a step for one window and one number of query heads to a KV head
     int64_t window, share;
+    bool causal;
     std::vector<Piece> pieces;
     std::vector<int64_t> first_partial, partials;  // per token: -1 where its piece is the whole
     int64_t total = 0;
 };
 
-static Plan plan(const Step& step, int64_t window, int64_t share) {
-    Plan made{window, share, {}, std::vector<int64_t>(size_t(step.tokens), -1), std::vector<int64_t>(size_t(step.tokens), 0)};
+static Plan plan(const Step& step, int64_t window, int64_t share, bool causal) {
+    Plan made{window, share, causal, {}, std::vector<int64_t>(size_t(step.tokens), -1), std::vector<int64_t>(size_t(step.tokens), 0)};
     const int64_t run = std::max<int64_t>(1, RUN_VECTORS / share);
     int64_t token = 0;
     for (int64_t row = 0; row < step.rows; row++) {
         for (int64_t at = 0; at < step.count[row]; at += run) {
             const int64_t count = std::min(run, step.count[row] - at), position = step.first[row] + at;
-            const int64_t begin = window ? std::max<int64_t>(0, position - window + 1) : 0, end = position + count;
+            const int64_t begin = window ? std::max<int64_t>(0, position - window + 1) : 0, row_end = step.first[row] + step.count[row];
+            const int64_t end = causal ? position + count : window ? std::min(row_end, position + count - 1 + window) : row_end;
             const int64_t splits = (end - 1) / SPLIT - begin / SPLIT + 1;
             if (step.count[row] > 1 || splits == 1) {
                 made.pieces.push_back({token + at, count, position, row, begin, end, -1});
@@ -251,7 +253,7 @@ template <bool AHEAD, class T> static inline void attend_chunk(const Attend& op,
     for (int64_t i = 0; i < vectors; i++) {
         const int64_t position = piece.position + i / share - start;
         const int64_t from = op.window ? std::max(chunk.from, position - op.window + 1) : chunk.from;
-        const int64_t to = std::min(chunk.to, position + 1);
+        const int64_t to = op.causal ? std::min(chunk.to, position + 1) : op.window ? std::min(chunk.to, position + op.window) : chunk.to;
         float* scores = room.scores + i * CHUNK;
         if (from >= to) std::fill_n(scores, CHUNK, 0.f);
         else soften(op, chunk.key_scales, chunk.value_scales, scores, room.split[size_t(i)].top, room.weights + i * W,

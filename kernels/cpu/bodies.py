@@ -236,8 +236,11 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    *,
+    causal: bool = True,
 ) -> Tensor:
-    """Attention of all rows that have tokens (kernels/attention/common.py), rows of one token and of several alike."""
+    """Attention of all rows that have tokens (kernels/attention/common.py), rows of one token and of several alike. Not
+    causal: rows that are there as a whole read both ways."""
     home = _home(pages)
     count = (query_start[1:] - query_start[:-1]).to(torch.int64)
     real = count > 0
@@ -256,6 +259,7 @@ def attention(
         softcap=softcap or 0.0,
         group=0,
         layer=layer,
+        causal=causal,
     )
     step = StepData(
         int(count.sum()),

@@ -28,7 +28,7 @@ struct Runner {
 
 const attention::Plan& plan_of(const Attend& op, const std::vector<attention::Plan>& plans) {
     size_t i = 0;
-    while (plans[i].window != op.window || plans[i].share != op.heads / op.kv_heads) i++;
+    while (plans[i].window != op.window || plans[i].share != op.heads / op.kv_heads || plans[i].causal != bool(op.causal)) i++;
     return plans[i];
 }
 
@@ -51,8 +51,9 @@ void prepare(Runner& runner, const Op* ops, int64_t count, const Step& step) {
         const Attend& op = *static_cast<const Attend*>(ops[i].what);
         const int64_t share = op.heads / op.kv_heads;
         bool known = false;
-        for (auto& plan : runner.plans) known = known || (plan.window == op.window && plan.share == share);
-        if (!known) runner.plans.push_back(attention::plan(step, op.window, share));
+        for (auto& plan : runner.plans)
+            known = known || (plan.window == op.window && plan.share == share && plan.causal == bool(op.causal));
+        if (!known) runner.plans.push_back(attention::plan(step, op.window, share, op.causal));
         partials = std::max(partials, size_t(plan_of(op, runner.plans).total * op.heads * (attention::padded(op.dim) + W)));
     }
     at_least(runner.packed, packed + 64);

@@ -74,7 +74,7 @@ struct Attend {
     float* out;
     int64_t q_stride, out_stride, heads, kv_heads, dim, window;  // window 0: all positions
     float scale, softcap;                                        // softcap 0: none
-    int32_t group, layer;
+    int32_t group, layer, causal;  // not causal: what follows in the row is read too, and the row is there as a whole
 };
 
 // x = cap · tanh(scale · x / cap), or scale · x where cap is 0

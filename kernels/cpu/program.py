@@ -109,7 +109,7 @@ class Attend(Structure):
         *_fields(c_void_p, "q sinks out"),
         *_fields(c_int64, "q_stride out_stride heads kv_heads dim window"),
         *_fields(c_float, "scale softcap"),
-        *_fields(c_int32, "group layer"),
+        *_fields(c_int32, "group layer causal"),
     ]
 
 

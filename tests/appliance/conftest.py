@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -35,6 +36,7 @@ from engine.api.messages import (
     Failed,
     FromEngine,
     Output,
+    Pooled,
     Ready,
     Sampling,
     Stats,
@@ -51,6 +53,12 @@ def until(what: str, check: Callable[[], bool]) -> None:
     while not check():
         assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain: {what}"
         time.sleep(0.005)
+
+
+def pooled(submit: Submit) -> Pooled:
+    """The fake engine's vector of a prompt: how long it is, and its ends."""
+    values = (len(submit.prompt), submit.prompt[0], submit.prompt[-1])
+    return Pooled((3,), struct.pack("<3f", *values))
 
 
 class Sequence:
@@ -190,7 +198,11 @@ class FakeEngine:
             sequence.given += 1
             ends = sequence.given >= submit.max_tokens
             timing = sequence.timing() if ends or sequence.given == 1 else None
-            deltas.append(Delta(submit.id, (99 + sequence.given,), finish="length" if ends else None, timing=timing))
+            if submit.pooling is not None:
+                deltas.append(Delta(submit.id, finish="stop", timing=timing, pooled=pooled(submit)))
+            else:
+                finish = "length" if ends else None
+                deltas.append(Delta(submit.id, (99 + sequence.given,), finish=finish, timing=timing))
             if ends:
                 del self.open[submit.id]
         await self._say(Output(self._stats.step + 1, tuple(deltas)))

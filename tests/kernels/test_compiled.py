@@ -353,6 +353,7 @@ class Pages:
                 window=self.window,
                 scale=scale,
                 softcap=softcap,
+                causal=True,
                 **shared,
             ),
             Add(y=out.data_ptr(), x=out.data_ptr(), y_stride=out.shape[1], x_stride=out.shape[1], size=0, alpha=1.0),

@@ -38,8 +38,8 @@ class Rows:
     """Rows of (count, length): queries of their last positions and pages of all. A row's numbers depend on its length
     alone, so that it is the same in any company. What no row may read is NaN."""
 
-    def __init__(self, rows, *, heads=4, kv_heads=2, dim=32, dtype=torch.float32, block=16, window=None):
-        self.rows, self.window, self.dim = rows, window, dim
+    def __init__(self, rows, *, heads=4, kv_heads=2, dim=32, dtype=torch.float32, block=16, window=None, causal=True):
+        self.rows, self.window, self.dim, self.causal = rows, window, dim, causal
         self.starts = list(accumulate((count for count, _ in rows), initial=0))
         q, self.kv = [], []
         blocks = [-(-length // block) for _, length in rows]
@@ -72,6 +72,7 @@ class Rows:
         bodies.attention(
             *(team, self.q, self.pages if pages is None else pages, LAYER, self.table, torch.arange(len(self.rows))),
             *(torch.tensor(self.starts), length, out, self.dim**-0.5, self.window, softcap, sinks),
+            causal=self.causal,
         )
         assert (out[-1] == POISON).all()
         return out[:-1]
@@ -79,7 +80,8 @@ class Rows:
     def seen(self, row):
         count, length = self.rows[row]
         query, key = torch.arange(length - count, length)[:, None], torch.arange(length)
-        return (key <= query) & (key > query - (self.window or length))
+        near = (key - query).abs() < (self.window or length)
+        return near & (key <= query) if self.causal else near
 
     def parts(self):
         """Of each row: q, k, v, [1, heads, …, dim] float64, and the mask."""
@@ -112,6 +114,20 @@ def near(got, want, tolerance=2e-6):
 
 
 MIXED = [(1, 1), (1, 70), (6, 40), (33, 130), (1, 64), (17, 17)]
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 65, 130])
+@pytest.mark.parametrize("dim", [32, 40, 64])
+def test_rows_that_are_read_both_ways_equal_torch(team, dim, window):
+    """Lengths about the sizes of a block, a chunk and a split, and none of them depends on another."""
+    lengths = (1, 2, 16, 17, 63, 64, 65, 130, 511, 513, 700)
+    rows = Rows([(length, length) for length in lengths], dim=dim, heads=4, kv_heads=4, window=window, causal=False)
+    got = rows.attend(team)
+    near(got, rows.torch())
+    for length in (1, 65, 513):
+        alone = Rows([(length, length)], dim=dim, heads=4, kv_heads=4, window=window, causal=False)
+        begin = rows.starts[lengths.index(length)]
+        assert torch.equal(alone.attend(team), got[begin : begin + length])
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

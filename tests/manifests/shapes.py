@@ -24,6 +24,8 @@ PARAMETERS = {
     "Qwen2.5-0.5B-Instruct": 494_032_768,
     "Qwen2.5-7B-Instruct": 7_615_616_512,
     "Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
+    "Qwen3-Embedding-0.6B": 595_776_512,
+    "bge-reranker-v2-m3": 567_755_777,
 }  # as the hub counts the tensors of the published checkpoints; a tied head once
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]  # type as headers spell it, shape

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from appliance.chat.template import ChatTemplate, load_template
 from engine.api.errors import CheckpointError, RequestError
 from engine.text import Tokenizer
+from engine.text.templates import template_file
 
 TEMPLATES = {
     "chatml": "{% for m in messages %}\n<|im_start|>{{ m.role }}\n{{ m['content'] | trim }}<|im_end|>\n{% endfor %}"
@@ -24,6 +25,25 @@ TEMPLATES = {
     "generation": "{% for m in messages %}{% if m.role == 'assistant' %}"
     + "{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content | upper }}{% endif %}"
     + "{% if loop.index == 2 %}{% break %}{% endif %}{% endfor %}",
+    # What templates of well-known families do, in excerpts of our own.
+    "dates": "{{- bos_token }}{%- if date_string is not defined %}{%- if strftime_now is defined %}"
+    "{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}{%- endif %}Today: {{ date_string }}\n"
+    "{%- for m in messages %}{{- '<|start|>' + m['role'] + '<|end|>\\n\\n' + m['content'] | trim }}{%- endfor %}",
+    "alternating": "{%- if messages[0]['role'] == 'system' %}{%- set rest = messages[1:] %}"
+    "{%- else %}{%- set rest = messages %}{%- endif %}{%- set ns = namespace(index=0) %}{%- for m in rest %}"
+    "{%- if (m['role'] == 'user') != (ns.index % 2 == 0) %}{{- raise_exception('roles must alternate') }}{%- endif %}"
+    "{%- set ns.index = ns.index + 1 %}[{{ m.content | trim }}]{%- endfor %}",
+    "macros": "{%- macro typed(spec, depth=0) -%}{%- for name, value in spec.items() | sort -%}"
+    "{{ '  ' * depth }}{{ name }}: {% if value is mapping %}\n{{ typed(value, depth + 1) }}"
+    "{%- elif value is string %}{{ value | replace('f', 'F') }}\n{% else %}?\n{% endif %}{%- endfor -%}{%- endmacro %}"
+    "{% for t in tools or [] %}{{ typed(t) }}{% endfor %}"
+    "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}",
+    "json": "{{ tools | tojson(ensure_ascii=True, sort_keys=True, separators=(',', ':')) }}"
+    "{{ messages | map(attribute='content') | join('|') }}{{ messages[1].content.split('\"')[1] }}"
+    "{{ messages[::-1][0].role ~ messages[-1:] | length }}",
+    "looking around": "{%- for m in messages %}{{ loop.previtem.role if loop.previtem is defined else 'start' }}>"
+    "{{ m.role }}{{ ' last' if loop.last }}"
+    "{%- if not loop.first and m.role == 'user' %}{% break %}{% endif %}{%- endfor %}",
     "variables": "{{ enable_thinking | default('unset') }} {{ messages[0].content }} {{ dict(a=1) | tojson }}",
 }
 MESSAGES = [
@@ -87,6 +107,27 @@ def test_one_of_several_templates_is_chosen_as_by_transformers(tmp_path: Path) -
     lone = ChatTemplate({"rag": "x"}, {})
     with pytest.raises(RequestError, match="'default'; it has rag"):
         lone.render(copied())
+
+
+def test_templates_lie_in_files_of_several_names(tmp_path: Path) -> None:
+    """Each wins over those before it."""
+    (tmp_path / "tokenizer.json").write_text((checkpoint(tmp_path, None) / "tokenizer.json").read_text())
+    assert load_template(Tokenizer(tmp_path), None) is None and template_file(tmp_path) == ""
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of a processor"}')
+    assert ours(tmp_path) == "of a processor" and template_file(tmp_path) == "chat_template.json"
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "of the tokenizer"}')
+    assert ours(tmp_path) == "of the tokenizer" and template_file(tmp_path) == "tokenizer_config.json"
+    (tmp_path / "chat_template.jinja").write_text("of a file")
+    assert ours(tmp_path) == "of a file" and template_file(tmp_path) == "chat_template.jinja"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("with documents")
+    assert ours(tmp_path) == "of a file" and ours(tmp_path, template="rag") == "with documents"
+
+
+@pytest.mark.parametrize("template", [7, [{"name": "x"}], ["x"]])
+def test_a_template_that_is_none_is_an_error_of_the_checkpoint(tmp_path: Path, template: Any) -> None:
+    with pytest.raises(CheckpointError, match="chat_template"):
+        Tokenizer(checkpoint(tmp_path, template))
 
 
 def test_a_file_replaces_the_checkpoints_template(tmp_path: Path) -> None:

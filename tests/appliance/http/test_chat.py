@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -182,6 +184,22 @@ def test_a_template_in_the_request_needs_trust(gateway: Any, make_gateway: Calla
     assert (
         error(make_gateway(trust_request_chat_template=True), {"chat_template": "{% if %}"})["param"] == "chat_template"
     )
+
+
+def test_one_of_the_models_own_templates_may_be_named_without_trust(
+    make_gateway: Callable[..., Any], checkpoint: Path, tmp_path: Path
+) -> None:
+    """CH-10 named templates"""
+    own = shutil.copytree(checkpoint, tmp_path / "own")
+    (own / "chat_template.jinja").write_text("default")
+    (own / "additional_chat_templates").mkdir()
+    (own / "additional_chat_templates" / "rag.jinja").write_text("rag {{ documents[0].text }}")
+    gateway = make_gateway(model=str(own))
+    whole(gateway.says("x"), {"chat_template": "rag", "documents": [{"text": "hello"}]})
+    assert prompt_text(gateway) == "rag hello"
+    whole(gateway.says("x"), {})
+    assert prompt_text(gateway) == "default"
+    assert error(make_gateway(model=str(own)), {"chat_template": "absent"})["param"] == "chat_template"
 
 
 def test_the_last_message_is_continued_without_a_new_header(gateway: Any) -> None:

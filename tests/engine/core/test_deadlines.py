@@ -175,7 +175,7 @@ def test_each_request_ends_when_brute_force_says(seed):
 
 
 def test_late_requests_are_late_again_in_a_replay(tmp_path):
-    recorder = Recorder(CONFIG, str(tmp_path / "r"), 80_000)
+    recorder = Recorder(CONFIG, str(tmp_path / "r"), 90_000)
     Clocked(3, recorder).run(requests=150)
     recorder.rest()
     records = list(read_records(tmp_path / "r"))

@@ -1,11 +1,14 @@
 """Small tokenizers of the kinds that checkpoints have, trained here, each also loaded by transformers as the oracle."""
 
+import base64
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sentencepiece
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 CORPUS = [
@@ -81,6 +84,82 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any]]] = {
     "metaspace": (metaspace, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
     "late_tokens": (byte_level, {"eos_token": "<|late_end|>", "additional_special_tokens": ["<|late|>"]}),
 }
+
+
+def sentence_pieces(**options: Any) -> bytes:
+    """A tokenizer.model."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(" ".join(CORPUS).split("\n")), model_writer=model, minloglevel=2, **options
+    )
+    return model.getvalue()
+
+
+def llama_pieces() -> bytes:
+    """As Llama 2's: joins of bytes as a last resort, every space kept."""
+    kept = {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
+    return sentence_pieces(model_type="bpe", vocab_size=400, byte_fallback=True, character_coverage=0.98, **kept)
+
+
+def unigram_pieces() -> bytes:
+    """As T5's: what is not in it is unknown, white space is tidied up."""
+    return sentence_pieces(model_type="unigram", vocab_size=85, character_coverage=0.98)
+
+
+def rank_lines() -> bytes:
+    """A file of tiktoken's, with the joins that a byte-level tokenizer learnt."""
+    backend = byte_level()
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    names = sorted(backend.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
+    pieces = [spelled(text) for text, _ in names if text not in added]
+    pieces.sort(key=lambda piece: len(piece) > 1)  # bytes first; joins stay in their order
+    return b"".join(b"%s %d\n" % (base64.b64encode(piece), rank) for rank, piece in enumerate(pieces))
+
+
+def spelled(text: str) -> bytes:
+    """The bytes that a byte-level name stands for, by the alphabet's own rule."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in plain}
+    table |= {chr(256 + place): byte for place, byte in enumerate(sorted(set(range(256)) - set(plain)))}
+    return bytes(table[letter] for letter in text)
+
+
+def added(*texts: str, first: int) -> dict[str, Any]:
+    return {str(first + place): {"content": text, "special": True} for place, text in enumerate(texts)}
+
+
+_ENDS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+# The file's name, what is in it, tokenizer_config.json.
+PLAIN: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
+    "pieces": (
+        "tokenizer.model",
+        llama_pieces,
+        _ENDS | {"added_tokens_decoder": added("<|im_start|>", "<pad>", first=400)},
+    ),
+    "pieces_legacy": ("tokenizer.model", llama_pieces, _ENDS | {"legacy": True, "add_eos_token": True}),
+    "pieces_unigram": ("tokenizer.model", unigram_pieces, _ENDS | {"add_bos_token": False}),
+    "ranks": (
+        "tokenizer.model",
+        rank_lines,
+        {"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]},
+    ),
+    "ranks_bos": ("tiktoken.model", rank_lines, {"bos_token": "[BOS]", "eos_token": "[EOS]", "add_bos_token": True}),
+    "qwen": ("qwen.tiktoken", rank_lines, {"eos_token": "<|im_end|>", "tokenizer_class": "QWenTokenizer"}),
+}
+
+
+@pytest.fixture(scope="session")
+def plain_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A directory per kind of SentencePiece's and tiktoken's files."""
+    root = tmp_path_factory.mktemp("plain")
+    contents: dict[Callable[[], bytes], bytes] = {}
+    for name, (file, make, config) in PLAIN.items():
+        (root / name).mkdir()
+        contents.setdefault(make, b"")
+        contents[make] = contents[make] or make()
+        (root / name / file).write_bytes(contents[make])
+        (root / name / "tokenizer_config.json").write_text(json.dumps(config))
+    return {name: root / name for name in PLAIN}
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,15 @@ from engine.text import Tokenizer
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = ["byte_level", "byte_level_bos", "byte_fallback", "byte_fallback_eos", "metaspace", "late_tokens", "tekken"]
+PLAIN = ["pieces", "pieces_legacy", "pieces_unigram", "ranks", "ranks_bos", "qwen"]
 TEXT = "The quick brown fox"
 
 
-@pytest.fixture(params=KINDS)
-def tokenizer(request: pytest.FixtureRequest, tokenizer_dirs: dict[str, Path]) -> Tokenizer:
-    return Tokenizer({**tokenizer_dirs, "tekken": GOLDEN}[request.param])
+@pytest.fixture(params=KINDS + PLAIN)
+def tokenizer(
+    request: pytest.FixtureRequest, tokenizer_dirs: dict[str, Path], plain_dirs: dict[str, Path]
+) -> Tokenizer:
+    return Tokenizer({**tokenizer_dirs, **plain_dirs, "tekken": GOLDEN}[request.param])
 
 
 def encode(t: Tokenizer) -> bool:
@@ -75,7 +78,41 @@ def named(key: str) -> Callable[[Tokenizer], bool]:
     return agrees
 
 
+def encode_within(t: Tokenizer) -> bool:
+    whole, plain = t.encode(TEXT), t.encode(TEXT, add_special_tokens=False)
+    around = len(whole) - len(plain)
+    cut = {side: t.encode_within(TEXT, around + 3, side=side) for side in ("left", "right")}
+    bare = {side: t.encode_within(TEXT, 3, side=side, add_special_tokens=False) for side in ("left", "right")}
+    ends = all(ids[: ids.index(bare[side][0])] == whole[: whole.index(plain[0])] for side, ids in cut.items())
+    kept = bare == {"left": plain[-3:], "right": plain[:3]} and all(len(ids) == around + 3 for ids in cut.values())
+    return ends and kept and t.encode_within(TEXT, 1000) == whole
+
+
+def encode_bytes(t: Tokenizer) -> bool:
+    def joined(data: bytes) -> bool:
+        ids = t.encode_bytes(data)
+        return b"".join(map(t.token_bytes, ids)) == data and not t.special_ids & set(ids)
+
+    if t.longest_piece is None:  # what it has not is unknown
+        return joined(b"") and joined(b" ")
+    return all(map(joined, (b"fox", b" The quick", b"", b"the  dog")))
+
+
+def encode_pair(t: Tokenizer) -> bool:
+    one, other = (t.encode(text, add_special_tokens=False) for text in (TEXT, "dog"))
+    ids, types = t.encode_pair(TEXT, "dog")
+    inside = [token for token in ids if token not in t.special_ids]
+    cut, _ = t.encode_pair(TEXT, "dog", most=(2, 1), limit=1000)
+    few, kinds = t.encode_pair(TEXT, "dog", limit=len(ids) - 2)
+    right = (
+        inside == one + other and types == sorted(types) and (1 not in types or types.count(0) - len(one) in (0, 1, 2))
+    )
+    return right and len(ids) - len(cut) == len(inside) - 3 and len(few) == len(kinds) == len(ids) - 2
+
+
 def longest_piece(t: Tokenizer) -> bool:
+    if t.longest_piece is None:
+        return t.file.name == "tokenizer.model" or not t.encode("\u2603" * 50, add_special_tokens=False)[2:]
     return t.longest_piece == max(len(t.token_string(token) or "") for token in range(t.vocab_size))
 
 
@@ -91,7 +128,11 @@ CHECKS: dict[str, Callable[[Tokenizer], Any]] = {
     "special_tokens": special_tokens,
     "bos_id": named("bos"),
     "eos_id": named("eos"),
+    "encode_within": encode_within,
+    "encode_bytes": encode_bytes,
+    "encode_pair": encode_pair,
     "longest_piece": longest_piece,
+    "file": lambda t: t.file.is_file(),
     "truncation_side": lambda t: t.truncation_side == "right",
     "chat_template": lambda t: t.chat_template is None,
 }

@@ -1,0 +1,149 @@
+"""From the hidden states of a prompt to what it is pooled to: one vector, or one for each token, through the stages
+that the model declares.
+
+All of it is computed in float32, each prompt by itself, so that no prompt depends on those beside it. The states may
+come in pieces: sums go token after token, in float64, so that on a CPU it does not show where a prompt was cut.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, normalize
+
+from engine.api.messages import Pooling
+from engine.layers.linear import Read, Target
+from engine.layers.norm import NormLayer
+from engine.models.parts import Dense, Difference, PooledNorm, Pooler, Stage, TokenLogits
+from engine.models.sources import join
+from kernels.activation import ACTIVATIONS
+
+ACTS: dict[str, Callable[[Tensor], Tensor]] = {
+    **ACTIVATIONS,
+    "none": lambda x: x,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+ENDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "normalize": lambda x: normalize(x, dim=-1),
+    "softmax": lambda x: x.softmax(-1),
+    "sigmoid": torch.sigmoid,
+}
+OF_EACH_TOKEN = ("token_embed", "token_classify")
+
+
+@dataclass
+class Gathered:
+    """What is kept of the tokens of a prompt that were computed so far. `vector`: [hidden], of the pool's own meaning;
+    `each`: pieces of [tokens, hidden], where every token is asked for."""
+
+    tokens: int = 0
+    vector: Tensor | None = None
+    each: list[Tensor] = field(default_factory=list)
+
+
+class DenseLayer:
+    weight: Tensor  # [outputs, inputs] float32
+    bias: Tensor | None = None
+
+    def __init__(self, part: Dense | TokenLogits) -> None:
+        self.part, self.act = part, ACTS[part.act if isinstance(part, Dense) else "none"]
+
+    def load(self, read: Read, target: Target) -> None:
+        match self.part:
+            case TokenLogits(tokens=tokens, source=source):
+                rows = read(f"{source}.weight")[list(tokens)]
+            case Dense(linear=declared, path=path):
+                (piece,) = declared.rows
+                name = join(path, piece.source)
+                rows = read(f"{name}.weight")
+                if declared.bias:
+                    self.bias = read(f"{name}.bias").to(target.device, torch.float32, copy=True)
+        self.weight = rows.to(target.device, torch.float32, copy=True)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.act(linear(x, self.weight, self.bias))
+
+
+class DifferenceLayer:
+    tensors: tuple[Tensor, ...] = ()
+
+    def load(self, read: Read, target: Target) -> None:
+        """It has nothing."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x[..., :1] - x[..., 1:]
+
+
+class PooledNormLayer(NormLayer):
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+StageLayer = DenseLayer | DifferenceLayer | PooledNormLayer
+
+
+class PoolerLayer:
+    def __init__(self, part: Pooler) -> None:
+        self.part = part
+        self.stages = [_layer(stage) for stage in part.stages]
+
+    def load(self, read: Read, target: Target) -> None:
+        for stage in self.stages:
+            stage.load(read, target)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for stage in self.stages for tensor in stage.tensors]
+
+    def gather(self, gathered: Gathered, hidden: Tensor, pooling: Pooling) -> None:
+        """hidden: [tokens, hidden], the next ones of a prompt."""
+        x = hidden.float()
+        gathered.tokens += len(x)
+        if pooling.task in OF_EACH_TOKEN:
+            gathered.each.append(x.clone())
+            return
+        before = gathered.vector
+        match self.part.pool:
+            case "first":
+                gathered.vector = x[0].clone() if before is None else before
+            case "last":
+                gathered.vector = x[-1].clone()
+            case "max":
+                most = x.amax(0)
+                gathered.vector = most if before is None else torch.maximum(before, most)
+            case "mean":
+                rows = x.double() if before is None else torch.cat((before.unsqueeze(0), x.double()))
+                gathered.vector = rows.cumsum(0)[-1]
+
+    def finish(self, gathered: Gathered, pooling: Pooling) -> Tensor:
+        """[width], or [tokens, width] where every token is asked for; fewer numbers where `dimensions` says so."""
+        if pooling.task in OF_EACH_TOKEN:
+            y = torch.cat(gathered.each)
+        else:
+            assert gathered.vector is not None, "a prompt has a token"
+            vector = gathered.vector / gathered.tokens if self.part.pool == "mean" else gathered.vector
+            y = vector.float().unsqueeze(0)
+        for stage in self.stages:
+            y = stage(y)
+        y = y[:, : pooling.dimensions]
+        if pooling.activate is not False:
+            y = ENDS[self.part.activation](y)
+        return y if pooling.task in OF_EACH_TOKEN else y[0]
+
+
+def _layer(stage: Stage) -> StageLayer:
+    match stage:
+        case Dense() | TokenLogits():
+            return DenseLayer(stage)
+        case Difference():
+            return DifferenceLayer()
+        case PooledNorm(norm=norm, path=path):
+            return PooledNormLayer(norm, path)

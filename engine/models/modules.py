@@ -1,0 +1,149 @@
+"""The module files of sentence-transformers: what stands behind the encoder of a published embedding model.
+
+modules.json lists Transformer, Pooling, Dense (any number) and Normalize, each in a folder with a config.json; Dense
+has weights of its own. Source: sentence_transformers/models of that library.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.api.errors import CheckpointError
+from engine.models.headers import TensorInfo, read_headers
+from engine.models.labels import dense
+from engine.models.parts import Dense, Pool
+
+LIST = "modules.json"
+OF_THE_TEXT = "sentence_bert_config.json"
+OF_THE_WHOLE = "config_sentence_transformers.json"
+POOLS: dict[str, Pool] = {
+    "pooling_mode_cls_token": "first",
+    "pooling_mode_lasttoken": "last",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+}
+NAMED_POOLS: dict[str, Pool] = {"cls": "first", "lasttoken": "last", "max": "max", "mean": "mean"}
+ACTS = {"Identity": "none", "Tanh": "tanh", "Sigmoid": "sigmoid", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
+SERVED = ("Transformer", "Pooling", "Dense", "Normalize")
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Modules:
+    """`dense` in order, with the tensors of their files under the names of the folders. `longest`: tokens of a text, or
+    None. `prompts`: texts put in front, by name."""
+
+    pool: Pool
+    dense: tuple[Dense, ...] = ()
+    normalizes: bool = False
+    longest: int | None = None
+    prompts: tuple[tuple[str, str], ...] = ()
+    default_prompt: str = ""
+    similarity: str = "cosine"
+    files: tuple[tuple[str, Path], ...] = ()
+
+    def tensors(self) -> dict[str, TensorInfo]:
+        """Of all Dense modules."""
+        found: dict[str, TensorInfo] = {}
+        for folder, file in self.files:
+            if not file.exists():
+                raise CheckpointError(f"{file}: missing; {LIST} names a Dense module there, and served are safetensors")
+            found |= {f"{folder}.{name}": info for name, info in read_headers(file).items()}
+        return found
+
+
+def read_modules(folder: Path) -> Modules | None:
+    """None for a folder without modules.json. Raises CheckpointError for modules that are not served."""
+    if not (folder / LIST).is_file():
+        return None
+    listed = _read(folder / LIST)
+    if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+        raise CheckpointError(f"{folder / LIST}: must be a list of objects")
+    kinds = [str(one.get("type", "")).rpartition(".")[2] for one in listed]
+    strange = [kind for kind in kinds if kind not in SERVED]
+    pools = [kind for kind in kinds if kind == "Pooling"]
+    if strange or kinds[:2] != ["Transformer", "Pooling"] or len(pools) != 1 or "Normalize" in kinds[:-1]:
+        raise CheckpointError(
+            f"{folder / LIST}: lists {', '.join(kinds) or 'nothing'}; served are Transformer, Pooling, any number of "
+            "Dense, and Normalize at the end, in this order"
+        )
+    found = Modules(_pool(folder / str(listed[1].get("path")) / "config.json"), normalizes=kinds[-1] == "Normalize")
+    for kind, one in zip(kinds, listed, strict=True):
+        if kind == "Dense":
+            name = str(one.get("path"))
+            files = (*found.files, (name, folder / name / WEIGHTS))
+            found = replace(found, dense=(*found.dense, _dense(folder / name / "config.json", name)), files=files)
+    return _with_texts(found, folder)
+
+
+def module_names(folder: Path) -> tuple[str, ...]:
+    """The files that are read of a folder with modules.json, there or not; none if that is damaged, which reading it
+    says better."""
+    try:
+        listed = _read(folder / LIST)
+    except CheckpointError:
+        return ()
+    paths = [one.get("path") for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    inside = [path for path in paths if isinstance(path, str) and path]
+    return (
+        LIST,
+        OF_THE_TEXT,
+        OF_THE_WHOLE,
+        *(f"{path}/{name}" for path in inside for name in ("config.json", WEIGHTS)),
+    )
+
+
+def _with_texts(found: Modules, folder: Path) -> Modules:
+    """What is said of texts before they become tokens."""
+    of_text, whole = _settings(folder / OF_THE_TEXT), _settings(folder / OF_THE_WHOLE)
+    longest, prompts = of_text.get("max_seq_length"), whole.get("prompts")
+    return replace(
+        found,
+        longest=longest if isinstance(longest, int) and longest > 0 else None,
+        prompts=tuple((str(k), str(v)) for k, v in prompts.items()) if isinstance(prompts, dict) else (),
+        default_prompt=str(whole.get("default_prompt_name") or ""),
+        similarity=str(whole.get("similarity_fn_name") or "cosine"),
+    )
+
+
+def _pool(file: Path) -> Pool:
+    values = _settings(file)
+    chosen = [key for key, value in values.items() if key.startswith("pooling_mode_") and value is True]
+    named = values.get("pooling_mode")
+    if isinstance(named, str) and named in NAMED_POOLS:
+        return NAMED_POOLS[named]
+    if values.get("include_prompt") is False:
+        raise CheckpointError(f"{file}: include_prompt is false; served is pooling over all tokens")
+    if len(chosen) != 1 or chosen[0] not in POOLS:
+        what = ", ".join(chosen) or repr(named)
+        raise CheckpointError(f"{file}: pools by {what}; served is one of {', '.join(POOLS)}")
+    return POOLS[chosen[0]]
+
+
+def _dense(file: Path, name: str) -> Dense:
+    values = _settings(file)
+    act = str(values.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    inputs, outputs = values.get("in_features"), values.get("out_features")
+    if act not in ACTS:
+        raise CheckpointError(f"{file}: activation_function is {act}; served are {', '.join(ACTS)}")
+    if not isinstance(inputs, int) or not isinstance(outputs, int):
+        raise CheckpointError(f"{file}: in_features and out_features must be whole numbers")
+    return dense(name, "linear", inputs, outputs, act=ACTS[act], bias=values.get("bias", True) is True)
+
+
+def _settings(file: Path) -> Mapping[str, Any]:
+    """{} where there is no such file."""
+    value = _read(file) if file.is_file() else {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{file}: must be a JSON object")
+    return value
+
+
+def _read(file: Path) -> Any:
+    try:
+        return msgspec.json.decode(file.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from error

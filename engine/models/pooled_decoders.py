@@ -1,0 +1,41 @@
+"""Decoders that pool: their bare models, which embed, and those with a linear on the last token, which classify.
+
+Source: transformers modeling_layers.py (GenericForSequenceClassification). The blocks are those of the causal model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from engine.models import gemma, llama, qwen3
+from engine.models.labels import classifier, dense
+from engine.models.parts import Model, Pool, Pooler, keeps_nothing
+
+_FAMILIES = {"Llama": llama, "Mistral": llama, "Qwen2": llama, "Qwen3": qwen3, "Gemma2": gemma, "Gemma3Text": gemma}
+_CAUSAL = {"Gemma3Text": "Gemma3ForCausalLM"}
+_BARE, _CLASSIFIER = "Model", "ForSequenceClassification"
+ARCHITECTURES = tuple(f"{family}{kind}" for family in _FAMILIES for kind in (_BARE, _CLASSIFIER))
+UNREAD = ("lm_head.",)
+
+
+def declare(config: Mapping[str, Any]) -> Model:
+    architecture = config["architectures"][0]
+    is_bare = architecture.endswith(_BARE)
+    family = architecture.removesuffix(_BARE if is_bare else _CLASSIFIER)
+    causal = _CAUSAL.get(family, f"{family}ForCausalLM")
+    model: Model = _FAMILIES[family].declare({**config, "architectures": [causal]})
+    hidden = model.embed.hidden
+    if is_bare:
+        return embedder(replace(model, root=""))
+    labels = len(classifier(config, "last", (), each_token=False).labels)
+    stages = (dense("", "score", hidden, labels, bias=False),)
+    pooler = classifier(config, "last", stages, each_token=False)
+    return replace(model, head=None, pooler=pooler, unread=UNREAD)
+
+
+def embedder(model: Model) -> Model:
+    """A decoder without its head: the state of the last token is the vector of the prompt, of one that reads both ways
+    the mean of all."""
+    pool: Pool = "mean" if keeps_nothing(model) else "last"
+    pooler = Pooler(task="embed", width=model.embed.hidden, pool=pool, activation="normalize")
+    return replace(model, head=None, pooler=pooler, unread=UNREAD)

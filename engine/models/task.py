@@ -1,0 +1,150 @@
+"""What a checkpoint is served for, and what its model then ends in: a head, or a pooler.
+
+An encoder embeds, a classifier classifies; a decoder generates, unless sentence-transformers' files beside it say that
+it embeds. `model.task` may ask for something else, as far as the weights have it: a decoder as an embedder, or as a
+reranker that answers yes or no (its score is softmax over the logits of the two, which is a sigmoid of their
+difference).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from engine.api.config import TaskConfig
+from engine.api.errors import TaskError
+from engine.models.modules import Modules
+from engine.models.parts import Dense, Difference, Model, Pool, Pooler, TokenLogits
+from engine.models.pooled_decoders import UNREAD, embedder
+from engine.models.sources import join
+
+POOLS: dict[str, Pool] = {"cls": "first", "last": "last", "mean": "mean", "max": "max"}
+
+
+def fitted(model: Model, config: Mapping[str, Any], wanted: TaskConfig, modules: Modules | None, folder: Path) -> Model:
+    """The model with the head or the pooler that it is to be served with. Raises TaskError, naming the key, for what
+    the checkpoint cannot be."""
+    task = _task(model, wanted, modules)
+    if task == "generate":
+        _check_sole(wanted, task)
+        return model
+    if task == "score":
+        _check_sole(wanted, task)
+        return _scorer(model, wanted, folder)
+    if model.pooler is None:
+        model = embedder(model)
+    assert model.pooler is not None, "an embedder pools"
+    if task == "classify":
+        _check_sole(wanted, task)
+        return model
+    return _embedder(model, model.pooler, config, wanted, modules)
+
+
+def _task(model: Model, wanted: TaskConfig, modules: Modules | None) -> str:
+    own = "generate" if model.pooler is None else ("embed" if model.pooler.task == "embed" else "classify")
+    if own == "generate" and modules is not None:
+        own = "embed"
+    if wanted.task in ("auto", own):
+        return own
+    served: tuple[str, ...] = ("generate", "embed", "score") if model.head is not None else (own,)
+    if model.pooler is not None and model.pooler.task == "classify" and model.pooler.width == 1:
+        served = (own, "score")
+        if wanted.task == "score":
+            return own
+    if wanted.task not in served:
+        raise TaskError(f"model.task: {wanted.task}: this checkpoint can be served to {' or to '.join(served)}")
+    return wanted.task
+
+
+def _check_sole(wanted: TaskConfig, task: str) -> None:
+    if wanted.pool != "auto" or wanted.normalize is not None or wanted.dimensions:
+        raise TaskError(
+            f"model.pooling: says how vectors are made, and this checkpoint is served to {task}; leave it out, or set "
+            "model.task to embed"
+        )
+
+
+def _embedder(
+    model: Model, pooler: Pooler, config: Mapping[str, Any], wanted: TaskConfig, modules: Modules | None
+) -> Model:
+    if modules is not None:
+        pooler = replace(pooler, pool=modules.pool, stages=modules.dense, activation=_end(modules.normalizes))
+    if wanted.pool != "auto":
+        pooler = replace(pooler, pool=POOLS[wanted.pool])
+    if wanted.normalize is not None:
+        pooler = replace(pooler, activation=_end(wanted.normalize))
+    width = model.embed.hidden
+    for stage in pooler.stages:
+        if isinstance(stage, Dense):
+            if stage.linear.inputs != width:
+                raise TaskError(f"{stage.path}/config.json: in_features is {stage.linear.inputs}, and {width} come in")
+            width = stage.linear.rows[0].units
+    listed, trained = config.get("matryoshka_dimensions"), config.get("is_matryoshka") is True
+    lengths = wanted.dimensions or (tuple(listed) if isinstance(listed, list) else ())
+    too_long = [length for length in lengths if not 0 < length <= width]
+    if too_long:
+        raise TaskError(f"model.pooling.dimensions: {too_long[0]}: vectors have 1 to {width} numbers")
+    pooler = replace(pooler, width=width, dimensions=lengths, any_dimensions=trained and not lengths)
+    longest = model.max_context if modules is None or modules.longest is None else modules.longest
+    return replace(model, head=None, pooler=pooler, max_context=min(model.max_context, longest), unread=_unread(model))
+
+
+def _end(normalizes: bool) -> Literal["normalize", "none"]:
+    return "normalize" if normalizes else "none"
+
+
+def _scorer(model: Model, wanted: TaskConfig, folder: Path) -> Model:
+    assert model.head is not None, "who scores has logits"
+    source = join(model.root, model.embed.name) if model.head.tied else model.head.name
+    tokens = _token_ids(wanted.score_tokens, folder)
+    logits = TokenLogits(tokens=tokens, source=source, vocab=model.embed.vocab, hidden=model.embed.hidden)
+    pooler = Pooler(
+        task="classify",
+        width=1,
+        pool="last",
+        stages=(logits, Difference()),
+        activation="sigmoid",
+        labels=(wanted.score_tokens[0],),
+    )
+    if model.head.bias or model.head.softcap is not None or model.head.scale != 1.0:
+        raise TaskError("model.task: score: its logits have a bias, a scale or a cap; served are plain ones")
+    return replace(model, head=None, pooler=pooler, unread=_unread(model))
+
+
+def _unread(model: Model) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*model.unread, *UNREAD)))
+
+
+class _Vocabulary(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]
+
+
+class _Tokenizer(msgspec.Struct):
+    model: _Vocabulary
+
+
+def _token_ids(words: tuple[str, str], folder: Path) -> tuple[int, ...]:
+    """Of words that the tokenizer has whole."""
+    file = folder / "tokenizer.json"
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_Tokenizer).model.vocab
+    except (OSError, msgspec.DecodeError) as error:
+        raise TaskError(f"model.task: score needs the ids of {' and '.join(words)}: {file}: {error}") from error
+    ids = found if isinstance(found, dict) else {token: number for number, (token, _) in enumerate(found)}
+    lacking = next((word for word in words if word not in ids), None)
+    if lacking is not None:
+        raise TaskError(f"model.pooling.score_tokens: {lacking!r} is no token of {file}; name two that are")
+    return tuple(ids[word] for word in words)
+
+
+def reroot(model: Model, names: Mapping[str, object]) -> Model:
+    """The model with the names that its tensors have: some are saved with the module that they were a part of in front,
+    some without."""
+    own = f"{join(model.root, model.embed.name)}.weight"
+    if own in names or not names:
+        return model
+    last = f"{model.embed.name}.weight"
+    ends = [name for name in names if name == last or name.endswith(f".{last}")]
+    return replace(model, root=ends[0].removesuffix(last).rstrip(".")) if len(ends) == 1 else model

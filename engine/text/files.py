@@ -1,0 +1,144 @@
+"""Which file a checkpoint's tokenizer is read from, and what the files beside it add."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import CheckpointError
+from engine.text.added import Added, read_added
+from engine.text.backend import Backend
+from engine.text.fast import FastTokenizer
+from engine.text.tekken import TEKKEN, tekken_text
+
+FILES = ("tokenizer.json", TEKKEN, "tokenizer.model", "tiktoken.model", "qwen.tiktoken")
+"""The first that a checkpoint has is read."""
+# Qwen's first models say in code what others have in their configuration: what comes behind the ranks.
+_QWEN_ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} if there is no such file. Raises CheckpointError naming the file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); copy the checkpoint again") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds a {type(value).__name__}, not an object; copy the checkpoint again")
+    return value
+
+
+def tokenizer_file(directory: Path) -> Path:
+    """The file that a directory's tokenizer is read from. Raises CheckpointError if it has none."""
+    found = next((directory / name for name in FILES if (directory / name).is_file()), None)
+    if found is None:
+        raise CheckpointError(
+            f"{directory / FILES[0]}: no such file, and no {', '.join(FILES[1:])}; model.source must hold one of them "
+            "(AutoTokenizer's save_pretrained writes a tokenizer.json)"
+        )
+    return found
+
+
+def tokenizer_text(directory: Path) -> str | None:
+    """The directory's tokenizer as the text of a tokenizer.json; None if its file is of another kind. Raises
+    CheckpointError naming the file."""
+    path = tokenizer_file(directory)
+    if path.name == TEKKEN:
+        return tekken_text(path)
+    if path.suffix != ".json":
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as text ({error}); copy the checkpoint again") from error
+
+
+def is_ranks(path: Path) -> bool:
+    """Whether a file is one of tiktoken's; SentencePiece's may have the same name. Raises CheckpointError."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(200)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); copy the checkpoint again") from error
+    first = head.split(b"\n")[0].split(b" ")
+    return len(first) == 2 and first[1].strip().isdigit() and all(33 <= byte < 127 for byte in first[0])
+
+
+def _plain(path: Path, config: dict[str, Any], named: dict[str, str], extra: list[str]) -> Backend:
+    """SentencePiece or tiktoken, whose added tokens and ends the configuration has."""
+    directory = path.parent
+    added = read_added(config.get("added_tokens_decoder", {}))
+    more = read_json(directory / "added_tokens.json")
+    listed = {token.text for token in added}
+    added += [Added(int(token), text) for text, token in more.items() if text not in listed]
+    if is_ranks(path):
+        return _ranks(path, config, named, extra, added)
+    from engine.text.pieces import SentencePieceTokenizer, read_model
+
+    model = read_model(path)
+    size = model.get_piece_size()
+    in_file = {model.id_to_piece(token): token for token in range(size)}
+    added = _with_named(added, [*named.values(), *extra], in_file, size)
+    ids = in_file | {token.text: token.id for token in added}
+    begin = ids.get(named["bos_token"]) if "bos_token" in named else None
+    if begin is None and model.bos_id() >= 0:
+        begin = model.bos_id()
+    end = ids.get(named["eos_token"]) if "eos_token" in named else None
+    if end is None and model.eos_id() >= 0:
+        end = model.eos_id()
+    return SentencePieceTokenizer(
+        path,
+        added,
+        begin if config.get("add_bos_token", True) else None,
+        end if config.get("add_eos_token", False) else None,
+        legacy=bool(config.get("legacy", False)),
+    )
+
+
+def _ranks(path: Path, config: dict[str, Any], named: dict[str, str], extra: list[str], added: list[Added]) -> Backend:
+    from engine.text.ranks import PATTERN, PATTERNS, RanksTokenizer, read_ranks
+
+    ranks = read_ranks(path)
+    size = max(ranks.values()) + 1
+    kind = str(config.get("tokenizer_class", ""))
+    if not added and (kind == "QWenTokenizer" or path.name == "qwen.tiktoken"):
+        added = [Added(size + place, text) for place, text in enumerate(_QWEN_ADDED)]
+    added = _with_named(added, [*named.values(), *extra], {}, size)
+    ids = {token.text: token.id for token in added}
+    begin, end = (ids.get(named.get(key, "")) for key in ("bos_token", "eos_token"))
+    pattern = PATTERNS.get(kind) or PATTERNS.get(path.name) or PATTERN
+    return RanksTokenizer(
+        path,
+        pattern,
+        added,
+        begin if config.get("add_bos_token", False) else None,
+        end if config.get("add_eos_token", False) else None,
+    )
+
+
+def _with_named(added: list[Added], named: list[str], in_file: dict[str, int], size: int) -> list[Added]:
+    """Added tokens and the named ones, which are special: at their place in the file, or behind all that there is."""
+    known = {token.text: token for token in added}
+    behind = max([size - 1, *(token.id for token in added)]) + 1
+    for text in named:
+        if text in known:
+            token = known[text]
+            known[text] = Added(token.id, text, True, token.lstrip, token.rstrip, token.word)
+            continue
+        if text in in_file:
+            known[text] = Added(in_file[text], text)
+            continue
+        known[text] = Added(behind, text)
+        behind += 1
+    return list(known.values())
+
+
+def load_backend(directory: Path, config: dict[str, Any], named: dict[str, str], extra: list[str]) -> Backend:
+    """The tokenizer of a directory. `config` is its tokenizer_config.json, `named` the texts of its named tokens,
+    `extra` those of further special ones. Raises CheckpointError."""
+    path, text = tokenizer_file(directory), tokenizer_text(directory)
+    if text is None:
+        return _plain(path, config, named, extra)
+    added = read_added(config.get("added_tokens_decoder", {}))
+    return FastTokenizer(path, text, added, [*named.values(), *extra])

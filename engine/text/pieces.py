@@ -1,0 +1,76 @@
+"""SentencePiece's tokenizer.model, by its own library, with what Hugging Face's configurations say of it.
+
+A text is cut at added tokens; what is between them is SentencePiece's. Its dummy space goes before a whole text only,
+and before each part where the configuration says `legacy: true`, as transformers does it.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import CheckpointError
+from engine.text.added import Added
+from engine.text.plain import PlainTokenizer
+
+_SPACE = "▁"
+# ModelProto.normalizer_spec.add_dummy_prefix = false: behind a serialized model it overrules what the model says.
+_NO_DUMMY_SPACE = bytes((0x1A, 0x02, 0x18, 0x00))
+
+
+class SentencePieceTokenizer(PlainTokenizer):
+    """Raises CheckpointError naming the file."""
+
+    def __init__(self, path: Path, added: list[Added], begin: int | None, end: int | None, *, legacy: bool) -> None:
+        super().__init__(added, begin, end)
+        self._model = read_model(path)
+        self._bare = _without_dummy_space(self._model)
+        self._rest = self._model if legacy else self._bare
+        # What tidies white space up takes all of it from a text's start, else the dummy space alone goes.
+        tidies = self._model.normalize("a  a") == self._model.normalize("a a")
+        self.strip = sys.maxsize if tidies else int(self._model.normalize("a").startswith(_SPACE))
+        size = self._model.get_piece_size()
+        self.base_special = frozenset(
+            token for token in range(size) if self._model.is_control(token) or self._model.is_unknown(token)
+        )
+        # Else any number of characters that no piece has become one unknown token.
+        self.bounded = any(self._model.is_byte(token) for token in range(size))
+
+    def cut(self, text: str, *, first: bool) -> list[int]:
+        # A lone surrogate is no text; it becomes what the library would make of bytes that are none.
+        text = text.encode("utf-8", "replace").decode()
+        return list((self._model if first else self._rest).encode(text))
+
+    def bare(self, text: str) -> list[int]:
+        return list(self._bare.encode(text))
+
+    def base_names(self) -> dict[str, int]:
+        return {self._model.id_to_piece(token): token for token in range(self._model.get_piece_size())}
+
+    def base_pieces(self) -> list[bytes]:
+        return [self._piece(token) for token in range(self._model.get_piece_size())]
+
+    def _piece(self, token: int) -> bytes:
+        text = self._model.id_to_piece(token)
+        if self._model.is_byte(token):
+            return bytes((int(text[3:-1], 16),))
+        return str(text).replace(_SPACE, " ").encode()
+
+
+def read_model(path: Path) -> Any:
+    """The library's processor of a file. Raises CheckpointError."""
+    try:
+        from sentencepiece import SentencePieceProcessor
+    except ImportError as error:
+        raise CheckpointError(f"{path}: needs the package sentencepiece, which is not installed") from error
+    model = SentencePieceProcessor()
+    try:
+        model.LoadFromSerializedProto(path.read_bytes())
+        return model
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: is no SentencePiece model ({error}); copy the checkpoint again") from error
+
+
+def _without_dummy_space(model: Any) -> Any:
+    from sentencepiece import SentencePieceProcessor
+
+    return SentencePieceProcessor(model_proto=model.serialized_model_proto() + _NO_DUMMY_SPACE)

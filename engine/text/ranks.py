@@ -1,0 +1,88 @@
+"""tiktoken's files, lines of a token's bytes in base64 and its rank, by the library itself.
+
+The file has neither the pattern that cuts texts nor special tokens: the first follows from the model, by the names of
+file and class, the others from tokenizer_config.json.
+"""
+
+import base64
+import binascii
+from pathlib import Path
+
+from engine.api.errors import CheckpointError, RequestError
+from engine.text.added import Added
+from engine.text.plain import PlainTokenizer
+from engine.text.vocabulary import byte_level_text
+
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _letters_and(digits: str) -> str:
+    return rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}|{_REST}"
+
+
+# Three digits a token: GPT-4, Llama 3, GLM 4.
+PATTERN = _letters_and(r"\p{N}{1,3}")
+_QWEN = _letters_and(r"\p{N}")
+_UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
+_KIMI = "|".join(
+    (
+        r"[\p{Han}]+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}?",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}?",
+        r"\p{N}{1,3}",
+        _REST,
+    )
+)
+PATTERNS = {"QWenTokenizer": _QWEN, "qwen.tiktoken": _QWEN, "TikTokenTokenizer": _KIMI}
+"""By the tokenizer's class, or else by the file's name."""
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """The ranks in a file. Raises CheckpointError naming the file and the line."""
+    ranks: dict[bytes, int] = {}
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); copy the checkpoint again") from error
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            text, rank = line.split()
+            ranks[base64.b64decode(text, validate=True)] = int(rank)
+        except (ValueError, binascii.Error) as error:
+            raise CheckpointError(
+                f"{path}: line {number} is no token in base64 with its rank ({error}); copy the checkpoint again"
+            ) from error
+    if len(set(ranks.values())) < len(ranks) or any(bytes((byte,)) not in ranks for byte in range(256)):
+        raise CheckpointError(f"{path}: must rank all 256 bytes, and nothing twice; copy the checkpoint again")
+    return ranks
+
+
+class RanksTokenizer(PlainTokenizer):
+    """Raises CheckpointError naming the file."""
+
+    def __init__(self, path: Path, pattern: str, added: list[Added], begin: int | None, end: int | None) -> None:
+        super().__init__(added, begin, end)
+        try:
+            from tiktoken import Encoding
+        except ImportError as error:
+            raise CheckpointError(f"{path}: needs the package tiktoken, which is not installed") from error
+        self._ranks = read_ranks(path)
+        self._encoding = Encoding(path.name, pat_str=pattern, mergeable_ranks=self._ranks, special_tokens={})
+
+    def cut(self, text: str, *, first: bool) -> list[int]:
+        try:
+            return self._encoding.encode(text, disallowed_special=())
+        except ValueError as error:  # a run of a million spaces is more than its pattern can look at
+            raise RequestError(f"The text cannot be cut into tokens: {error}", "input_text") from error
+
+    def base_names(self) -> dict[str, int]:
+        return {byte_level_text(piece): rank for piece, rank in self._ranks.items()}
+
+    def base_pieces(self) -> list[bytes]:
+        pieces = [b""] * (max(self._ranks.values()) + 1)
+        for piece, rank in self._ranks.items():
+            pieces[rank] = piece
+        return pieces

@@ -1,0 +1,101 @@
+"""A step of a model that pools: nothing is drawn, and a prompt that is complete becomes numbers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api.messages import Pooled, Pooling
+from engine.core.plan import NewRow, StepPlan, StepResult
+from engine.kv.layout import Layout
+from engine.layers.batch import Batch
+from engine.layers.model import TextModel
+from engine.layers.pooler import Gathered
+from engine.worker.batch import build_batch
+from engine.worker.host import rows_not_finite
+from engine.worker.rows import PlanRows, plan_rows
+from engine.worker.table import RequestTable
+
+
+@dataclass
+class Open:
+    """A prompt that is being computed."""
+
+    pooling: Pooling
+    tokens: int
+    segments: tuple[int, ...]
+    gathered: Gathered = field(default_factory=Gathered)
+
+
+class PooledRunner:
+    """As HostRunner; what was gathered of a prompt is kept by its slot."""
+
+    def __init__(self, text_model: TextModel, layout: Layout, pages: Tensor, table: RequestTable) -> None:
+        assert text_model.pooler is not None, "this is for models that pool"
+        self._text_model, self._pooler = text_model, text_model.pooler
+        self._layout, self._pages, self._table = layout, pages, table
+        self._has_segments = text_model.model.embed.segments is not None
+        self._open: dict[int, Open] = {}
+
+    def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Callable[[], StepResult]:
+        self._take(plan)
+        rows = plan_rows(plan)
+        if not len(rows.slots):
+            return lambda: StepResult(plan.step, ())
+        batch = self._batch(rows)
+        hidden = self._text_model.forward(batch, self._pages)
+        failed = rows_not_finite(hidden, batch)
+        found: dict[int, Tensor] = {}
+        starts = np.cumsum(rows.count) - rows.count
+        for row, (slot, start) in enumerate(zip(rows.slots.tolist(), starts.tolist(), strict=True)):
+            mine = self._open[slot]
+            self._pooler.gather(mine.gathered, hidden[start : start + int(rows.count[row])], mine.pooling)
+            if rows.ends[row] == mine.tokens:
+                found[row] = self._pooler.finish(mine.gathered, mine.pooling)
+        return lambda: _result(plan, found, failed)
+
+    def _take(self, plan: StepPlan) -> None:
+        self._table.apply(plan)
+        for slot in plan.dropped:
+            self._open.pop(slot, None)
+        for new in plan.new:
+            self._open[new.slot] = _opened(new)
+
+    def _batch(self, rows: PlanRows) -> Batch:
+        table = self._table
+        return build_batch(
+            rows.slots,
+            rows.first,
+            rows.count,
+            tokens=table.tokens,
+            rope_lengths=table.rope_lengths,
+            tables=table.tables,
+            block_tokens=self._layout.block_tokens,
+            segments=self._segments(rows) if self._has_segments else None,
+            device=self._text_model.device,
+        )
+
+    def _segments(self, rows: PlanRows) -> np.ndarray:
+        """Of each token of the step. Where there are several, a prompt is computed as a whole."""
+        pieces = []
+        for slot, count in zip(rows.slots.tolist(), rows.count.tolist(), strict=True):
+            segments = self._open[slot].segments
+            pieces.append(np.repeat(np.arange(len(segments)), segments) if segments else np.zeros(count, np.int64))
+        return np.concatenate(pieces)
+
+
+def _opened(new: NewRow) -> Open:
+    assert new.pooling is not None, "the scheduler admits no other request to a model that pools"
+    return Open(new.pooling, new.prompt_tokens, new.segments)
+
+
+def _result(plan: StepPlan, found: dict[int, Tensor], failed: dict[int, str]) -> StepResult:
+    pooled = {row: _packed(values) for row, values in found.items() if row not in failed}
+    return StepResult(plan.step, (-1,) * len(plan.rows), failed=failed, pooled=pooled)
+
+
+def _packed(values: Tensor) -> Pooled:
+    array = values.to("cpu", torch.float32).contiguous().numpy().astype("<f4", copy=False)
+    return Pooled(array.shape, array.tobytes())

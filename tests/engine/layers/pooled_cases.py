@@ -1,0 +1,77 @@
+"""Tiny random checkpoints of models that pool, saved by transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB = 97
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 66,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
+KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
+GEMMA = {**GROUPED, "sliding_window": 6, "query_pre_attn_scalar": 24, "layer_types": KINDS}
+LOCAL = {"local_attention": 6, "layer_types": [KINDS[2], KINDS[0], KINDS[0]]}
+THREE = {"id2label": {0: "no", 1: "maybe", 2: "yes"}, "label2id": {"no": 0, "maybe": 1, "yes": 2}}
+ONE = {"id2label": {0: "relevant"}, "label2id": {"relevant": 0}}
+
+# name: class of transformers, what its configuration has beside SIZES
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", {}),
+    "bert-odd": ("BertModel", {"hidden_size": 40, "num_attention_heads": 5, "hidden_act": "gelu_new"}),
+    "bert-classifier": ("BertForSequenceClassification", THREE),
+    "bert-score": ("BertForSequenceClassification", ONE),
+    "bert-tokens": ("BertForTokenClassification", THREE),
+    "roberta": ("RobertaModel", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "roberta-classifier": ("RobertaForSequenceClassification", {**THREE, "pad_token_id": 1}),
+    "roberta-tokens": ("RobertaForTokenClassification", {**THREE, "pad_token_id": 1}),
+    "xlm-roberta": ("XLMRobertaModel", {"pad_token_id": 1, "type_vocab_size": 1}),
+    "xlm-roberta-score": ("XLMRobertaForSequenceClassification", {**ONE, "pad_token_id": 1, "type_vocab_size": 1}),
+    "xlm-roberta-tokens": ("XLMRobertaForTokenClassification", {**THREE, "pad_token_id": 1}),
+    "modernbert": ("ModernBertModel", LOCAL),
+    "modernbert-biases": ("ModernBertModel", {**LOCAL, "attention_bias": True, "mlp_bias": True, "norm_bias": True}),
+    "modernbert-classifier": ("ModernBertForSequenceClassification", {**LOCAL, **THREE}),
+    "modernbert-mean": ("ModernBertForSequenceClassification", {**LOCAL, **ONE, "classifier_pooling": "mean",
+                                                                "classifier_bias": True, "norm_bias": True}),
+    "modernbert-tokens": ("ModernBertForTokenClassification", {**LOCAL, **THREE}),
+    "nomic": ("NomicBertModel", {}),
+    "nomic-classifier": ("NomicBertForSequenceClassification", THREE),
+    "nomic-tokens": ("NomicBertForTokenClassification", THREE),
+    "gemma3-both-ways": ("Gemma3TextModel", {**GEMMA, "use_bidirectional_attention": True}),
+    "gemma3": ("Gemma3TextModel", GEMMA),
+    "gemma3-classifier": ("Gemma3TextForSequenceClassification", {**GEMMA, **THREE}),
+    "gemma2": ("Gemma2Model", {**GEMMA, "attn_logit_softcapping": 2.0}),
+    "gemma2-classifier": ("Gemma2ForSequenceClassification", {**GEMMA, **THREE}),
+    "qwen3": ("Qwen3Model", GROUPED),
+    "qwen3-score": ("Qwen3ForSequenceClassification", {**GROUPED, **ONE}),
+    "qwen2": ("Qwen2Model", {"num_key_value_heads": 2}),
+    "qwen2-classifier": ("Qwen2ForSequenceClassification", {"num_key_value_heads": 2, **THREE}),
+    "llama": ("LlamaModel", {"num_key_value_heads": 2}),
+    "llama-classifier": ("LlamaForSequenceClassification", {"num_key_value_heads": 2, **THREE}),
+    "mistral": ("MistralModel", {"num_key_value_heads": 2, "sliding_window": 5}),
+    "mistral-classifier": ("MistralForSequenceClassification", {"num_key_value_heads": 2, **THREE}),
+}  # fmt: skip
+WHOLE = [name for name, (kind, more) in CASES.items() if "ert" in kind or "use_bidirectional_attention" in more]
+
+
+def save(name: str, path: Path) -> Path:
+    """The checkpoint of a case."""
+    kind, more = CASES[name]
+    classed = getattr(transformers, kind)
+    torch.manual_seed(len(name))
+    model = classed(classed.config_class(**{**SIZES, **more})).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.15 + (parameter if parameter.ndim == 1 else 0))
+    model.save_pretrained(path)
+    return path
