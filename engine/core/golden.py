@@ -159,7 +159,7 @@ class Watch:
         self._last_s = clock()
         against: Against = "itself" if self.locked is None else "lock"
         band = self.band if self.locked is None else self._band_of(self.locked.arithmetic)
-        return Tested(done, clock() - began, count - done, against, str(band), "; ".join(differing))
+        return Tested(done, round(clock() - began, 4), count - done, against, str(band), "; ".join(differing))
 
     def _computed(self, prompt: Prompt, step: Step, clock: Callable[[], float], told: Callable[[], None]) -> Golden:
         run, began = self._run(prompt), clock()
