@@ -121,7 +121,7 @@ class _Run:
         try:
             await asyncio.sleep(QUIET_S)
             rng = random.Random(f"{self._options.seed}:{self._scenario.name}")
-            stage = Stage(target, self._client, self._watch, undo, rng, self._options.duration_s)
+            stage = Stage(target, self._client, undo, rng, self._options.duration_s)
             before = await self._metrics()
             made_s = time.monotonic()
             try:

@@ -17,7 +17,6 @@ import msgspec
 
 from appliance.chaos.target import Target
 from appliance.chaos.undo import Confined, Continued, Hampered, Limited, Replaced, Step, Undo
-from appliance.chaos.watch import Watch
 from appliance.gateway.control import Hamper, ask
 from appliance.launch import programs
 from appliance.launch.line import SOCKET, Line, Order
@@ -38,7 +37,6 @@ class Stage:
 
     target: Target
     client: httpx.AsyncClient
-    watch: Watch
     undo: Undo
     rng: random.Random
     duration_s: float
@@ -54,10 +52,6 @@ class Stage:
         if not pid:
             raise NotMade(f"{program} has no process at the moment")
         return pid
-
-    def engine(self) -> str:
-        """One of them."""
-        return f"engine-{self.rng.randrange(len(self.target.engines))}"
 
     def signal(self, program: str, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

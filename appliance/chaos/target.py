@@ -2,11 +2,11 @@
 
 import contextlib
 import json
+import os
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -98,11 +98,7 @@ class Target:
 def _started_s(pid: int) -> float:
     """Unix time at which a process was started."""
     uptime_s = float(Path("/proc/uptime").read_text().split()[0])
-    ticks = programs.began(pid)
-    return time.time() - uptime_s + ticks / _TICKS
-
-
-_TICKS = 100  # of /proc, a second: Linux shows it so on every architecture
+    return time.time() - uptime_s + programs.began(pid) / os.sysconf("SC_CLK_TCK")
 
 
 def key_of(config: GatewayConfig, given: str) -> str:
@@ -114,12 +110,3 @@ def key_of(config: GatewayConfig, given: str) -> str:
     if not key:
         raise ConfigError("endpoints.api_keys: the list has hashes of keys only; name a key with --api-key")
     return key
-
-
-def known(told: dict[str, Any], *names: str) -> Any:
-    """What lies below these names in a JSON object, None where it does not."""
-    for name in names:
-        if not isinstance(told, dict) or name not in told:
-            return None
-        told = told[name]
-    return told
