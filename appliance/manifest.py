@@ -356,11 +356,11 @@ class Limits(Section):
     """Most logprobs per token a request may ask for; -1 allows the whole vocabulary."""
     max_stop: Count = 16
     """Most stop strings in one request."""
-    grammar_size: Annotated[Bytes, Field(ge=1)] = 256 * 2**10
+    grammar_size: Bytes = 256 * 2**10
     """Largest schema, expression or grammar of structured output, and of a request's tools; larger ones get 400."""
     grammar_time: Annotated[Seconds, Field(gt=0)] = 5.0
     """Longest time to compile one, beside the engines; what takes longer gets 400."""
-    grammar_memory: Annotated[Bytes, Field(ge=32 * 2**20)] = 512 * 2**20
+    grammar_memory: Bytes = 512 * 2**20
     """Most memory to compile one; what takes more gets 400."""
 
 
