@@ -183,8 +183,8 @@ class Grammars:
             return ""
         try:
             process = self._process(bounds)
-        except ChildProcessError as error:  # it cannot even begin in so little memory
-            return _cause(str(error), bounds)
+        except ChildProcessError:  # it cannot even begin in so little memory
+            return _too_large(bounds)
         with check.lock:
             check.process = None if check.left else process
         alive = False
@@ -225,5 +225,9 @@ class Grammars:
 def _cause(said: str, bounds: Bounds) -> str:
     """Why a process died over a grammar, in words for whoever sent it."""
     if "memory allocation" in said or "MemoryError" in said:
-        return f"compiling the grammar took more than the server's limits.grammar_memory of {bounds.memory} bytes."
+        return _too_large(bounds)
     return "the grammar is nested, or its rules refer to each other, too deep for its compiler."
+
+
+def _too_large(bounds: Bounds) -> str:
+    return f"compiling the grammar took more than the server's limits.grammar_memory of {bounds.memory} bytes."
