@@ -404,11 +404,11 @@ class Limits(Section):
     """Most stop strings in one request."""
     per_key: PerKey = PerKey()
     """For each API key that has none of its own in the list of keys."""
-    grammar_size: Annotated[Bytes, Field(ge=1)] = 256 * 2**10
+    grammar_size: Bytes = 256 * 2**10
     """Largest schema, expression or grammar of structured output, and of a request's tools; larger ones get 400."""
     grammar_time: Annotated[Seconds, Field(gt=0)] = 5.0
     """Longest time to compile one, beside the engines; what takes longer gets 400."""
-    grammar_memory: Annotated[Bytes, Field(ge=32 * 2**20)] = 512 * 2**20
+    grammar_memory: Bytes = 512 * 2**20
     """Most memory to compile one; what takes more gets 400."""
 
 

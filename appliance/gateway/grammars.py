@@ -57,7 +57,7 @@ class _Process:
         try:
             self.ask(Grammar("regex", "a"), _START_S)
         except BaseException:
-            self.kill()
+            self.bury()
             raise
 
     def ask(self, grammar: Grammar, time_s: float) -> str:
@@ -87,7 +87,8 @@ class _Process:
     def bury(self) -> None:
         """Ends it and lets go of its pipes."""
         self._child.kill()
-        self._child.communicate()
+        if self._child.stdout is not None and not self._child.stdout.closed:
+            self._child.communicate()
 
     def _last_words(self) -> str:
         _, said = self._child.communicate()
@@ -180,7 +181,10 @@ class Grammars:
         """In a thread of the pool: the verdict of a process, which is killed where it gives none in time."""
         if check.left:
             return ""
-        process = self._process(bounds)
+        try:
+            process = self._process(bounds)
+        except ChildProcessError:  # it cannot even begin in so little memory
+            return _too_large(bounds)
         with check.lock:
             check.process = None if check.left else process
         alive = False
@@ -221,5 +225,9 @@ class Grammars:
 def _cause(said: str, bounds: Bounds) -> str:
     """Why a process died over a grammar, in words for whoever sent it."""
     if "memory allocation" in said or "MemoryError" in said:
-        return f"compiling the grammar took more than the server's limits.grammar_memory of {bounds.memory} bytes."
+        return _too_large(bounds)
     return "the grammar is nested, or its rules refer to each other, too deep for its compiler."
+
+
+def _too_large(bounds: Bounds) -> str:
+    return f"compiling the grammar took more than the server's limits.grammar_memory of {bounds.memory} bytes."

@@ -14,6 +14,7 @@ from engine.api.errors import RequestError
 from engine.api.messages import Grammar
 
 BOUNDS = Bounds(256 << 10, 60.0, 512 << 20)
+PATIENT = Bounds(256 << 10, 3600.0, 512 << 20)
 ENDLESS = Grammar("lark", "start: A0\n" + "\n".join(f"A{i}: A{i + 1} A{i + 1}" for i in range(60)) + '\nA60: "a"')
 
 
@@ -76,7 +77,8 @@ def test_a_grammar_over_a_limit_names_the_key(grammars: Grammars, heard: Heard) 
     assert "limits.grammar_time of 0.2 s" in check(grammars, ENDLESS, Bounds(256 << 10, 0.2, 512 << 20))
     many = schema(nested(16, {"type": "string"}, lambda each: {"anyOf": [each, each]}))
     assert "limits.grammar_memory of 33554432 bytes" in check(grammars, many, Bounds(1 << 24, 60.0, 32 << 20))
-    assert heard == ["limit"] * 3
+    assert "limits.grammar_memory of 1 bytes" in check(grammars, ENDLESS, Bounds(256 << 10, 60.0, 1))
+    assert heard == ["limit"] * 4
 
 
 def test_a_grammar_that_kills_its_compiler_is_refused_and_the_next_one_compiles(grammars: Grammars) -> None:
@@ -97,7 +99,7 @@ def test_requests_with_the_same_grammar_wait_for_one_compilation(grammars: Gramm
 
 def test_a_compilation_ends_when_the_last_who_waits_has_left(grammars: Grammars) -> None:
     async def run() -> None:
-        waiting = [asyncio.create_task(grammars.check(ENDLESS, BOUNDS, "p")) for _ in range(2)]
+        waiting = [asyncio.create_task(grammars.check(ENDLESS, PATIENT, "p")) for _ in range(2)]
         begun: Any = None
         while begun is None:  # until a process is at it
             await asyncio.sleep(0.01)
