@@ -61,7 +61,7 @@ EFFECTS: dict[str, Effect] = {
     "model.chat_template": _LIVE_OUTPUTS,
     "model.generation_config": _LIVE_OUTPUTS,
     "model.trust_remote_code": Effect("engine"),  # its code is run for no architecture that is served without it
-    "model.lock": Effect("none"),
+    "model.lock": Effect("engine"),  # whether golden prompts of the lock count
     "quantization.weights": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
     "quantization.keep": Effect("engine"),
     "quantization.kv_cache": _NUMBERS,
