@@ -67,7 +67,7 @@ EFFECTS: dict[str, Effect] = {
     "model.pooling.dimensions": Effect("service", outputs="yes"),
     "model.pooling.score_tokens": _TASK,
     "model.trust_remote_code": Effect("engine"),  # its code is run for no architecture that is served without it
-    "model.lock": Effect("none"),
+    "model.lock": Effect("engine"),  # whether golden prompts of the lock count
     "quantization.weights": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
     "quantization.keep": Effect("engine"),
     "quantization.kv_cache": _NUMBERS,
