@@ -4,7 +4,6 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +13,6 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from appliance.chat.prompt import ChatPlan
-from appliance.chat.response_items import kind_of
 from appliance.chat.responses import plan_response
 from appliance.durable.ledger import JournalFull
 from appliance.durable.records import Identity
@@ -24,23 +22,20 @@ from appliance.http.disconnect import until_disconnect
 from appliance.http.durable import KEY, LAST, REPLAYED, RETRY_AFTER_S, VALID_KEY, digest
 from appliance.http.errors import BadRequest, NotFound, Unavailable, Unprocessable, is_unexpected
 from appliance.http.reply import Race, describe_error, load_header, placement, served
-from appliance.http.responses_events import Fields
+from appliance.http.responses_items import NO_STORE, context, own_items
 from appliance.http.responses_reply import PREFIX, Asked, ResponseReply
 from appliance.http.responses_store import InvalidRequest, ResponseStore, Stored
 from appliance.http.responses_stream import Live, Told, closed, listed, records, whole
 from appliance.http.service import Service, service_of
 from appliance.http.sse import EventStream
-from appliance.schema.responses import InputTokensRequest, PromptRequest, ResponsesRequest
+from appliance.schema.responses import InputTokensRequest, ResponsesRequest
 from engine.api.errors import RequestError
 
 router = APIRouter(tags=["responses"])
 
 _ID = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 _OF_THIS_API = ("input", "background", "previous_response_id", "response_id")
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
-_PREFIXES |= {"custom_tool_call": "ctc", "custom_tool_call_output": "ctco"}
 _HIDDEN = {"input", "instructions", "tools", "text", "metadata", "chat_template"}
-NO_STORE = "This server keeps no responses (endpoints.responses.keep is 0s)"
 
 
 @dataclass(frozen=True)
@@ -79,66 +74,6 @@ def _identity(request: Request, body: ResponsesRequest, store: ResponseStore | N
             raise InvalidRequest(f"request_id: a response {body.request_id[:200]!r} exists.", "request_id")
         name = uuid.uuid4().hex
     return Identity(name, int(time.time()), uuid.uuid4().hex)
-
-
-# Items
-
-
-def _context(store: ResponseStore | None, owner: str, previous: str | None) -> tuple[Fields, ...]:
-    """All items of the response before this one. Raises NotFound, InvalidRequest."""
-    if previous is None:
-        return ()
-    found = None if store is None else store.find(owner, previous)
-    if found is None:
-        why = "" if store is not None else f" {NO_STORE}."
-        raise NotFound(f"Response with id '{previous[:200]}' not found.{why}", "previous_response_id")
-    document = found.document()
-    if document is None:
-        message = f"Response '{previous[:200]}' is not finished; wait for it, or cancel it."
-        raise InvalidRequest(message, "previous_response_id")
-    return (*found.asked.items, *document["output"])
-
-
-def _own_items(
-    store: ResponseStore | None, owner: str, body: PromptRequest, salt: str, before: Sequence[Fields]
-) -> tuple[Fields, ...]:
-    """The items that came with a request, each with an id that no other one has: lists are paged by ids. Raises
-    InvalidRequest."""
-    given = body.input if body.input is not None else []
-    if isinstance(given, str):
-        given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": given}]}]
-    taken = {item["id"] for item in before}
-    items = []
-    for at, item in enumerate(given):
-        item = _resolved(store, owner, item, at)
-        if item.get("id") in taken:
-            item = {name: value for name, value in item.items() if name != "id"}
-        items.append(_named(item, f"{salt}/input/{at}"))
-        taken.add(items[-1]["id"])
-    return tuple(items)
-
-
-def _resolved(store: ResponseStore | None, owner: str, item: Fields, at: int) -> Fields:
-    if item.get("type") != "item_reference" and set(item) != {"id"}:
-        return item
-    found = store.item(owner, str(item.get("id"))) if store is not None else None
-    if found is None:
-        raise InvalidRequest(f"input[{at}]: no item with id {str(item.get('id'))[:200]!r} is kept.", "input")
-    return found
-
-
-def _named(item: Fields, seed: str) -> Fields:
-    kind = kind_of(item)
-    own = item.get("id")
-    name = own if isinstance(own, str) and own else f"{_PREFIXES.get(kind, 'item')}_{digest(seed).hex()}"
-    content = item.get("content")
-    if kind == "message" and isinstance(content, str):
-        assistant = item.get("role") == "assistant"
-        part: Fields = {"type": "output_text" if assistant else "input_text", "text": content}
-        content = [part | ({"annotations": []} if assistant else {})]
-        item = {**item, "content": content}
-    status = {} if kind == "reasoning" and "status" not in item else {"status": item.get("status") or "completed"}
-    return {**item, "id": name, "type": kind or item.get("type"), **status}
 
 
 # Creating
@@ -187,8 +122,8 @@ async def create_response(service: Service, request: Request, body: ResponsesReq
     if wish is not None and wish.after >= 0:
         raise NotFound(f"Nothing is kept of a request with this {KEY}; repeat it without {LAST}.", LAST)
     identity = _identity(request, body, store, wish)
-    before = _context(store, owner, body.previous_response_id)
-    items = (*before, *_own_items(store, owner, body, identity.salt, before))
+    before = context(store, owner, body.previous_response_id)
+    items = (*before, *own_items(store, owner, body, identity.salt, before))
     stored = store is not None and body.store is not False
     asked = Asked(body, identity, items, len(before), owner, stored)
     plan = await _planned(service, request, asked)
@@ -324,8 +259,8 @@ async def input_tokens(request: Request) -> dict[str, Any]:
     service, body = service_of(request), await read_body(request, InputTokensRequest)
     service.model_name(body.model)
     identity = Identity(request.state.request_id, 0, "")
-    before = _context(service.responses, request.state.owner, body.previous_response_id)
-    items = (*before, *_own_items(service.responses, request.state.owner, body, "", before))
+    before = context(service.responses, request.state.owner, body.previous_response_id)
+    items = (*before, *own_items(service.responses, request.state.owner, body, "", before))
     fields = body.model_dump(by_alias=True, exclude_unset=True) | {"input": []}
     asked = Asked(ResponsesRequest.model_validate(fields), identity, items, 0, request.state.owner, False)
     plan = await _planned(service, request, asked)

@@ -576,3 +576,22 @@ def test_many_at_once_keep_apart(start, engine):
     replies = asyncio.run(work())
     assert [reply["usage"]["output_tokens"] for reply in replies] == list(range(5, 13))
     assert all(get(gateway, reply["id"]) == reply for reply in replies)
+
+
+def test_a_response_that_goes_on_has_the_prompt_that_it_had(start, engine, tmp_path):
+    """A template that says something else each time, as those that tell the time do"""
+    template = tmp_path / "template"
+    template.write_text("{{ 'hello ' * (range(1, 900) | random) }}{{ messages[0].content }}")
+    engine.holding = True
+    one = start(engine, chat_template=str(template))
+    id = created(one, background=True)["id"]
+    until("it runs", lambda: len(engine.open) == 1)
+    engine.give(2)
+    given(one, id, 2)
+    one.stop()
+    two = start(engine, chat_template=str(template))
+    until("it runs again", lambda: len(engine.submits) == 2 and len(engine.open) == 1)
+    engine.give(10)
+    until("its end", lambda: get(two, id)["status"] == "incomplete")
+    assert engine.submits[0].prompt == engine.submits[1].prompt
+    assert get(two, id)["usage"]["input_tokens"] == len(engine.submits[0].prompt)
