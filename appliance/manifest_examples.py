@@ -17,6 +17,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Model.names": (["assistant"], ["assistant", "qwen3-0.6b"]),
     "Model.max_context": (8192, 32768),
     "Pooling.dimensions": ([256, 512],),
+    "Pooling.max_input": (32768,),
     "Pooling.score_tokens": (["yes", "no"],),
     "Model.chat_template": ("templates/chat.jinja",),
     "Parallelism.data": (2,),

@@ -7,14 +7,16 @@ from engine.api.errors import RequestError
 from engine.text import Tokenizer
 
 
-def check_text(text: str, tokenizer: Tokenizer, config: GatewayConfig) -> None:
-    """Refuses, before it is tokenized, a text that has too many tokens whatever they are, if that can be said."""
+def check_text(text: str, tokenizer: Tokenizer, config: GatewayConfig, tokens: int | None = None) -> None:
+    """Refuses, before it is tokenized, a text that has too many tokens whatever they are, if that can be said.
+    `tokens` are possible, if not a window."""
     if tokenizer.longest_piece is None:
         return
-    most = config.max_context * tokenizer.longest_piece
+    tokens = config.max_context if tokens is None else tokens
+    most = tokens * tokenizer.longest_piece
     if len(text) > most:
         raise RequestError(
-            f"This model's maximum context length is {config.max_context} tokens. However, your prompt has {len(text)} "
+            f"This model's maximum context length is {tokens} tokens. However, your prompt has {len(text)} "
             f"characters, more than {most}, the most that this many tokens can hold. Please reduce the length of the "
             "input prompt.",
             "input_text",
@@ -56,13 +58,13 @@ def truncated(
     return ids[:keep]
 
 
-def check_length(prompt_tokens: int, config: GatewayConfig, *, param: str = "prompt") -> None:
-    """Refuses a prompt without tokens, and one that the window cannot hold."""
+def check_length(prompt_tokens: int, window: int, *, param: str = "prompt") -> None:
+    """Refuses a prompt without tokens, and one that a window of so many cannot hold."""
     if prompt_tokens == 0:
         raise RequestError("The prompt has no tokens; at least one is needed.", param)
-    if prompt_tokens > config.max_context:
+    if prompt_tokens > window:
         raise RequestError(
-            f"This model's maximum context length is {config.max_context} tokens. However, your prompt contains "
+            f"This model's maximum context length is {window} tokens. However, your prompt contains "
             f"{prompt_tokens} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
             "length of the input prompt.",
             "input_tokens",
@@ -72,7 +74,7 @@ def check_length(prompt_tokens: int, config: GatewayConfig, *, param: str = "pro
 def reply_tokens(prompt_tokens: int, asked: int | None, config: GatewayConfig, *, param: str = "max_tokens") -> int:
     """How many tokens the reply may have. `asked` None fills the window."""
     window = config.max_context
-    check_length(prompt_tokens, config)
+    check_length(prompt_tokens, window)
     if prompt_tokens == window:
         raise RequestError(
             f"The prompt's {prompt_tokens} tokens plus the number of requested output tokens (at least 1) is longer "

@@ -65,6 +65,7 @@ EFFECTS: dict[str, Effect] = {
     "model.pooling.pool": _TASK,
     "model.pooling.normalize": _TASK,
     "model.pooling.dimensions": Effect("service", outputs="yes"),
+    "model.pooling.max_input": Effect("service", outputs="yes"),
     "model.pooling.score_tokens": _TASK,
     "model.trust_remote_code": Effect("engine"),  # its code is run for no architecture that is served without it
     "model.lock": Effect("engine"),  # whether golden prompts of the lock count

@@ -45,13 +45,15 @@ class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
 
     `pairs` says how a pair of texts becomes one prompt: `tokenizer`, its own way of joining two (with their segments);
     `template`, the checkpoint's template with `query` and `document`; `reranker`, that of Qwen3's yes-or-no form;
-    `none`, not at all: vectors are compared, by `similarity`. `prompts` are texts put in front, by name, and
+    `none`, not at all: vectors are compared, by `similarity`. A text to embed may have `max_input` tokens, in
+    pieces of a window each (0: one piece). `prompts` are texts put in front, by name, and
     `default_prompt` is the name of that which goes without being asked for ("": none)."""
 
     labels: tuple[str, ...] = ()
     width: int = 0
     dimensions: tuple[int, ...] = ()
     any_dimensions: bool = False
+    max_input: int = 0
     activation: Literal["none", "normalize", "softmax", "sigmoid"] = "none"
     pairs: Literal["none", "tokenizer", "template", "reranker"] = "none"
     similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"

@@ -64,7 +64,7 @@ async def pool(
     name = getattr(body, "request_id", None) or asked.request_id
     results, cached = await until_disconnect(request, _gathered(race, len(planned.submits)))
     usage = Usage(planned.tokens, service.config.compat == "openai", cached=cached)
-    return Outcome(planned, results, usage, name, created)
+    return Outcome(planned, planned.joined(results), usage, name, created)
 
 
 async def _gathered(race: Race, count: int) -> tuple[tuple[Pooled, ...], int]:

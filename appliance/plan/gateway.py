@@ -65,7 +65,7 @@ def gateway_config(
         vocab_size=checkpoint.model.embed.vocab,
         eos_token_ids=_end_tokens(manifest, checkpoint),
         tasks=tasks_of(checkpoint),
-        pooled=pooled_model(checkpoint),
+        pooled=pooled_model(checkpoint, manifest.model.pooling.max_input or 0),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         api_keys=None if endpoints.api_keys is None else _secret(settings, endpoints.api_keys),
         tls=_tls(settings),

@@ -46,7 +46,7 @@ def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
     return ("classify", "score") if pooler.width == 1 else ("classify",)
 
 
-def pooled_model(checkpoint: Checkpoint) -> PooledModel | None:
+def pooled_model(checkpoint: Checkpoint, max_input: int = 0) -> PooledModel | None:
     pooler, modules = checkpoint.model.pooler, checkpoint.modules
     if pooler is None:
         return None
@@ -56,6 +56,7 @@ def pooled_model(checkpoint: Checkpoint) -> PooledModel | None:
         width=pooler.width,
         dimensions=pooler.dimensions,
         any_dimensions=pooler.any_dimensions,
+        max_input=max_input,
         activation=pooler.activation,
         pairs=_pairs(checkpoint, pooler),
         similarity=similarity,  # type: ignore[arg-type]  # the values of the table

@@ -12,10 +12,10 @@ from appliance.pooling.plan import (
     cut_dimensions,
     facts,
     naming,
-    submits,
+    pieces,
+    planned,
     terms,
     text_ids,
-    whole,
 )
 from appliance.pooling.vectors import base64_text, floats
 from appliance.schema.cohere import EmbeddingType, EmbedRequest
@@ -84,9 +84,8 @@ def plan_embed(body: EmbedRequest, served: Served) -> PoolPlan:
                     "END or START allow to cut it.",
                     "max_tokens",
                 )
-            prompts.append(whole(ids, field, served))
-    tokens = sum(len(prompt.ids) for prompt in prompts)
-    return PoolPlan(submits(prompts, Pooling("embed", dimensions), conditions, served), tokens)
+            prompts.append(pieces(ids, field, served))
+    return planned(prompts, Pooling("embed", dimensions), conditions, served)
 
 
 def typed(results: Sequence[Pooled], kind: EmbeddingType) -> list[Any]:

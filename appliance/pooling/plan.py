@@ -2,16 +2,19 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from appliance.chat.prompt import Served, cache_salt, render
 from appliance.chat.window import check_ids, check_length, check_text, kept_tokens
 from appliance.gateway.config import GatewayConfig, PooledModel
+from appliance.pooling.chunks import weighted
 from appliance.pooling.instructions import lead
 from appliance.schema.chat import Conversation, TemplateOptions
 from appliance.schema.pooling import PoolingFields, PromptRequest
 from engine.api.errors import RequestError
+from engine.api.messages import Pooled as Numbers
 from engine.api.messages import Pooling, Sampling, Submit
 
 CutSide = Literal["left", "right"]
@@ -39,10 +42,22 @@ class Terms:
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """A request as it will run. `tokens` of all prompts together are its usage."""
+    """A request as it will run. `tokens` of all prompts together are its usage. `parts`: how many sequences each input
+    is, where not all are one; then `unit` says whether the mean of their vectors gets unit length."""
 
     submits: tuple[Submit, ...]
     tokens: int
+    parts: tuple[int, ...] = field(default=(), kw_only=True)
+    unit: bool = field(default=False, kw_only=True)
+
+    def joined(self, results: Sequence[Numbers]) -> tuple[Numbers, ...]:
+        """One result for each input."""
+        starts = accumulate(self.parts, initial=0)
+        spans = [slice(start, start + count) for start, count in zip(starts, self.parts, strict=False)]
+        if all(count == 1 for count in self.parts):
+            return tuple(results)
+        sizes = [len(submit.prompt) for submit in self.submits]
+        return tuple(weighted(results[span], sizes[span], unit=self.unit) for span in spans)
 
 
 @contextmanager
@@ -124,19 +139,27 @@ def text_ids(text: str, conditions: Terms, served: Served, *, special: bool = Tr
     tokenizer = served.text.tokenizer
     if conditions.keep is not None:
         return tokenizer.encode_within(text, conditions.keep, side=conditions.side, add_special_tokens=special)
-    check_text(text, tokenizer, served.config)
+    check_text(text, tokenizer, served.config, max(served.config.max_context, facts(served.config).max_input))
     return tokenizer.encode(text, add_special_tokens=special)
 
 
 def whole(ids: list[int], field: str, served: Served) -> Pooled:
     """The prompt of these ids, all of which go into the window."""
     check_ids(ids, served.config, param=field)
-    check_length(len(ids), served.config, param=field)
+    check_length(len(ids), served.config.max_context, param=field)
     return Pooled(tuple(ids))
 
 
-def read_prompts(body: PromptRequest, conditions: Terms, served: Served) -> list[Pooled]:
-    """The prompts of a body, in order."""
+def pieces(ids: list[int], field: str, served: Served) -> list[Pooled]:
+    """The prompts of a text to embed: more than one where it is longer than a window and may be."""
+    window = served.config.max_context
+    check_ids(ids, served.config, param=field)
+    check_length(len(ids), max(window, facts(served.config).max_input), param=field)
+    return [Pooled(tuple(ids[start : start + window])) for start in range(0, len(ids), window)]
+
+
+def read_prompts(body: PromptRequest, conditions: Terms, served: Served, *, cuts: bool = False) -> list[list[Pooled]]:
+    """The prompts of a body, in order: one for each input, or several if `cuts`."""
     field = "messages" if body.input is None else "input"
     inputs = _each(body)
     check_count(len(inputs), field, served.config)
@@ -144,7 +167,8 @@ def read_prompts(body: PromptRequest, conditions: Terms, served: Served) -> list
     prompts = []
     for at, given in enumerate(inputs):
         with naming(field, at, len(inputs)):
-            prompts.append(whole(_ids(given, prefix, body, conditions, served), field, served))
+            ids = _ids(given, prefix, body, conditions, served)
+            prompts.append(pieces(ids, field, served) if cuts else [whole(ids, field, served)])
     return prompts
 
 
@@ -175,8 +199,16 @@ def _ids(given: Any, prefix: str, body: PromptRequest, conditions: Terms, served
 def plan_prompts(body: PromptRequest, pooling: Pooling, served: Served) -> PoolPlan:
     """Each prompt of the body pooled alike. Raises RequestError for what cannot be served."""
     conditions = terms(body, served)
-    prompts = read_prompts(body, conditions, served)
-    return PoolPlan(submits(prompts, pooling, conditions, served), sum(len(prompt.ids) for prompt in prompts))
+    return planned(read_prompts(body, conditions, served, cuts=pooling.task == "embed"), pooling, conditions, served)
+
+
+def planned(inputs: list[list[Pooled]], pooling: Pooling, conditions: Terms, served: Served) -> PoolPlan:
+    """The plan of inputs, each as one prompt or as several pieces."""
+    prompts = [prompt for parts in inputs for prompt in parts]
+    unit = pooling.activate is not False and facts(served.config).activation == "normalize"
+    tokens = sum(len(prompt.ids) for prompt in prompts)
+    parts = tuple(map(len, inputs))
+    return PoolPlan(submits(prompts, pooling, conditions, served), tokens, parts=parts, unit=unit)
 
 
 def cut_dimensions(asked: int | None, config: GatewayConfig, field: str = "dimensions") -> int | None:

@@ -285,6 +285,31 @@ def test_vectors_are_cut_for_models_that_were_trained_for_it(make_pooling):
     assert "trained for 4, 8" in refusal(some, {"input": "hello", "dimensions": 5})[0]
 
 
+def test_a_text_longer_than_a_window_is_embedded_in_pieces(make_pooling):
+    """EM-07 the mean of the pieces by their tokens"""
+    gateway = make_pooling("embed", "score", max_input=80)
+    ids = [5 + at % 300 for at in range(75)]
+    status, reply = gateway.post(URL, {"input": [ids, [7, 8], ids[:33]]})
+    assert status == 200 and reply["usage"]["prompt_tokens"] == 110
+    assert [len(submit.prompt) for submit in gateway.submits] == [32, 32, 11, 2, 32, 1]
+    parts = [values(submit) for submit in gateway.submits]
+    wanted = [
+        unit((32 * parts[0] + 32 * parts[1] + 11 * parts[2]) / 75),
+        parts[3],
+        unit((32 * parts[4] + parts[5]) / 33),
+    ]
+    given = [one["embedding"] for one in reply["data"]]
+    assert np.allclose(given, wanted, atol=1e-6)
+    _, raw_reply = gateway.post(URL, {"input": ids, "use_activation": False})
+    plain = [values(submit) for submit in gateway.submits[-3:]]
+    mean = (32 * plain[0] + 32 * plain[1] + 11 * plain[2]) / 75
+    assert np.allclose(raw_reply["data"][0]["embedding"], mean, atol=1e-5)
+    message, param = refusal(gateway, {"input": [9] * 81})
+    assert "maximum context length is 80 tokens" in message and param == "input_tokens"
+    assert refusal(gateway, {"text_1": "hello " * 40, "text_2": "x"}, "/score")[1] == "input_tokens"
+    assert gateway.post("/v2/embed", {"texts": ["hello " * 12, "x"], "truncate": "NONE"})[0] == 200
+
+
 def test_the_length_that_vectors_have_may_be_asked_for(embedder):
     """EM-05 the model's own length"""
     assert embedder.post(URL, {"input": "hello", "dimensions": WIDTH})[0] == 200
@@ -300,6 +325,7 @@ def test_a_conversation_goes_through_the_template(embedder):
     """B5.1 messages"""
     for options, text in (
         ({}, "user: hello\nassistant: stop\n"),
+        ({"add_generation_prompt": None}, "user: hello\nassistant: stop\n"),
         ({"add_generation_prompt": True}, "user: hello\nassistant: stop\nassistant:"),
         ({"continue_final_message": True}, "user: hello\nassistant: stop"),
     ):
