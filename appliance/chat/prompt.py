@@ -1,6 +1,7 @@
 """A validated body to `Submit`s: pure, no I/O. Everything the engine is told and how its tokens are to be read is fixed
 here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,7 @@ import msgspec
 from appliance.chat.deadlines import Deadlines
 from appliance.chat.format.constraint import Constraint, check_grammar
 from appliance.chat.format.declaration import OutputFormat, Reasoning
-from appliance.chat.format.formats import PLAIN, recognise
+from appliance.chat.format.formats import AUTO, PLAIN, chosen, recognise
 from appliance.chat.language import asked_language
 from appliance.chat.messages import template_messages
 from appliance.chat.sampling import check_n, child_seeds, logprob_count, resolve, stop_ids, stop_strings
@@ -30,14 +31,18 @@ MAX_SALT = 128
 
 @dataclass(frozen=True)
 class Text:
-    """The text side of the served model, read once: tokenizer, chat template, output format."""
+    """The text side of the served model, read once: tokenizer, chat template, output format (`format`: its name, or
+    auto; `model_type`: what config.json calls the model)."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    format: str = AUTO
+    model_type: str = ""
 
     @cached_property
     def output_format(self) -> OutputFormat:
-        return recognise(self.template.text()) if self.template else PLAIN
+        found = recognise(self.template.text(), self.model_type) if self.template else PLAIN
+        return chosen(self.format, found)
 
     def special_id(self, marker: str) -> int | None:
         """The id of a marker that is one special token, which ordinary decoding hides."""
@@ -320,15 +325,37 @@ def conversation_ids(body: Conversation, rendered: Rendered, text: Text) -> list
     return text.tokenizer.encode(rendered.text, add_special_tokens=body.add_special_tokens)
 
 
-def _reasoning_at_start(rendered: Rendered, reasoning: Reasoning | None) -> tuple[bool, bool]:
-    """Whether the prompt opened the reasoning, and whether it closed it already."""
+@dataclass(frozen=True)
+class _Thinking:
+    """Whether a reply begins inside of the reasoning (`begun`), and whether none is to be expected: the prompt closed
+    it (`closed`), or it is switched off and all is content (`off`)."""
+
+    begun: bool = False
+    closed: bool = False
+    off: bool = False
+
+    @property
+    def possible(self) -> bool:
+        return not (self.closed or self.off)
+
+
+def _thinking(rendered: Rendered, reasoning: Reasoning | None, variables: Mapping[str, Any]) -> _Thinking:
+    """What the prompt shows comes first, then the switches of the chat template."""
     if reasoning is None:
-        return False, True
+        return _Thinking(off=True)
     if rendered.continues:
-        opened, closed = rendered.text.rfind(reasoning.start), rendered.text.rfind(reasoning.end)
-        return opened > closed, closed > opened
+        opened = max(rendered.text.rfind(start) for start in reasoning.starts)
+        closed = max(rendered.text.rfind(end) for end in reasoning.ends)
+        if opened != closed:  # else it has neither
+            return _Thinking(begun=opened > closed, closed=closed > opened)
     tail = rendered.text.rstrip()
-    return tail.endswith(reasoning.start), tail.endswith(reasoning.end)
+    if tail.endswith(tuple(start.rstrip() for start in reasoning.starts)):
+        return _Thinking(begun=True)
+    if tail.endswith(reasoning.ends):
+        return _Thinking(closed=True)
+    if not reasoning.switched_on(variables):
+        return _Thinking(off=True)
+    return _Thinking(begun=reasoning.implicit and rendered.opens_turn)
 
 
 def _top_logprobs(body: ChatRequest, config: GatewayConfig) -> int | None:
@@ -339,10 +366,19 @@ def _top_logprobs(body: ChatRequest, config: GatewayConfig) -> int | None:
     return logprob_count("sample", "top_logprobs", body.top_logprobs or 0, config)
 
 
-def _effort(body: ChatRequest) -> dict[str, Any]:
-    if body.reasoning_effort is None:
+# Of the efforts that a format with channels knows, the nearest.
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def _effort(body: ChatRequest, output_format: OutputFormat) -> dict[str, Any]:
+    """Variables of the template. Families call the switch by two names."""
+    effort = body.reasoning_effort
+    if effort is None:
         return {}
-    return {"reasoning_effort": body.reasoning_effort, "enable_thinking": body.reasoning_effort != "none"}
+    thinks = effort != "none"
+    if output_format.channels is not None:
+        effort = _EFFORTS.get(effort, effort)
+    return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
 
 
 def _reply_role(body: ChatRequest, rendered: Rendered) -> tuple[str, str]:
@@ -362,13 +398,16 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     _check_stream(body, prompt_logprobs)
     use = tool_use(body, text.output_format.calls)
     language = asked_language(body)
-    rendered = render(body, text, config, _effort(body))
+    variables = _effort(body, text.output_format)
+    rendered = render(body, text, config, variables)
     if body.truncate_prompt_tokens is None:
         check_text(rendered.text, text.tokenizer, config)
-    reasoning = text.output_format.reasoning
-    reasons, closed = _reasoning_at_start(rendered, reasoning)
-    thinks = body.include_reasoning and not closed
-    constraint = Constraint(text.special_id, reasoning if thinks else None, reasons and thinks)
+    thinking = _thinking(rendered, text.output_format.reasoning, {**variables, **(body.chat_template_kwargs or {})})
+    reasoning = None if thinking.off else text.output_format.reasoning
+    thinks = body.include_reasoning and thinking.possible
+    constraint = Constraint(
+        text.special_id, reasoning if thinks else None, thinking.begun and thinks, text.output_format.channels
+    )
     grammar = tool_grammar(use, language, constraint)
     if grammar is not None:
         check_grammar(grammar, "tools" if language is None else language.param)
@@ -382,15 +421,15 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
         grammar=grammar,
     )
     prompt = _prompt(conversation_ids(body, rendered, text), body, asked, served, 0)
-    output_format = OutputFormat(reasoning, use.calls)
-    shown = frozenset(token for marker in output_format.markers() if (token := text.special_id(marker)) is not None)
+    output_format = OutputFormat(reasoning, use.calls, text.output_format.channels)
+    shown = frozenset(token for marker in output_format.tokens() if (token := text.special_id(marker)) is not None)
     role, echo = _reply_role(body, rendered)
     return ChatPlan(
         prompts=(prompt,),
         reading=_reading(body, served, shown),
         output_format=output_format,
         tools=use,
-        reasons=reasons and (thinks or grammar is None),
+        reasons=thinking.begun and (thinks or grammar is None),
         role=role,
         echo=echo,
     )

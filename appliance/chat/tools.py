@@ -70,7 +70,8 @@ def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
         known = ", ".join(calls.name for calls in CALLS)
         raise RequestError(
             '"auto" tool choice needs a model whose chat template shows how it calls tools, and this one does not '
-            f'(known: {known}). Use tool_choice "required" or a function, or none; or set model.chat_template.',
+            f'(known: {known}). Use tool_choice "required" or a function, or none; or set model.format or '
+            "model.chat_template.",
             "tool_choice",
         )
     return ToolUse("auto", functions, native, one_call)
