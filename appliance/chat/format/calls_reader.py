@@ -76,35 +76,31 @@ class CallsReader:
     def _item(self, text: str, events: list[Event]) -> int | None:
         """A call, or the end of all."""
         start = skip_space(text)
-        if start == len(text):
+        if start or not text:
             return start or None
-        front = text[start:]
         marks = [self._begin, self._close, *self._calls.starts, *(["]"] if self._listed else [])]
-        found = at_front(front, [mark for mark in marks if mark])
+        found = at_front(text, [mark for mark in marks if mark])
         if found is None:
-            return start or None
+            return None
         if found and found == self._begin:
             self._start_body(marked=True)
-            return start + len(found)
-        if found and found in self._calls.starts:
-            self._start_body(marked=False)
-            return start
+            return len(found)
         if found == "]" and self._listed:
             self._state = self._listed_all
-            return start + 1
+            return 1
         if found and found == self._close:
-            return self._closed(start + len(found), events)
-        if self._begin:
+            return self._closed(len(found))
+        if self._begin and found not in self._calls.starts:
             return self._none(events, 0)
         self._start_body(marked=False)
-        return start
+        return 0
 
     def _start_body(self, *, marked: bool) -> None:
         self._needs_end = marked or not self._begin
         ends = [mark for mark in (self._end, self._close, self._begin) if mark]
         self._body = self._calls.body.reader(self.count, self._functions, ends)
         if self.count > self._first:
-            self.raw = self._begin if marked else ""
+            self.raw = ""
         self._state = self._in_body
 
     def _in_body(self, text: str, events: list[Event]) -> int | None:
@@ -172,7 +168,7 @@ class CallsReader:
         if found is None:
             return None
         if found and found == self._close:
-            return self._closed(start + len(found), events)
+            return self._closed(start + len(found))
         if found == "]" and self._listed:
             self._state = self._listed_all
             return start + 1
@@ -202,7 +198,7 @@ class CallsReader:
         if place is None:
             return (len(text) - undecided(text, marks)) or None
         if place[1] == self._close:
-            return self._closed(place[0] + len(self._close), events)
+            return self._closed(place[0] + len(self._close))
         self._state = self._item
         return place[0]
 
@@ -216,14 +212,14 @@ class CallsReader:
         if found is None:
             return None
         if found:
-            return self._closed(start + len(found), events)
+            return self._closed(start + len(found))
         if self._may_close:
             self._state = self._lost
             return start
         self.status = "done"
         return 0
 
-    def _closed(self, used: int, events: list[Event]) -> int:
+    def _closed(self, used: int) -> int:
         """All calls are read. If there was none, the markers said nothing and are dropped."""
         self.status = "done"
         return used

@@ -116,6 +116,10 @@ class ChannelReader:
 
     def _read_message(self, events: list[Event]) -> bool:
         ends = (self._channels.end, self._channels.start, *self._channels.ends)
+        if self._kind == "call" and self._arguments.status == "open":
+            self._read_call(events)
+            if not self._text or self._started and self._arguments.status == "open":
+                return False
         found = first(self._text, ends)
         if found is None:
             keep = undecided(self._text, ends)
@@ -139,23 +143,22 @@ class ChannelReader:
             events.append(ReasoningText(between + text, self._channel))
             self._spoke, self._fresh = True, False
         else:
-            self._call(text, events)
+            self._raw += text
 
-    def _call(self, text: str, events: list[Event]) -> None:
-        self._raw += text
-        start = 0 if self._started else skip_space(text)
-        if start == len(text) or self._arguments.status != "open":
-            return
-        if not self._started and text[start] != "{":
-            self._arguments.status = "broken"
+    def _read_call(self, events: list[Event]) -> None:
+        """Takes arguments to the end of their JSON, whose strings may hold what looks like a marker."""
+        start = 0 if self._started else skip_space(self._text)
+        if start == len(self._text) or not (self._started or self._text[start] == "{"):
             return
         if not self._started:
             self._started = True
             events.append(CallStart(self._count, self._name))
             self._count += 1
-        used = self._arguments.feed(text, start)
+        used = self._arguments.feed(self._text, start)
         if used > start:
-            events.append(CallArguments(self._count - 1, text[start:used]))
+            events.append(CallArguments(self._count - 1, self._text[start:used]))
+        self._raw += self._text[:used]
+        self._text = self._text[used:]
 
     def _close(self, events: list[Event], *, cut: bool = False) -> None:
         """The message is over; `cut`: with the reply, so that a call of which nothing came is dropped."""

@@ -106,22 +106,24 @@ class Constraint:
             other = otherwise.expression()
             other = answer(self.channels, other, writer) if self.channels is not None else other
             expression = f"({expression} | {other})"
-        return self._lark(expression, writer)
+        return self._lark(expression, writer, calls)
 
     def text_with_calls(self, calls: Calls, functions: Sequence[Function], *, one_call: bool) -> Grammar:
         """Free text in which each call that is begun is one of these functions."""
         writer = LarkWriter(self.special)
         if self.channels is not None:
             return writer.grammar(free(self.channels, functions, writer, reasons=self.reasons))
-        return self._lark(text_with_calls(calls, functions, writer, one_call=one_call), writer)
+        return self._lark(text_with_calls(calls, functions, writer, one_call=one_call), writer, calls)
 
-    def _lark(self, expression: str, writer: LarkWriter) -> Grammar:
+    def _lark(self, expression: str, writer: LarkWriter, calls: Calls | None = None) -> Grammar:
+        """What was asked for, behind the reasoning. A call's marker would end that, so it does not occur there."""
         if self.reasoning is None:
             return writer.grammar(expression)
         if self.channels is not None:
             first = thoughts(self.channels, writer, opened=self.reasons)
             return writer.grammar(f"{first} {expression}" if self.reasons else f"({first})? {expression}")
-        start, thinking = self.reasoning.start, writer.until_any(self.reasoning.ends)
+        refused = writer.texts((*calls.openings, *calls.starts)) if calls is not None else []
+        start, thinking = self.reasoning.start, writer.until_any(self.reasoning.ends, refused)
         if not self.reasons:
             return writer.grammar(f"({writer.text(start)} {thinking} {SPACES})? {expression}")
         again = f"({writer.text(start)})? " if start and self.special(start) is not None else ""

@@ -44,31 +44,36 @@ class LarkWriter:
         name = self._rules.get(body)
         if name is None:
             # Expressions can only be combined in a terminal, which has a name of capitals and no flags.
-            letter = "T" if ") & ~/" in body or "/ & ~/" in body else "r"
+            letter = "T" if "/ & ~/" in body else "r"
             name = self._rules[body] = f"{letter}{len(self._rules)}{flags if letter == 'r' else ''}"
         name = name.removesuffix("[lazy]")
         return self.rule(name, flags) if flags and name.startswith("T") else name
 
     def until(self, end: str, expression: str = "", without: Sequence[str] = ()) -> str:
         """A textual end belongs into the expression itself, as the lexer takes the longest text and does not give back
-        the end's first characters. Lazy: it ends at the first one, not at the last."""
+        the end's first characters. Lazy: it ends at the first one, not at the last; what an expression asks for may go
+        beyond the first, so there, and for the end without its padding, nothing may stand behind another one."""
         inner = f"({expression.replace('/', chr(92) + '/')})" if expression else ANY_TEXT[1:-1]
         parts = self._cut(end)
         at = next((place for place, part in enumerate(parts) if isinstance(part, int)), len(parts))
         before = "".join(map(str, parts[:at]))
-        refused = " ".join(f"& ~/(?s:.*){pattern(mark)}(?s:.*)/" for mark in without)
+        found = _without(f"/{inner}{pattern(before)}/", without)
+        if at == len(parts) and (expression or end != end.strip()):
+            found += f" & ~/(?s:.*){pattern(end.strip())}(?s:.+)/"
         if at == len(parts):
-            return self.rule(f"/{inner}{pattern(before)}/ {refused}".strip(), "[lazy]")
+            return self.rule(found, "[lazy]")
         behind = " ".join(f"<[{part}]>" if isinstance(part, int) else literal(part) for part in parts[at:])
-        return f"{self.rule(f'/{inner}{pattern(before)}/ {refused}'.strip())} {behind}"
+        return f"{self.rule(found)} {behind}"
 
-    def until_any(self, ends: Sequence[str]) -> str:
+    def until_any(self, ends: Sequence[str], without: Sequence[str] = ()) -> str:
+        """As `until`, with several ends; those of more than one are texts."""
         if len(ends) == 1:
-            return self.until(ends[0])
-        return self.rule(f"/{ANY_TEXT[1:-1]}({'|'.join(map(pattern, ends))})/", "[lazy]")
+            return self.until(ends[0], without=without)
+        return self.rule(_without(f"/{ANY_TEXT[1:-1]}({'|'.join(map(pattern, ends))})/", without), "[lazy]")
 
-    def is_text(self, marker: str) -> bool:
-        return all(isinstance(part, str) for part in self._cut(marker))
+    def texts(self, markers: Sequence[str]) -> list[str]:
+        """Those without special tokens: a free text could hold them."""
+        return [mark for mark in markers if mark and all(isinstance(part, str) for part in self._cut(mark))]
 
 
 def _sequence(*parts: str) -> str:
@@ -106,17 +111,17 @@ def all_calls(calls: Calls, functions: Sequence[Function], writer: LarkWriter, *
 def text_with_calls(calls: Calls, functions: Sequence[Function], writer: LarkWriter, *, one_call: bool) -> str:
     """Free text in which each call that is begun is one of these functions."""
     marker = calls.open.strip() or calls.begin.strip()
-    others = [mark for mark in (*calls.openings, *calls.starts) if mark != marker and writer.is_text(mark)]
+    refused = writer.texts((*calls.openings, *calls.starts))
     if calls.bare:
-        refused = [mark for mark in (marker, *others) if mark and writer.is_text(mark)]
-        rest = writer.rule(_sequence(r"/(\s*[^\s{\[](?s:.*))?/", *_without(refused)))
+        rest = writer.rule(_without(r"/(\s*[^\s{\[](?s:.*))?/", refused))
         return f"({_calls_behind('', calls, functions, writer, one_call=one_call)} | {rest})"
-    refused = others + ([marker] if writer.is_text(marker) else [])
-    rest = writer.rule(_sequence(ANY_TEXT, *_without(refused)))
+    others = [mark for mark in refused if mark != marker]
+    rest = writer.rule(_without(ANY_TEXT, refused))
     single = one_call or not calls.open
     behind = _calls_behind(marker, calls, functions, writer, one_call=single)
     return f"({writer.until(marker, without=others)} {behind}){'?' if one_call else '*'} {rest}"
 
 
-def _without(markers: Sequence[str]) -> list[str]:
-    return [f"& ~/(?s:.*){pattern(marker)}(?s:.*)/" for marker in markers]
+def _without(expression: str, markers: Sequence[str]) -> str:
+    """The expression, of a text in which none of the markers occurs."""
+    return " & ".join([expression, *(f"~/(?s:.*){pattern(marker)}(?s:.*)/" for marker in markers)])

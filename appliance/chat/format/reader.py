@@ -65,6 +65,7 @@ class ReplyReader:
         self._has_content = False
         self._count = 0
         self._section: CallsReader | None = None
+        self._opened = ""  # the marker that the section began with
         self._state = self._in_content
         if reasons and self._reasoning:
             self._state, self._pads = self._in_reasoning, self._reasoning.trim
@@ -206,8 +207,6 @@ class ReplyReader:
         assert self._calls is not None, "only calls are bare"
         bare = self._text.lstrip()
         if not bare:
-            if self._calls.only:
-                self._text = ""
             return False
         starts = [*(self._reasoning.starts if self._reasoning and self._may_reason else ()), *self._call_marks()]
         starts += self._answer_marks()
@@ -245,6 +244,7 @@ class ReplyReader:
         self._section = CallsReader(self._calls, self._functions, marker, self._count, body_begun=body_begun)
         if body_begun:
             self._text = marker + self._text
+        self._opened = marker
         self._blank, self._pads, self._state = "", "", self._in_calls
 
     def _in_calls(self, events: list[Event]) -> bool:
@@ -260,8 +260,11 @@ class ReplyReader:
         self._has_content = any(isinstance(event, Content) for event in found)
         if section.status == "broken":
             self._has_content, self._may_reason = True, False
-            if section.raw:
-                events.append(Content(section.raw))
+            raw = section.raw
+            if not raw:  # the marker that a body begins with is no beginning here
+                raw = self._opened
+                self._text = self._text.removeprefix(raw)
+            events.append(Content(raw))
             if self._calls.only:
                 self._calls = None  # the bare call that all of the reply was to be is none: the rest is text
         elif self._calls.only:

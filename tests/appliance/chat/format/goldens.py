@@ -244,7 +244,7 @@ GOLDENS: dict[str, Golden] = {
     "cohere": _json("<|START_ACTION|>[", "]<|END_ACTION|>", ",\n    ", "parameters", "tool_name"),
     "nemotron": _json("<TOOLCALL>[", "]</TOOLCALL>", ", "),
     "hunyuan_a13b": _json("<tool_calls>[", "]</tool_calls>", ", "),
-    "jamba": _json("<tool_calls>[\n    ", "\n]</tool_calls>", ",\n    "),
+    "jamba": _json("<tool_calls>[", "]</tool_calls>", ",\n    "),
     "internlm": _json(
         "<|action_start|><|plugin|>\n",
         "<|action_end|>",
@@ -270,6 +270,7 @@ GOLDENS: dict[str, Golden] = {
 
 # Other spellings that models are known to write, each one call of `weather` with its arguments, or (second) another.
 VARIANTS: list[tuple[str, str]] = [
+    ("jamba", GOLDENS["jamba"].one.replace("[", "[\n    ").replace("]", "\n]")),
     ("mistral", f"[TOOL_CALLS]weather{_JSON_WEATHER}"),
     ("mistral", f"[TOOL_CALLS] weather[CALL_ID]abcdefghi[ARGS]{_JSON_WEATHER}"),
     ("mistral_list", f'[TOOL_CALLS][{{"name": "weather", "arguments": {_JSON_WEATHER}}}]'),
