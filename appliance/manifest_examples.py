@@ -17,6 +17,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Model.names": (["assistant"], ["assistant", "qwen3-0.6b"]),
     "Model.max_context": (8192, 32768),
     "Model.chat_template": ("templates/chat.jinja",),
+    "Model.format": ("qwen3_coder",),
     "Parallelism.data": (2,),
     "Parallelism.tensor": (2, 8),
     "Hardware.threads": (4,),

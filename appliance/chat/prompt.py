@@ -1,7 +1,6 @@
 """A validated body to `Submit`s: pure, no I/O. Everything the engine is told and how its tokens are to be read is fixed
 here."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,12 +9,13 @@ import msgspec
 
 from appliance.chat.deadlines import Deadlines
 from appliance.chat.format.constraint import Constraint, check_grammar
-from appliance.chat.format.declaration import OutputFormat, Reasoning
+from appliance.chat.format.declaration import OutputFormat
 from appliance.chat.format.formats import AUTO, PLAIN, chosen, recognise
 from appliance.chat.language import asked_language
 from appliance.chat.messages import template_messages
 from appliance.chat.sampling import check_n, child_seeds, logprob_count, resolve, stop_ids, stop_strings
 from appliance.chat.template import ChatTemplate
+from appliance.chat.thinking import check_close, thinking_limit, thinking_of
 from appliance.chat.tools import ToolUse, tool_grammar, tool_use
 from appliance.chat.window import check_ids, check_text, reply_tokens, truncated
 from appliance.gateway.config import GatewayConfig
@@ -23,7 +23,7 @@ from appliance.schema.chat import ChatRequest, Conversation
 from appliance.schema.common import GenerationRequest
 from appliance.schema.completions import CompletionRequest
 from engine.api.errors import RequestError
-from engine.api.messages import Grammar, Sampling, Submit
+from engine.api.messages import Grammar, Sampling, Submit, Thinking
 from engine.text import Tokenizer
 
 MAX_SALT = 128
@@ -112,7 +112,6 @@ def _refuse_unsupported(body: GenerationRequest) -> None:
     asked = {
         "use_beam_search": body.use_beam_search,
         "logprob_token_ids": body.logprob_token_ids,
-        "thinking_token_budget": body.thinking_token_budget not in (None, -1),
         "repetition_detection": body.repetition_detection,
     }
     for name, value in asked.items():
@@ -147,6 +146,7 @@ class _Asked:
     prompt_logprobs: int | None
     grammar: Grammar | None = None
     scores_only: bool = False
+    thinking: Thinking | None = None
 
 
 def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Served, first: int) -> Prompt:
@@ -165,6 +165,7 @@ def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Serv
         max_tokens=max_tokens,
         asked_tokens=tokens,
     )
+    check_close(asked.thinking, sampling)
     n = 1 if body.n is None else body.n
     check_n(n, sampling.temperature, config)
     seeds = child_seeds(body.seed, n)
@@ -204,6 +205,7 @@ def _submit(
         priority=body.priority or served.priority or 0,
         salt=_salt(body, served.salt),
         grammar=asked.grammar,
+        thinking=asked.thinking,
         owner=served.owner,
         ttft_deadline=ttft_deadline,
         deadline=deadline,
@@ -240,6 +242,11 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
     """Raises RequestError for what cannot be served."""
     config, tokenizer = served.config, served.text.tokenizer
     _refuse_unsupported(body)
+    if body.thinking_token_budget not in (None, -1):
+        raise RequestError(
+            "thinking_token_budget needs a conversation, whose reasoning is known; use /v1/chat/completions.",
+            "thinking_token_budget",
+        )
     if body.prompt_embeds is not None:
         raise RequestError("prompt_embeds is not supported by this server; send prompt.", "prompt_embeds")
     if body.suffix:
@@ -310,7 +317,9 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
         )
     opens = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
     rendered = template.render(
-        template_messages(body.messages, template.text()),
+        template_messages(
+            body.messages, template.text(), text.output_format.calls.ids if text.output_format.calls else ""
+        ),
         tools=[tool.model_dump(exclude_unset=True) for tool in body.tools] if body.tools else None,
         documents=body.documents,
         template=body.chat_template,
@@ -323,39 +332,6 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
 
 def conversation_ids(body: Conversation, rendered: Rendered, text: Text) -> list[int]:
     return text.tokenizer.encode(rendered.text, add_special_tokens=body.add_special_tokens)
-
-
-@dataclass(frozen=True)
-class _Thinking:
-    """Whether a reply begins inside of the reasoning (`begun`), and whether none is to be expected: the prompt closed
-    it (`closed`), or it is switched off and all is content (`off`)."""
-
-    begun: bool = False
-    closed: bool = False
-    off: bool = False
-
-    @property
-    def possible(self) -> bool:
-        return not (self.closed or self.off)
-
-
-def _thinking(rendered: Rendered, reasoning: Reasoning | None, variables: Mapping[str, Any]) -> _Thinking:
-    """What the prompt shows comes first, then the switches of the chat template."""
-    if reasoning is None:
-        return _Thinking(off=True)
-    if rendered.continues:
-        opened = max(rendered.text.rfind(start) for start in reasoning.starts)
-        closed = max(rendered.text.rfind(end) for end in reasoning.ends)
-        if opened != closed:  # else it has neither
-            return _Thinking(begun=opened > closed, closed=closed > opened)
-    tail = rendered.text.rstrip()
-    if tail.endswith(tuple(start.rstrip() for start in reasoning.starts)):
-        return _Thinking(begun=True)
-    if tail.endswith(reasoning.ends):
-        return _Thinking(closed=True)
-    if not reasoning.switched_on(variables):
-        return _Thinking(off=True)
-    return _Thinking(begun=reasoning.implicit and rendered.opens_turn)
 
 
 def _top_logprobs(body: ChatRequest, config: GatewayConfig) -> int | None:
@@ -376,9 +352,8 @@ def _effort(body: ChatRequest, output_format: OutputFormat) -> dict[str, Any]:
     if effort is None:
         return {}
     thinks = effort != "none"
-    if output_format.channels is not None:
-        effort = _EFFORTS.get(effort, effort)
-    return {"reasoning_effort": effort, "enable_thinking": thinks, "thinking": thinks}
+    said = _EFFORTS.get(effort, effort) if output_format.channels is not None else effort
+    return {"reasoning_effort": said, "enable_thinking": thinks, "thinking": thinks}
 
 
 def _reply_role(body: ChatRequest, rendered: Rendered) -> tuple[str, str]:
@@ -402,7 +377,8 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     rendered = render(body, text, config, variables)
     if body.truncate_prompt_tokens is None:
         check_text(rendered.text, text.tokenizer, config)
-    thinking = _thinking(rendered, text.output_format.reasoning, {**variables, **(body.chat_template_kwargs or {})})
+    switches = {**variables, **(body.chat_template_kwargs or {})}
+    thinking = thinking_of(rendered.text, rendered.continues, text.output_format.reasoning, switches)
     reasoning = None if thinking.off else text.output_format.reasoning
     thinks = body.include_reasoning and thinking.possible
     constraint = Constraint(
@@ -411,6 +387,10 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     grammar = tool_grammar(use, language, constraint)
     if grammar is not None:
         check_grammar(grammar, "tools" if language is None else language.param)
+    output_format = OutputFormat(reasoning, use.calls, text.output_format.channels)
+    limit = thinking_limit(body.thinking_token_budget, text.output_format, output_format, thinking, text.tokenizer)
+    if grammar is not None and not thinks:
+        limit = None  # the grammar leaves no room for thoughts
     short = body.max_completion_tokens is not None
     tokens = body.max_completion_tokens if short else body.max_tokens
     asked = _Asked(
@@ -419,9 +399,9 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
         logprobs=top_logprobs,
         prompt_logprobs=prompt_logprobs,
         grammar=grammar,
+        thinking=limit,
     )
     prompt = _prompt(conversation_ids(body, rendered, text), body, asked, served, 0)
-    output_format = OutputFormat(reasoning, use.calls, text.output_format.channels)
     shown = frozenset(token for marker in output_format.tokens() if (token := text.special_id(marker)) is not None)
     role, echo = _reply_role(body, rendered)
     return ChatPlan(

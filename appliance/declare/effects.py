@@ -59,6 +59,7 @@ EFFECTS: dict[str, Effect] = {
     "model.dtype": _NUMBERS,
     "model.max_context": Effect("service", outputs="yes", graphs=True, memory=True),
     "model.chat_template": _LIVE_OUTPUTS,
+    "model.format": _LIVE_OUTPUTS,
     "model.generation_config": _LIVE_OUTPUTS,
     "model.trust_remote_code": Effect("engine"),  # its code is run for no architecture that is served without it
     "model.lock": Effect("none"),

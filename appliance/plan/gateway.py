@@ -9,6 +9,7 @@ from appliance.declare.settings import Settings
 from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef
 from appliance.manifest import Manifest, SecretFile
 from appliance.plan.choice import Choice
+from appliance.plan.format import model_type
 from engine.models.checkpoint import Checkpoint
 
 JOURNAL = "requests.journal"
@@ -62,6 +63,8 @@ def gateway_config(
         vocab_size=checkpoint.model.embed.vocab,
         eos_token_ids=_end_tokens(manifest, checkpoint),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
+        format=manifest.model.format,
+        model_type=model_type(checkpoint),
         api_keys=None if endpoints.api_keys is None else _secret(settings, endpoints.api_keys),
         compat=endpoints.compat,
         cors_origins=endpoints.cors_origins,

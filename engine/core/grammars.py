@@ -1,4 +1,5 @@
-"""Requests whose tokens a grammar limits: compiled beside the loop, then one matcher each, advanced by every token.
+"""Requests whose tokens a grammar or a thinking budget limits: compiled beside the loop, then one matcher each,
+advanced by every token.
 
 All methods run in the loop's thread; compilation does not.
 """
@@ -11,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.api.errors import RequestError
-from engine.api.messages import Delta, Grammar, Submit
+from engine.api.messages import Delta, Grammar, Submit, Thinking
 from engine.core.scheduler import Planned
 
 Mask = NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
 
 
 class Matcher(Protocol):
-    def mask(self) -> Mask: ...
+    def mask(self) -> Mask | None:
+        """None where any token may come."""
+        ...
 
     def advance(self, token: int) -> None: ...
 
@@ -29,13 +32,15 @@ class Matcher(Protocol):
 class Compiler(Protocol):
     """Compiles in a thread of its own."""
 
-    def start(self, grammar: Grammar, end_ids: Iterable[int]) -> Future[Any]: ...
+    def start(
+        self, grammar: Grammar | None, end_ids: Iterable[int], thinking: Thinking | None = None
+    ) -> Future[Any]: ...
 
     def close(self) -> None: ...
 
 
 class Grammars:
-    """`open_compiler` is called at the first request that has a grammar."""
+    """`open_compiler` is called at the first request that has a grammar or a thinking budget."""
 
     def __init__(self, open_compiler: Callable[[], Compiler] | None) -> None:
         self._open = open_compiler
@@ -45,7 +50,7 @@ class Grammars:
 
     def start(self, submit: Submit, now: float, done: Callable[[Future[Any]], None]) -> None:
         """Begins to compile; `done` is called with the future, in any thread. Raises RequestError."""
-        assert submit.grammar is not None, "the request has no grammar"
+        assert submit.grammar is not None or submit.thinking is not None, "nothing limits the request"
         if self._compiler is None:
             if self._open is None:
                 raise RequestError("this engine was started without structured output", "response_format")
@@ -54,7 +59,8 @@ class Grammars:
             raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
         ends = submit.stop_token_ids if submit.ignore_eos else submit.eos_token_ids + submit.stop_token_ids
         self._compiling[submit.id] = submit, now
-        self._compiler.start(submit.grammar, ends).add_done_callback(done)
+        limits = (submit.thinking,) if submit.thinking is not None else ()
+        self._compiler.start(submit.grammar, ends, *limits).add_done_callback(done)
 
     def finish(self, submit: Submit, future: Future[Any]) -> float | None:
         """The future of this very submit is done: when it arrived, or None if it was aborted meanwhile. Raises
@@ -91,9 +97,12 @@ class Grammars:
         for index in planned.constrained:
             id = planned.sequences[index].id
             try:
-                masks[index] = self._matchers[id].mask()
+                mask = self._matchers[id].mask()
             except RequestError as error:
                 failed.append((id, error))
+            else:
+                if mask is not None:
+                    masks[index] = mask
         return masks, failed
 
     def advance(self, delta: Delta) -> bool:

@@ -16,8 +16,10 @@ from llguidance import LLMatcher, LLParserLimits
 from numpy.typing import NDArray
 
 from engine.api.errors import CheckpointError, RequestError
-from engine.api.messages import Grammar
+from engine.api.messages import Grammar, Thinking
+from engine.structured.thinking import Budget
 from engine.structured.vocabulary import read_vocabulary
+from engine.text import Tokenizer
 
 PARAM: Final = "structured_outputs"
 MAX_TEXT = 1 << 18  # characters of a grammar's source; what is larger is no schema that a person wrote
@@ -88,15 +90,32 @@ class Compiler:
         # one thread: LLMatcher lets go of the interpreter lock while it compiles, and languages are few
         self._pool = ThreadPoolExecutor(1, "grammar")
 
-    def start(self, grammar: Grammar, end_ids: Iterable[int]) -> Future[Matcher]:
-        """Compiles beside the caller. The future raises RequestError for a grammar that cannot be served."""
-        return self._pool.submit(self._matcher, grammar, frozenset(end_ids))
+    def start(
+        self, grammar: Grammar | None, end_ids: Iterable[int], thinking: Thinking | None = None
+    ) -> Future[Matcher | Budget]:
+        """Compiles beside the caller. The future raises RequestError for a grammar that cannot be served. With a
+        thinking budget the matcher holds to both, or to it alone."""
+        return self._pool.submit(self._limited, grammar, frozenset(end_ids), thinking)
 
     def compile(self, grammar: Grammar, end_ids: Iterable[int]) -> Matcher:
-        return self.start(grammar, end_ids).result()
+        return self._pool.submit(self._matcher, grammar, frozenset(end_ids)).result()
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+
+    def _limited(self, grammar: Grammar | None, end_ids: frozenset[int], thinking: Thinking | None) -> Matcher | Budget:
+        matcher = None if grammar is None else self._matcher(grammar, end_ids)
+        if thinking is not None:
+            return Budget(thinking, self._text.token_bytes, self._vocab, matcher)
+        assert matcher is not None, "nothing limits the request"
+        return matcher
+
+    @cached_property
+    def _text(self) -> Tokenizer:
+        try:
+            return Tokenizer(self._directory)
+        except CheckpointError as error:
+            raise RequestError(f"a thinking budget needs a tokenizer: {error}", "thinking_token_budget") from error
 
     def _matcher(self, grammar: Grammar, end_ids: frozenset[int]) -> Matcher:
         if grammar not in self._compiled:

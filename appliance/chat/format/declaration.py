@@ -124,8 +124,8 @@ class Calls:
     them. With nothing before and behind a body all of the reply is one call.
 
     A chat template that has all of `recognised_by` belongs to the format; where `model_types` are given, only with a
-    model whose type (config.json) begins with one of them. Without both a format is only taken by its name. `ids` says what the template wants call ids
-    to be: "functions" like functions.name:0, "short" 9 letters and digits.
+    model whose type (config.json) begins with one of them. Without signs a format is only taken by its name. `ids` says
+    what the template wants call ids to be: "functions" like functions.name:0, "short" 9 letters and digits.
     """
 
     name: str

@@ -9,7 +9,7 @@ from typing import Any
 from appliance.chat.format.declaration import BodyReader, Function, Status, Writer
 from appliance.chat.format.events import CallArguments, CallStart, Event
 from appliance.chat.format.loose import PYTHON, LooseArguments, Syntax
-from appliance.chat.format.parameters import ANY_NAME, in_order, takes_any
+from appliance.chat.format.parameters import ANY_NAME, MOST_ANY, in_order, takes_any
 from appliance.chat.format.typed import is_text, kinds, properties, quoted, resolved
 
 _NAME = re.compile(r"[^\W\d][\w.\-:/]*")
@@ -83,7 +83,7 @@ class LooseCall:
         inner = in_order(pairs, function.parameters, writer, self.separator)
         if takes_any(function.parameters):
             one = f"{ANY_NAME} {writer.text(self.syntax.sign)} {values.expression({'type': 'string'})}"
-            inner = f"({one} ({writer.text(self.separator)} {one})*)?"
+            inner = f"({one} ({writer.text(self.separator)} {one}){{0,{MOST_ANY - 1}}})?"
         return f"{head} {inner} {writer.text(self.syntax.close)}"
 
     def texts(self) -> tuple[str, ...]:

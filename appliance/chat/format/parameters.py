@@ -7,6 +7,8 @@ from appliance.chat.format.declaration import Writer
 
 ANY_NAME = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
 
+MOST_ANY = 16  # arguments that no schema names
+
 
 def takes_any(parameters: Mapping[str, Any]) -> bool:
     """Whether the schema names no arguments and refuses none. An empty one takes none."""
@@ -28,7 +30,7 @@ def in_order(pairs: Mapping[str, str], parameters: Mapping[str, Any], writer: Wr
     comma = writer.text(separator)
     # From the last one back: what may stand from here on, as the first of all and behind another one.
     leading, following = '""', '""'
-    for name, expression in reversed(pairs.items()):
+    for name, expression in reversed(list(pairs.items())):
         one = writer.rule(expression)
         if name in needed:
             leading, following = writer.rule(f"{one} {following}"), writer.rule(f"{comma} {one} {following}")

@@ -23,9 +23,7 @@ MINIMAX_M2 = replace(DEEPSEEK_R1, name="minimax_m2", recognised_by=("</think>", 
 STEP3 = replace(DEEPSEEK_R1, name="step3", recognised_by=("</think>", "steptml:"), model_types=("step3",))
 
 # An answer in markers of its own.
-ERNIE45 = replace(
-    THINK, name="ernie45", answer=("<response>", "</response>"), recognised_by=("</think>", "<response>")
-)
+ERNIE45 = replace(THINK, name="ernie45", answer=("<response>", "</response>"), recognised_by=("</think>", "<response>"))
 HUNYUAN_A13B = replace(
     THINK, name="hunyuan_a13b", answer=("<answer>", "</answer>"), recognised_by=("</think>", "<answer>")
 )

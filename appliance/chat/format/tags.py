@@ -7,7 +7,7 @@ be a list or an object ends where its JSON ends, so that its strings may hold wh
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from appliance.chat.format.declaration import BodyReader, Function, Status, Writer
 from appliance.chat.format.events import CallArguments, CallStart, Event
@@ -15,7 +15,7 @@ from appliance.chat.format.json_text import JsonValue
 from appliance.chat.format.loose_call import string_pattern
 from appliance.chat.format.marks import SPACE, at_front, first, skip_space, undecided
 from appliance.chat.format.named_json import NAME
-from appliance.chat.format.parameters import ANY_NAME, required, takes_any
+from appliance.chat.format.parameters import ANY_NAME, MOST_ANY, required, takes_any
 from appliance.chat.format.typed import (
     as_json,
     inside,
@@ -42,7 +42,7 @@ class _Reader:
         self._state = self._head
         self._name = ""
         self._count = 0  # of arguments
-        self._value = _Plain("", frozenset())
+        self._value: _Value = _Plain("", frozenset())
         self._key = ""
 
     def feed(self, text: str) -> tuple[list[Event], int]:
@@ -159,9 +159,14 @@ def _end_of_name(text: str, begin: int, closing: str) -> int | None:
     return None if match is None else match.start()
 
 
+class _Value(Protocol):
+    """Reads a value to its closing tag. `feed` gives JSON text, how much was used, and whether the tag is read."""
+
+    def feed(self, text: str) -> tuple[str, int, bool]: ...
+
+
 class _Plain:
-    """A value that is converted once it is complete. `feed` gives its JSON text, how much was used, and whether the
-    value and its closing tag are read."""
+    """A value that is converted once it is complete."""
 
     def __init__(self, end: str, allowed: frozenset[str], trim: str = "") -> None:
         self._end, self._allowed, self._trim = end, allowed, trim
@@ -264,7 +269,7 @@ class Tags:
         needed = required(function.parameters)
         parts = [writer.text(f"{self.head[0]}{function.name}{self.head[1]}{self.line}")]
         if takes_any(function.parameters):
-            parts.append(f"{writer.rule(self._any_argument(writer))}*")
+            parts.append(f"{writer.rule(self._any_argument(writer))}{{0,{MOST_ANY}}}")
         for name, schema in properties(function.parameters).items():
             one = writer.rule(self._argument(name, schema, function.parameters, writer))
             parts.append(one if name in needed else f"{one}?")

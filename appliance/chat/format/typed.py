@@ -46,8 +46,8 @@ def kinds(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str
             found = [kinds(option, root, depth + 1) for option in schema[key]]
             return frozenset().union(*found) if all(found) else frozenset()
     if isinstance(schema.get("allOf"), list):
-        known = [found for option in schema["allOf"] if (found := kinds(option, root, depth + 1))]
-        return frozenset.intersection(*known) if known else frozenset()
+        parts = [part for option in schema["allOf"] if (part := kinds(option, root, depth + 1))]
+        return frozenset.intersection(*parts) if parts else frozenset()
     if "properties" in schema:
         return frozenset(("object",))
     return frozenset(("array",)) if "items" in schema else frozenset()

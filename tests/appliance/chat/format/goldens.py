@@ -38,7 +38,12 @@ FUNCTIONS = (
 )
 WEATHER: dict[str, Any] = {"city": "Köln", "days": 3, "metric": True}
 TEXT = 'say "hi" \\ <b>&amp;</b>\n\nit\'s 中 😀 {[(,:='
-HARD: dict[str, Any] = {"text": TEXT, "place": {"rows": [1, -2.5, None, True, {"a b": "}]"}]}, "ratio": None, "id": "007"}
+HARD: dict[str, Any] = {
+    "text": TEXT,
+    "place": {"rows": [1, -2.5, None, True, {"a b": "}]"}]},
+    "ratio": None,
+    "id": "007",
+}
 
 _JSON_WEATHER = '{"city": "Köln", "days": 3, "metric": true}'
 _JSON_TEXT = '"say \\"hi\\" \\\\ <b>&amp;</b>\\n\\nit\'s 中 \\ud83d\\ude00 {[(,:="'
@@ -153,7 +158,8 @@ def _glm(line: str) -> Golden:
     def argument(key: str, value: str) -> str:
         return f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}"
 
-    one = f"<tool_call>weather{line}{argument('city', 'Köln')}{argument('days', '3')}{argument('metric', 'true')}</tool_call>"
+    arguments = argument("city", "Köln") + argument("days", "3") + argument("metric", "true")
+    one = f"<tool_call>weather{line}{arguments}</tool_call>"
     none = f"<tool_call>now{line}</tool_call>"
     hard = (
         f"<tool_call>note{line}{argument('text', TEXT)}{argument('place', _ROWS)}{argument('ratio', 'null')}"
@@ -228,7 +234,11 @@ GOLDENS: dict[str, Golden] = {
         "\n",
     ),
     "deepseek_v31": _named(
-        "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
     ),
     "kimi_k2": _named(
         "<|tool_call_begin|>functions.",

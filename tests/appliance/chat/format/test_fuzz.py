@@ -5,9 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from appliance.chat.format.declaration import OutputFormat
 from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText, joined
@@ -20,10 +19,28 @@ DEMO = Path(__file__).parents[4] / "manifests" / "demo"
 TEXTS = 10_000
 SEED = 20_260
 # By name; each way to call beside another way to reason.
-FORMATS = {
-    calls.name: OutputFormat(REASONINGS[at % len(REASONINGS)], calls) for at, calls in enumerate(CALLS)
-} | {"harmony": HARMONY, "named": OutputFormat(THINK, named_call("weather")), "think": OutputFormat(THINK)}
-SCRAPS = ('{"name": "f", "arguments": {', '"a": 1', "}", "}}", "]", "[", '"', "\\", "\n", " ", "x", "<", ">", "f(a=", ")")
+FORMATS = {calls.name: OutputFormat(REASONINGS[at % len(REASONINGS)], calls) for at, calls in enumerate(CALLS)} | {
+    "harmony": HARMONY,
+    "named": OutputFormat(THINK, named_call("weather")),
+    "think": OutputFormat(THINK),
+}
+SCRAPS = (
+    '{"name": "f", "arguments": {',
+    '"a": 1',
+    "}",
+    "}}",
+    "]",
+    "[",
+    '"',
+    "\\",
+    "\n",
+    " ",
+    "x",
+    "<",
+    ">",
+    "f(a=",
+    ")",
+)
 SCRAPS += ("'", ",", ":", "=", "中", "😀", "é", "null", "-1.5e3", "\\u00e9", "</", "weather", ";", "`", "\t", "{", "|")
 
 
@@ -99,9 +116,7 @@ def _unigram() -> Backend:
     del vocabulary
     made = Backend(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     made.normalizer = backend.normalizer
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     return made
 
 

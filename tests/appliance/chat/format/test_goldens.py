@@ -123,7 +123,7 @@ MALFORMED = {
     "deepseek_v32": "<｜DSML｜function_calls>\nnothing</｜DSML｜function_calls>",
     "kimi_k2": "<|tool_calls_section_begin|>nothing<|tool_calls_section_end|>",
     "mistral": "[TOOL_CALLS] is a marker with {} behind it",
-    "mistral_list": '[TOOL_CALLS] [1, 2]',
+    "mistral_list": "[TOOL_CALLS] [1, 2]",
     "minimax_m2": "<minimax:tool_call>\n<parameter>x</parameter></minimax:tool_call>",
     "llama3_json": '{"name": "Ada", "born": 1815}',
     "pythonic": "[see](https://example.org), or [1, 2, 3]",
@@ -146,7 +146,10 @@ def test_what_is_no_call_is_content(name: str) -> None:
 
 BROKEN = {
     "hermes": ('<tool_call>\n{"name": "f", "arguments": {"a": oops}}\n</tool_call>', "after"),
-    "qwen3_coder": ("<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\noops\n</function>\n</tool_call>", "after"),
+    "qwen3_coder": (
+        "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\noops\n</function>\n</tool_call>",
+        "after",
+    ),
     "kimi_k2": (
         "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{oops}<|tool_call_end|>",
         "<|tool_calls_section_end|>after",
