@@ -8,7 +8,19 @@ from appliance.chat.format.declaration import Calls, Channels, OutputFormat, Rea
 from appliance.chat.format.json_call import BareArguments
 from appliance.chat.format.reasoning_families import REASONINGS, THINK
 
-__all__ = ["CALLS", "HARMONY", "HERMES", "PLAIN", "REASONINGS", "THINK", "chosen", "named_call", "names", "recognise"]
+__all__ = [
+    "CALLS",
+    "HARMONY",
+    "HARMONY_MARKS",
+    "HERMES",
+    "PLAIN",
+    "REASONINGS",
+    "THINK",
+    "chosen",
+    "named_call",
+    "names",
+    "recognise",
+]
 
 AUTO, NO_CALLS, NO_REASONING = "auto", "plain", "identity"
 PLAIN = OutputFormat()
@@ -32,7 +44,7 @@ HARMONY = OutputFormat(
     Calls("harmony", BareArguments(""), begin="<|channel|>commentary to=functions."),
     _CHANNELS,
 )
-_HARMONY_MARKS = ("<|channel|>", "<|start|>", "<|message|>")
+HARMONY_MARKS = ("<|channel|>", "<|start|>", "<|message|>")
 
 Part = TypeVar("Part", Calls, Reasoning)
 
@@ -49,7 +61,7 @@ def recognise(template: str, model_type: str = "") -> OutputFormat:
     """The format that a chat template writes past replies in, or asks for. Escaped quotes count as quotes.
     `model_type` is what config.json calls the model; it settles what templates alone leave open."""
     text = template.replace('\\"', '"')
-    if all(mark in text for mark in _HARMONY_MARKS):
+    if all(mark in text for mark in HARMONY_MARKS):
         return HARMONY
     return OutputFormat(_recognised(REASONINGS, text, model_type), _recognised(CALLS, text, model_type))
 
