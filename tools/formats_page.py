@@ -142,9 +142,8 @@ def formats_page() -> str:
         for each in REASONINGS
     ]
     assert HARMONY.calls is not None, "it has calls"
-    calls.append(
-        f"| harmony | {code(_example(HARMONY.calls))} | `<\\|channel\\|>`, `<\\|start\\|>`, `<\\|message\\|>` |"
-    )
+    signs = ", ".join(map(code, HARMONY_MARKS))
+    calls.append(f"| harmony | {code(_example(HARMONY.calls))} | {signs} |")
     return HEAD + "\n".join(calls) + "\n" + MIDDLE + "\n".join(reasonings) + "\n" + TAIL
 
 
