@@ -159,8 +159,6 @@ def of_file(name: str) -> SecretRef:
     return SecretRef(file=name)  # below the world's folder
 
 
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
-
 CASES: dict[str, Seen] = {
     "model.names": seen(
         lambda w: w.gateway.client.get("/v1/models").json()["data"][0]["id"], "tiny", "new", names=("new",)
@@ -171,7 +169,9 @@ CASES: dict[str, Seen] = {
         "NEW hello",
         chat_template="new.jinja",
     ),
-    "model.format": seen(lambda w: w.chat(tools=TOOLS).status_code, 400, 200, format="mistral"),
+    "model.format": seen(
+        lambda w: w.chat(thinking_token_budget=1).status_code, 200, 400, format="plain+identity"
+    ),
     "model.generation_config": seen(
         lambda w: (w.sampled().presence_penalty, w.engine.submits[-1].eos_token_ids),
         (0.0, (9,)),
