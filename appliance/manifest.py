@@ -232,6 +232,11 @@ class Model(Section):
     beside what hardware.capacity asks for."""
     chat_template: str | None = None
     """File with a Jinja chat template that replaces the checkpoint's own."""
+    format: Annotated[
+        str, Field(pattern=r"^[a-z0-9_]+(\+[a-z0-9_]+)?$", examples=["qwen3_coder", "hermes+deepseek_r1"])
+    ] = "auto"
+    """How the model writes tool calls and reasoning (docs/formats.md): a name, or two joined by +; auto recognises it
+    by the chat template and the type of the model."""
     generation_config: Literal["auto", "ignore"] = "auto"
     """Whether sampling defaults and extra end tokens come from the checkpoint's generation_config.json."""
     task: Literal["auto", "generate", "embed", "classify", "score"] = "auto"

@@ -20,6 +20,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Pooling.max_input": (32768,),
     "Pooling.score_tokens": (["yes", "no"],),
     "Model.chat_template": ("templates/chat.jinja",),
+    "Model.format": ("qwen3_coder",),
     "Parallelism.data": (2,),
     "Parallelism.tensor": (2, 8),
     "Hardware.threads": (4,),

@@ -32,6 +32,7 @@ from engine.api.messages import (
     Sampling,
     Stats,
     Submit,
+    Thinking,
     Timing,
 )
 from engine.core.loop import build_loop
@@ -66,6 +67,7 @@ class Params(Sampling, frozen=True, kw_only=True):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     grammar: Grammar | None = None
+    thinking: Thinking | None = None
 
     def sampling(self) -> Sampling:
         seed = secrets.randbits(63) if self.seed is None else self.seed
@@ -233,6 +235,7 @@ class LLM:
             stop_token_ids=params.stop_token_ids,
             ignore_eos=params.ignore_eos,
             grammar=params.grammar,
+            thinking=params.thinking,
         )
         return submit, _Reply(submit, params, self.tokenizer)
 

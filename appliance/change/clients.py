@@ -25,6 +25,7 @@ LIMITS: dict[str, str] = {
 # Other keys that clients feel: what changes for them.
 FELT: dict[str, str] = {
     "model.chat_template": "conversations are laid out by another template",
+    "model.format": "tool calls and reasoning are read, and bound, another way",
     "model.generation_config": "defaults of sampling and end tokens may be others",
     "endpoints.host": "the service listens on another address",
     "endpoints.port": "the service is reached on another port",

@@ -1,8 +1,13 @@
-"""Messages of a request as the chat template wants them: plain text content, arguments as objects, no nulls."""
+"""Messages of a request as the chat template wants them: plain text content, arguments as objects, no nulls, ids of
+calls as its family writes them."""
 
+import hashlib
 import json
+import re
+import string
 from typing import Any
 
+from appliance.chat.format.declaration import Ids
 from engine.api.errors import RequestError
 
 _MEDIA = frozenset(
@@ -64,12 +69,43 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": _arguments(function.get("arguments", {}))}}
 
 
-def template_messages(messages: list[dict[str, Any]], template: str) -> list[dict[str, Any]]:
+def template_messages(messages: list[dict[str, Any]], template: str, ids: Ids = "") -> list[dict[str, Any]]:
     """Copies of the messages in the form of Hugging Face templates. `template` decides about the developer role, which
-    most templates call system. Raises RequestError naming the message that is wrong."""
+    most templates call system; `ids` is the form that the family's call ids have, into which others are brought. Raises
+    RequestError naming the message that is wrong."""
     if not messages:
         raise RequestError("messages must not be empty.", "messages")
-    return [_message(message, f"messages[{at}]", template) for at, message in enumerate(messages)]
+    found = [_message(message, f"messages[{at}]", template) for at, message in enumerate(messages)]
+    return _with_ids(found, ids) if ids else found
+
+
+_ALPHABET = string.digits + string.ascii_letters
+_FORMS = {"short": re.compile(r"[0-9A-Za-z]{9}"), "functions": re.compile(r"functions\.[^\s:]+:[0-9]+")}
+
+
+def short_id(text: str) -> str:
+    """Nine letters and digits for a text, always the same."""
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())
+    return "".join(_ALPHABET[number // len(_ALPHABET) ** place % len(_ALPHABET)] for place in range(9))
+
+
+def _with_ids(messages: list[dict[str, Any]], ids: Ids) -> list[dict[str, Any]]:
+    """Ids in the family's form, of calls and of the results that name them."""
+    named: dict[Any, str] = {}
+    count = 0
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            given = call.get("id")
+            if not (isinstance(given, str) and _FORMS[ids].fullmatch(given)):
+                own = f"functions.{call['function']['name']}:{count}"
+                call["id"] = own if ids == "functions" else short_id(str(given or own))
+                if isinstance(given, str):
+                    named[given] = call["id"]
+            count += 1
+        answered = message.get("tool_call_id")
+        if isinstance(answered, str) and answered in named:
+            message["tool_call_id"] = named[answered]
+    return messages
 
 
 def _message(message: dict[str, Any], where: str, template: str) -> dict[str, Any]:

@@ -9,12 +9,13 @@ import msgspec
 
 from appliance.chat.deadlines import Deadlines
 from appliance.chat.format.constraint import Constraint
-from appliance.chat.format.declaration import OutputFormat, Reasoning
-from appliance.chat.format.formats import PLAIN, recognise
+from appliance.chat.format.declaration import OutputFormat
+from appliance.chat.format.formats import AUTO, PLAIN, chosen, recognise
 from appliance.chat.language import asked_language
 from appliance.chat.messages import template_messages
 from appliance.chat.sampling import check_n, child_seeds, logprob_count, resolve, stop_ids, stop_strings
 from appliance.chat.template import ChatTemplate
+from appliance.chat.thinking import check_close, thinking_limit, thinking_of
 from appliance.chat.tools import ToolUse, tool_grammar, tool_use
 from appliance.chat.window import check_ids, check_text, reply_tokens, truncated
 from appliance.gateway.config import GatewayConfig
@@ -22,7 +23,7 @@ from appliance.schema.chat import ChatRequest, Conversation
 from appliance.schema.common import GenerationRequest
 from appliance.schema.completions import CompletionRequest
 from engine.api.errors import RequestError
-from engine.api.messages import Grammar, Sampling, Submit
+from engine.api.messages import Grammar, Sampling, Submit, Thinking
 from engine.text import Tokenizer
 
 MAX_SALT = 128
@@ -30,14 +31,18 @@ MAX_SALT = 128
 
 @dataclass(frozen=True)
 class Text:
-    """The text side of the served model, read once: tokenizer, chat template, output format."""
+    """The text side of the served model, read once: tokenizer, chat template, output format (`format`: its name, or
+    auto; `model_type`: what config.json calls the model)."""
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
+    format: str = AUTO
+    model_type: str = ""
 
     @cached_property
     def output_format(self) -> OutputFormat:
-        return recognise(self.template.text()) if self.template else PLAIN
+        found = recognise(self.template.text(), self.model_type) if self.template else PLAIN
+        return chosen(self.format, found)
 
     def special_id(self, marker: str) -> int | None:
         """The id of a marker that is one special token, which ordinary decoding hides."""
@@ -114,7 +119,6 @@ def _refuse_unsupported(body: GenerationRequest) -> None:
     asked = {
         "use_beam_search": body.use_beam_search,
         "logprob_token_ids": body.logprob_token_ids,
-        "thinking_token_budget": body.thinking_token_budget not in (None, -1),
         "repetition_detection": body.repetition_detection,
     }
     for name, value in asked.items():
@@ -150,6 +154,7 @@ class _Asked:
     prompt_logprobs: int | None
     grammar: Grammar | None = None
     scores_only: bool = False
+    thinking: Thinking | None = None
 
 
 def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Served, first: int) -> Prompt:
@@ -168,6 +173,7 @@ def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Serv
         max_tokens=max_tokens,
         asked_tokens=tokens,
     )
+    check_close(asked.thinking, sampling)
     n = 1 if body.n is None else body.n
     check_n(n, sampling.temperature, config)
     seeds = child_seeds(body.seed, n)
@@ -207,6 +213,7 @@ def _submit(
         priority=body.priority or served.priority or 0,
         salt=cache_salt(body.cache_salt, served.salt),
         grammar=asked.grammar,
+        thinking=asked.thinking,
         owner=served.owner,
         share=served.share,
         ttft_deadline=ttft_deadline,
@@ -244,6 +251,11 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
     """Raises RequestError for what cannot be served."""
     config, tokenizer = served.config, served.text.tokenizer
     _refuse_unsupported(body)
+    if body.thinking_token_budget not in (None, -1):
+        raise RequestError(
+            "thinking_token_budget needs a conversation, whose reasoning is known; use /v1/chat/completions.",
+            "thinking_token_budget",
+        )
     if body.prompt_embeds is not None:
         raise RequestError("prompt_embeds is not supported by this server; send prompt.", "prompt_embeds")
     if body.suffix:
@@ -315,7 +327,9 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
         )
     opens = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
     rendered = template.render(
-        template_messages(body.messages, template.text()),
+        template_messages(
+            body.messages, template.text(), text.output_format.calls.ids if text.output_format.calls else ""
+        ),
         tools=[tool.model_dump(exclude_unset=True) for tool in body.tools] if body.tools else None,
         documents=body.documents,
         template=body.chat_template,
@@ -330,17 +344,6 @@ def conversation_ids(body: Conversation, rendered: Rendered, text: Text) -> list
     return text.tokenizer.encode(rendered.text, add_special_tokens=body.add_special_tokens)
 
 
-def _reasoning_at_start(rendered: Rendered, reasoning: Reasoning | None) -> tuple[bool, bool]:
-    """Whether the prompt opened the reasoning, and whether it closed it already."""
-    if reasoning is None:
-        return False, True
-    if rendered.continues:
-        opened, closed = rendered.text.rfind(reasoning.start), rendered.text.rfind(reasoning.end)
-        return opened > closed, closed > opened
-    tail = rendered.text.rstrip()
-    return tail.endswith(reasoning.start), tail.endswith(reasoning.end)
-
-
 def _top_logprobs(body: ChatRequest, config: GatewayConfig) -> int | None:
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
@@ -349,10 +352,18 @@ def _top_logprobs(body: ChatRequest, config: GatewayConfig) -> int | None:
     return logprob_count("sample", "top_logprobs", body.top_logprobs or 0, config)
 
 
-def _effort(body: ChatRequest) -> dict[str, Any]:
-    if body.reasoning_effort is None:
+# Of the efforts that a format with channels knows, the nearest.
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def _effort(body: ChatRequest, output_format: OutputFormat) -> dict[str, Any]:
+    """Variables of the template. Families call the switch by two names."""
+    effort = body.reasoning_effort
+    if effort is None:
         return {}
-    return {"reasoning_effort": body.reasoning_effort, "enable_thinking": body.reasoning_effort != "none"}
+    thinks = effort != "none"
+    said = _EFFORTS.get(effort, effort) if output_format.channels is not None else effort
+    return {"reasoning_effort": said, "enable_thinking": thinks, "thinking": thinks}
 
 
 def _reply_role(body: ChatRequest, rendered: Rendered) -> tuple[str, str]:
@@ -372,14 +383,22 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     _check_stream(body, prompt_logprobs)
     use = tool_use(body, text.output_format.calls)
     language = asked_language(body)
-    rendered = render(body, text, config, _effort(body))
+    variables = _effort(body, text.output_format)
+    rendered = render(body, text, config, variables)
     if body.truncate_prompt_tokens is None:
         check_text(rendered.text, text.tokenizer, config)
-    reasoning = text.output_format.reasoning
-    reasons, closed = _reasoning_at_start(rendered, reasoning)
-    thinks = body.include_reasoning and not closed
-    constraint = Constraint(text.special_id, reasoning if thinks else None, reasons and thinks)
+    switches = {**variables, **(body.chat_template_kwargs or {})}
+    thinking = thinking_of(rendered.text, rendered.continues, text.output_format.reasoning, switches)
+    reasoning = None if thinking.off else text.output_format.reasoning
+    thinks = body.include_reasoning and thinking.possible
+    constraint = Constraint(
+        text.special_id, reasoning if thinks else None, thinking.begun and thinks, text.output_format.channels
+    )
     grammar = tool_grammar(use, language, constraint)
+    output_format = OutputFormat(reasoning, use.calls, text.output_format.channels)
+    limit = thinking_limit(body.thinking_token_budget, text.output_format, output_format, thinking, text.tokenizer)
+    if grammar is not None and not thinks:
+        limit = None  # the grammar leaves no room for thoughts
     short = body.max_completion_tokens is not None
     tokens = body.max_completion_tokens if short else body.max_tokens
     asked = _Asked(
@@ -388,10 +407,10 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
         logprobs=top_logprobs,
         prompt_logprobs=prompt_logprobs,
         grammar=grammar,
+        thinking=limit,
     )
     prompt = _prompt(conversation_ids(body, rendered, text), body, asked, served, 0)
-    output_format = OutputFormat(reasoning, use.calls)
-    shown = frozenset(token for marker in output_format.markers() if (token := text.special_id(marker)) is not None)
+    shown = frozenset(token for marker in output_format.tokens() if (token := text.special_id(marker)) is not None)
     role, echo = _reply_role(body, rendered)
     return ChatPlan(
         prompts=(prompt,),
@@ -399,7 +418,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
         bound_by="tools" if language is None else language.param,
         output_format=output_format,
         tools=use,
-        reasons=reasons and (thinks or grammar is None),
+        reasons=thinking.begun and (thinks or grammar is None),
         role=role,
         echo=echo,
     )

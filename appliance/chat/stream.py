@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from appliance.chat.format.events import Event
-from appliance.chat.format.reader import ReplyReader
+from appliance.chat.format.reader import reader_of
 from appliance.chat.prompt import ChatPlan, Reading
 from engine.api.messages import Delta, Finish, Logprob, Timing
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer, TokenText
@@ -96,7 +96,7 @@ class ChatChoice:
     def __init__(self, tokenizer: Tokenizer, plan: ChatPlan) -> None:
         self.choice = Choice(tokenizer, plan.prompts[0].ids, plan.reading)
         self.reasoning_tokens = 0
-        self._reader = ReplyReader(
+        self._reader = reader_of(
             plan.output_format,
             functions=plan.tools.functions,
             reasons=plan.reasons,

@@ -1,13 +1,16 @@
 """tools and tool_choice of a request: which functions there are, and which the reply must call (docs/http.md)."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from appliance.chat.format.constraint import Constraint, Language
 from appliance.chat.format.declaration import Calls, Function
+from appliance.chat.format.events import CallStart
 from appliance.chat.format.formats import CALLS, HERMES, named_call
 from appliance.chat.language import schema_language
+from appliance.chat.messages import short_id
 from appliance.schema.chat import ChatRequest
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
@@ -25,6 +28,19 @@ class ToolUse:
     calls: Calls | None = None
     one_call: bool = False
     bound: bool = False
+    before: int = 0  # calls of earlier messages
+
+    def call_id(self, call: CallStart, salt: str) -> str:
+        """The id of a call, as the model's template wants it to come back; `salt` names the reply."""
+        ids = self.calls.ids if self.calls is not None else ""
+        if ids and call.id:
+            return call.id
+        if ids == "functions":
+            return f"functions.{call.name}:{self.before + call.index}"
+        whole = f"{salt}/{call.index}"
+        if ids == "short":
+            return short_id(whole)
+        return f"chatcmpl-tool-{hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()}"
 
 
 def _functions(body: ChatRequest) -> tuple[Function, ...]:
@@ -62,6 +78,7 @@ def _allowed(choice: Mapping[str, Any], functions: tuple[Function, ...]) -> tupl
 def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
     """The request's tool use. `native` is how the model writes calls by itself, None if its template shows no way."""
     functions = _functions(body)
+    before = sum(len(calls) for message in body.messages if isinstance(calls := message.get("tool_calls"), list))
     choice = body.tool_choice
     if body.tools is not None and not functions:
         raise RequestError("tools must not be an empty list; leave the field out instead.", "tools")
@@ -78,20 +95,21 @@ def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
     if named:
         function = _named(choice, functions)
         # In the model's own way of calling, if it has one: bare arguments are what it never learned to write.
-        return ToolUse("named", (function,), native or named_call(function.name), one_call=True)
+        return ToolUse("named", (function,), native or named_call(function.name), one_call=True, before=before)
     if choice == "none" or not functions:
         return ToolUse("none", functions)
     one_call = body.parallel_tool_calls is False
     if choice == "required":
-        return ToolUse("required", functions, native or HERMES, one_call, bound)
+        return ToolUse("required", functions, native or HERMES, one_call, bound, before)
     if native is None:
         known = ", ".join(calls.name for calls in CALLS)
         raise RequestError(
             '"auto" tool choice needs a model whose chat template shows how it calls tools, and this one does not '
-            f'(known: {known}). Use tool_choice "required" or a function, or none; or set model.chat_template.',
+            f'(known: {known}). Use tool_choice "required" or a function, or none; or set model.format or '
+            "model.chat_template.",
             "tool_choice",
         )
-    return ToolUse("auto", functions, native, one_call, bound)
+    return ToolUse("auto", functions, native, one_call, bound, before)
 
 
 def _bound(function: Function) -> Function:

@@ -60,6 +60,7 @@ EFFECTS: dict[str, Effect] = {
     "model.dtype": _NUMBERS,
     "model.max_context": Effect("service", outputs="yes", graphs=True, memory=True),
     "model.chat_template": _LIVE_OUTPUTS,
+    "model.format": _LIVE_OUTPUTS,
     "model.generation_config": _LIVE_OUTPUTS,
     "model.task": _TASK,
     "model.pooling.pool": _TASK,

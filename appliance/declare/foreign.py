@@ -27,6 +27,9 @@ OTHER_SERVERS = {
     "enablelogrequests": "observability.log_requests",
     "alloworigins": "endpoints.cors_origins",
     "allowedorigins": "endpoints.cors_origins",
+    "toolcallparser": "model.format",
+    "reasoningparser": "model.format",
+    "toolparser": "model.format",
     # text-generation-inference
     "corsalloworigin": "endpoints.cors_origins",
     "cudamemoryfraction": "hardware.memory_share",
@@ -52,6 +55,7 @@ OTHER_SERVERS = {
     "cachetypek": "quantization.kv_cache",
     "cachetypev": "quantization.kv_cache",
     "chattemplatefile": "model.chat_template",
+    "reasoningformat": "model.format",
     "nbatch": "engine.scheduling.max_step_tokens",
     "nctx": "model.max_context",
     "nparallel": "engine.scheduling.max_running",

@@ -64,10 +64,11 @@ class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`engines` are the Unix sockets of the engine processes; `names` the served names, canonical first. Durations in
     seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts
-    the model's logits. `outputs_sha256` changes with what may change a reply's tokens, and with nothing else. `hold_s`:
-    new requests wait for an engine whose restart takes no longer. `policy` is the engines' order of requests. In the
-    first `drain_linger_s` of the `drain_s` that open requests get after SIGTERM new ones are still taken. `pardons` is
-    the pipe to the sentinel (appliance/launch/sentinel.py), `control` the socket on which the launcher reloads
+    the model's logits. `format` is how it writes calls and reasoning, `model_type` what config.json calls it.
+    `outputs_sha256` changes with what may change a reply's tokens, and with nothing else. `hold_s`: new requests wait
+    for an engine whose restart takes no longer. `policy` is the engines' order of requests. In the first
+    `drain_linger_s` of the `drain_s` that open requests get after SIGTERM new ones are still taken. `pardons` is the
+    pipe to the sentinel (appliance/launch/sentinel.py), `control` the socket on which the launcher reloads
     (gateway/control.py). `run` is the run directory: the gateway writes there what was open when an engine died, and
     reads whether the appliance is parked. What happened to the last `stories` sequences is kept. `journal` is the file
     of durable replies, empty for none: they are kept for `journal_keep_s`, in `journal_bytes`, and generated on for
@@ -88,6 +89,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tasks: tuple[Task, ...] = ("generate",)
     pooled: PooledModel | None = None
     chat_template: str | None = None
+    format: str = "auto"
+    model_type: str = ""
     api_keys: SecretRef | None = None
     tls: Tls | None = None
     compat: Literal["openai", "vllm"] = "openai"

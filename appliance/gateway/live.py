@@ -22,6 +22,7 @@ from engine.api.errors import ConfigError
 FIELDS: dict[str, tuple[str, ...]] = {
     "model.names": ("names",),
     "model.chat_template": ("chat_template",),
+    "model.format": ("format",),
     "model.generation_config": (
         "eos_token_ids",
         *(f"sampling.{name}" for name in SamplingDefaults.__struct_fields__),
@@ -100,7 +101,8 @@ async def take(service: Service, wanted: GatewayConfig) -> int:
     if fixed:
         raise NotLive(f"{', '.join(fixed)} of a running gateway cannot be changed")
     text = None
-    if wanted.chat_template != service.config.chat_template or wanted.chat_template:
+    again = (wanted.chat_template, wanted.format) != (service.config.chat_template, service.config.format)
+    if again or wanted.chat_template:
         if not service.has_text:
             raise NotLive("the tokenizer is being loaded; reload again in a moment")
         text = await asyncio.to_thread(load_text, wanted)

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions (docs/http.md)."""
 
-import hashlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from starlette.responses import Response
 from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText
 from appliance.chat.prompt import ChatPlan, plan_chat
 from appliance.chat.stream import ChatChoice, ChatPiece, Scored
+from appliance.chat.tools import ToolUse
 from appliance.durable.records import Identity
 from appliance.http.body import json_body, read_body
 from appliance.http.disconnect import until_disconnect
@@ -64,6 +64,7 @@ class Message:
     reasoning: str = ""
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)
+    tools: ToolUse = ToolUse("none")
 
     def delta(self, events: list[Event]) -> dict[str, Any]:
         """The events as a streamed delta; of a call that proves broken nothing more is sent."""
@@ -93,8 +94,7 @@ class Message:
         return delta
 
     def _start(self, event: CallStart) -> dict[str, Any]:
-        digest = hashlib.blake2b(f"{self.name}/{event.index}".encode(), digest_size=16)
-        name = f"chatcmpl-tool-{digest.hexdigest()}"
+        name = self.tools.call_id(event, self.name)
         function = {"name": event.name, "arguments": ""}
         self.calls[event.index] = {"id": name, "type": "function", "function": dict(function)}
         return {"index": event.index, "id": name, "type": "function", "function": function}
@@ -121,7 +121,7 @@ class Writer:
         self.body = body
         self.plan = plan
         self.state = ChatChoice(tokenizer, plan)
-        self.message = Message(body.include_reasoning, name, plan.echo)
+        self.message = Message(body.include_reasoning, name, plan.echo, tools=plan.tools)
         # What is hidden as text must not be readable from logprobs and ids.
         self.shows_tokens = body.include_reasoning or plan.output_format.reasoning is None
         self.logprobs: list[Any] = []

@@ -12,7 +12,7 @@ def load_text(config: GatewayConfig) -> Text:
     """Reads the checkpoint's text files, and whatever the first request would otherwise wait for. Raises
     CheckpointError naming the file that is missing or damaged."""
     tokenizer = Tokenizer(config.model)
-    text = Text(tokenizer, load_template(tokenizer, config.chat_template))
+    text = Text(tokenizer, load_template(tokenizer, config.chat_template), config.format, config.model_type)
     # Cached properties: taking them here keeps a large vocabulary from delaying the first reply.
     _ = tokenizer.vocabulary, tokenizer.special_ids, tokenizer.longest_piece, text.output_format
     return text

@@ -9,6 +9,7 @@ from appliance.declare.settings import Settings
 from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef, Tls
 from appliance.manifest import Manifest, SecretFile
 from appliance.plan.choice import Choice, refuse
+from appliance.plan.format import model_type
 from appliance.plan.pooled import pooled_model, tasks_of
 from engine.models.checkpoint import Checkpoint
 
@@ -67,6 +68,8 @@ def gateway_config(
         tasks=tasks_of(checkpoint),
         pooled=pooled_model(checkpoint, manifest.model.pooling.max_input or 0),
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
+        format=manifest.model.format,
+        model_type=model_type(checkpoint),
         api_keys=None if endpoints.api_keys is None else _secret(settings, endpoints.api_keys),
         tls=_tls(settings),
         compat=endpoints.compat,

@@ -21,6 +21,7 @@ from appliance.manifest import Manifest
 from appliance.plan.capacity import share_out
 from appliance.plan.choice import Choice
 from appliance.plan.ending import ending
+from appliance.plan.format import output_format
 from appliance.plan.gateway import gateway_config, sampling_defaults
 from appliance.plan.kernels import resolve
 from appliance.plan.machine import Machine
@@ -138,6 +139,7 @@ def plan(
         "model.names": Choice(list(names), "" if manifest.model.names else "the last part of the source's name"),
         "model.lock": _lock(manifest, locked),
         **pooled_choices(manifest, checkpoint),
+        "model.format": output_format(settings, checkpoint, origin.folder),
         **resolved.choices,
         "model.max_context": max_context,
         "hardware.threads": places.threads,

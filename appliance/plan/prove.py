@@ -23,6 +23,7 @@ from appliance.declare.suggest import suggest_name
 from appliance.declare.versions import spoken
 from appliance.lock.lock import lock_path, read_lock
 from appliance.manifest import SecretFile
+from appliance.plan.format import check_format
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
 from appliance.plan.pooled import named_key, task_config
@@ -208,6 +209,7 @@ def _files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
     manifest = settings.manifest
     if manifest.model.chat_template is not None:
         yield from _readable(settings, ("model", "chat_template"))
+    yield from check_format(settings)
     if manifest.engine.record is not None and not settings.file(("engine", "record")).parent.is_dir():
         yield _no_folder(settings, manifest.engine.record)
     for name, secret in manifest.secrets.items():

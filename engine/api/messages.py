@@ -60,6 +60,21 @@ class Pooling(msgspec.Struct, frozen=True, omit_defaults=True):
     activate: bool | None = None
 
 
+class Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A limit on reasoning: behind `budget` tokens of it the tokens `close` are forced one by one. Reasoning begins
+    with one of the texts `starts` at the beginning of the reply, or before it (`begun`: `open` means that the prompt
+    wrote the start marker; else the reply may still write it, which does not count). One of the texts `ends` ends it.
+    `again`: it may begin anywhere and several times, each with the whole budget."""
+
+    budget: int
+    close: tuple[int, ...]
+    starts: tuple[str, ...]
+    ends: tuple[str, ...]
+    begun: bool = False
+    open: bool = False
+    again: bool = False
+
+
 class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     """One sequence to generate. `prompt` and `emitted` are token ids; `emitted` is what an earlier engine already gave
     of this very request (it is not sent again). `stop_token_ids` and `eos_token_ids` end it; `ignore_eos` mutes the
@@ -82,6 +97,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     priority: int = 0
     salt: str = ""
     grammar: Grammar | None = None
+    thinking: Thinking | None = None
     owner: str = ""
     share: float = 1.0
     ttft_deadline: float | None = None

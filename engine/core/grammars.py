@@ -1,4 +1,5 @@
-"""Requests whose tokens a grammar limits: compiled beside the loop, then one matcher each, advanced by every token.
+"""Requests whose tokens a grammar or a thinking budget limits: compiled beside the loop, then one matcher each,
+advanced by every token.
 
 All methods run in the loop's thread; compilation does not.
 """
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.api.errors import RequestError
-from engine.api.messages import Delta, Grammar, Submit
+from engine.api.messages import Delta, Grammar, Submit, Thinking
 from engine.core.scheduler import Planned
 
 _Failed = tuple[str, RequestError]
@@ -30,10 +31,12 @@ class Matcher(Protocol):
 class Compiler(Protocol):
     """Compiles in threads of its own."""
 
-    def start(self, grammar: Grammar, end_ids: Iterable[int]) -> Future[Any]: ...
+    def start(
+        self, grammar: Grammar | None, end_ids: Iterable[int], thinking: Thinking | None = None
+    ) -> Future[Any]: ...
 
-    def masks(self, matchers: Sequence[Any]) -> list[Mask | RequestError]:
-        """What may come next in each sequence, or why nothing may."""
+    def masks(self, matchers: Sequence[Any]) -> list[Mask | RequestError | None]:
+        """What may come next in each sequence, None for any token, or why nothing may."""
 
     def close(self) -> None: ...
 
@@ -53,8 +56,8 @@ class Cost:
 
 
 class Grammars:
-    """`open_compiler` is called at the first request that has a grammar, with a function that hears the seconds of each
-    compilation, 0 for none, in any thread."""
+    """`open_compiler` is called at the first request that has a grammar or a thinking budget, with a function that
+    hears the seconds of each compilation, 0 for none, in any thread."""
 
     def __init__(self, open_compiler: OpenCompiler | None) -> None:
         self._open = open_compiler
@@ -67,7 +70,7 @@ class Grammars:
 
     def start(self, submit: Submit, now: float, done: Callable[[Future[Any]], None]) -> None:
         """Begins to compile; `done` is called with the future, in any thread. Raises RequestError."""
-        assert submit.grammar is not None, "the request has no grammar"
+        assert submit.grammar is not None or submit.thinking is not None, "nothing limits the request"
         if self._compiler is None:
             if self._open is None:
                 raise RequestError("this engine was started without structured output", "response_format")
@@ -76,7 +79,7 @@ class Grammars:
             raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
         ends = submit.stop_token_ids if submit.ignore_eos else submit.eos_token_ids + submit.stop_token_ids
         self._compiling[submit.id] = submit, now
-        future = self._compiler.start(submit.grammar, ends)
+        future = self._compiler.start(submit.grammar, ends, submit.thinking)
         self._futures[submit.id] = future
         future.add_done_callback(done)
 
@@ -123,9 +126,9 @@ class Grammars:
         for index, id, mask in zip(planned.constrained, ids, found, strict=True):
             if isinstance(mask, RequestError):
                 failed.append((id, mask))
-            else:
+            elif mask is not None:
                 masks[index] = mask
-        self._cost.masks += len(ids)
+        self._cost.masks += len(masks)
         self._cost.mask_seconds += clock() - began
         return masks, failed
 

@@ -242,7 +242,7 @@ class Loop:
         try:
             if self._draining:
                 raise EngineGone("the engine is being stopped; send the request to another one")
-            if submit.grammar is None:
+            if submit.grammar is None and submit.thinking is None:
                 self._admit(submit, self._clock())
             else:
                 self.scheduler.check(submit)

@@ -81,7 +81,7 @@ class Sequence:
         self.stops: dict[int, int | None] = {token: token for token in submit.stop_token_ids}
         if not submit.ignore_eos:
             self.stops.update(dict.fromkeys(submit.eos_token_ids))
-        self.constrained = submit.grammar is not None
+        self.constrained = submit.grammar is not None or submit.thinking is not None
         self.slot = -1
         self.blocked = ""  # what it lacks as the first that waits, once that was told
         self.step = 0  # the last step that has a row of it

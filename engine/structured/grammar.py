@@ -18,9 +18,11 @@ from llguidance import LLExecutor, LLMatcher
 from numpy.typing import NDArray
 
 from engine.api.errors import CheckpointError, RequestError
-from engine.api.messages import Grammar
+from engine.api.messages import Grammar, Thinking
 from engine.structured.definition import LIMITS, PARAM, definition, reason
+from engine.structured.thinking import Budget
 from engine.structured.vocabulary import read_vocabulary
+from engine.text import Tokenizer
 
 Mask = NDArray[np.uint32]
 
@@ -119,23 +121,35 @@ class Compiler:
         threading.stack_size(before)
         self._executor = LLExecutor(1)
 
-    def start(self, grammar: Grammar, end_ids: Iterable[int]) -> Future[Matcher]:
+    def start(
+        self, grammar: Grammar | None, end_ids: Iterable[int], thinking: Thinking | None = None
+    ) -> Future[Matcher | Budget[Matcher]]:
         """Compiles beside the caller, or takes what is there at once. The future raises RequestError for a grammar that
-        cannot be served; one that is cancelled before its turn costs nothing."""
+        cannot be served; one that is cancelled before its turn costs nothing. With a thinking budget the matcher holds
+        to both, or to it alone."""
         ends = frozenset(end_ids)
-        known = self._known(grammar)
+        known = None if grammar is None or thinking is not None else self._known(grammar)
         if known is None:
-            return self._pool.submit(self._matcher, grammar, ends)
+            return self._pool.submit(self._limited, grammar, ends, thinking)
         self._tell(0.0)
-        done = Future[Matcher]()
+        done = Future[Matcher | Budget[Matcher]]()
         done.set_result(Matcher(known, self._vocab, ends))
         return done
 
     def compile(self, grammar: Grammar, end_ids: Iterable[int]) -> Matcher:
-        return self.start(grammar, end_ids).result()
+        return self._pool.submit(self._matcher, grammar, frozenset(end_ids)).result()
 
-    def masks(self, matchers: Sequence[Matcher]) -> list[Mask | RequestError]:
-        return fill(matchers, self._executor)
+    def masks(self, matchers: Sequence[Matcher | Budget[Matcher]]) -> list[Mask | RequestError | None]:
+        """What may come next in each sequence, None for any token, or why nothing may."""
+        inner = [each.inner if isinstance(each, Budget) else each for each in matchers]
+        filled = iter(fill([each for each in inner if each is not None], self._executor))
+        masks: list[Mask | RequestError | None] = []
+        for matcher, within in zip(matchers, inner, strict=True):
+            mask = None if within is None else next(filled)
+            if isinstance(matcher, Budget) and not isinstance(mask, RequestError):
+                mask = matcher.limited(mask)
+            masks.append(mask)
+        return masks
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -147,6 +161,22 @@ class Compiler:
                 return None
             self._compiled.move_to_end(grammar)
             return self._compiled[grammar].deep_copy()
+
+    def _limited(
+        self, grammar: Grammar | None, end_ids: frozenset[int], thinking: Thinking | None
+    ) -> Matcher | Budget[Matcher]:
+        matcher = None if grammar is None else self._matcher(grammar, end_ids)
+        if thinking is not None:
+            return Budget(thinking, self._text.token_bytes, self._vocab, matcher)
+        assert matcher is not None, "nothing limits the request"
+        return matcher
+
+    @cached_property
+    def _text(self) -> Tokenizer:
+        try:
+            return Tokenizer(self._directory)
+        except CheckpointError as error:
+            raise RequestError(f"a thinking budget needs a tokenizer: {error}", "thinking_token_budget") from error
 
     def _matcher(self, grammar: Grammar, end_ids: frozenset[int]) -> Matcher:
         known = self._known(grammar)  # another request may have asked meanwhile

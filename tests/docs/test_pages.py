@@ -21,6 +21,11 @@ def test_the_page_of_models_is_what_the_families_declare():
     assert (ROOT / "docs" / "models.md").read_text() == page, "run python tools/models_page.py"
 
 
+def test_the_page_of_formats_is_what_they_declare():
+    page = runpy.run_path(str(ROOT / "tools" / "formats_page.py"))["formats_page"]()
+    assert (ROOT / "docs" / "formats.md").read_text() == page, "run python tools/formats_page.py"
+
+
 def test_the_page_of_what_goes_together_is_what_the_rules_declare():
     page = runpy.run_path(str(ROOT / "tools" / "compatibility_page.py"))["compatibility_page"]()
     assert (ROOT / "docs" / "compatibility.md").read_text() == page, "run python tools/compatibility_page.py"

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
+import msgspec
 import pytest
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from engine.api.errors import ConfigError, EngineGone, RequestError
-from engine.api.messages import Grammar, Sampling
+from engine.api.messages import Grammar, Sampling, Thinking
 from engine.llm import LLM, Params
 from kernels.cpu.library import usable
 from tools.demo.template import render
@@ -316,3 +317,35 @@ def test_a_dead_end_ends_its_own_request_only(llm):
     assert replies[0].finish == "length" and set(replies[0].text) == {"a"}
     assert replies[1].finish == "error" and "no token is possible" in replies[1].error
     assert len(replies[2].ids) == 30 and replies[2].finish == "length"
+
+
+THINKS = Thinking(
+    5, tuple(b"]]"), ("[[",), ("]]",), begun=True, open=True
+)  # markers of two tokens each, of single bytes
+
+
+@pytest.mark.parametrize("grammar", [None, Grammar("lark", 'start: t "!"\nt[lazy]: /(?s:.*)\\]\\]/')])
+def test_a_thinking_budget_is_exact_alone_in_a_crowd_and_under_a_grammar(grammar, llm):
+    """C.9: five tokens, then the end marker, one byte after the other, whoever runs beside it."""
+    letters = tuple(range(97, 123))
+    ids = llm.tokenizer.encode
+    allowed = tuple(ids(bytes(letters).decode())) + tuple(ids("]!"))
+    close = tuple(ids("]]"))
+    for seed in range(2):
+        params = Params(
+            seed=seed,
+            max_tokens=12,
+            allowed_token_ids=allowed,
+            logit_bias={ids("]")[0]: -90.0},
+            thinking=msgspec.structs.replace(THINKS, close=close),
+            grammar=grammar,
+        )
+        free = Params(seed=seed, max_tokens=12, allowed_token_ids=allowed, logit_bias={ids("]")[0]: -90.0})
+        alone = llm.generate("hello", params)[0]
+        crowd = llm.generate(["hello", "hello", "other"], [params, free, params])
+        assert tuple(alone.ids[5:7]) == close and "]" not in alone.text[:5]
+        assert crowd[0].ids == alone.ids
+        assert alone.ids[:5] == crowd[1].ids[:5], "until then nothing is changed"
+        assert tuple(crowd[2].ids[5:7]) == close
+        if grammar is not None:
+            assert alone.text[7:] == "!" and alone.finish == "stop"

@@ -6,15 +6,17 @@ schema or expression is sent as it is.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from llguidance.gbnf_to_lark import any_to_lark
 
-from appliance.chat.format.declaration import Calls, Function, Reasoning
-from appliance.chat.format.lark import ANY_TEXT, literal, pattern, without
-from appliance.chat.structural import Special, between_slashes, structural_grammar
+from appliance.chat.format.channels import answer, call, free, thoughts
+from appliance.chat.format.declaration import Calls, Channels, Function, Reasoning, Special
+from appliance.chat.format.grammar import SPACES, LarkWriter, all_calls, text_with_calls
+from appliance.chat.format.lark import literal
+from appliance.chat.structural import between_slashes, structural_grammar
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
 
@@ -63,17 +65,22 @@ def _to_lark(source: str, param: str) -> str:
 @dataclass(frozen=True)
 class Constraint:
     """Builds grammars for one request. `special` gives the id of a marker that is a special token: such a marker is no
-    text. `reasoning` is the part that may come first, `reasons` whether the prompt opened it already."""
+    text. `reasoning` is the part that may come first, `reasons` whether the prompt opened it already. With `channels`
+    all of the reply is messages."""
 
-    special: Callable[[str], int | None]
+    special: Special
     reasoning: Reasoning | None = None
     reasons: bool = False
+    channels: Channels | None = None
 
     def reply(self, language: Language) -> Grammar:
         """The reply is a text of this language."""
+        writer = LarkWriter(self.special)
+        if self.channels is not None:
+            return self._lark(answer(self.channels, language.expression(self.special), writer), writer)
         if self.reasoning is None:
             return language.grammar(self.special)
-        return self._lark(language.expression(self.special))
+        return self._lark(language.expression(self.special), writer)
 
     def calls(
         self,
@@ -84,57 +91,34 @@ class Constraint:
         otherwise: Language | None = None,
     ) -> Grammar:
         """One or more calls of these functions, or (`otherwise`) a text of a language."""
-        expression = self._one_of(calls, functions)
-        if not one_call and calls.begin:
-            expression = f"{expression} ({literal(calls.pad)} {expression})*"
+        writer = LarkWriter(self.special)
+        if self.channels is not None:
+            expression = call(self.channels, functions, writer)
+        else:
+            expression = all_calls(calls, functions, writer, one_call=one_call)
         if otherwise is not None:
-            expression = f"({expression} | {otherwise.expression(self.special)})"
-        return self._lark(expression)
+            other = otherwise.expression(self.special)
+            other = answer(self.channels, other, writer) if self.channels is not None else other
+            expression = f"({expression} | {other})"
+        return self._lark(expression, writer, calls)
 
     def text_with_calls(self, calls: Calls, functions: Sequence[Function], *, one_call: bool) -> Grammar:
         """Free text in which each call that is begun is one of these functions."""
-        call = f"begun {self._inside(calls, functions)}"
-        token = self.special(calls.begin)
-        rest = without(calls.begin) if token is None else ANY_TEXT
-        rules = {"begun": self._until(calls.begin), "REST": rest}
-        return self._lark(f"({call})? REST" if one_call else f"({call})* REST", rules)
+        writer = LarkWriter(self.special)
+        if self.channels is not None:
+            return writer.grammar(free(self.channels, functions, writer, reasons=self.reasons))
+        return self._lark(text_with_calls(calls, functions, writer, one_call=one_call), writer, calls)
 
-    def _one_of(self, calls: Calls, functions: Sequence[Function]) -> str:
-        if not calls.begin:
-            return self._bodies(calls, functions)
-        return f"{self._marker(calls.begin)} {self._inside(calls, functions)}"
-
-    def _inside(self, calls: Calls, functions: Sequence[Function]) -> str:
-        """A call behind its begin marker."""
-        pad = literal(calls.pad)
-        return f"{pad} {self._bodies(calls, functions)} {pad} {self._marker(calls.end)}"
-
-    def _bodies(self, calls: Calls, functions: Sequence[Function]) -> str:
-        return "(" + " | ".join(calls.body.grammar(function) for function in functions) + ")"
-
-    def _marker(self, text: str) -> str:
-        token = self.special(text)
-        return literal(text) if token is None else f"<[{token}]>"
-
-    def _until(self, marker: str) -> str:
-        """The body of a rule: any text up to and with the marker. A textual marker belongs into the expression itself,
-        as the lexer takes the longest text and does not give back the marker's first characters."""
-        token = self.special(marker)
-        return ANY_TEXT[:-1] + pattern(marker) + "/" if token is None else f"any <[{token}]>"
-
-    def _lark(self, expression: str, rules: dict[str, str] | None = None) -> Grammar:
-        rules = dict(rules or {})
-        if self.reasoning is not None:
-            rules |= {"thoughts": self._until(self.reasoning.end), "space": r"/[ \n]{0,4}/"}
-            if self.reasons:
-                expression = f"thoughts space {expression}"
-            else:
-                expression = f"({self._marker(self.reasoning.start)} thoughts space)? {expression}"
-        lines = [f"start: {expression}"]
-        for name, body in rules.items():
-            # Lazy: the expression ends at the first marker, not at the last one.
-            lazy = "[lazy]" if name in ("begun", "thoughts") and body.startswith("/") else ""
-            lines.append(f"{name}{lazy}: {body}")
-        if any(body.startswith("any ") for body in rules.values()):
-            lines.append(f"any: {ANY_TEXT}")
-        return Grammar("lark", "\n".join(lines))
+    def _lark(self, expression: str, writer: LarkWriter, calls: Calls | None = None) -> Grammar:
+        """What was asked for, behind the reasoning. A call's marker would end that, so it does not occur there."""
+        if self.reasoning is None:
+            return writer.grammar(expression)
+        if self.channels is not None:
+            first = thoughts(self.channels, writer, opened=self.reasons)
+            return writer.grammar(f"{first} {expression}" if self.reasons else f"({first})? {expression}")
+        refused = writer.texts((*calls.openings, *calls.starts)) if calls is not None else []
+        start, thinking = self.reasoning.start, writer.until_any(self.reasoning.ends, refused)
+        if not self.reasons:
+            return writer.grammar(f"({writer.text(start)} {thinking} {SPACES})? {expression}")
+        again = f"({writer.text(start)})? " if start and self.special(start) is not None else ""
+        return writer.grammar(f"{again}{thinking} {SPACES} {expression}")

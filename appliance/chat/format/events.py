@@ -1,6 +1,6 @@
 """What a reply consists of, in order: reasoning, content and tool calls, in pieces. Pieces of one kind concatenate."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -10,15 +10,21 @@ class Content:
 
 @dataclass(frozen=True)
 class ReasoningText:
+    """`channel` is where a format with channels wrote it: "analysis", or "commentary" for what a model says beside its
+    calls."""
+
     text: str
+    channel: str = ""
 
 
 @dataclass(frozen=True)
 class CallStart:
-    """A call whose function is known; once per call, before its arguments."""
+    """A call whose function is known; once per call, before its arguments. `id` is the model's own name for the call,
+    where its format has one."""
 
     index: int
     name: str
+    id: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,17 +48,25 @@ class CallBroken:
 Event = Content | ReasoningText | CallStart | CallArguments | CallBroken
 
 
+def _continues(last: Event, event: Event) -> bool:
+    match last, event:
+        case Content(), Content():
+            return True
+        case ReasoningText(), ReasoningText():
+            return last.channel == event.channel
+        case CallArguments(), CallArguments():
+            return last.index == event.index
+    return False
+
+
 def joined(events: list[Event]) -> list[Event]:
     """The events with adjacent pieces of one kind put together: the same for every way to cut the text."""
     result: list[Event] = []
     for event in events:
         last = result[-1] if result else None
-        if isinstance(event, Content) and isinstance(last, Content):
-            result[-1] = Content(last.text + event.text)
-        elif isinstance(event, ReasoningText) and isinstance(last, ReasoningText):
-            result[-1] = ReasoningText(last.text + event.text)
-        elif isinstance(event, CallArguments) and isinstance(last, CallArguments) and last.index == event.index:
-            result[-1] = CallArguments(event.index, last.text + event.text)
+        if last is not None and _continues(last, event):
+            assert not isinstance(last, CallStart) and not isinstance(event, CallStart), "starts are never continued"
+            result[-1] = replace(last, text=last.text + event.text)
         else:
             result.append(event)
     return result

@@ -1,33 +1,102 @@
-"""The formats that are known. A model's own is recognised by its chat template, call part and reasoning part on their
-own."""
+"""The formats that are known: by their names, and recognised by a model's chat template and type."""
 
-from appliance.chat.format.declaration import Calls, OutputFormat, Reasoning
-from appliance.chat.format.json_call import BareArguments, JsonCall
+from collections.abc import Sequence
+from typing import TypeVar
 
-THINK = Reasoning("think", start="<think>", end="</think>")
+from appliance.chat.format.call_families import CALLS, HERMES
+from appliance.chat.format.declaration import Calls, Channels, OutputFormat, Reasoning
+from appliance.chat.format.json_call import BareArguments
+from appliance.chat.format.reasoning_families import REASONINGS, THINK
 
-# Hermes 2 Pro, Qwen 2.5 and Qwen 3: <tool_call>\n{"name": "f", "arguments": {…}}\n</tool_call>, repeated.
-HERMES = Calls(
-    "hermes",
-    begin="<tool_call>",
-    end="</tool_call>",
-    body=JsonCall(),
-    recognised_by=("<tool_call>", '"arguments"', '"name"'),
-)
+__all__ = [
+    "CALLS",
+    "HARMONY",
+    "HARMONY_MARKS",
+    "HERMES",
+    "PLAIN",
+    "REASONINGS",
+    "THINK",
+    "chosen",
+    "named_call",
+    "names",
+    "recognise",
+]
 
-CALLS = (HERMES,)
-REASONINGS = (THINK,)
+AUTO, NO_CALLS, NO_REASONING = "auto", "plain", "identity"
 PLAIN = OutputFormat()
 
+# gpt-oss. Reasoning and calls are named here for what wants to know of them; the channels are how they are written.
+_CHANNELS = Channels(
+    start="<|start|>",
+    channel="<|channel|>",
+    constrain="<|constrain|>",
+    message="<|message|>",
+    end="<|end|>",
+    ends=("<|call|>", "<|return|>"),
+    role="assistant",
+    final="final",
+    thinking="analysis",
+    calling="commentary",
+    recipient="functions.",
+)
+HARMONY = OutputFormat(
+    Reasoning("harmony", start="<|channel|>analysis<|message|>", end="<|end|>", trim=""),
+    Calls("harmony", BareArguments(""), begin="<|channel|>commentary to=functions."),
+    _CHANNELS,
+)
+HARMONY_MARKS = ("<|channel|>", "<|start|>", "<|message|>")
 
-def recognise(template: str) -> OutputFormat:
-    """The format that a chat template writes past replies in, or asks for. Escaped quotes count as quotes."""
+Part = TypeVar("Part", Calls, Reasoning)
+
+
+def _recognised(parts: Sequence[Part], text: str, model_type: str) -> Part | None:
+    for part in parts:
+        fits = not part.model_types or model_type.startswith(part.model_types)
+        if part.recognised_by and fits and all(mark in text for mark in part.recognised_by):
+            return part
+    return None
+
+
+def recognise(template: str, model_type: str = "") -> OutputFormat:
+    """The format that a chat template writes past replies in, or asks for. Escaped quotes count as quotes.
+    `model_type` is what config.json calls the model; it settles what templates alone leave open."""
     text = template.replace('\\"', '"')
-    calls = next((calls for calls in CALLS if all(mark in text for mark in calls.recognised_by)), None)
-    reasoning = next((reasoning for reasoning in REASONINGS if reasoning.end in text), None)
-    return OutputFormat(reasoning, calls)
+    if all(mark in text for mark in HARMONY_MARKS):
+        return HARMONY
+    return OutputFormat(_recognised(REASONINGS, text, model_type), _recognised(CALLS, text, model_type))
+
+
+def names() -> tuple[str, ...]:
+    """What may be asked for, beside `auto`; two of them may be joined by a plus."""
+    parts = (*CALLS, *REASONINGS)
+    return (*dict.fromkeys(part.name for part in parts), "harmony", NO_CALLS, NO_REASONING)
+
+
+def chosen(name: str, recognised: OutputFormat) -> OutputFormat:
+    """The format of a name, or of two names joined by a plus: what a name says nothing about is as recognised. A name
+    of both a way to call and a way to reason means both. Raises KeyError with a name that is not known."""
+    found = recognised
+    for part in name.split("+"):
+        part = part.strip()
+        if part == AUTO:
+            continue
+        if part not in names():
+            raise KeyError(part)
+        if part == "harmony":
+            found = HARMONY
+            continue
+        reasoning = next((one for one in REASONINGS if one.name == part), found.reasoning)
+        calls = next((one for one in CALLS if one.name == part), found.calls)
+        if found.channels is not None:  # parts of channels are nothing without them
+            reasoning = None if reasoning is found.reasoning else reasoning
+            calls = None if calls is found.calls else calls
+        found = OutputFormat(
+            None if part == NO_REASONING else reasoning,
+            None if part == NO_CALLS else calls,
+        )
+    return found
 
 
 def named_call(name: str) -> Calls:
     """The reply as the bare arguments of one function."""
-    return Calls(name, begin="", end="", body=BareArguments(name))
+    return Calls(name, BareArguments(name))

@@ -6,23 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from appliance.chat.format.declaration import BodyReader, Function
+from appliance.chat.format.declaration import BodyReader, Function, Writer
 from appliance.chat.format.events import CallArguments, CallStart, Event
 from appliance.chat.format.json_text import JsonValue
-from appliance.chat.format.lark import json_schema, literal
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class _ObjectReader:
-    """`{"name": …, "arguments": {…}}` with the keys in any order. Arguments stream once the name is known."""
+    """`{"name": …, "arguments": {…}}` with the keys in any order. Arguments stream once the name is known; `waits`: the
+    name is told only once arguments have begun, and an object without them is no call."""
 
-    def __init__(self, index: int, name_key: str, argument_keys: tuple[str, ...]) -> None:
+    def __init__(self, index: int, name_key: str, argument_keys: tuple[str, ...], waits: bool) -> None:
         self.status: Literal["open", "done", "broken"] = "open"
         self.started = False
         self._index = index
         self._name_key = name_key
         self._argument_keys = argument_keys
+        self._waits = waits
+        self._name = ""
         self._expects = "{"  # { key_or_end key : value next
         self._key = ""
         self._seen: set[str] = set()
@@ -57,6 +59,8 @@ class _ObjectReader:
             self._expects = "value_start"
         elif self._expects == "value_start":
             self._streams = self._key in self._argument_keys and character == "{"
+            if self._streams and self._name:
+                self._start(events)
             return self._begin("value", text, at, events)
         else:
             self.status = "broken"
@@ -92,24 +96,32 @@ class _ObjectReader:
             return
         self._expects = "next"
         if self._key == self._name_key:
-            self._name(json.loads(raw), events)
+            self._named(json.loads(raw), events)
         elif self._key in self._argument_keys and not self._streams:
             self._unstreamed(json.loads(raw), events)
         self._streams = False
 
-    def _name(self, name: object, events: list[Event]) -> None:
+    def _named(self, name: object, events: list[Event]) -> None:
         if not isinstance(name, str) or not name:
             self.status = "broken"
             return
+        self._name = name
+        if self._held or not self._waits:
+            self._start(events)
+
+    def _start(self, events: list[Event]) -> None:
+        if self.started:
+            return
         self.started = True
-        events.append(CallStart(self._index, name))
+        events.append(CallStart(self._index, self._name))
         if self._held:
             events.append(CallArguments(self._index, self._held))
 
     def _unstreamed(self, value: object, events: list[Event]) -> None:
         """Arguments as a string of JSON, as some models write them, or null."""
         if isinstance(value, str) and self._is_object(value):
-            if self.started:
+            if self._name:
+                self._start(events)
                 events.append(CallArguments(self._index, value))
             self._held = value
         elif value is not None:
@@ -135,17 +147,23 @@ class _ObjectReader:
 
 @dataclass(frozen=True)
 class JsonCall:
-    """One object per call; the first of `argument_keys` is the one that a grammar writes."""
+    """One object per call; the first of `argument_keys` is the one that a grammar writes. `waits`: an object without
+    arguments is no call, which keeps apart what is written without markers."""
 
     name_key: str = "name"
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
+    waits: bool = False
 
-    def reader(self, index: int, functions: Sequence[Function]) -> BodyReader:
-        return _ObjectReader(index, self.name_key, self.argument_keys)
+    def reader(self, index: int, functions: Sequence[Function], ends: Sequence[str]) -> BodyReader:
+        return _ObjectReader(index, self.name_key, self.argument_keys, self.waits)
 
-    def grammar(self, function: Function) -> str:
-        head = f'{{"{self.name_key}": {json.dumps(function.name)}, "{self.argument_keys[0]}": '
-        return f"{literal(head)} {json_schema(function.parameters)} {literal('}')}"
+    def grammar(self, function: Function, writer: Writer) -> str:
+        name = json.dumps(function.name, ensure_ascii=False)
+        head = f'{{"{self.name_key}": {name}, "{self.argument_keys[0]}": '
+        return f"{writer.text(head)} {writer.json(function.parameters)} {writer.text('}')}"
+
+    def texts(self) -> tuple[str, ...]:
+        return ()
 
 
 class _ArgumentsReader:
@@ -182,8 +200,11 @@ class BareArguments:
 
     name: str
 
-    def reader(self, index: int, functions: Sequence[Function]) -> BodyReader:
+    def reader(self, index: int, functions: Sequence[Function], ends: Sequence[str]) -> BodyReader:
         return _ArgumentsReader(self.name)
 
-    def grammar(self, function: Function) -> str:
-        return json_schema(function.parameters)
+    def grammar(self, function: Function, writer: Writer) -> str:
+        return writer.json(function.parameters)
+
+    def texts(self) -> tuple[str, ...]:
+        return ()

@@ -25,4 +25,4 @@ def without(marker: str) -> str:
 
 def pattern(text: str) -> str:
     """Exactly this text, inside a regular expression."""
-    return re.escape(text).replace("/", r"\/").replace("\n", r"\n")
+    return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")

@@ -6,29 +6,41 @@ reasoning; a call that is unfinished at the end keeps its arguments so far, one 
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from appliance.chat.format.declaration import BodyReader, Function, OutputFormat
+from appliance.chat.format.calls_reader import CallsReader
+from appliance.chat.format.channels import ChannelReader
+from appliance.chat.format.declaration import Function, OutputFormat
 from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText
+from appliance.chat.format.marks import first, undecided
 
 
-def _undecided(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest end of the text that may still become one of the markers."""
-    longest = max(map(len, markers), default=0) - 1
-    for length in range(min(longest, len(text)), 0, -1):
-        if any(marker.startswith(text[-length:]) for marker in markers):
-            return length
-    return 0
+class Reader(Protocol):
+    """Reads one reply."""
+
+    @property
+    def is_reasoning(self) -> bool: ...
+
+    def feed(self, text: str) -> list[Event]: ...
+
+    def finish(self) -> list[Event]:
+        """What was held back, at the end of the reply."""
+        ...
 
 
-def _first(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Place and name of the marker that occurs first."""
-    found = [(place, marker) for marker in markers if (place := text.find(marker)) >= 0]
-    return min(found, default=None)
+def reader_of(
+    output_format: OutputFormat, *, functions: Sequence[Function] = (), reasons: bool = False, one_call: bool = False
+) -> Reader:
+    """`reasons`: the reply begins inside of the reasoning. `functions` are given to the call bodies; `one_call` drops
+    all calls but the first."""
+    if output_format.channels is not None:
+        calls = output_format.calls is not None
+        return ChannelReader(output_format.channels, calls=calls, reasons=reasons, one_call=one_call)
+    return ReplyReader(output_format, functions=functions, reasons=reasons, one_call=one_call)
 
 
 class ReplyReader:
-    """Reads one reply. `reasons`: the prompt opened the reasoning already. `functions` are given to the call bodies;
-    `one_call` drops all calls but the first."""
+    """A reply of reasoning, content and calls; the parameters are those of `reader_of`."""
 
     def __init__(
         self,
@@ -42,17 +54,21 @@ class ReplyReader:
         self._calls = output_format.calls
         self._functions = functions
         self._one_call = one_call
-        self._state = self._in_reasoning if reasons and self._reasoning else self._in_content
         self._may_reason = self._reasoning is not None and not reasons
+        self._may_bare = self._calls is not None and (self._calls.bare or self._calls.only)
+        self._may_repeat = reasons  # a start marker at the very beginning of reasoning that began without one
+        self._answers = False  # inside the markers of an answer
+        self._may_answer = self._reasoning is not None and self._reasoning.answer is not None
         self._pads = ""  # characters to leave out before the next text of the present part
         self._text = ""  # not yet decided
         self._blank = ""  # whitespace that is content only if content follows
         self._has_content = False
         self._count = 0
-        self._body: BodyReader | None = None
-        self._raw = ""  # the present call as written
+        self._section: CallsReader | None = None
+        self._opened = ""  # the marker that the section began with
+        self._state = self._in_content
         if reasons and self._reasoning:
-            self._pads = self._reasoning.trim
+            self._state, self._pads = self._in_reasoning, self._reasoning.trim
 
     @property
     def is_reasoning(self) -> bool:
@@ -71,12 +87,12 @@ class ReplyReader:
         text, self._text = self._text, ""
         if self._state == self._in_reasoning:
             self._reason(text, events, final=True)
+        elif self._state == self._in_calls and self._section is not None:
+            events += self._section.finish(text)
         elif self._state == self._in_content:
             self._say(text, events)
             if self._blank and not self._count and not self._has_content:
                 events.append(Content(self._blank))
-        elif self._state == self._in_broken:
-            events.append(CallBroken(self._count - 1, self._raw + text))
         return self._kept(events)
 
     def _kept(self, events: list[Event]) -> list[Event]:
@@ -88,14 +104,19 @@ class ReplyReader:
             if not (isinstance(event, CallStart | CallArguments | CallBroken) and event.index > 0)
         ]
 
+    def _call_marks(self) -> tuple[str, ...]:
+        return (*self._calls.openings, *self._calls.starts) if self._calls else ()
+
     # Each state takes from the front of `_text` what is decided and tells whether to go on.
 
     def _in_reasoning(self, events: list[Event]) -> bool:
         assert self._reasoning is not None, "only a format with reasoning enters this state"
-        markers = [self._reasoning.end, *([self._calls.begin] if self._calls and self._calls.begin else [])]
-        found = _first(self._text, markers)
+        if self._may_repeat and not self._repeated():
+            return False
+        markers = [*self._reasoning.ends, *self._call_marks()]
+        found = first(self._text, markers)
         if found is None:
-            keep = _undecided(self._text, markers)
+            keep = undecided(self._text, markers)
             ready, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
             self._reason(ready, events, final=False)
             return False
@@ -103,11 +124,23 @@ class ReplyReader:
         self._reason(self._text[:place], events, final=True)
         self._text = self._text[place + len(marker) :]
         self._pads = self._reasoning.trim
-        if marker == self._reasoning.end:
+        if marker in self._reasoning.ends:
             self._state = self._in_content
         else:
-            self._begin_call(marker)
+            self._begin_calls(marker)
         return True
+
+    def _repeated(self) -> bool:
+        """Reasoning that began by itself may yet write its start marker, which is no text. Whether that is decided."""
+        assert self._reasoning is not None, "only a format with reasoning enters this state"
+        bare = self._text.lstrip()
+        if any(start.startswith(bare) and start != bare for start in self._reasoning.starts):
+            return False
+        self._may_repeat = False
+        for start in self._reasoning.starts:
+            if bare.startswith(start):
+                self._text = bare[len(start) :]
+        return bool(self._text)
 
     def _reason(self, text: str, events: list[Event], *, final: bool) -> None:
         """Emits reasoning without its padding: what may be padding of the end marker waits in `_blank`."""
@@ -120,41 +153,69 @@ class ReplyReader:
             events.append(ReasoningText(bare))
 
     def _in_content(self, events: list[Event]) -> bool:
-        if self._calls and not self._calls.begin:
-            return self._before_bare_call()
-        markers = [self._calls.begin] if self._calls else []
+        if self._may_bare and not self._has_content and not self._before_bare():
+            return False
+        if self._state != self._in_content:
+            return True
+        markers = [*self._call_marks(), *self._answer_marks()]
         if self._reasoning and self._may_reason:
-            markers.append(self._reasoning.start)
-        found = _first(self._text, markers)
-        keep = _undecided(self._text, markers) if found is None else 0
+            markers += self._reasoning.starts
+        found = first(self._text, markers)
+        keep = undecided(self._text, markers) if found is None else 0
         place = len(self._text) - keep if found is None else found[0]
         self._say(self._text[:place], events)
         if found is None:
             self._text = self._text[place:]
             return False
-        self._text = self._text[place + len(found[1]) :]
-        if self._calls and found[1] == self._calls.begin:
-            self._begin_call(found[1])
+        marker = found[1]
+        self._text = self._text[place + len(marker) :]
+        if marker in self._call_marks():
+            self._begin_calls(marker)
+        elif marker in self._answer_marks():
+            self._answer(marker, events)
         elif self._may_reason:
-            self._may_reason, self._blank = False, ""
-            assert self._reasoning is not None, "a reasoning marker was looked for"
-            self._pads, self._state = self._reasoning.trim, self._in_reasoning
+            self._open_reasoning()
         else:  # content came before the marker, so it is content itself
-            self._say(found[1], events)
+            self._say(marker, events)
         return True
 
-    def _before_bare_call(self) -> bool:
-        """All of the reply is one call: only whitespace and reasoning may come before it."""
-        self._text = self._text.lstrip()
-        start = self._reasoning.start if self._reasoning and self._may_reason else ""
-        if start and self._text.startswith(start):
-            assert self._reasoning is not None, "its marker was found"
-            self._text, self._may_reason = self._text[len(start) :], False
-            self._pads, self._state = self._reasoning.trim, self._in_reasoning
-            return True
-        if not self._text or (start and start.startswith(self._text)):
+    def _open_reasoning(self) -> None:
+        assert self._reasoning is not None, "its marker was found"
+        self._may_reason, self._blank = False, ""
+        self._pads, self._state = self._reasoning.trim, self._in_reasoning
+
+    def _answer_marks(self) -> tuple[str, ...]:
+        if self._reasoning is None or self._reasoning.answer is None or not (self._may_answer or self._answers):
+            return ()
+        return self._reasoning.answer[1:] if self._answers else self._reasoning.answer[:1]
+
+    def _answer(self, marker: str, events: list[Event]) -> None:
+        """A marker around the answer: it is no text, nor are the line ends beside it."""
+        assert self._reasoning is not None, "its marker was found"
+        if self._answers:
+            self._answers = False
+        elif self._has_content:
+            self._say(marker, events)
+            return
+        else:
+            self._answers, self._may_reason = True, False
+        self._may_answer, self._blank, self._pads = False, "", self._reasoning.trim
+
+    def _before_bare(self) -> bool:
+        """Calls may begin here without a marker: only whitespace and reasoning may come before. Whether the text says
+        enough to go on."""
+        assert self._calls is not None, "only calls are bare"
+        bare = self._text.lstrip()
+        if not bare:
             return False
-        self._begin_call("")
+        starts = [*(self._reasoning.starts if self._reasoning and self._may_reason else ()), *self._call_marks()]
+        starts += self._answer_marks()
+        if any(start.startswith(bare) and start != bare for start in starts):
+            return False
+        if any(bare.startswith(start) for start in starts):
+            return True
+        self._text, self._may_bare = self._blank + (self._text.lstrip(self._pads) if self._pads else self._text), False
+        self._begin_calls("")
         return True
 
     def _say(self, text: str, events: list[Event]) -> None:
@@ -171,71 +232,47 @@ class ReplyReader:
             return
         if text:
             self._may_reason = False
-            events.append(Content(self._blank + text))
-            self._blank, self._has_content = "", True
+            text = self._blank + text
+            kept = text.rstrip(self._reasoning.trim) if self._answers and self._reasoning else text
+            self._blank = text[len(kept) :]
+            self._has_content = True
+            events.extend([Content(kept)] if kept else [])
 
-    def _begin_call(self, marker: str) -> None:
+    def _begin_calls(self, marker: str) -> None:
         assert self._calls is not None, "only a format with calls begins one"
-        self._body = self._calls.body.reader(self._count, self._functions)
-        self._raw, self._blank, self._pads = marker, "", ""
-        self._state = self._in_call
+        body_begun = marker in self._calls.starts
+        self._section = CallsReader(self._calls, self._functions, marker, self._count, body_begun=body_begun)
+        if body_begun:
+            self._text = marker + self._text
+        self._opened = marker
+        self._blank, self._pads, self._state = "", "", self._in_calls
 
-    def _in_call(self, events: list[Event]) -> bool:
-        assert self._body is not None, "a call has a body"
-        started = self._body.started
-        found, used = self._body.feed(self._text)
+    def _in_calls(self, events: list[Event]) -> bool:
+        section = self._section
+        assert section is not None and self._calls is not None, "calls are being read"
+        found, used = section.feed(self._text)
         events += found
-        self._raw += self._text[:used]
         self._text = self._text[used:]
-        self._count += self._body.started and not started
-        if self._body.status == "done":
-            self._state = self._after_call
-        elif self._body.status == "broken" and self._body.started:
-            self._state = self._in_broken
-        elif self._body.status == "broken":
-            self._has_content, self._may_reason, self._state = True, False, self._in_content
-            if self._raw:
-                events.append(Content(self._raw))
-            if self._calls and not self._calls.begin:
+        self._count = section.count
+        if section.status == "open":
+            return False
+        self._state, self._section, self._may_bare = self._in_content, None, False
+        self._has_content = any(isinstance(event, Content) for event in found)
+        if section.status == "broken":
+            self._has_content, self._may_reason = True, False
+            raw = section.raw
+            if not raw:  # the marker that a body begins with is no beginning here
+                raw = self._opened
+                self._text = self._text.removeprefix(raw)
+            events.append(Content(raw))
+            if self._calls.only:
                 self._calls = None  # the bare call that all of the reply was to be is none: the rest is text
-        return self._body.status != "open"
-
-    def _after_call(self, events: list[Event]) -> bool:
-        """What stands between the body and the end marker is dropped."""
-        assert self._calls is not None, "a call was read"
-        if not self._calls.end:
-            if not self._calls.begin:
-                self._text = ""
-                return False
-            self._left_call()
-            return True
-        found = _first(self._text, [self._calls.end, self._calls.begin])
-        if found is None:
-            keep = _undecided(self._text, [self._calls.end, self._calls.begin])
-            self._text = self._text[len(self._text) - keep :]
-            return False
-        self._text = self._text[found[0] + len(found[1]) :]
-        if found[1] == self._calls.end:
-            self._left_call()
-        else:
-            self._begin_call(found[1])
+        elif self._calls.only:
+            self._calls, self._has_content = None, True
+            self._state = self._in_nothing
         return True
 
-    def _in_broken(self, events: list[Event]) -> bool:
-        assert self._calls is not None, "a call was read"
-        end = self._calls.end
-        place = self._text.find(end) if end else -1
-        if place < 0:
-            keep = _undecided(self._text, [end]) if end else 0
-            self._raw += self._text[: len(self._text) - keep]
-            self._text = self._text[len(self._text) - keep :]
-            return False
-        events.append(CallBroken(self._count - 1, self._raw + self._text[: place + len(end)]))
-        self._text = self._text[place + len(end) :]
-        self._left_call()
-        return True
-
-    def _left_call(self) -> None:
-        self._body, self._raw = None, ""
-        self._has_content, self._blank = False, ""
-        self._state = self._in_content
+    def _in_nothing(self, events: list[Event]) -> bool:
+        """Behind the one call that all of the reply is."""
+        self._text = ""
+        return False

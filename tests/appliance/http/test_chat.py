@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -693,3 +694,64 @@ def test_allowed_tools_are_all_that_may_be_called(gateway):
         choice = {"type": "allowed_tools", "allowed_tools": allowed | wrong}
         status, reply = gateway.post("/v1/chat/completions", body | {"tool_choice": choice})
         assert status == 400 and reply["error"]["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thinking_budget_reaches_the_engine(gateway: Any, stream: bool) -> None:
+    """C.9: with the marker that ends the reasoning, its token, and whether the prompt opened it."""
+    end = gateway.tokenizer.encode("</think>", add_special_tokens=False)
+    gateway.says(f"{THOUGHT}hi")
+    body = {"thinking_token_budget": 7}
+    assert deltas(gateway, body) if stream else whole(gateway, body)
+    limit = gateway.submits[-1].thinking
+    assert (limit.budget, list(limit.close), limit.starts, limit.begun) == (7, end, ("<think>",), False)
+    assert limit.ends == ("</think>",)
+    whole(gateway.says(CALL), {**TOOLS, **body})
+    assert "<tool_call>" in gateway.submits[-1].thinking.ends, "a call ends the reasoning for the reader too"
+    whole(gateway.says("hi"), {"thinking_token_budget": 7, "chat_template_kwargs": {"enable_thinking": False}})
+    assert gateway.submits[-1].thinking is None, "the prompt closed it"
+    for unlimited in (None, -1):
+        whole(gateway.says("hi"), {"thinking_token_budget": unlimited})
+        assert gateway.submits[-1].thinking is None
+
+
+def test_a_thinking_budget_that_cannot_be_kept_is_refused(gateway: Any) -> None:
+    end = gateway.tokenizer.encode("</think>", add_special_tokens=False)
+    for body in ({"allowed_token_ids": [1, 2]}, {"bad_words": ["</think>"]}):
+        assert error(gateway, {"thinking_token_budget": 3, **body})["param"] == "thinking_token_budget"
+    assert error(gateway, {"thinking_token_budget": -2})["param"] == "thinking_token_budget"
+    whole(gateway.says("hi"), {"thinking_token_budget": 3, "allowed_token_ids": [1, 2, *end]})
+    status, reply = gateway.post("/v1/completions", {"prompt": "a", "thinking_token_budget": 3})
+    assert (status, reply["error"]["param"]) == (400, "thinking_token_budget")
+
+
+def test_a_format_that_the_manifest_names_is_read(make_gateway: Callable[..., Any]) -> None:
+    """model.format wins over what the template says."""
+    text = '[get_weather(city="Oslo")]'
+    gateway = make_gateway(format="pythonic")
+    call = message(gateway.says(text), TOOLS)["tool_calls"][0]["function"]
+    assert (call["name"], json.loads(call["arguments"])) == ("get_weather", {"city": "Oslo"})
+    assert (
+        message(make_gateway(format="plain+identity").says("<think>a</think>b"), {})["content"] == "<think>a</think>b"
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "wanted"),
+    [
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:4<|tool_call_argument_begin|>{}"
+            "<|tool_call_end|><|tool_calls_section_end|>",
+            r"functions\.get_weather:4",
+        ),
+        ("mistral", "[TOOL_CALLS]get_weather[ARGS]{}", r"[0-9A-Za-z]{9}"),
+        ("hermes", CALL, r"chatcmpl-tool-[0-9a-f]{32}"),
+    ],
+)
+def test_calls_have_ids_as_their_family_writes_them(
+    make_gateway: Callable[..., Any], form: str, text: str, wanted: str
+) -> None:
+    gateway = make_gateway(format=form)
+    call = message(gateway.says(text), TOOLS)["tool_calls"][0]
+    assert re.fullmatch(wanted, call["id"])

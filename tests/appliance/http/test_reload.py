@@ -199,6 +199,9 @@ CASES: dict[str, Seen] = {
         "NEW hello",
         chat_template="new.jinja",
     ),
+    "model.format": seen(
+        lambda w: w.chat(thinking_token_budget=1).status_code, 200, 400, format="plain+identity"
+    ),
     "model.generation_config": seen(
         lambda w: (w.sampled().presence_penalty, w.engine.submits[-1].eos_token_ids),
         (0.0, (9,)),

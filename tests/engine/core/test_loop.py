@@ -12,7 +12,7 @@ from scheduler_simulation import VOCAB, make_layout
 
 from engine.api.config import EngineConfig
 from engine.api.errors import RequestError
-from engine.api.messages import Abort, Control, Failed, Grammar, Output, Sampling, Stats, Submit
+from engine.api.messages import Abort, Control, Failed, Grammar, Output, Sampling, Stats, Submit, Thinking
 from engine.core.config import SchedulerConfig
 from engine.core.loop import build_loop
 from engine.core.plan import StepResult
@@ -20,6 +20,7 @@ from engine.core.recorder import LENGTH, PlanMade, Recorder, Submitted
 from engine.core.replay import main as replay_main
 from engine.core.replay import read_records, replay
 from engine.models.parts import Attention, Branch, Embedding, Head, Model
+from engine.structured.thinking import Budget
 
 
 class Device:
@@ -207,6 +208,32 @@ def test_others_get_a_token_every_step_while_a_grammar_is_compiled(overlap):
 def test_a_resumed_request_resumes_its_grammar():
     word = ask("a", max_tokens=9, emitted=(3, 0), grammar=Grammar("regex", "304"), eos_token_ids=(5,))
     assert streams(run([word])) == ({"a": (4,)}, {"a": "stop"})
+
+
+class Thoughts:
+    """Compiles budgets: token 1 is what the device draws, 3 and 4 are the end marker."""
+
+    def start(self, grammar, ends, thinking=None):
+        assert grammar is None, "the request has no grammar"
+        future = Future()
+        future.set_result(Budget(thinking, lambda token: b"x/>..."[token : token + 1], 8))
+        return future
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_thinking_budget_is_exact_wherever_a_request_is_resumed(overlap):
+    """C.9: three tokens, then the marker, and the same tokens behind any number that an earlier engine gave."""
+    limit = Thinking(3, (3, 4), ("<",), (".!",), begun=True, open=True)
+    whole = (1, 1, 1, 3, 4, 1, 1, 1)
+    for given in range(len(whole)):
+        resumed = ask("a", max_tokens=8, emitted=whole[:given], thinking=limit)
+        ids, ends = streams(run([resumed, ask("b")], open_compiler=Thoughts, overlap=overlap))
+        assert ids["a"] == whole[given:], given
+        assert ends["a"] == "length"
+        assert ids["b"] == (1,) * 4, "others are free"
 
 
 @pytest.mark.parametrize("text, words, ids", [("bad", "no grammar", ()), ("3!", "nothing may follow", (3,))])

@@ -14,7 +14,7 @@ from appliance.chat.format.declaration import Function, OutputFormat
 from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText, joined
 from appliance.chat.format.formats import HERMES, PLAIN, THINK, named_call, recognise
 from appliance.chat.format.json_text import JsonValue
-from appliance.chat.format.reader import ReplyReader
+from appliance.chat.format.reader import ReplyReader, reader_of
 from engine.api.messages import Grammar
 
 QWEN3 = OutputFormat(THINK, HERMES)
@@ -69,7 +69,7 @@ CASES: dict[str, tuple[str, list[Event]]] = {
 
 
 def read(text: str, pieces: list[str] | None = None, form: OutputFormat = QWEN3, **options: Any) -> list[Event]:
-    reader = ReplyReader(form, **options)
+    reader = reader_of(form, **options)
     events = [event for piece in (pieces if pieces is not None else [text]) for event in reader.feed(piece)]
     return joined([*events, *reader.finish()])
 
@@ -214,7 +214,7 @@ def test_templates_tell_the_format() -> None:
     assert recognise(qwen25) == OutputFormat(None, HERMES)
     assert recognise(qwen25 + "{{ '<think>\n\n</think>' }}") == QWEN3
     assert recognise("{% for message in messages %}{{ message.content }}{% endfor %}") == PLAIN
-    assert recognise("<tool_call><function=f></function></tool_call>") == PLAIN
+    assert recognise("<tool_call>{{ call }}</tool_call>") == PLAIN
 
 
 # Grammars, judged by llguidance over a vocabulary of single bytes

@@ -1,0 +1,267 @@
+"""How families of models write tool calls. Those that say more about themselves stand before those that say less."""
+
+from dataclasses import replace
+
+from appliance.chat.format.declaration import Calls
+from appliance.chat.format.json_call import JsonCall
+from appliance.chat.format.loose import Syntax
+from appliance.chat.format.loose_call import LooseCall
+from appliance.chat.format.named_json import NamedJson
+from appliance.chat.format.tags import Tags
+
+_PARAMETERS_FIRST = ("parameters", "arguments")
+
+# Hermes 2 Pro, Qwen 2.5 and Qwen 3, Granite 4, Holo 2: one JSON object between tags, repeated.
+HERMES = Calls(
+    "hermes",
+    JsonCall(),
+    begin="<tool_call>\n",
+    end="\n</tool_call>",
+    recognised_by=("<tool_call>", '"arguments"', '"name"'),
+)
+ERNIE45 = replace(HERMES, name="ernie45", recognised_by=(*HERMES.recognised_by, "<response>"))
+LONGCAT = Calls(
+    "longcat",
+    JsonCall(),
+    begin="<longcat_tool_call>\n",
+    end="\n</longcat_tool_call>",
+    recognised_by=("<longcat_tool_call>",),
+)
+
+# Arguments in tags of their own.
+_QWEN_TAGS = Tags(("<function=", ">"), ("<parameter=", ">"), "</parameter>", "</function>", trim="\n")
+QWEN3_CODER = Calls(
+    "qwen3_coder",
+    _QWEN_TAGS,
+    begin="<tool_call>\n",
+    end="\n</tool_call>",
+    starts=("<function=",),
+    recognised_by=("<tool_call>", "<function=", "<parameter="),
+)
+MIMO = replace(QWEN3_CODER, name="mimo", body=replace(_QWEN_TAGS, trim=""), model_types=("mimo",))
+SEED_OSS = Calls(
+    "seed_oss",
+    replace(_QWEN_TAGS, trim=""),
+    begin="<seed:tool_call>\n",
+    end="\n</seed:tool_call>",
+    recognised_by=("<seed:tool_call>",),
+)
+_INVOKE = Tags(('<invoke name="', '">'), ('<parameter name="', '">'), "</parameter>", "</invoke>")
+MINIMAX_M2 = Calls(
+    "minimax_m2",
+    _INVOKE,
+    open="<minimax:tool_call>\n",
+    close="\n</minimax:tool_call>",
+    recognised_by=("<minimax:tool_call>",),
+)
+DOTS = Calls(
+    "dots",
+    _INVOKE,
+    open="<dots_function_call>\n",
+    close="\n</dots_function_call>",
+    recognised_by=("<dots_function_call>",),
+)
+STEP3 = Calls(
+    "step3",
+    Tags(
+        ('function<｜tool_sep｜><steptml:invoke name="', '">'),
+        ('<steptml:parameter name="', '">'),
+        "</steptml:parameter>",
+        "</steptml:invoke>",
+    ),
+    open="<｜tool_calls_begin｜>\n",
+    close="\n<｜tool_calls_end｜>",
+    begin="<｜tool_call_begin｜>",
+    end="<｜tool_call_end｜>",
+    recognised_by=("<｜tool_calls_begin｜>", "steptml:invoke"),
+)
+GLM47 = Calls(
+    "glm47",
+    Tags(("", ""), ("<arg_key>", "</arg_key>"), "</arg_value>", before_value="<arg_value>", line=""),
+    begin="<tool_call>",
+    end="</tool_call>",
+    separator="",
+    recognised_by=("{function-name}<arg_key>",),
+)
+GLM45 = Calls(
+    "glm45",
+    Tags(("", ""), ("<arg_key>", "</arg_key>"), "</arg_value>", before_value="\n<arg_value>"),
+    begin="<tool_call>",
+    end="</tool_call>",
+    recognised_by=("<tool_call>", "<arg_key>"),
+)
+_DSML = Tags(
+    ('<｜DSML｜invoke name="', '">'),
+    ('<｜DSML｜parameter name="', '"'),
+    "</｜DSML｜parameter>",
+    "</｜DSML｜invoke>",
+    attribute="string",
+)
+DEEPSEEK_V4 = Calls(
+    "deepseek_v4",
+    _DSML,
+    open="<｜DSML｜tool_calls>\n",
+    close="\n</｜DSML｜tool_calls>",
+    recognised_by=("｜DSML｜", "tool_calls>"),
+)
+DEEPSEEK_V32 = Calls(
+    "deepseek_v32",
+    _DSML,
+    open="<｜DSML｜function_calls>\n",
+    close="\n</｜DSML｜function_calls>",
+    recognised_by=("｜DSML｜", "function_calls>"),
+)
+
+# A name, then its arguments as JSON.
+_DEEPSEEK = Calls(
+    "deepseek_v31",
+    NamedJson(between="<｜tool▁sep｜>"),
+    open="<｜tool▁calls▁begin｜>",
+    close="<｜tool▁calls▁end｜>",
+    begin="<｜tool▁call▁begin｜>",
+    end="<｜tool▁call▁end｜>",
+    separator="",
+    recognised_by=("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
+)
+DEEPSEEK_V31 = _DEEPSEEK
+DEEPSEEK_V3 = replace(
+    _DEEPSEEK,
+    name="deepseek_v3",
+    body=NamedJson(before="function<｜tool▁sep｜>", between="\n```json\n", after="\n```"),
+    separator="\n",
+    recognised_by=(*_DEEPSEEK.recognised_by, "```json"),
+)
+KIMI_K2 = Calls(
+    "kimi_k2",
+    NamedJson(between="<|tool_call_argument_begin|>", prefix="functions.", numbered=True),
+    open="<|tool_calls_section_begin|>",
+    close="<|tool_calls_section_end|>",
+    begin="<|tool_call_begin|>",
+    end="<|tool_call_end|>",
+    separator="",
+    ids="functions",
+    recognised_by=("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
+)
+MISTRAL = Calls(
+    "mistral",
+    NamedJson(between="[ARGS]", id_mark="[CALL_ID]"),
+    begin="[TOOL_CALLS]",
+    separator="",
+    ids="short",
+    recognised_by=("[TOOL_CALLS]", "[ARGS]"),
+)
+
+# Lists of JSON objects.
+MISTRAL_LIST = Calls(
+    "mistral_list", JsonCall(), open="[TOOL_CALLS] ", listed=True, ids="short", recognised_by=("[TOOL_CALLS]",)
+)
+GRANITE = Calls(
+    "granite",
+    JsonCall(),
+    open="<|tool_call|>",
+    listed=True,
+    also=(("<tool_call>", ""),),
+    recognised_by=("<|tool_call|>", "<|start_of_role|>"),
+)
+GRANITE_20B = Calls(
+    "granite_20b_fc", JsonCall(), begin="<function_call> ", separator=" ", recognised_by=("<function_call>",)
+)
+HUNYUAN_A13B = Calls(
+    "hunyuan_a13b",
+    JsonCall(),
+    open="<tool_calls>",
+    close="</tool_calls>",
+    listed=True,
+    recognised_by=("<tool_calls>", "<answer>"),
+)
+JAMBA = replace(HUNYUAN_A13B, name="jamba", recognised_by=("<tool_calls>", "</tool_calls>"))
+NEMOTRON = replace(JAMBA, name="nemotron", open="<TOOLCALL>", close="</TOOLCALL>", recognised_by=("<TOOLCALL>",))
+COHERE = Calls(
+    "cohere",
+    JsonCall("tool_name", ("parameters",)),
+    open="<|START_ACTION|>",
+    close="<|END_ACTION|>",
+    listed=True,
+    recognised_by=("<|START_ACTION|>",),
+)
+PHI4_MINI = Calls(
+    "phi4_mini",
+    JsonCall(),
+    open="functools[",
+    close="]",
+    separator=", ",
+    recognised_by=("<|tool|>",),
+    model_types=("phi3", "phi4"),
+)
+XLAM = Calls(
+    "xlam",
+    JsonCall(waits=True),
+    listed=True,
+    bare=True,
+    also=(("```json", "```"), ("[TOOL_CALLS]", ""), ("<tool_call>", "</tool_call>")),
+)
+INTERNLM = Calls(
+    "internlm",
+    JsonCall(argument_keys=_PARAMETERS_FIRST),
+    begin="<|action_start|><|plugin|>\n",
+    end="<|action_end|>",
+    recognised_by=("<|action_start|>", "<|plugin|>"),
+)
+LLAMA3_JSON = Calls(
+    "llama3_json",
+    JsonCall(argument_keys=_PARAMETERS_FIRST, waits=True),
+    open="<|python_tag|>",
+    separator="; ",
+    bare=True,
+    recognised_by=('"name": function name, "parameters":',),
+)
+
+# Calls as Python writes them, and Gemma's.
+LLAMA4_PYTHONIC = Calls(
+    "llama4_pythonic",
+    LooseCall(),
+    open="<|python_start|>",
+    close="<|python_end|>",
+    listed=True,
+    bare=True,
+    recognised_by=("func_name1(", "<|header_start|>"),
+)
+LFM2 = Calls(
+    "lfm2",
+    LooseCall(),
+    open="<|tool_call_start|>",
+    close="<|tool_call_end|>",
+    listed=True,
+    recognised_by=("<|tool_call_start|>",),
+)
+OLMO3 = Calls(
+    "olmo3",
+    LooseCall(),
+    open="<function_calls>\n",
+    close="\n</function_calls>",
+    recognised_by=("<function_calls>",),
+)
+PYTHONIC = Calls("pythonic", LooseCall(), listed=True, bare=True, recognised_by=("func_name1(",))
+FUNCTIONGEMMA = Calls(
+    "functiongemma",
+    LooseCall(Syntax({"<escape>": False, '"': True}, ":", "}", bare=True), "call:", ","),
+    begin="<start_function_call>",
+    end="<end_function_call>",
+    separator="",
+    recognised_by=("<start_function_call>",),
+)
+GEMMA4 = Calls(
+    "gemma4",
+    LooseCall(Syntax({'<|"|>': False, '"': True}, ":", "}", bare=True), "call:", ","),
+    begin="<|tool_call>",
+    end="<tool_call|>",
+    separator="",
+    recognised_by=("<|tool_call>",),
+)
+
+CALLS = (
+    *(MIMO, QWEN3_CODER, SEED_OSS, MINIMAX_M2, DOTS, STEP3, GLM47, GLM45, DEEPSEEK_V32, DEEPSEEK_V4),
+    *(DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, MISTRAL, MISTRAL_LIST, GRANITE, COHERE, NEMOTRON, HUNYUAN_A13B, JAMBA),
+    *(INTERNLM, LONGCAT, LFM2, FUNCTIONGEMMA, GEMMA4, OLMO3, LLAMA4_PYTHONIC, PYTHONIC, LLAMA3_JSON, PHI4_MINI),
+    *(ERNIE45, HERMES, GRANITE_20B, XLAM),
+)

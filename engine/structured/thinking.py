@@ -1,0 +1,118 @@
+"""A limit on reasoning: once it has its tokens, those of its end marker are the only ones that may come.
+
+What is forced follows from the limit and the emitted ids alone, so a request that is resumed, or preempted, gets the
+same tokens. Reasoning is told by its text, as the reader of the reply tells it: a marker counts however it was cut into
+tokens.
+"""
+
+from collections.abc import Callable
+from typing import Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.api.messages import Thinking
+
+_SPACE = b" \t\n\r"
+_WORD_BITS = 32
+
+
+class Inner(Protocol):
+    """The matcher of a grammar."""
+
+    @property
+    def finished(self) -> bool: ...
+
+    def mask(self) -> NDArray[np.uint32]: ...
+
+    def advance(self, token: int) -> None: ...
+
+
+InnerT = TypeVar("InnerT", bound=Inner)
+
+
+class Budget(Generic[InnerT]):
+    """One sequence's place in its reasoning. `bytes_of` gives what a token stands for, `vocab` is the width of the
+    model's logits, `inner` holds to a grammar as well: where that refuses the end marker, it has the last word."""
+
+    def __init__(
+        self, limit: Thinking, bytes_of: Callable[[int], bytes], vocab: int, inner: InnerT | None = None
+    ) -> None:
+        self._limit, self._bytes_of, self._vocab, self.inner = limit, bytes_of, vocab, inner
+        self._starts = [start.strip().encode() for start in limit.starts]
+        self._ends = [end.encode() for end in limit.ends]
+        self._keep = max(map(len, [*self._ends, *self._starts]), default=1) - 1
+        self._state: Literal["before", "inside", "after"] = "inside" if limit.begun else "before"
+        self._may_start = limit.begun and not limit.open  # the start marker may yet come, and is no thought
+        self._text = b""  # as much of the present part as markers may reach over
+        self._count = 0  # tokens of reasoning
+        self._closing = 0  # of the tokens that close it, those that came last
+
+    @property
+    def finished(self) -> bool:
+        return self.inner is not None and self.inner.finished
+
+    def forced(self) -> int | None:
+        """The one token that must come next, if there is one."""
+        if self._state != "inside" or self._count < self._limit.budget:
+            return None
+        return self._limit.close[self._closing]
+
+    def mask(self) -> NDArray[np.uint32] | None:
+        return self.limited(None if self.inner is None else self.inner.mask())
+
+    def limited(self, inner: NDArray[np.uint32] | None) -> NDArray[np.uint32] | None:
+        """The mask, from that of the grammar. None where any token may come."""
+        token = self.forced()
+        if token is None or token >= self._vocab:
+            return inner
+        if inner is not None and not inner[token // _WORD_BITS] >> np.uint32(token % _WORD_BITS) & 1:
+            return inner
+        mask = np.zeros(-(-self._vocab // _WORD_BITS), np.uint32)
+        mask[token // _WORD_BITS] = np.uint32(1 << token % _WORD_BITS)
+        return mask
+
+    def advance(self, token: int) -> None:
+        if self.inner is not None:
+            self.inner.advance(token)
+        if self._state == "before":
+            self._look_for_start(token)
+        elif self._state == "inside":
+            self._think(token)
+
+    def _look_for_start(self, token: int) -> None:
+        self._text += self._bytes_of(token)
+        if self._limit.again:
+            if any(start in self._text for start in self._starts):
+                self._enter()
+            else:
+                self._text = self._text[-self._keep :] if self._keep else b""
+            return
+        bare = self._text.lstrip(_SPACE)
+        if any(bare.startswith(start) for start in self._starts):
+            self._enter()
+        elif not any(start.startswith(bare) for start in self._starts):
+            self._state = "after"
+
+    def _enter(self) -> None:
+        self._state, self._text, self._count, self._closing = "inside", b"", 0, 0
+
+    def _think(self, token: int) -> None:
+        self._may_start = self._may_start and self.forced() != token
+        self._text += self._bytes_of(token)
+        if self._may_start:
+            bare = self._text.lstrip(_SPACE)
+            if any(bare.startswith(start) for start in self._starts):
+                self._may_start = False
+                self._enter()
+                return
+            if any(start.startswith(bare) for start in self._starts):
+                return
+            self._may_start = False
+        self._count += 1
+        close = self._limit.close
+        self._closing = self._closing + 1 if close[self._closing] == token else int(close[0] == token)
+        if self._closing == len(close) or any(end in self._text for end in self._ends):
+            self._state, self._text = ("before" if self._limit.again else "after"), b""
+        else:
+            self._text = self._text[-self._keep :] if self._keep else b""
