@@ -41,8 +41,8 @@ class Served:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         manifest = {
             "apiVersion": "slipway/v2",
-            "model": {"source": {"path": str(folder)}, "names": ["tiny"]},
-            "hardware": {"device": "cpu", "dtype": "float32"},
+            "model": {"source": {"path": str(folder)}, "names": ["tiny"], "dtype": "float32"},
+            "hardware": {"device": "cpu"},
         }
         path = folder / "manifest.yaml"
         path.write_text(yaml.safe_dump(manifest))
