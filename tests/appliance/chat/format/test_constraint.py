@@ -54,7 +54,7 @@ FUNCTIONS = (
 )
 BY_NAME = {function.name: function for function in FUNCTIONS}
 FORMATS = {calls.name: OutputFormat(None, calls) for calls in CALLS} | {"harmony": HARMONY}
-WALKS = 5
+WALKS = 4
 
 
 def read(form: OutputFormat, text: str, **options: Any) -> list[Event]:
@@ -143,7 +143,7 @@ def test_text_is_free_until_a_call_begins(name: str, special: bool) -> None:
         ids = list(text.encode())
         assert matcher.try_consume_tokens(ids) == len(ids), text
         assert matcher.is_accepting(), text
-    for _ in range(4):
+    for _ in range(2):
         text = walk(vocabulary, matcher, chance)
         check_calls(read(form, text), text)
     begun = "" if form.calls.bare else "So: "
@@ -202,7 +202,7 @@ def test_calls_may_come_behind_any_reasoning(reasoning: Any, reasons: bool, spec
     events = read(form, thought + GOLDENS["hermes"].none, reasons=reasons)
     assert events[0] == ReasoningText("free { thought")
     assert check_calls(events, thought) == 1
-    for _ in range(4):
+    for _ in range(2):
         text = walk(vocabulary, matcher, chance)
         assert check_calls(read(form, text, reasons=reasons), text) >= 1, text
 

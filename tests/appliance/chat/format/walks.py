@@ -70,7 +70,10 @@ def walk(vocabulary: Vocabulary, matcher: LLMatcher, chance: random.Random, most
         closers = [token for token in allowed if token in _CLOSERS]
         plain = [token for token in allowed if token in _PLAIN] or [token for token in allowed if token < 256]
         if marks and (not plain or chance.random() < 0.05 + step / most):
-            token = chance.choice(marks)
+            ending = [
+                token for token in marks if b"/" in vocabulary.tokens[token] or b"end" in vocabulary.tokens[token]
+            ]
+            token = chance.choice(ending if ending and chance.random() < 0.7 else marks)
         elif closers and chance.random() < 0.3 + step / most:
             token = chance.choice(closers)
         else:
