@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from appliance.http import chat, completions, docs, health, invocations, metrics, models, tokens, why
+from appliance.http import chat, completions, docs, health, invocations, messages, metrics, models, tokens, why
 from appliance.http.middleware import Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
 from appliance.http.service import Service
 
@@ -19,6 +19,7 @@ ROUTES: tuple[tuple[str | None, APIRouter], ...] = (
     (None, tokens.router),
     ("generate", chat.router),
     ("generate", completions.router),
+    ("generate", messages.router),
     ("generate", invocations.router),
     ("generate", why.router),
 )

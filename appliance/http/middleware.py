@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.http.errors import ClientGone, TooLarge, Unauthorized, Unavailable, error_response, is_unexpected
+from appliance.http.messages_errors import is_messages, message_error_response
 from appliance.http.service import Service
 from appliance.observe.log import Subject
 from appliance.observe.metrics import now
@@ -130,7 +131,8 @@ class CrossOrigin:
 
 
 class Errors:
-    """Turns every exception into the error object. After the first byte of a reply it can only cut the connection."""
+    """Turns every exception into the error object of its path. After the first byte of a reply it can only cut the
+    connection."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -155,7 +157,8 @@ class Errors:
             if is_unexpected(error):
                 self.service.log.unexpected(subject, error)
             if not begun:
-                await error_response(error, subject.request_id)(scope, receive, send)
+                answer = message_error_response if is_messages(scope["path"]) else error_response
+                await answer(error, subject.request_id)(scope, receive, send)
 
 
 class Drain:

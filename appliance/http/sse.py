@@ -27,15 +27,15 @@ def record(value: Any, event_id: str = "") -> bytes:
     return event + b"data: " + body + b"\n\n"
 
 
-async def kept_alive(records: AsyncIterator[bytes], pause_s: float) -> AsyncIterator[bytes]:
-    """The records, with a comment after each pause of `pause_s` seconds without one; 0 sends none."""
+async def kept_alive(records: AsyncIterator[bytes], pause_s: float, sign: bytes = KEEP_ALIVE) -> AsyncIterator[bytes]:
+    """The records, with a sign of life after each pause of `pause_s` seconds without one; 0 sends none."""
     pending: asyncio.Future[bytes] | None = None
     try:
         while True:
             pending = pending or asyncio.ensure_future(anext(records))
             done, _ = await asyncio.wait({pending}, timeout=pause_s or None)
             if not done:
-                yield KEEP_ALIVE
+                yield sign
                 continue
             try:
                 value, pending = pending.result(), None

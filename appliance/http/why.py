@@ -8,7 +8,7 @@ from appliance.http.service import service_of
 
 router = APIRouter(tags=["why"])
 
-PREFIXES = ("chatcmpl-", "cmpl-")
+PREFIXES = ("chatcmpl-", "cmpl-", "msg_")
 
 
 @router.get("/v1/requests/{request_id}/why")
