@@ -337,6 +337,8 @@ class Endpoints(Section):
     """Lets a request bring its own chat_template."""
     docs: bool = True
     """Serve the OpenAPI description at /openapi.json and its page at /docs."""
+    page: bool = True
+    """Serve a page for people at /, a playground and a live view of the service. Its files need no API key."""
 
 
 class Limits(Section):

@@ -100,6 +100,7 @@ EFFECTS: dict[str, Effect] = {
     "endpoints.keep_alive": _LIVE,
     "endpoints.trust_request_chat_template": _LIVE,
     "endpoints.docs": _LIVE,
+    "endpoints.page": _LIVE,
     "limits.max_waiting": _LIVE,
     "limits.max_waiting_tokens": _LIVE,
     "limits.max_body": _LIVE,

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from appliance.http import chat, completions, docs, health, invocations, messages, metrics, models, tokens, why
+from appliance.http import chat, completions, docs, health, invocations, messages, metrics, models, page, tokens, why
 from appliance.http.middleware import Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
 from appliance.http.service import Service
 
@@ -17,6 +17,7 @@ ROUTES: tuple[tuple[str | None, APIRouter], ...] = (
     (None, metrics.router),
     (None, models.router),
     (None, tokens.router),
+    (None, page.router),
     ("generate", chat.router),
     ("generate", completions.router),
     ("generate", messages.router),

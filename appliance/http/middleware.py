@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.http.errors import ClientGone, TooLarge, Unauthorized, Unavailable, error_response, is_unexpected
 from appliance.http.messages_errors import is_messages, message_error_response
+from appliance.http.page import PATHS as PAGE
 from appliance.http.service import Service
 from appliance.observe.log import Subject
 from appliance.observe.metrics import now
@@ -176,17 +177,25 @@ class Drain:
 
 
 class Auth:
-    """Wants one of the keys as Bearer token or x-api-key, except on probes and for OPTIONS (RT-01, 02, 03)."""
+    """Wants one of the keys as Bearer token or x-api-key, except on probes, the page's files and OPTIONS (RT-01, 02,
+    03)."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
         self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guarded = scope["type"] == "http" and scope["path"] not in OPEN and scope["method"] != "OPTIONS"
+        guarded = scope["type"] == "http" and not self._is_open(scope)
         if guarded and self.service.key_digests:
             scope["state"]["owner"] = self._owner(Headers(scope=scope))
         await self.app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        """Each path by its whole name: a path that nobody thought of is guarded. The page's files hold nothing of this
+        service, so that they may be read before the key is given."""
+        path, method = scope["path"], scope["method"]
+        reads_page = self.service.config.page and path in PAGE and method == "GET"
+        return path in OPEN or method == "OPTIONS" or reads_page
 
     def _owner(self, headers: Headers) -> str:
         """A name for the key that was given: the first bytes of its digest. Raises Unauthorized without one."""
