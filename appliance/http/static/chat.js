@@ -116,7 +116,7 @@ async function ask() {
     if (!(error instanceof Mistake)) throw error;
     mark(error);
     $("knobs").open = true;
-    return failed(error);
+    return ended(error, newReply());
   }
   const seen = view(), reply = newReply(), times = { start: performance.now(), first: 0, end: 0 };
   add(seen.node);
@@ -151,6 +151,8 @@ async function ask() {
 // What there is of a reply that was stopped or failed stays part of the conversation; of nothing nothing stays.
 function ended(error, reply) {
   if (reply.content || reply.reasoning) messages.push({ role: "assistant", content: reply.content });
+  else if (messages[messages.length - 1]?.role === "user") $("prompt").value ||= messages.pop().content;
+  grow();
   if (error.name === "AbortError") reply.finish ||= "stopping it";
   else failed(error);
 }
@@ -164,12 +166,13 @@ function failed(error) {
 // Fields for what the called functions give back.
 function results(calls) {
   const fields = calls.map((call) => el("label", {}, `Result of ${call.name}`,
-    el("textarea", { rows: 2, class: "code", spellcheck: "false", placeholder: '{"temperature": 7, "sky": "rain"}' })));
+    el("textarea", { rows: 2, class: "code", spellcheck: "false", placeholder: "what the function returned" },
+      call.name === EXAMPLE_TOOLS[0].function.name ? '{"temperature": 7, "sky": "rain"}' : "")));
   const form = el("form", { class: "results", onsubmit: (event) => {
     event.preventDefault();
     const given = fields.map((label) => label.querySelector("textarea"));
     calls.forEach((call, at) => {
-      const content = given[at].value.trim() || given[at].placeholder;
+      const content = given[at].value.trim();
       messages.push({ role: "tool", tool_call_id: call.id, content });
       add(bubble("tool", el("pre", { class: "code" }, content)));
     });

@@ -60,6 +60,7 @@ async function findModel() {
 }
 
 $("key-open").addEventListener("click", () => { refused = false; askKey(); });
+$("key-cancel").addEventListener("click", () => $("key-dialog").close(""));
 $("key-dialog").addEventListener("close", () => {
   if ($("key-dialog").returnValue === "keep") {
     setKey($("key").value.trim());

@@ -79,4 +79,11 @@ export function seconds(value) {
   return value < 120 ? `${value.toFixed(value < 10 ? 2 : 1)} s` : `${(value / 60).toFixed(1)} min`;
 }
 
+// A quantile as text. Below the first bound nothing finer is known than that bound.
+export function quantileText(cumulative, share) {
+  const value = quantile(cumulative, share);
+  const first = cumulative.length ? cumulative[0][0] : 0;
+  return value !== null && value < first ? `< ${seconds(first)}` : seconds(value);
+}
+
 export const percent = (share) => `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)} %`;

@@ -2,7 +2,7 @@
 
 import { json, ROUTES, text, told } from "./api.js";
 import { $, el, sparkline } from "./dom.js";
-import { between, buckets, by, count, percent, quantile, rate, read, seconds, sum } from "./numbers.js";
+import { between, buckets, by, count, percent, quantileText, rate, read, seconds, sum } from "./numbers.js";
 import { showWhy } from "./story.js";
 
 const PAUSE_MS = 2000;
@@ -79,8 +79,8 @@ function paintTiles() {
   const asked = sum(last.metrics, "slipway_prefix_cache_query_tokens_total");
   const hits = sum(last.metrics, "slipway_prefix_cache_hit_tokens_total");
   $("tiles").replaceChildren(
-    tile("Tokens a second", count(last.speed), "generated", sparkline(line("speed"))),
-    tile("Prompt tokens a second", count(last.reading), "read", sparkline(line("reading"))),
+    tile("Tokens/s", count(last.speed), "generated", sparkline(line("speed"))),
+    tile("Prompt tokens/s", count(last.reading), "read", sparkline(line("reading"))),
     tile("Running", count(last.running), `${count(last.open)} open connections`, sparkline(line("running"), 1)),
     tile("Waiting", count(last.waiting), last.waiting ? waitsFor(last.metrics) : "nobody", sparkline(line("waiting"), 1)),
     tile("KV cache", percent(last.kv), "used", sparkline(line("kv"), 1)),
@@ -107,7 +107,7 @@ function paintLatency() {
   const lately = rows.some((row) => row.some);
   $("latency-span").textContent = lately ? `in the last ${seconds(last.at - first.at)}` : "since the start";
   $("latency").replaceChildren(table(["", "p50", "p90", "p99"],
-    rows.map(({ name, of }) => [el("th", { scope: "row" }, name), ...SHARES.map((share) => el("td", { class: "number" }, seconds(quantile(of, share))))])));
+    rows.map(({ name, of }) => [el("th", { scope: "row" }, name), ...SHARES.map((share) => el("td", { class: "number" }, quantileText(of, share)))])));
 }
 
 function paintEnds(metrics) {
