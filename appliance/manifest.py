@@ -384,6 +384,8 @@ class Endpoints(Section):
     """The store of /v1/responses; its file lies in lifecycle.journal.folder."""
     docs: bool = True
     """Serve the OpenAPI description at /openapi.json and its page at /docs."""
+    page: bool = True
+    """Serve a page for people at /, a playground and a live view of the service. Its files need no API key."""
 
 
 class PerKey(Section):

@@ -42,6 +42,7 @@ FELT: dict[str, str] = {
 # Switches: what clients get when they are off, and on.
 SWITCHES: dict[str, tuple[str, str]] = {
     "endpoints.docs": ("/docs and /openapi.json get 404", "/docs and /openapi.json are served"),
+    "endpoints.page": ("the page at / gets 404", "the page at / is served"),
     "endpoints.trust_request_chat_template": (
         "a request that brings a chat_template gets 400",
         "a request may bring a chat_template",

@@ -114,6 +114,7 @@ EFFECTS: dict[str, Effect] = {
     "endpoints.responses.size": Effect("gateway"),
     "endpoints.responses.count": Effect("gateway"),
     "endpoints.docs": _LIVE,
+    "endpoints.page": _LIVE,
     "limits.max_waiting": _LIVE,
     "limits.max_waiting_tokens": _LIVE,
     "limits.max_body": _LIVE,

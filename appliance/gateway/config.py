@@ -98,6 +98,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     keep_alive_s: float = 15.0
     trust_request_chat_template: bool = False
     docs: bool = True
+    page: bool = True
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     max_waiting: int = 1024
     max_waiting_tokens: int | None = None

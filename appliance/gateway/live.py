@@ -41,6 +41,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "endpoints.keep_alive": ("keep_alive_s",),
     "endpoints.trust_request_chat_template": ("trust_request_chat_template",),
     "endpoints.docs": ("docs",),
+    "endpoints.page": ("page",),
     "limits.max_waiting": ("max_waiting",),
     "limits.max_waiting_tokens": ("max_waiting_tokens",),
     "limits.max_body": ("max_body_bytes",),

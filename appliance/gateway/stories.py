@@ -119,6 +119,31 @@ class Story:
         left_out = {"left_out": self.left_out} if self.left_out else {}
         return {"id": self.id, "spent_ms": self._spent(events), "events": shown, **left_out}
 
+    def summary(self, now: float) -> dict[str, Any]:
+        """In short: its state (`over` with `finish`, or where it is), tokens, and milliseconds: since it came, to its
+        first token and to its end, null for what has not been."""
+        events = sorted(self.events, key=lambda event: event[0])
+        start, state = events[0][0], "gateway"
+        told: dict[str, Any] = {"prompt_tokens": None, "tokens": None, "finish": None, "ttft_ms": None}
+        duration: float | None = None
+        for at, what in events:
+            state = _STATES.get(type(what), state)
+            if state == "prefill" and told["ttft_ms"] is not None:
+                state = "decode"
+            match what:
+                case Arrived():
+                    told["prompt_tokens"] = what.prompt
+                case FirstToken():
+                    told["ttft_ms"] = round(1000 * (at - start), 1)
+                case Over():
+                    state, duration = "over", at - start
+                    told |= {"tokens": what.tokens, "finish": what.finish}
+        times = {
+            "age_ms": round(1000 * (now - start), 1),
+            "duration_ms": None if duration is None else round(1000 * duration, 1),
+        }
+        return {"id": self.id, "state": state, **told, **times}
+
     def _spent(self, events: list[tuple[float, Happening]]) -> dict[str, float]:
         """Milliseconds by state. Behind its first token a sequence that runs again decodes, whatever it computes."""
         found: dict[str, float] = {}
@@ -172,6 +197,10 @@ class Stories:
                 case Preempted():
                     event = msgspec.structs.replace(event, by=public(event.by))
             self.add(key, at, event)
+
+    def newest(self) -> Iterator[Story]:
+        """All that have begun, the newest first."""
+        return (story for story in reversed(self._stories.values()) if story.events)
 
     def of(self, request: str) -> Iterator[Story]:
         """The sequences of a request, by its id or that of one of them, the newest request of several last."""

@@ -29,7 +29,7 @@ from appliance.http.disconnect import until_disconnect
 from appliance.http.errors import BadRequest, NotFound, Unavailable, Unprocessable
 from appliance.http.reply import Race, Source, placement
 from appliance.http.service import Service
-from appliance.schema.common import GenerationRequest
+from appliance.schema.common import Streamed
 from engine.api.messages import Delta, Submit, Timing
 
 KEY, LAST = "Idempotency-Key", "Last-Event-ID"
@@ -83,7 +83,7 @@ class Wish:
     after: str
 
 
-def read_wish(request: Request, body: GenerationRequest, kind: str) -> Wish | None:
+def read_wish(request: Request, body: Streamed, kind: str) -> Wish | None:
     """None without an Idempotency-Key. A key is the client's own: with another API key, or on another route, it is
     another one. Whether a reply is streamed makes no other request of it."""
     key, after = request.headers.get(KEY), request.headers.get(LAST, "")
@@ -112,7 +112,7 @@ def digest(*parts: str) -> bytes:
 async def start(
     service: Service,
     request: Request,
-    body: GenerationRequest,
+    body: Streamed,
     kind: str,
     plan: Callable[[str], PlanT],
     build: Callable[[PlanT, Identity, Source], ReplyT],

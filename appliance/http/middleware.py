@@ -22,6 +22,8 @@ from appliance.http.errors import (
     error_response,
     is_unexpected,
 )
+from appliance.http.messages_errors import is_messages, message_error_response
+from appliance.http.page import PATHS as PAGE
 from appliance.http.service import Service
 from appliance.observe.log import Subject
 from appliance.observe.metrics import now
@@ -142,7 +144,8 @@ class CrossOrigin:
 
 
 class Errors:
-    """Turns every exception into the error object. After the first byte of a reply it can only cut the connection."""
+    """Turns every exception into the error object of its path. After the first byte of a reply it can only cut the
+    connection."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -167,7 +170,8 @@ class Errors:
             if is_unexpected(error):
                 self.service.log.unexpected(subject, error)
             if not begun:
-                await error_response(error, subject.request_id)(scope, receive, send)
+                answer = message_error_response if is_messages(scope["path"]) else error_response
+                await answer(error, subject.request_id)(scope, receive, send)
 
 
 class Drain:
@@ -185,18 +189,26 @@ class Drain:
 
 
 class Auth:
-    """Wants one of the keys as Bearer token or x-api-key, except on probes and for OPTIONS (RT-01, 02, 03)."""
+    """Wants one of the keys as Bearer token or x-api-key, except on probes, the page's files and OPTIONS (RT-01, 02,
+    03)."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
         self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        guarded = scope["type"] == "http" and scope["path"] not in OPEN and scope["method"] != "OPTIONS"
+        guarded = scope["type"] == "http" and not self._is_open(scope)
         if guarded and self.service.keys:
             key = scope["state"]["key"] = self._key(Headers(scope=scope))
             scope["state"]["owner"] = key.owner
         await self.app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        """Each path by its whole name: a path that nobody thought of is guarded. The page's files hold nothing of this
+        service, so that they may be read before the key is given."""
+        path, method = scope["path"], scope["method"]
+        reads_page = self.service.config.page and path in PAGE and method == "GET"
+        return path in OPEN or method == "OPTIONS" or reads_page
 
     def _key(self, headers: Headers) -> ApiKey:
         """The key that was given. Raises Unauthorized without one."""

@@ -1,5 +1,7 @@
-"""/v1/models and /v1/models/{id}: the served names, canonical first."""
+"""/v1/models and /v1/models/{id}: the served names, canonical first. Who says anthropic-version gets the fields of both
+APIs."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,9 +13,9 @@ from appliance.http.service import Service, service_of
 router = APIRouter(tags=["models"])
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
+def _card(service: Service, name: str, both: bool) -> dict[str, Any]:
     canonical = service.config.names[0]
-    return {
+    card = {
         "id": name,
         "object": "model",
         "created": int(service.started_s),
@@ -23,12 +25,30 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "max_model_len": service.config.max_context,
         "permission": [],
     }
+    if not both:
+        return card
+    return card | {
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(int(service.started_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": service.config.max_context,
+        "max_tokens": service.config.max_output_tokens or service.config.max_context,
+    }
+
+
+def _wants_both(request: Request) -> bool:
+    return "anthropic-version" in request.headers
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> JSONResponse:
-    service = service_of(request)
-    return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.config.names]})
+    service, both = service_of(request), _wants_both(request)
+    names = service.config.names
+    told: dict[str, Any] = {"object": "list", "data": [_card(service, name, both) for name in names]}
+    if both:
+        told |= {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return JSONResponse(told)
 
 
 @router.get("/v1/models/{name:path}")
@@ -38,4 +58,4 @@ async def retrieve_model(request: Request, name: str) -> JSONResponse:
     if name not in service.config.names:
         aliases = ", ".join(service.config.names)
         raise NotFound(f"The model `{name}` does not exist. Valid aliases: {aliases}.", "model")
-    return JSONResponse(_card(service, name))
+    return JSONResponse(_card(service, name, _wants_both(request)))

@@ -82,7 +82,10 @@ def _identity(request: Request, body: ResponsesRequest, store: ResponseStore | N
 async def _planned(service: Service, request: Request, asked: Asked) -> ChatPlan:
     on = served(service, request, asked.identity.request_id)
     try:
-        return await asyncio.to_thread(plan_response, asked.body, asked.items, on)
+        plan = await asyncio.to_thread(plan_response, asked.body, asked.items, on)
+        if plan.grammar is not None:
+            await until_disconnect(request, service.check_grammar(plan.grammar, plan.bound_by))
+        return plan
     except RequestError as error:
         raise (InvalidRequest(str(error), error.param) if error.param in _OF_THIS_API else error) from error
 

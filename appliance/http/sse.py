@@ -46,7 +46,7 @@ async def guarded(
 
 class EventStream(StreamingResponse):
     """Streams records while `work` is entered; a client that closes the connection ends both at once (ER-16). After
-    each pause of `pause_s` seconds without a record it sends a comment; 0 sends none."""
+    each pause of `pause_s` seconds without a record it sends a sign of life; 0 sends none."""
 
     def __init__(
         self,
@@ -55,10 +55,11 @@ class EventStream(StreamingResponse):
         headers: Mapping[str, str] | None = None,
         *,
         pause_s: float = 0.0,
+        sign: bytes = KEEP_ALIVE,
     ) -> None:
         super().__init__(records, headers={**HEADERS, **(headers or {})}, media_type="text/event-stream")
         self._work = work
-        self._pause_s = pause_s
+        self._pause_s, self._sign = pause_s, sign
         self._sent_s = 0.0
 
     async def stream_response(self, send: Send) -> None:
@@ -83,7 +84,7 @@ class EventStream(StreamingResponse):
             if left_s > 0:
                 await asyncio.sleep(left_s)
                 continue
-            await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            await send({"type": "http.response.body", "body": self._sign, "more_body": True})
             self._sent_s = clock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,14 +1,25 @@
-"""GET /v1/requests/{id}/why: what happened to a request and why (docs/http.md)."""
+"""GET /v1/requests: those of late. GET /v1/requests/{id}/why: what happened to one and why (docs/http.md)."""
 
-from fastapi import APIRouter, Request
+from itertools import islice
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse
 
 from appliance.http.errors import NotFound
 from appliance.http.service import service_of
+from appliance.observe.metrics import now
 
 router = APIRouter(tags=["why"])
 
-PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
+
+
+@router.get("/v1/requests")
+async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> JSONResponse:
+    """The last sequences that are remembered, open ones among them, the newest first: state, lengths and times."""
+    stories = service_of(request).router.stories
+    return JSONResponse({"data": [story.summary(now()) for story in islice(stories.newest(), limit)]})
 
 
 @router.get("/v1/requests/{request_id}/why")

@@ -77,6 +77,7 @@ def gateway_config(
         keep_alive_s=endpoints.keep_alive,
         trust_request_chat_template=endpoints.trust_request_chat_template,
         docs=endpoints.docs,
+        page=endpoints.page,
         policy=manifest.engine.scheduling.policy,
         max_waiting=limits.max_waiting,
         max_waiting_tokens=limits.max_waiting_tokens,

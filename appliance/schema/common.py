@@ -1,7 +1,7 @@
 """What chat and text completions have in common on the wire. Unknown fields are ignored; ranges with a message of their
 own are checked by `appliance.chat.sampling`, so that one error names one field."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,6 +13,14 @@ class Wire(BaseModel):
     """A body, or a part of one, as the client sent it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Streamed(Protocol):
+    """Any body that says whether its reply is a stream."""
+
+    @property
+    def stream(self) -> bool | None: ...
+    def model_dump(self, *, mode: str, exclude: set[str], exclude_unset: bool) -> dict[str, Any]: ...
 
 
 class StreamOptions(Wire):

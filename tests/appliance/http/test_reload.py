@@ -236,6 +236,7 @@ CASES: dict[str, Seen] = {
         trust_request_chat_template=True,
     ),
     "endpoints.docs": seen(lambda w: w.gateway.client.get("/docs").status_code, 200, 404, docs=False),
+    "endpoints.page": seen(lambda w: w.gateway.client.get("/").status_code, 200, 404, page=False),
     "limits.max_waiting": seen(World.status_while_one_waits, 200, 503, max_waiting=1),
     "limits.max_waiting_tokens": seen(World.status_while_one_waits, 200, 503, max_waiting_tokens=2),
     "limits.max_body": seen(status(user="x" * 2000), 200, 413, max_body_bytes=1000),

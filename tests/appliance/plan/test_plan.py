@@ -227,7 +227,10 @@ def test_names_are_those_given_or_the_folders(tmp_path: Path) -> None:
 
 def test_the_gateway_is_told_what_the_manifest_says(tmp_path: Path) -> None:
     sets = (
-        *("endpoints={host: '::1', port: 9, compat: vllm, cors_origins: ['*'], keep_alive: 2s, docs: false}",),
+        *(
+            "endpoints={host: '::1', port: 9, compat: vllm, cors_origins: ['*'], keep_alive: 2s, docs: false,"
+            " page: false}",
+        ),
         *("limits={max_waiting: 1, max_body: 2KiB, max_output_tokens: 3, max_choices: 4, max_prompts: 5}",),
         "limits.max_waiting_tokens=6",
         *("limits={max_logprobs: -1, max_stop: 7}", "lifecycle.drain=500ms"),
@@ -236,7 +239,7 @@ def test_the_gateway_is_told_what_the_manifest_says(tmp_path: Path) -> None:
     )
     found = planned(tmp_path, *sets).gateway
     assert (found.host, found.port, found.compat, found.cors_origins) == ("::1", 9, "vllm", ("*",))
-    assert (found.keep_alive_s, found.docs, found.drain_s) == (2.0, False, 0.5)
+    assert (found.keep_alive_s, found.docs, found.page, found.drain_s) == (2.0, False, False, 0.5)
     limits = (found.max_waiting, found.max_body_bytes, found.max_output_tokens, found.max_choices, found.max_prompts)
     assert limits == (1, 2048, 3, 4, 5)
     assert (found.max_waiting_tokens, planned(tmp_path).gateway.max_waiting_tokens) == (6, None)
