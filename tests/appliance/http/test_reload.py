@@ -18,7 +18,7 @@ from cryptography import x509
 from appliance.declare.effects import EFFECTS
 from appliance.gateway import live
 from appliance.gateway.config import SamplingDefaults, SecretRef, Tls
-from appliance.gateway.control import Answer, Take, ask
+from appliance.gateway.control import Answer, Hamper, Take, ask
 from appliance.gateway.keys import read_keys
 from appliance.gateway.process import load_text
 from tests.appliance.certificates import write_certificate
@@ -101,6 +101,10 @@ class World:
             reading.join()
         self.engine.holding = False
         return any(line.startswith(":") for line in "".join(pieces).splitlines())
+
+    def can_be_hampered(self) -> bool:
+        """Whether its disk can be made slow, as `slipway chaos` does it."""
+        return asyncio.run(ask(str(self.folder / "c"), Hamper(0.0, 0.0), 30)).error == ""
 
     def aborts_without_client(self) -> bool:
         """Whether a request with a key is let go soon after its client has left."""
@@ -259,6 +263,7 @@ CASES: dict[str, Seen] = {
     "lifecycle.journal.keep": seen(World.replayed, True, False, {"journal": "j"}, journal="", journal_keep_s=0.0),
     "lifecycle.journal.size": seen(status(headers={"Idempotency-Key": "big"}, n=2), 200, 503,
                                    {"journal": "j", "journal_keep_s": 0.0}, journal_bytes=1),
+    "lifecycle.chaos": seen(World.can_be_hampered, False, True, {"journal": "j"}, chaos=True),
     "lifecycle.journal.linger": seen(World.aborts_without_client, False, True, {"journal": "j"}, linger_s=0.0),
     "observability.log_level": seen(
         lambda w: logging.getLogger("appliance.any").isEnabledFor(logging.DEBUG), False, True, log_level="debug"
