@@ -3,6 +3,7 @@ text format a response format. What chat then refuses is told in the words of th
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -195,11 +196,10 @@ def plan_response(body: PromptRequest, items: Sequence[Any], served: Served) -> 
     """Raises RequestError for what cannot be served; `truncation: auto` leaves out what the window cannot hold."""
     try:
         request = chat_request(body, items, served)
-        if body.truncation != "auto":
-            return plan_chat(request, served)
-        return _fitting(request, served)
+        plan = _fitting(request, served) if body.truncation == "auto" else plan_chat(request, served)
     except RequestError as error:
         raise _in_own_words(error) from error
+    return replace(plan, bound_by=_WORDS.get(plan.bound_by, plan.bound_by))
 
 
 def _fitting(request: ChatRequest, served: Served) -> ChatPlan:

@@ -245,7 +245,8 @@ def _allowed(node: Json) -> str:
             return "null"
         case "array":
             items = node["items"]
-            return f"a list of {'mappings' if '$ref' in items else _LISTED.get(items.get('type'), 'texts')}"
+            many = f"{node['minItems']} " if "minItems" in node and node["minItems"] == node.get("maxItems") else ""
+            return f"a list of {many}{'mappings' if '$ref' in items else _LISTED.get(items.get('type'), 'texts')}"
         case "object":
             free = "keys of the manifest" if node.get("additionalProperties") is True else "names of your choice"
             names = ", ".join(node["properties"]) if "properties" in node else free

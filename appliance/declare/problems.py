@@ -137,6 +137,11 @@ def _path(detail: ErrorDetails, value: Any) -> Path:
     return path
 
 
+def _of_an_item(allowed: str) -> str:
+    """What one of a list must be, whose key takes a list of these."""
+    return "a whole number" if allowed.endswith("of whole numbers") else "text"
+
+
 def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
     if path[:1] == ("secrets",):
         return _secret_problem(path, tree)
@@ -155,7 +160,7 @@ def _problem(detail: ErrorDetails, path: Path, tree: Tree) -> Problem:
     if key is None:
         return Problem(place, dotted(path), str(detail["msg"]), code="wrong-value")
     item = bool(path) and isinstance(path[-1], int) and key.kind != "section"
-    allowed = "text" if item else key.allowed
+    allowed = _of_an_item(key.allowed) if item else key.allowed
     spelled = tree.spelled.get(path)
     hint = Hint() if is_hidden(path, value) else suggest_value(key, value, item=item)
     said = given(path, value, spelled.text if spelled else "")

@@ -57,6 +57,9 @@ def _take_required(node: dict[str, Any], sections: dict[str, Any]) -> dict[str, 
 
 def _interpolated(name: str, node: dict[str, Any]) -> dict[str, Any]:
     """The schema of a key, with a text that has ${…} in it wherever a scalar of another kind may stand."""
+    items = node.get("items", {})
+    if node.get("type") == "array" and items.get("type") in ("integer", "number"):
+        return {**node, "items": {"anyOf": [items, INTERPOLATED]}}
     if name == "apiVersion" or "$ref" in node or node.get("type") in ("array", "object"):
         return node
     if "anyOf" in node:

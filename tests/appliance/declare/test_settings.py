@@ -91,6 +91,10 @@ def test_every_key_can_be_set_by_a_variable_of_its_own(tmp_path: Path) -> None:
         if "*" in key.path:
             continue
         value = key.choices[-1] if key.choices else next(values[kind] for kind in values if kind in key.types)
+        if key.types == {"array"} and "numbers" in key.allowed:
+            value = "[1]"
+        if key.allowed == "a list of 2 texts":
+            value = "[a, b]"
         if key.path[:2] == ("model", "source") and (examples := EXAMPLES.get(key.path[2:])):
             value = examples
         extra = {"SLIPWAY__SECRETS__X__FILE": "f"} if key.name in ("endpoints.api_keys", "model.credentials") else {}
