@@ -685,7 +685,9 @@ def test_models_have_the_fields_of_both_apis_for_who_says_its_version(gateway: A
     """AN-13"""
 
     async def listed(client: anthropic.AsyncAnthropic) -> Any:
-        return [model async for model in client.models.list()], await client.models.retrieve("alias")
+        page = await client.models.list()
+        assert (page.has_more, page.first_id, page.last_id) == (False, "qwen", "alias")
+        return page.data, await client.models.retrieve("alias")
 
     models, alias = ask(gateway, listed)
     assert [(model.id, model.display_name, model.type) for model in models] == [

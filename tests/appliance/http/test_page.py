@@ -146,6 +146,9 @@ def test_only_files_of_the_page_need_no_key(make_gateway: Callable[..., Any]) ->
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert get(gateway, "/", method).status_code == get(gateway, "/page/main.js", method).status_code == 401
     assert get(gateway, "/", "HEAD").status_code == 200
+    keyless = make_gateway()
+    for name in ("other.js", "page.py", "%2e%2e%2fpage.py", "main.js%00", ""):
+        assert get(keyless, f"/page/{name}").status_code == 404, name
     off = make_gateway(page=False)
     assert {get(off, path).status_code for path in page.PATHS} == {404}
     off.service.set_keys(["secret"])
