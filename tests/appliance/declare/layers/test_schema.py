@@ -72,7 +72,8 @@ def test_every_key_but_the_version_takes_interpolation_in_editors() -> None:
     for key in leaves():
         if "*" in key.path or key.name == "apiVersion":
             continue
-        value: object = ["${A}"] if key.types == {"array"} else "${A}"
+        several = 2 if key.allowed == "a list of 2 texts" else 1
+        value: object = ["${A}"] * several if key.types == {"array"} else "${A}"
         for part in reversed(key.path):
             value = {part: value}
         assert isinstance(value, dict)
