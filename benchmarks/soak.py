@@ -29,8 +29,8 @@ REST_S = 60.0  # in which nothing is held any more
 FIRST_PART = 0.1
 FIRST_S = (4.0, 120.0)  # at least, and at most
 MAX_BODY = 2**20
-# A KV cache that runs short, so that requests are preempted; and all of its pages are touched in the first part, where
-# those of a larger one would look like a leak for hours.
+# A small KV cache: all of its pages are touched in the first part, where those of a larger one would look like a leak
+# for hours.
 KV_BYTES = 32 * 2**20
 SETTINGS = (f"limits.max_body={MAX_BODY}B", f"hardware.kv_cache_memory={KV_BYTES}B", "model.max_context=2048")
 CALM = ("open_requests", "held", "waiting", "running", "kv_used")
