@@ -1,5 +1,6 @@
 # make serve                          set up, then serve manifests/demo.yaml on 127.0.0.1:8000
 # make serve MANIFEST=path PORT=9000  serve another manifest, on another port
+# make clients                        set up, then try langchain, litellm, lm-eval and others against the demo: docs/clients.md
 # make test                           set up, then format check, lint, types and all tests
 MANIFEST ?= manifests/demo.yaml
 HOST ?= 127.0.0.1
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: serve test quick lint types check image-test bench lock clean
+.PHONY: serve test quick lint types check clients image-test bench lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -32,6 +33,10 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(BIN)/mypy
+
+# Needs packages that do not go together with the project's own, hence an environment of its own.
+clients: $(VENV)/.runtime
+	tools/clients.sh
 
 image-test:
 	docker/test_image.sh

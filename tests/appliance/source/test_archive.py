@@ -61,6 +61,7 @@ FILES = {"config.json": b"{}", "sub/model.safetensors": b"x" * 5000}
 @pytest.mark.parametrize(
     ("name", "data"),
     [("x.tar", tar(FILES, "w")), ("x.tar.gz", tar(FILES)), ("x.tgz", tar(FILES)), ("x.zip", zipped(FILES))],
+    ids=["tar", "tar.gz", "tgz", "zip"],
 )
 def test_every_kind_of_archive_is_unpacked(name: str, data: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
@@ -88,7 +89,7 @@ BAD: list[tuple[str, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "data", "words"), BAD)
+@pytest.mark.parametrize(("name", "data", "words"), BAD, ids=[f"{words}-{name}" for name, _, words in BAD])
 def test_what_leads_out_of_the_folder_or_is_damaged_is_refused(
     name: str, data: bytes, words: str, tmp_path: Path
 ) -> None:

@@ -6,12 +6,14 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher
 
-from appliance.chat.format.constraint import Constraint, check_grammar
+from appliance.chat.format.constraint import Constraint
 from appliance.chat.format.declaration import Function, OutputFormat
 from appliance.chat.format.events import CallArguments, CallStart, Content, Event, ReasoningText, joined
 from appliance.chat.format.formats import CALLS, HARMONY, REASONINGS, THINK
 from appliance.chat.format.reader import reader_of
+from engine.structured.definition import LIMITS, definition
 from tests.appliance.chat.format.goldens import FUNCTIONS as GOLDEN_FUNCTIONS
 from tests.appliance.chat.format.goldens import GOLDENS
 from tests.appliance.chat.format.walks import Vocabulary, matcher_of, walk
@@ -88,7 +90,7 @@ def test_required_calls_are_always_valid(name: str, special: bool) -> None:
     vocabulary, chance = Vocabulary(form, special), random.Random(f"{name} {special}")
     for one_call in (False, True):
         grammar = constraint(form, vocabulary).calls(form.calls, FUNCTIONS, one_call=one_call)
-        check_grammar(grammar, "tools")
+        assert not LLMatcher.validate_grammar(definition(grammar), limits=LIMITS)
         matcher = matcher_of(vocabulary, grammar)
         for _ in range(WALKS):
             text = walk(vocabulary, matcher, chance)

@@ -1,0 +1,34 @@
+"""Writes docs/clients.md from what the clients of tests/clients showed: `python tools/clients_page.py TABLE.json`."""
+
+import json
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "clients.md"
+HEAD = """\
+# Clients
+
+Clients that people use, as they come from their packages, against the demo service. `make clients` makes an environment
+for them, starts the service, runs `tests/clients` and writes this page; a feature works if its tests passed. An empty
+cell is a feature that the client does not have, or that is not tried.
+
+"""
+
+
+def page(rows: list[dict[str, object]]) -> str:
+    """The table, clients by features, in the order in which features first come."""
+    features: list[str] = []
+    for row in rows:
+        shown = row["features"]
+        assert isinstance(shown, dict)
+        features += [feature for feature in shown if feature not in features]
+    lines = [f"| client | {' | '.join(features)} |", f"|---|{'---|' * len(features)}"]
+    for row in rows:
+        shown = row["features"]
+        assert isinstance(shown, dict)
+        lines.append(f"| {row['client']} {row['version']} | {' | '.join(shown.get(each, '') for each in features)} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(json.loads(Path(sys.argv[1]).read_text())))
