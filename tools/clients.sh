@@ -6,15 +6,26 @@ bin=.venv-clients/bin
 [ -x "$bin/python" ] || python3 -m venv .venv-clients
 "$bin/pip" install --quiet --disable-pip-version-check -r requirements/clients.txt
 folder=$(mktemp -d)
-.venv/bin/slipway serve manifests/demo.yaml --host 127.0.0.1 --port 0 >"$folder/log" 2>&1 &
-service=$!
-trap 'kill $service; wait $service || true; rm -rf "$folder"' EXIT
-until url=$(sed -n 's/^ready *\(http[^ ]*\) .*/\1/p' "$folder/log" | head -1) && [ -n "$url" ]; do
-	kill -0 $service || { cat "$folder/log" >&2; exit 1; }
-	sleep 0.2
-done
+serve() { # NAME, further options
+	local name=$1
+	shift
+	.venv/bin/slipway serve manifests/demo.yaml --host 127.0.0.1 --port 0 "$@" >"$folder/$name" 2>&1 &
+	services+=($!)
+}
+url_of() { # NAME; waits until it is ready
+	until grep -q '^ready ' "$folder/$1"; do
+		kill -0 "${services[@]}" || { cat "$folder/$1" >&2; return 1; }
+		sleep 0.2
+	done
+	sed -n 's/^ready *\(http[^ ]*\) .*/\1/p' "$folder/$1" | head -1
+}
+services=()
+trap 'kill "${services[@]}"; wait "${services[@]}" || true; rm -rf "$folder"' EXIT
+serve whole
+serve brief --limits.max-output-tokens 4 --limits.max-choices 4
+url=$(url_of whole) brief=$(url_of brief)
 status=0
 "$bin/python" -m pytest -q -c /dev/null --rootdir tests/clients --confcutdir tests/clients -p no:cacheprovider \
-	--url "$url" --table "$folder/table.json" tests/clients || status=$?
+	--url "$url" --brief-url "$brief" --table "$folder/table.json" tests/clients || status=$?
 .venv/bin/python tools/clients_page.py "$folder/table.json"
 exit $status

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse
 
+from appliance.http.replies import responses
 from appliance.http.service import service_of
 
 
@@ -28,11 +29,13 @@ table{{border-collapse:collapse}}td{{padding:.2rem 1rem .2rem 0;vertical-align:t
 
 
 def described(request: Request) -> dict[str, Any]:
-    """The OpenAPI description, the definitions inside request bodies moved to where their references point."""
+    """The OpenAPI description, the definitions inside request bodies moved to where their references point, and replies
+    as they are."""
     openapi: dict[str, Any] = request.app.openapi()
     schemas = openapi.setdefault("components", {}).setdefault("schemas", {})
-    for operations in openapi["paths"].values():
-        for operation in operations.values():
+    for path, operations in openapi["paths"].items():
+        for method, operation in operations.items():
+            operation["responses"] = responses(method, path)
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 schemas.update(content["schema"].pop("$defs", {}))
     return openapi

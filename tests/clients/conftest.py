@@ -31,6 +31,7 @@ _outcomes: dict[str, dict[str, str]] = {}
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--url", required=True, help="the service, such as http://127.0.0.1:8000")
+    parser.addoption("--brief-url", help="the same service with limits.max_output_tokens 4, for generated requests")
     parser.addoption("--table", type=Path, help="JSON file for what each client showed")
 
 
