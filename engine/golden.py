@@ -16,7 +16,7 @@ from engine.api.golden import TEXTS, Golden, Prompt, Recorded
 from engine.binding import bind
 from engine.core.loop import Worker, build_watch
 from engine.text import Tokenizer
-from engine.text.tokenizer import FILES
+from engine.text.files import FILES
 
 
 def texts(model: Path) -> tuple[Prompt, ...]:

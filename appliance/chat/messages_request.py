@@ -31,6 +31,11 @@ _NAMES: Final = {
 _WORD = re.compile(rf"(?<![\w.])({'|'.join(_NAMES)})(?!\w|\.\w)")
 
 
+def own_name(param: str) -> str:
+    """What a Messages request calls a field of a chat."""
+    return _NAMES.get(param, param)
+
+
 def renamed(error: RequestError) -> RequestError:
     """What planning a chat says, with the fields of a Messages request."""
     message = str(error)
@@ -40,7 +45,7 @@ def renamed(error: RequestError) -> RequestError:
         message = _WORD.sub(lambda match: _NAMES[match[1]], message)
     elif error.param == "tool_choice":
         message = message.replace('"required" or a function', '"any" or "tool"')
-    return RequestError(message, _NAMES.get(error.param or "", error.param))
+    return RequestError(message, own_name(error.param) if error.param else error.param)
 
 
 def _tools(tools: Sequence[MessageTool] | None) -> list[Tool] | None:

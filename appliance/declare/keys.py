@@ -58,6 +58,7 @@ _EXAMPLES = {
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
+_FLAGS = frozenset(("yes", "no", "on", "off", "true", "false"))
 _MARKS = frozenset("*&!%@`?|>")  # that begin something else than a text in YAML
 
 
@@ -79,13 +80,18 @@ def spell(value: Any, form: str = "") -> str:
                     return f"{value / span:g}{unit}"
             return f"{value:g}s"
         case list() | tuple():
-            return f"[{', '.join(spell(item) for item in value)}]"
+            return f"[{', '.join(_item(item) for item in value)}]"
         case dict():
             return "{" + ", ".join(f"{key}: {spell(item)}" for key, item in value.items()) + "}"
         case str() if value[:1] in _MARKS:
             return f'"{value}"'
         case _:
             return str(value)
+
+
+def _item(value: Any) -> str:
+    """Of a list: what YAML would read as true or false is quoted."""
+    return f'"{value}"' if isinstance(value, str) and value.lower() in _FLAGS else spell(value)
 
 
 @cache

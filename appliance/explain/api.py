@@ -18,6 +18,10 @@ API: dict[str, tuple[str, str]] = {
         "The body is no JSON, or has a field of the wrong type.",
         "Compare the field that error.param names with /openapi.json.",
     ),
+    "InvalidRequest": (
+        "A request to /v1/responses that cannot be served as it stands.",
+        "Change the field that error.param names; docs/http.md says what the Responses API takes here.",
+    ),
     "Unauthorized": (
         "The route wants an API key, and the request has none, or another one.",
         "Send `Authorization: Bearer KEY` with a key of the list that endpoints.api_keys names.",

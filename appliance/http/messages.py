@@ -2,6 +2,7 @@
 Messages)."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Request
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from appliance.chat.messages_request import chat_request, conversation, renamed
+from appliance.chat.messages_request import chat_request, conversation, own_name, renamed
 from appliance.chat.prompt import ChatPlan, conversation_ids, plan_chat, render
 from appliance.chat.stream import ChatChoice, Piece
 from appliance.chat.window import check_text
@@ -174,9 +175,10 @@ async def create_message(service: Service, request: Request, body: MessagesReque
 
     def plan(request_id: str) -> ChatPlan:
         try:
-            return plan_chat(chat, served(service, request, request_id))
+            planned = plan_chat(chat, served(service, request, request_id))
         except RequestError as error:
             raise renamed(error) from error
+        return dataclasses.replace(planned, bound_by=own_name(planned.bound_by))
 
     def build(planned: ChatPlan, identity: Identity, source: Source) -> MessageReply:
         return MessageReply(service, subject, body, planned, identity, source)

@@ -1,6 +1,5 @@
 """Golden prompts of a lock: an engine of the plan computes them, in a process of its own, and serves nobody."""
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from appliance.declare.settings import environment
 from appliance.plan.plan import Plan
 from engine.api.config import EngineConfig, write_config
 from engine.api.golden import Recorded
@@ -34,7 +34,7 @@ def _computed(config: EngineConfig) -> tuple[Recorded | None, str]:
         file = Path(folder, "golden.json")
         write_config(config, file)
         command = [sys.executable, "-P", "-m", "engine.golden", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **threads}, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, env={**environment(), **threads}, check=False)
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2] or f"the engine ended with {done.returncode}"
         return None, last

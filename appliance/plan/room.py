@@ -138,7 +138,7 @@ def measure(
         threads=threads,
         ranks=view.tensor,
     )
-    if manifest.lifecycle.self_test.prompts:
+    if manifest.lifecycle.self_test.prompts and model.pooler is None:
         fixed = (*fixed, product(SELF_TEST, pages.blocks_of(ROOM_TOKENS), pages.block_bytes))
     if compiled:
         kv_tokens = pages.block_tokens * pages.blocks(budget.bytes)

@@ -316,6 +316,11 @@ def test_a_flag_has_the_precedence_of_set_and_a_plan_names_it(
 
 
 # A value of each key that is not its default.
+PARTICULAR: dict[str, Any] = {
+    "model.format": "qwen3_coder",
+    "model.pooling.dimensions": [64, 32],
+    "model.pooling.score_tokens": ["ja", "nein"],
+}
 OTHERS: dict[str, Any] = {
     "boolean": lambda default: not default,
     "integer": lambda default: 2 if default != 2 else 3,
@@ -334,8 +339,10 @@ def test_a_manifest_survives_the_way_to_flags_and_back_to_a_dict(tmp_path: Path)
             continue
         if key.path[:2] == ("model", "source") and key.path != ("model", "source", "path"):
             continue  # one kind alone is given
-        value = next((word for word in key.choices if word != key.default), None) or next(
-            make(key.default) for kind, make in OTHERS.items() if kind in key.types
+        value = (
+            PARTICULAR.get(key.name)
+            or next((word for word in key.choices if word != key.default), None)
+            or next(make(key.default) for kind, make in OTHERS.items() if kind in key.types)
         )
         within = want
         for part in key.path[:-1]:

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from anthropic.types import Message
 
+from appliance.gateway.keys import parse_keys
 from engine.api.messages import Delta
 from tests.appliance.http.message_order import assembled, blocks, records
 
@@ -635,7 +636,7 @@ def test_a_drain_has_the_shape(gateway: Any) -> None:
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])
 def test_either_header_carries_the_key(gateway: Any, header: str) -> None:
     """AN-11: the official client's api_key, and a key as older ones send it."""
-    gateway.service.set_keys(["secret"])
+    gateway.service.set_keys(parse_keys(["secret"], "keys"))
     gateway.says("ok")
 
     async def create(client: anthropic.AsyncAnthropic) -> Any:

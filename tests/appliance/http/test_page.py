@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from py_mini_racer import MiniRacer
 
+from appliance.gateway.keys import parse_keys
 from appliance.gateway.process import load_text
 from appliance.http import page
 from appliance.http.app import routers
@@ -120,7 +121,7 @@ def test_what_the_page_calls_is_there(live: LiveGateway) -> None:
 
 def test_files_are_served_as_they_are_under_a_strict_policy(make_gateway: Callable[..., Any]) -> None:
     gateway = make_gateway()
-    gateway.service.set_keys(["secret"])
+    gateway.service.set_keys(parse_keys(["secret"], "keys"))
     for path in sorted(page.PATHS):
         reply = get(gateway, path)
         assert reply.status_code == 200
@@ -136,7 +137,7 @@ def test_files_are_served_as_they_are_under_a_strict_policy(make_gateway: Callab
 def test_only_files_of_the_page_need_no_key(make_gateway: Callable[..., Any]) -> None:
     """RT-02: by their whole names, to be read alone; a path that nobody thought of is guarded."""
     gateway = make_gateway()
-    gateway.service.set_keys(["secret"])
+    gateway.service.set_keys(parse_keys(["secret"], "keys"))
     guarded = [
         *("/page", "/page/", "/page/other.js", "/page/index.html", "/page/main.js/", "/page//main.js", "/index.html"),
         *("/page/../v1/models", "/page/%2e%2e/page.py", "/page/main.js%00", "/PAGE/main.js", "/page/Main.js"),
@@ -151,7 +152,7 @@ def test_only_files_of_the_page_need_no_key(make_gateway: Callable[..., Any]) ->
         assert get(keyless, f"/page/{name}").status_code == 404, name
     off = make_gateway(page=False)
     assert {get(off, path).status_code for path in page.PATHS} == {404}
-    off.service.set_keys(["secret"])
+    off.service.set_keys(parse_keys(["secret"], "keys"))
     assert {get(off, path).status_code for path in page.PATHS} == {401}
 
 
@@ -304,7 +305,7 @@ def test_prose_and_code_are_told_apart() -> None:
 
 
 def test_requests_of_late_are_listed_newest_first(live: LiveGateway) -> None:
-    live.service.set_keys(["secret"])
+    live.service.set_keys(parse_keys(["secret"], "keys"))
     client, key = live.client, {"authorization": "Bearer secret"}
     assert client.get("/v1/requests").status_code == 401
     assert client.get("/v1/requests", headers=key).json() == {"data": []}

@@ -36,6 +36,7 @@ class World:
     engine: FakeEngine
     folder: Path
     caplog: pytest.LogCaptureFixture
+    schemas: int = 0
 
     def complete(self, **body: Any) -> httpx.Response:
         headers = body.pop("headers", {})
@@ -130,6 +131,13 @@ class World:
 
     def allowed(self, key: str | None) -> int:
         return self.gateway.client.get("/v1/models", headers={"x-api-key": key} if key else {}).status_code
+
+    def status_of_a_schema(self) -> int:
+        """Of a request whose schema nobody has sent before."""
+        self.schemas += 1
+        schema = {"type": "object", "properties": {f"p{self.schemas}": {"type": "integer"}}}
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        return self.chat(response_format=form).status_code
 
     def status_of_the_second(self) -> int:
         """Of two requests with one key."""
@@ -251,6 +259,9 @@ CASES: dict[str, Seen] = {
     "limits.max_prompts": seen(status(prompt=[[5], [6]]), 200, 400, max_prompts=1),
     "limits.max_logprobs": seen(lambda w: w.chat(logprobs=True, top_logprobs=5).status_code, 200, 400, max_logprobs=4),
     "limits.max_stop": seen(status(stop=["a", "b", "c"]), 200, 400, max_stop=2),
+    "limits.grammar_size": seen(World.status_of_a_schema, 200, 400, grammar_bytes=1),
+    "limits.grammar_time": seen(World.status_of_a_schema, 200, 400, grammar_time_s=1e-9),
+    "limits.grammar_memory": seen(World.status_of_a_schema, 200, 400, grammar_memory_bytes=1),
     "limits.per_key.requests_per_minute": seen(
         World.status_of_the_second, 200, 429, {"api_keys": of_file("one.txt")},
         key_requests_per_minute=1,

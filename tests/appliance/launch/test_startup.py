@@ -41,7 +41,7 @@ def test_once_ready_nobody_is_asked_until_a_program_died(monkeypatch: pytest.Mon
     loading = b'{"engines": [{"name": "engine-0", "phase": "loading", "progress": 0.5}]}'
     answers = [None, (503, loading), (200, b"{}"), (503, loading), (200, b"{}")]
 
-    async def get(*_: object) -> tuple[int, bytes] | None:
+    async def get(*_: object, **__: object) -> tuple[int, bytes] | None:
         return answers.pop(0)  # IndexError: asked once too often
 
     monkeypatch.setattr(probe, "get", get)

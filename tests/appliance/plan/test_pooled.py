@@ -159,7 +159,7 @@ def test_a_decoder_is_served_to_what_the_manifest_asks_for(tmp_path: Path, decod
         ("", ("model.task=classify",), "can be served to generate or to embed or to score"),
         ("", ("model.pooling.pool=mean",), "model.pooling: says how vectors are made"),
         ("bert", ("model.pooling.dimensions=[49]",), "model.pooling.dimensions: 49: vectors have 1 to 48 numbers"),
-        ("", ("model.task=score", "model.pooling.score_tokens=[maybe, yes]"), "'maybe' is no token of"),
+        ("", ("model.task=score", "model.pooling.score_tokens=[maybe, 'yes']"), "'maybe' is no token of"),
     ],
 )
 def test_what_a_checkpoint_cannot_be_is_refused_at_its_key(

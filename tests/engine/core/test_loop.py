@@ -98,7 +98,7 @@ class Compiler:
     def __init__(self, compiled):
         self.compiled = compiled
 
-    def start(self, grammar, ends):
+    def start(self, grammar, ends, thinking=None):
         future = Future()
         if grammar.text == "bad":
             future.set_exception(RequestError("no grammar", "response_format"))
@@ -119,7 +119,7 @@ class SlowCompiler:
     def __init__(self, gate):
         self.gate = gate
 
-    def start(self, grammar, ends):
+    def start(self, grammar, ends, thinking=None):
         future = Future()
 
         def compile():
@@ -212,6 +212,12 @@ def test_a_resumed_request_resumes_its_grammar():
 
 class Thoughts:
     """Compiles budgets: token 1 is what the device draws, 3 and 4 are the end marker."""
+
+    def __init__(self, compiled):
+        pass
+
+    def masks(self, matchers):
+        return masks_of(matchers)
 
     def start(self, grammar, ends, thinking=None):
         assert grammar is None, "the request has no grammar"
@@ -407,7 +413,7 @@ def test_a_request_that_leaves_gives_up_its_compilation():
     waiting = Future()
 
     class Waiting(Compiler):
-        def start(self, grammar, ends):
+        def start(self, grammar, ends, thinking=None):
             if grammar.text == "30":
                 return waiting
             self.compiled(0.25)

@@ -22,7 +22,9 @@ def close(got, want):
 
 
 def test_every_served_architecture_has_a_case(case_names, checkpoint):
-    assert {read_checkpoint(checkpoint(name).path).architecture for name in case_names} == set(ARCHITECTURES)
+    """Those that pool have theirs in test_encoders.py"""
+    found = {read_checkpoint(checkpoint(name).path).architecture for name in case_names}
+    assert found == {name for name in ARCHITECTURES if name.endswith("ForCausalLM")}
 
 
 def test_a_prompt_in_one_step_equals_transformers(case, kernels, checkpoint, driver, ids):

@@ -143,7 +143,7 @@ def test_what_an_overlay_lacks_is_not_missing_in_it(loaded: Load, refused: Refus
     assert loaded(text, "--overlay a").manifest.model.source.path == "/a"
     assert loaded(text, "--overlay a", "--overlay b").manifest.model.max_context == 9
     assert refused(text) == ["m.yaml:1:1: model: missing; must be a mapping with source, credentials, download, names, dtype, max_context, "  # noqa: E501
-                             "chat_template, generation_config, trust_remote_code, lock"]  # fmt: skip
+                             "chat_template, format, generation_config, task, pooling, trust_remote_code, lock"]  # fmt: skip  # noqa: E501
 
 
 @pytest.mark.parametrize(
