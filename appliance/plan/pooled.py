@@ -84,6 +84,8 @@ def choices(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Choice[Any]
         listed = "modules.json lists a pooling" if checkpoint.modules is not None else checkpoint.architecture
         found["model.task"] = Choice(task, listed)
     if pooler is None or pooler.task != "embed":
+        for name in ("pool", "normalize"):
+            found[f"model.pooling.{name}"] = Choice(getattr(wanted.pooling, name), "this model makes no vectors")
         return found
     says = "modules.json" if checkpoint.modules is not None else "the checkpoint does not say"
     if wanted.pooling.pool == "auto":

@@ -15,6 +15,7 @@ import pytest
 
 from appliance.durable.log import framed, unframed
 from appliance.gateway.config import GatewayConfig
+from appliance.gateway.keys import parse_keys
 from appliance.gateway.process import build_service
 from appliance.http.app import build_app
 from appliance.http.service import Service
@@ -50,7 +51,7 @@ def start(new_config: Callable[..., GatewayConfig], checkpoint: Path, tmp_path: 
     def make(engine: FakeEngine, store: str = "r", keys: Sequence[str] = (), **values: Any) -> Live:
         facts = {"model": str(checkpoint), "vocab_size": 420, "outputs_sha256": "o", "max_context": 2048}
         facts |= {"responses": str(tmp_path / store) if store else "", **values}
-        started.append(Live(build_service(new_config(engine, **facts), keys)))
+        started.append(Live(build_service(new_config(engine, **facts), parse_keys(keys, "keys"))))
         return started[-1]
 
     yield make
@@ -581,7 +582,7 @@ def test_many_at_once_keep_apart(start, engine):
 def test_a_response_that_goes_on_has_the_prompt_that_it_had(start, engine, tmp_path):
     """A template that says something else each time, as those that tell the time do"""
     template = tmp_path / "template"
-    template.write_text("{{ 'hello ' * (range(1, 900) | random) }}{{ messages[0].content }}")
+    template.write_text("{{ 'hello ' * (range(1, 500) | random) }}{{ messages[0].content }}")
     engine.holding = True
     one = start(engine, chat_template=str(template))
     id = created(one, background=True)["id"]
