@@ -210,7 +210,7 @@ class Pooling(Section):
     dimensions: tuple[Count, ...] = Field(default=(), strict=False)
     """Lengths to which a request may have vectors cut; default: those of the checkpoint, if it was trained for any."""
     max_input: Count | None = None
-    """Most tokens of a text to embed, in pieces of model.max_context that are averaged by their tokens; none: one piece."""
+    """Most tokens of a text to embed, in pieces of model.max_context averaged by their tokens; none: one piece."""
     score_tokens: tuple[str, ...] = Field(default=("yes", "no"), strict=False, min_length=2, max_length=2)
     """With model.task score: two tokens; a score is the probability of the first where only they could follow."""
 

@@ -128,7 +128,7 @@ def plan(
         record_bytes=manifest.engine.record_size,
         trust_remote_code=manifest.model.trust_remote_code,
         self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None),
-        task=task_config(manifest),
+        task=task_config(manifest, checkpoint),
     )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
     drain, linger = ending(settings)

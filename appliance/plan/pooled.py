@@ -16,11 +16,13 @@ POOLS = {"first": "cls", "last": "last", "mean": "mean", "max": "max"}
 SIMILARITIES = {"dot": "dot", "dot_product": "dot", "euclidean": "euclidean", "manhattan": "manhattan"}
 
 
-def task_config(manifest: Manifest) -> TaskConfig:
-    pooling = manifest.model.pooling
+def task_config(manifest: Manifest, checkpoint: Checkpoint) -> TaskConfig:
+    pooling, pooler, task = manifest.model.pooling, checkpoint.model.pooler, manifest.model.task
+    if task == "auto" and (pooler is None or pooler.task == "embed"):
+        task = "generate" if pooler is None else "embed"
     first, second = pooling.score_tokens
     return TaskConfig(
-        task=manifest.model.task,
+        task=task,
         pool=pooling.pool,
         normalize=None if pooling.normalize == "auto" else pooling.normalize,
         dimensions=pooling.dimensions,
