@@ -22,7 +22,7 @@ serve: $(VENV)/.runtime
 	@exec $(BIN)/slipway serve $(MANIFEST) --host $(HOST) --port $(PORT)
 
 test: $(VENV)/.test lint types
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n auto --dist loadfile
 
 quick: $(VENV)/.test
 	$(BIN)/pytest -q -m "not slow"

@@ -29,7 +29,7 @@ from appliance.plan.memory import Memory, planned_parts
 from appliance.plan.outlook import Outlook, outlook
 from appliance.plan.placement import Places, place
 from appliance.plan.pooled import choices as pooled_choices
-from appliance.plan.pooled import task_config
+from appliance.plan.pooled import settled_task
 from appliance.plan.precision import matmul_precision
 from appliance.plan.self_test import self_test, tolerance
 from appliance.rules.rule import is_compiled
@@ -128,7 +128,7 @@ def plan(
         record_bytes=manifest.engine.record_size,
         trust_remote_code=manifest.model.trust_remote_code,
         self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None),
-        task=task_config(manifest, checkpoint),
+        task=settled_task(manifest, checkpoint),
     )
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
     drain, linger = ending(settings)

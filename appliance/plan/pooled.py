@@ -3,6 +3,8 @@
 import re
 from typing import Any, Literal
 
+import msgspec
+
 from appliance.gateway.config import PooledModel, Task
 from appliance.manifest import Manifest
 from appliance.plan.choice import Choice
@@ -16,13 +18,19 @@ POOLS = {"first": "cls", "last": "last", "mean": "mean", "max": "max"}
 SIMILARITIES = {"dot": "dot", "dot_product": "dot", "euclidean": "euclidean", "manhattan": "manhattan"}
 
 
-def task_config(manifest: Manifest, checkpoint: Checkpoint) -> TaskConfig:
-    pooling, pooler, task = manifest.model.pooling, checkpoint.model.pooler, manifest.model.task
-    if task == "auto" and (pooler is None or pooler.task == "embed"):
-        task = "generate" if pooler is None else "embed"
+def settled_task(manifest: Manifest, checkpoint: Checkpoint) -> TaskConfig:
+    """What is asked for, with `auto` as the checkpoint settles it."""
+    asked, pooler = task_config(manifest), checkpoint.model.pooler
+    if asked.task != "auto" or (pooler is not None and pooler.task != "embed"):
+        return asked
+    return msgspec.structs.replace(asked, task="generate" if pooler is None else "embed")
+
+
+def task_config(manifest: Manifest) -> TaskConfig:
+    pooling = manifest.model.pooling
     first, second = pooling.score_tokens
     return TaskConfig(
-        task=task,
+        task=manifest.model.task,
         pool=pooling.pool,
         normalize=None if pooling.normalize == "auto" else pooling.normalize,
         dimensions=pooling.dimensions,
