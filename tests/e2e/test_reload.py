@@ -96,7 +96,8 @@ def test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine(served: Serv
     served.write(live + "engine: {scheduling: {max_running: 8}}\nhardware: {threads: 1}\n")
     code, said = served.reload()
     assert code == 3 and "engine.scheduling.max_running" in said and "reload --restart" in said
-    assert served.appliance.pids() == {"engine-0": engine, "gateway": gateway}, "nothing has started again"
+    running = served.appliance.pids()
+    assert (running["engine-0"], running["gateway"]) == (engine, gateway), "nothing has started again"
     got, (code, said), asked = asyncio.run(during(served, lambda: served.reload("--restart")))
     assert code == 0 and "engine-0 is swapped after" in said
     assert got == expected
