@@ -149,7 +149,12 @@ def test_ctrl_c_takes_back_and_ends(service, eventually):
     shard = folder / "demo" / "model.safetensors"
     whole = shard.read_bytes()
     command = [*SLIPWAY, "chaos", appliance.url, "--scenario", "bad-shard", "--yes", "--duration", "600"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+
+    def as_in_a_terminal() -> None:  # what a shell begins in the background ignores it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **quiet, preexec_fn=as_in_a_terminal) as running:
         eventually("the fault", lambda: shard.read_bytes() != whole)
         beside = chaos(appliance.url, "--scenario", "crash", "--yes")
         assert beside.returncode == 2 and "another one is at it" in beside.stderr
