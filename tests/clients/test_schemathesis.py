@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = 10_000
+CASES = 4_000
 CHECKS = (
     "not_a_server_error",
     "response_schema_conformance",
