@@ -1,10 +1,13 @@
 # make serve                          set up, then serve manifests/demo.yaml on 127.0.0.1:8000
 # make serve MANIFEST=path PORT=9000  serve another manifest, on another port
 # make clients                        set up, then try langchain, litellm, lm-eval and others against the demo: docs/clients.md
+# make fuzz TEXTS=10000 SEED=7        set up, then read so many fuzzed replies of each output format, streamed and whole
 # make test                           set up, then format check, lint, types and all tests
 MANIFEST ?= manifests/demo.yaml
 HOST ?= 127.0.0.1
 PORT ?= 8000
+TEXTS ?= 10000
+SEED ?= 7
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
@@ -12,7 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
-.PHONY: serve test quick lint types check clients image-test bench lock clean
+.PHONY: serve test quick fuzz lint types check clients image-test bench lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,6 +29,9 @@ test: $(VENV)/.test lint types
 
 quick: $(VENV)/.test
 	$(BIN)/pytest -q -m "not slow"
+
+fuzz: $(VENV)/.test
+	FUZZ_TEXTS=$(TEXTS) FUZZ_SEED=$(SEED) $(BIN)/pytest -s --timeout 0 tests/appliance/chat/format/test_fuzz.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

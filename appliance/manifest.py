@@ -212,7 +212,8 @@ class Pooling(Section):
     max_input: Count | None = None
     """Most tokens of a text to embed, in pieces of model.max_context averaged by their tokens; none: one piece."""
     score_tokens: tuple[str, ...] = Field(default=("yes", "no"), strict=False, min_length=2, max_length=2)
-    """With model.task score: two tokens; a score is the probability of the first where only they could follow."""
+    """With model.task score: two words, each one token of the tokenizer; a score is the probability of the first where
+    only they could follow."""
 
 
 class Model(Section):
@@ -283,7 +284,7 @@ class Hardware(Section):
     """CPUs of the engines' threads, such as 0-3,8; auto pins where the cores are the service's own, none never does."""
     reserved_cores: Annotated[int, Field(ge=0)] | Auto = "auto"
     """Cores that no engine computes on, left to the gateway and the system; auto is 1 above 8 cores, else 0."""
-    kernels: Literal["auto", "torch", "triton", "base", "neon", "avx2", "avx512", "amx"] = "auto"
+    kernels: Literal["auto", "torch", "triton", "base", "neon", "avx2", "avxvnni", "avx512", "amx"] = "auto"
     """Which kernels compute: auto takes triton on a GPU, the fastest compiled ones on a CPU, torch where none are."""
     batch_invariant: bool = False
     """Let no request's numbers depend on the requests beside it; costs speed on a GPU, nothing on a CPU."""
@@ -372,7 +373,7 @@ class Endpoints(Section):
     tls: EndpointTls = EndpointTls()
     """TLS on the port. The files are read again when they change."""
     compat: Literal["openai", "vllm"] = "openai"
-    """Whose habits win where the OpenAI service and vLLM answer differently (usage details, request id header)."""
+    """Whose habits win where the OpenAI service and vLLM answer differently: docs/http.md#profiles lists it all."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Web origins that browsers may call from; * allows all."""
     keep_alive: Seconds = 15.0

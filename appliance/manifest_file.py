@@ -42,7 +42,7 @@ class Match(Section):
     """Memory of every GPU. What is sold as 80 GB has a little less than 80GiB: write ">=80GB"."""
     compute_capability: VersionRange = "any"
     """Compute capability of every GPU."""
-    kernels: Literal["any", "base", "neon", "avx2", "avx512", "amx"] = "any"
+    kernels: Literal["any", "base", "neon", "avx2", "avxvnni", "avx512", "amx"] = "any"
     """Compiled kernels that the CPU can run."""
     cores: CountRange = "any"
     """CPU cores that affinity and cgroups leave to this process."""

@@ -12,7 +12,7 @@ from benchmarks.workload import Request
 from engine.api.config import EngineConfig
 from engine.api.messages import Failed, FromEngine, Output, Sampling, Submit, Timing
 from engine.core.loop import Handle, Loop, build_loop
-from engine.core.plan import StepPlan, StepResult
+from engine.core.plan import Late, Masks, StepPlan, StepResult
 from engine.kv.layout import Layout
 from engine.models.parts import Model, attentions
 from engine.models.sources import join, sources
@@ -52,7 +52,7 @@ class Watched:
         self.steps: list[Step] = []
         self._worker = worker
 
-    def start(self, plan: StepPlan, masks: dict[int, Any]) -> _Seen:
+    def start(self, plan: StepPlan, masks: Masks | Late) -> _Seen:
         started, counts = time.perf_counter(), [row.count for row in plan.rows]
         handle = self._worker.start(plan, masks)
         return _Seen(handle, lambda: self.steps.append(Step(len(counts), sum(counts), started, time.perf_counter())))

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _PACKAGES = ("slipway", "torch", "triton", "transformers", "numpy")
+_INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_bf16")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,9 @@ def facts() -> Facts:
         processor=fields.get("model name", platform.processor() or "unknown"),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        instructions=tuple(flag for flag in ("avx2", "avx512f", "avx512_vnni", "amx_bf16") if flag in flags),
+        instructions=tuple(
+            flag for flag in ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_bf16") if flag in flags
+        ),
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
         versions=versions,

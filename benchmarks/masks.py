@@ -3,9 +3,11 @@
     python -m benchmarks.masks [--vocabularies 32000,152000] [--rows 1,16] [--walks 16]
 
 Vocabularies are made of the words of Python's own library, in the order of how often they come, with all beginnings of
-each, so they are denser than trained ones. Replies are random walks over the masks, each from a matcher that nobody has
-used, so first visits of an automaton's states count. A step is one call for all rows, as the engine's loop makes it;
-`advance` follows one token. Times are processor time, so that waiting for a busy machine does not count.
+each, so they are denser than trained ones. Words are cut as the tokenizers of recent models cut them before they merge:
+letters with at most one character of another kind before them, single digits, signs, spaces. Replies are random walks
+over the masks, each from a matcher that nobody has used, so first visits of an automaton's states count. A step is one
+call for all rows, as the engine's loop makes it; `advance` follows one token. Times are processor time, so that waiting
+for a busy machine does not count.
 """
 
 import argparse
@@ -56,10 +58,14 @@ LANGUAGES: Final = {
     "JSON schema": Grammar("json_schema", json.dumps(PERSON)),
     "JSON object": Grammar("json_schema", '{"type": "object"}'),
     "regex": Grammar("regex", r"[A-Z][a-z]{1,20}( [A-Z][a-z]{1,20}){0,3}, \+?[0-9 ]{6,15}"),
+    "letters": Grammar("regex", "[a-zA-Z ]{10,500}"),
+    "small letters": Grammar("regex", "[a-z]{1,200}"),
+    "text of JSON": Grammar("json_schema", '{"type": "string", "maxLength": 300}'),
     "choice": Grammar("lark", 'start: "yes" | "no" | "maybe later" | "I do not know"'),
     "Lark": Grammar("lark", ARITHMETIC),
     "text with tags": Grammar("lark", 'start: (call /[0-9]+/ ")")* /(?s:.*)/ \ncall[lazy]: /(?s:.*)<call\\(/'),
 }
+PIECES: Final = re.compile(r"_?[^\W\d_]+|[^\r\n\w]?[^\W\d_]+|[0-9]| ?[^\s\w]+[\r\n]*|\s*[\r\n]+|\s+|_")
 STEPS: Final = 150  # of one walk at most
 
 
@@ -68,7 +74,7 @@ def write_tokenizer(directory: Path, size: int) -> None:
     counts: collections.Counter[str] = collections.Counter()
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).rglob("*.py"))[:1500]:
         text = path.read_text(encoding="utf-8", errors="ignore")
-        counts.update(re.findall(r" ?[A-Za-z_]+|[0-9]{1,3}| ?[^\sA-Za-z0-9_]+|\s+", text))
+        counts.update(PIECES.findall(text))
     pieces = {bytes([byte]): byte for byte in range(256)}
     for word, _ in counts.most_common():
         for end in range(2, min(len(word), 24) + 1):

@@ -10,6 +10,7 @@ failed, a malformed one got anything but a 4xx, or an engine was taken for hung.
 import argparse
 import asyncio
 import json
+import random
 import sys
 import tempfile
 import time
@@ -22,18 +23,32 @@ import httpx
 from benchmarks.crowd import Crowd, Tally
 from benchmarks.holdings import Holdings, leaks, look
 from benchmarks.machine import facts
-from benchmarks.service import Running, serving
+from benchmarks.service import ROOT, Running, serving
+from engine.kv.layout import layout
+from engine.models.checkpoint import read_checkpoint
 
 SAMPLE_S = 5.0
 REST_S = 60.0  # in which nothing is held any more
 FIRST_PART = 0.1
 FIRST_S = (4.0, 120.0)  # at least, and at most
 MAX_BODY = 2**20
-# A small KV cache: all of its pages are touched in the first part, where those of a larger one would look like a leak
-# for hours.
+# A small KV cache, so that a few prompts fill it: pages that are touched for the first time would look like a leak.
 KV_BYTES = 32 * 2**20
+PROMPT_TOKENS = 1500
+MODEL = ROOT / "manifests" / "demo"
 SETTINGS = (f"limits.max_body={MAX_BODY}B", f"hardware.kv_cache_memory={KV_BYTES}B", "model.max_context=2048")
 CALM = ("open_requests", "held", "waiting", "running", "kv_used")
+
+
+async def fill(client: httpx.AsyncClient, seed: int) -> None:
+    """Prompts that have nothing in common, until each block of the cache was used."""
+    model = read_checkpoint(MODEL).model
+    form = layout(model, block_tokens=1, element_bytes=2)
+    rng = random.Random(seed)
+    for _ in range(form.blocks(KV_BYTES) // PROMPT_TOKENS + 2):
+        prompt = [rng.randrange(model.embed.vocab) for _ in range(PROMPT_TOKENS)]
+        reply = await client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
+        reply.raise_for_status()
 
 
 async def soak(service: Running, *, minutes: float, aborts: int, streams: int, seed: int = 0) -> Any:
@@ -43,6 +58,7 @@ async def soak(service: Running, *, minutes: float, aborts: int, streams: int, s
     async with httpx.AsyncClient(base_url=service.url, timeout=600.0, limits=limits) as client:
         crowd = Crowd(service.url, client, tally, streams=streams, seed=seed, max_body=MAX_BODY)
         await crowd.learn()
+        await fill(client, seed)
         total_s = 60 * minutes
         first_s = min(FIRST_S[1], max(FIRST_S[0], FIRST_PART * total_s))
         samples: list[dict[str, Any]] = []

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.streams [--streams 256] [--rate 50] [--rounds 3]`: what streaming costs the gateway.
+"""`python -m benchmarks.streams [--streams 256] [--rate 50] [--rounds 3] [--before TREE]`: what streaming costs.
 
 The real gateway process, held to one core, before an engine that computes nothing (paced.py) and clients that only
 count records, both on other cores. Of each round the gateway's processor time over the time, once all streams run: the
-share of its core, and microseconds a token. Routes alternate.
+share of its core, and microseconds a token, those in the system's calls apart. Routes alternate, and with `--before`
+the gateways of two trees, so that both have the machine as it is.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +31,50 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "manifests" / "demo"
 PATIENCE_S = 60.0
 MESSAGES = [{"role": "user", "content": "hello"}]
-BODIES: dict[str, dict[str, Any]] = {
-    "chat": {"messages": MESSAGES},
-    "completions": {"prompt": "hello"},
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
+
+
+@dataclass(frozen=True)
+class Route:
+    """What is asked for, and how the model is said to write (`format`)."""
+
+    path: str
+    body: dict[str, Any]
+    limit: str = "max_tokens"
+    format: str = "auto"
+
+
+ROUTES = {
+    "chat": Route("/v1/chat/completions", {"messages": MESSAGES}),
+    "tools": Route("/v1/chat/completions", {"messages": MESSAGES, "tools": [TOOL]}),
+    "reasoning": Route("/v1/chat/completions", {"messages": MESSAGES}, format="deepseek_r1"),
+    "completions": Route("/v1/completions", {"prompt": "hello"}),
+    "responses": Route("/v1/responses", {"input": "hello", "store": False}, "max_output_tokens"),
+    "messages": Route("/v1/messages", {"model": "demo", "messages": MESSAGES}),
 }
-PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
 
-def cpu_s(pid: int) -> float:
-    """Processor time of a process so far, with all its threads."""
+@dataclass(frozen=True)
+class Spent:
+    """Processor time of a process so far, with all its threads, in seconds."""
+
+    user_s: float
+    system_s: float
+
+
+def spent(pid: int) -> Spent:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    ticks = os.sysconf("SC_CLK_TCK")
+    return Spent(int(fields[11]) / ticks, int(fields[12]) / ticks)
 
 
 class Clients:
     """So many streams at once, each on a connection of its own. `records`: of all together so far."""
 
-    def __init__(self, port: int, route: str, tokens: int) -> None:
-        body = {**BODIES[route], "max_tokens": tokens, "stream": True, "temperature": 0, "ignore_eos": True}
+    def __init__(self, port: int, route: Route, tokens: int) -> None:
+        body = {**route.body, route.limit: tokens, "temperature": 0, "stream": True}
         data = json.dumps(body).encode()
-        head = f"POST {PATHS[route]} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+        head = f"POST {route.path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
         self._request = f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
         self._port = port
         self.records = 0
@@ -68,22 +93,24 @@ class Clients:
 
 
 @contextmanager
-def gateway(rate: float, core: int, others: set[int]) -> Iterator[tuple[int, int]]:
-    """A gateway and its engine: the gateway's port and process."""
+def gateway(tree: Path, route: Route, rate: float, core: int, others: set[int]) -> Iterator[tuple[int, int]]:
+    """The gateway of a tree and its engine: the gateway's port and process."""
     vocab = json.loads((MODEL / "config.json").read_text())["vocab_size"]
     with tempfile.TemporaryDirectory(prefix="streams") as folder:
         socket = Path(folder) / "engine.sock"
-        words = [sys.executable, "-m", "benchmarks.paced", str(socket), str(rate), str(vocab)]
+        words = [sys.executable, "-m", "benchmarks.paced", str(socket), str(rate), str(first_marker())]
         engine = subprocess.Popen(words, cwd=ROOT, preexec_fn=lambda: os.sched_setaffinity(0, others))
         port = free_port()
         config = GatewayConfig(
             host="127.0.0.1", port=port, names=("demo",), model=str(MODEL), engines=(str(socket),),
-            max_context=1 << 20, vocab_size=vocab, log_level="warning", max_waiting=100_000,
+            max_context=1 << 20, vocab_size=vocab, log_level="warning", max_waiting=100_000, format=route.format,
         )  # fmt: skip
         path = Path(folder) / "gateway.json"
         write_config(config, path)
         words = [sys.executable, "-m", "appliance.gateway", str(path)]
-        process = subprocess.Popen(words, cwd=ROOT, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
+        # Of that tree: its folder is first on the path, unless the environment names another one.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        process = subprocess.Popen(words, cwd=tree, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
         try:
             wait_ready(port)
             yield port, process.pid
@@ -91,6 +118,12 @@ def gateway(rate: float, core: int, others: set[int]) -> Iterator[tuple[int, int
             for each in (process, engine):
                 each.kill()
                 each.wait()
+
+
+def first_marker() -> int:
+    """The tokens below it are text: a reply of these stays in the one state that its route is about."""
+    tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
+    return min(int(token["id"]) for token in tokenizer["added_tokens"])
 
 
 def free_port() -> int:
@@ -112,21 +145,39 @@ def wait_ready(port: int) -> None:
     raise SystemExit("the gateway was not ready in time")
 
 
-async def measure(port: int, pid: int, route: str, streams: int, rate: float, seconds: float) -> dict[str, float]:
+async def measure(port: int, pid: int, route: Route, streams: int, rate: float, seconds: float) -> dict[str, float]:
     """Of one round: the share of a core, microseconds a token, tokens a second that reached clients."""
     clients = Clients(port, route, int(rate * (seconds + 5)))
     running = [asyncio.create_task(clients.stream()) for _ in range(streams)]
     while clients.begun < streams:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.5)
-    cpu, records, began_s = cpu_s(pid), clients.records, time.monotonic()
+    before, records, began_s = spent(pid), clients.records, time.monotonic()
     await asyncio.sleep(seconds)
     took_s = time.monotonic() - began_s
-    used_s, tokens = cpu_s(pid) - cpu, clients.records - records
+    after, tokens = spent(pid), clients.records - records
+    user_s, system_s = after.user_s - before.user_s, after.system_s - before.system_s
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
-    return {"share": used_s / took_s, "us_per_token": 1e6 * used_s / tokens, "tokens_per_second": tokens / took_s}
+    return {
+        "share": (user_s + system_s) / took_s,
+        "us_per_token": 1e6 * (user_s + system_s) / tokens,
+        "system_us_per_token": 1e6 * system_s / tokens,
+        "tokens_per_second": tokens / took_s,
+    }
+
+
+def told(name: str, rounds: list[dict[str, float]], asked: float) -> str:
+    def median(key: str) -> float:
+        return statistics.median(each[key] for each in rounds)
+
+    shares = [each["share"] for each in rounds]
+    return (
+        f"{name:18} {median('share'):6.1%} of a core ({min(shares):.1%} to {max(shares):.1%}), "
+        f"{median('us_per_token'):5.1f} µs a token ({median('system_us_per_token'):.1f} in the system), "
+        f"{median('tokens_per_second'):8,.0f} tokens/s arrived of {asked:,.0f}"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -137,26 +188,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=50.0, help="tokens a second of each (50)")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each round (6)")
     parser.add_argument("--rounds", type=int, default=3, help="of each route (3)")
+    parser.add_argument("--routes", nargs="+", choices=tuple(ROUTES), default=tuple(ROUTES), help="which (all)")
+    parser.add_argument("--before", type=Path, help="another tree, whose gateway is measured in turn with this one's")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args(arguments)
     cores = sorted(os.sched_getaffinity(0))
     core, others = cores[-1], set(cores[:-1]) or set(cores)
     os.sched_setaffinity(0, others)
-    found: dict[str, list[dict[str, float]]] = {route: [] for route in PATHS}
+    sides = {**({"before": given.before.resolve()} if given.before else {}), "now": ROOT}
+    found: dict[str, list[dict[str, float]]] = {f"{route} {side}": [] for route in given.routes for side in sides}
     for _ in range(given.rounds):
-        for route in PATHS:
-            with gateway(given.rate, core, others) as (port, pid):
-                one = asyncio.run(measure(port, pid, route, given.streams, given.rate, given.seconds))
-            found[route].append(one)
-    for route, rounds in found.items():
-        shares = [each["share"] for each in rounds]
-        costs = [each["us_per_token"] for each in rounds]
-        rates = [each["tokens_per_second"] for each in rounds]
-        print(
-            f"{route:12} {statistics.median(shares):6.1%} of a core ({min(shares):.1%} to {max(shares):.1%}), "
-            f"{statistics.median(costs):5.1f} µs a token, {statistics.median(rates):8,.0f} tokens/s arrived of "
-            f"{given.streams * given.rate:,.0f}"
-        )
+        for name in given.routes:
+            for side, tree in sides.items():
+                with gateway(tree, ROUTES[name], given.rate, core, others) as (port, pid):
+                    one = asyncio.run(measure(port, pid, ROUTES[name], given.streams, given.rate, given.seconds))
+                found[f"{name} {side}"].append(one)
+    for name, rounds in found.items():
+        print(told(name, rounds, given.streams * given.rate))
     if given.out:
         settings = {"streams": given.streams, "rate": given.rate, "seconds": given.seconds}
         report = {"settings": settings, "machine": asdict(facts()), "rounds": found}

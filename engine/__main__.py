@@ -49,7 +49,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig, build_worker: BuildWorker) -> None:
         self._config, self._build_worker = config, build_worker
-        self._lock = threading.Lock()
+        self._lock, self._last_words = threading.Lock(), threading.Lock()
         self._loading = Loading("starting", 0.0)
         self._loading_at = 0.0
         self._loop: Loop | None = None
@@ -163,18 +163,17 @@ class Engine:
                 self._connection.send([self._loading])
 
     def _give_up(self, code: int, word: str, message: str) -> None:
-        with self._lock:
-            if self._given_up:  # two threads may meet one cause
+        with self._last_words:  # two threads may meet one cause: the second waits until the first has told it
+            if self._given_up:
                 return
-            self._given_up = True
-        print(f"slipway engine: {word}: {message}", file=sys.stderr, flush=True)
-        self._code = code
-        self._connected.wait(LAST_WORDS_S)
-        with self._lock:
-            connection = self._connection
-        if connection is not None:
-            connection.send([Failed(None, word, message)])
-            connection.flush(LAST_WORDS_S)
+            self._given_up, self._code = True, code
+            print(f"slipway engine: {word}: {message}", file=sys.stderr, flush=True)
+            self._connected.wait(LAST_WORDS_S)
+            with self._lock:
+                connection = self._connection
+            if connection is not None:
+                connection.send([Failed(None, word, message)])
+                connection.flush(LAST_WORDS_S)
 
     def _attach(self, connection: Connection, ready: Ready) -> None:
         """From now on the loop serves this connection: requests of the one before are aborted."""

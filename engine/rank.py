@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Protocol
@@ -18,7 +19,7 @@ from typing import Protocol
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError
 from engine.api.messages import RankMemory, Taken
 from engine.binding import bind
-from engine.core.plan import StepResult
+from engine.core.plan import Late, Masks, StepPlan, StepResult
 from engine.worker.rank_messages import (
     ALIVE_S,
     Alive,
@@ -27,11 +28,13 @@ from engine.worker.rank_messages import (
     Built,
     Done,
     FromRank,
+    LateMasks,
     Loading,
     Step,
     checksum,
     encode,
     to_rank,
+    unpacked,
 )
 
 
@@ -43,7 +46,7 @@ class Rank:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._sending = threading.Lock()
-        self._steps: SimpleQueue[Step] = SimpleQueue()
+        self._steps: SimpleQueue[tuple[StepPlan, Masks | Late]] = SimpleQueue()
         self._running: SimpleQueue[Handle] = SimpleQueue()
 
     def serve(self) -> None:
@@ -52,10 +55,18 @@ class Rank:
         assert isinstance(begin, Begin), "the first message says what to load"
         for name, work in (("alive", self._beat), ("rank", lambda: self._run(begin)), ("results", self._settle)):
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
+        waiting: deque[Late] = deque()
         while True:
-            step = to_rank(self._read())
-            assert isinstance(step, Step), "a rank is told once what to load"
-            self._steps.put(step)
+            match to_rank(self._read()):
+                case Step(plan, None):
+                    waiting.append(Late())
+                    self._steps.put((plan, waiting[-1]))
+                case Step(plan, masks):
+                    self._steps.put((plan, unpacked(masks)))
+                case LateMasks(masks):
+                    waiting.popleft().set_result(unpacked(masks))
+                case Begin():
+                    raise AssertionError("a rank is told once what to load")
 
     def _read(self) -> bytes:
         try:
@@ -89,8 +100,8 @@ class Rank:
         gc.freeze()
         self._send(Built(worker.weight_bytes, worker.blocks, RankMemory(worker.held, worker.mapped, taken=taken)))
         while True:
-            step = self._steps.get()
-            self._running.put(worker.start(step.plan, step.arrays()))
+            plan, masks = self._steps.get()
+            self._running.put(worker.start(plan, masks))
 
     def _settle(self) -> None:
         while True:

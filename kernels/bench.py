@@ -225,7 +225,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limits", action="store_true", help="only what the device can do")
     parser.add_argument("--tune", action="store_true", help="find settings, and keep those that are faster")
     parser.add_argument("--tuned", type=Path, metavar="FILE", help="instead of kernels/tuned/DEVICE.json")
-    parser.add_argument("--kernels", metavar="NAME", help="compiled kernels of a CPU: amx, avx512, avx2 or base")
+    parser.add_argument(
+        "--kernels", metavar="NAME", help="compiled kernels of a CPU: amx, avx512, avxvnni, avx2 or base"
+    )
     parser.add_argument("--threads", type=int, help="of the compiled kernels, and of torch beside them")
     parser.add_argument("--batch", nargs="+", default=(), metavar="SPEC", help="steps such as 8q1s4k or q512+8q1s2k")
     parser.add_argument("--pages", choices=cpu.PAGES, default="float16", help="type of the pages on a CPU")

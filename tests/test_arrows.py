@@ -25,7 +25,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "engine": ("engine", "kernels"),
     "engine.api": ("engine.api",),
     "engine.text": ("engine.text", "engine.api.errors"),
-    "engine.models": ("engine.models", "engine.api.errors", "engine.api.config"),
+    "engine.models": ("engine.models", "engine.api.errors", "engine.api.config", "engine.text.tokenizer"),
     "engine.kv": ("engine.kv", "engine.api", "engine.models.parts"),
     "engine.structured": ("engine.structured", "engine.text", "engine.api"),
     "engine.core": ("engine.core", "engine.api", "engine.kv", "engine.structured", "engine.models.parts"),

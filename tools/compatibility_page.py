@@ -6,7 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from appliance.declare.keys import find  # noqa: E402
+from appliance.declare.keys import find, spell  # noqa: E402
+from appliance.rules.idle import ANY, IDLE, Idle  # noqa: E402
 from appliance.rules.rule import Rule  # noqa: E402
 from appliance.rules.rules import RULES  # noqa: E402
 from appliance.rules.table import TABLES, Table, cells  # noqa: E402
@@ -28,7 +29,7 @@ pages; Triton kernels are for a GPU; use auto, float32, bfloat16, float16 or int
 `slipway plan` prints what each `auto` became and why: what it prefers, or the rule that excludes that.
 
 In the tables, "yes" starts and generates; a name is that of the [rule](#rules) that refuses. "compiled" is any of the
-compiled kernels of a CPU (`amx`, `avx512`, `avx2`, `neon`, `base`). Every cell is tried by
+compiled kernels of a CPU (`amx`, `avx512`, `avxvnni`, `avx2`, `neon`, `base`). Every cell is tried by
 `tests/appliance/rules/test_cells.py`: what is legal runs on a tiny model, what is not is refused, and an engine that is
 forced to it fails.
 """
@@ -40,6 +41,17 @@ A rule stands beside its subject in `appliance/rules`. "by choice": an engine th
 but not do what was asked, or not do it well.
 
 | rule | ties | says |
+|---|---|---|
+"""
+
+IDLE_HEAD = """
+## Keys without an effect
+
+Written for a model for which they do nothing, these keys are refused, at the place where they were written; in a file
+that the manifest extends, which others may share, they are a warning. `auto`, null and the values in brackets say
+what is so, and may stand.
+
+| of | keys | because |
 |---|---|---|
 """
 
@@ -57,7 +69,20 @@ In this order, each with regard to those before it; a value is taken if the rule
 def compatibility_page() -> str:
     """The page as text."""
     rules = [_rule(rule) for rule in RULES if _is_served(rule)]
-    return "".join([HEAD, *map(_table, TABLES), RULES_HEAD, *rules, AUTO_HEAD, *_preferences()])
+    return "".join(
+        [HEAD, *map(_table, TABLES), RULES_HEAD, *rules, IDLE_HEAD, *map(_idle, IDLE), AUTO_HEAD, *_preferences()]
+    )
+
+
+def _idle(idle: Idle) -> str:
+    return f"| {idle.whose} | {', '.join(_may(key, so) for key, so in idle.keys.items())} | {idle.because} |\n"
+
+
+def _may(key: str, so: object) -> str:
+    if so is ANY:
+        return f"`{key}`"
+    form = found.form if (found := find(tuple(key.split(".")))) else ""
+    return f"`{key}` ({spell(so, form)})"
 
 
 def _preferences() -> list[str]:

@@ -29,7 +29,7 @@ FELT: dict[str, str] = {
     "model.generation_config": "defaults of sampling and end tokens may be others",
     "endpoints.host": "the service listens on another address",
     "endpoints.port": "the service is reached on another port",
-    "endpoints.compat": "usage details and the request id header follow another habit",
+    "endpoints.compat": "usage, names of reasoning, the request id header and some errors follow another habit",
     "lifecycle.restart.hold": "new requests wait otherwise for an engine that died",
     "lifecycle.journal.folder": "responses, and replies to an Idempotency-Key, are kept elsewhere, or no longer",
     "lifecycle.journal.keep": "a reply to a request with an Idempotency-Key can be had again for another time",

@@ -15,13 +15,15 @@ PARAM = "thinking_token_budget"
 
 @dataclass(frozen=True)
 class Thinking:
-    """`begun`: the reply begins inside of the reasoning; `open`: because the prompt wrote its start. No reasoning is to
-    be expected where the prompt closed it (`closed`), or where it is switched off and all is content (`off`)."""
+    """`begun`: the reply begins inside of the reasoning; `open`: because the prompt wrote its start, to which `end`
+    belongs. No reasoning is to be expected where the prompt closed it (`closed`), or where it is switched off and all
+    is content (`off`)."""
 
     begun: bool = False
     open: bool = False
     closed: bool = False
     off: bool = False
+    end: str = ""
 
     @property
     def possible(self) -> bool:
@@ -34,13 +36,17 @@ def thinking_of(prompt: str, continues: bool, reasoning: Reasoning | None, varia
     if reasoning is None:
         return Thinking(off=True)
     if continues:
-        opened = max(prompt.rfind(start) for start in reasoning.starts)
+        found = ((prompt.rfind(start), end) for start, end in reasoning.pairs if start)
+        opened, end = max(found, default=(-1, ""))
         closed = max(prompt.rfind(end) for end in reasoning.ends)
-        if opened != closed:  # else it has neither
-            return Thinking(begun=opened > closed, open=opened > closed, closed=closed > opened)
+        if opened > closed:
+            return Thinking(begun=True, open=True, end=end)
+        if closed > opened:
+            return Thinking(closed=True)
     tail = prompt.rstrip()
-    if tail.endswith(tuple(start.rstrip() for start in reasoning.starts)):
-        return Thinking(begun=True, open=True)
+    for start, end in reasoning.pairs:
+        if start and tail.endswith(start.rstrip()):
+            return Thinking(begun=True, open=True, end=end)
     if tail.endswith(reasoning.ends):
         return Thinking(closed=True)
     if not reasoning.switched_on(variables):
@@ -67,7 +73,7 @@ def thinking_limit(
     marks = (*read.calls.openings, *read.calls.starts) if read.calls is not None and read.channels is None else ()
     return Limit(
         budget=budget,
-        close=tuple(tokenizer.encode(reasoning.end, add_special_tokens=False)),
+        close=tuple(tokenizer.encode(thinking.end or reasoning.end, add_special_tokens=False)),
         starts=reasoning.starts,
         ends=(*reasoning.ends, *marks),
         begun=thinking.begun,

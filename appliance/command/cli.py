@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from appliance import __version__, exits
-
-DEFAULT_URL = "http://127.0.0.1:8000"
+from appliance.command import arguments
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,10 +49,9 @@ def _long_options(named: str) -> set[str]:
     return {flag for flag in every._option_string_actions if flag.startswith("--")}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(given: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    words = [_dashes(word) for word in given]
+    words = [_dashes(word) for word in (sys.argv[1:] if given is None else given)]
     options = parser("".join(words[:1]), every="--help-all" in words).parse_args(words)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
@@ -92,162 +90,12 @@ def _add_arguments(command: argparse.ArgumentParser, name: str, *, named: str, e
     if name == named and _reads_manifest(name):
         from appliance.command.flags import add_flags
 
-        command.usage = f"slipway {name} [options] {'MANIFEST' if _manifest in COMMANDS[name][2] else 'A [B]'}"
+        command.usage = f"slipway {name} [options] {'MANIFEST' if arguments.manifest in COMMANDS[name][2] else 'A [B]'}"
         add_flags(command, every=every)
 
 
 def _reads_manifest(command: str) -> bool:
-    return command in COMMANDS and not {_manifest, _two_manifests}.isdisjoint(COMMANDS[command][2])
-
-
-# -- arguments --------------------------------------------------------------------------------------------------------
-
-
-def _manifest(command: argparse.ArgumentParser) -> None:
-    command.add_argument("manifest", metavar="MANIFEST", type=Path, help="the manifest, a YAML file")
-
-
-def _two_manifests(command: argparse.ArgumentParser) -> None:
-    command.add_argument("manifest", metavar="A", type=Path, help="the manifest as it is")
-    command.add_argument("other", metavar="B", type=Path, nargs="?", help="the one to come; default A with what is set")
-    command.add_argument("--format", choices=("text", "json"), default="text", help="text, or json for programs")
-    command.epilog = (
-        "Ends with 0 if nothing differs, 1 if something does, 2 if one is wrong. --set and --overlay go to B."
-    )
-
-
-def _folder(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folder", metavar="DIR", type=Path, help="the checkpoint's folder")
-    text = "the file to write; default is the folder's name with .yaml, here; - prints it"
-    command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help=text)
-    command.add_argument("--force", action="store_true", help="write over a file that is there")
-
-
-def _word(command: argparse.ArgumentParser) -> None:
-    text = (
-        "a key or section (model.max_context), an exit code (11, memory), a kind of problem, a status of the API (413)"
-    )
-    command.add_argument("word", metavar="KEY|CODE", help=text)
-
-
-def _key_words(command: argparse.ArgumentParser) -> None:
-    text = "whose it is and what it may: name=alice requests_per_minute=60 tokens_per_minute=100000 share=2"
-    command.add_argument("words", metavar="NAME=VALUE", nargs="*", help=text)
-
-
-def _check_only(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--check", action="store_true", help="compare with the lock that is there; write nothing")
-
-
-def _hardware(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--hardware",
-        metavar="NAME",
-        default=None,
-        help="for this machine of the table of devices instead of the one at hand: h200x1, l4x2, cpu:16:64GiB",
-    )
-
-
-def _why(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--why",
-        metavar="NUMBER",
-        default=None,
-        help="explain a number step by step: weights, kv, context, decode, any key of the manifest …",
-    )
-
-
-def _format(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--format",
-        choices=("text", "json", "github", "sarif"),
-        default="text",
-        help="how problems of the manifest are told: text, json, github (lines of a workflow), sarif (code scanning)",
-    )
-
-
-def _fix(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--fix", action="store_true", help="correct in the file what leaves no doubt, say what was changed, then check"
-    )
-
-
-def _json(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-j", "--json", action="store_true", help="print JSON")
-
-
-def _upgrade(command: argparse.ArgumentParser) -> None:
-    command.add_argument("files", metavar="FILE", type=Path, nargs="+", help="a manifest, a YAML file")
-    how = command.add_mutually_exclusive_group()
-    how.add_argument("-w", "--write", action="store_true", help="rewrite the files")
-    how.add_argument("--check", action="store_true", help="only name the files that would change")
-
-
-def _url(command: argparse.ArgumentParser) -> None:
-    command.add_argument("url", metavar="URL", nargs="?", default=None, help=f"the service; default {DEFAULT_URL}")
-
-
-def _request(command: argparse.ArgumentParser) -> None:
-    command.add_argument("request", metavar="ID", help="id of the reply (chatcmpl-…), or X-Request-Id")
-    command.add_argument("--url", default=DEFAULT_URL, help=f"the service; default {DEFAULT_URL}")
-
-
-def _recording(command: argparse.ArgumentParser) -> None:
-    command.add_argument("recording", metavar="FILE", help="a flight recording, which engine.record names")
-
-
-def _explain_one(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--explain", metavar="ID", help="print what happened to this request")
-
-
-def _other_settings(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--set", action="append", metavar="KEY=VALUE", help="a key of scheduling, cache or context")
-    command.add_argument("--rate", metavar="X", help="requests come X times as fast")
-
-
-def _which(command: argparse.ArgumentParser) -> None:
-    text = "which one, where several run here: its manifest, or its URL"
-    command.add_argument("which", metavar="MANIFEST|URL", nargs="?", default=None, help=text)
-    command.epilog = (
-        "Ends with 0 if all is in effect, 3 if something waits for a restart; where it is refused, nothing is changed "
-        "and the code is that of the reason. Options of `slipway serve`, its overlays and its environment hold on. "
-        "SIGHUP to `slipway serve` does the same."
-    )
-
-
-def _restart(command: argparse.ArgumentParser) -> None:
-    text = "swap the engines, for what they alone need: requests wait and go on with the new ones"
-    command.add_argument("--restart", action="store_true", help=text)
-
-
-def _chaos(command: argparse.ArgumentParser) -> None:
-    text = "which one, where several run here: its manifest, or its URL"
-    command.add_argument("which", metavar="MANIFEST|URL", nargs="?", default=None, help=text)
-    command.add_argument("--scenario", default="", metavar="A,B", help="which faults, or all; --list names them")
-    command.add_argument("--list", action="store_true", help="say what each scenario does and what is promised")
-    text = "seconds for which faults that restart nothing are held (5)"
-    command.add_argument("--duration", type=float, default=5.0, metavar="S", help=text)
-    text = "seconds that a restart may take (30, and 3 times what the last start took)"
-    command.add_argument("--within", type=float, default=0.0, metavar="S", help=text)
-    command.add_argument("--clients", type=int, default=2, metavar="N", help="probing clients of each of 3 kinds (2)")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of what is chosen by chance (0)")
-    command.add_argument("--yes", action="store_true", help="do not ask before")
-    command.epilog = (
-        "Ends with 0 if the appliance did as it promises, 1 if not, 2 if nothing was made, 3 if a fault could not be "
-        "taken back. The manifest must say lifecycle: {chaos: allowed}."
-    )
-
-
-def _api_key(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--api-key-env", default=None, metavar="NAME", help="environment variable with the API key")
-
-
-def _chat_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-m", "--model", default=None, help="served name; default is the first that the service lists")
-    command.add_argument("--system", default=None, metavar="TEXT", help="system message of the conversation")
-
-
-# -- commands ---------------------------------------------------------------------------------------------------------
+    return command in COMMANDS and not {arguments.manifest, arguments.two_manifests}.isdisjoint(COMMANDS[command][2])
 
 
 def _given(options: argparse.Namespace, manifest: Path | None = None) -> Any:
@@ -427,7 +275,7 @@ def explain(options: argparse.Namespace) -> int:
 def chat(options: argparse.Namespace) -> int:
     from appliance.command.chat import chat as talk
 
-    return talk(options.url or DEFAULT_URL, model=options.model, system=options.system, api_key=_key(options))
+    return talk(options.url or arguments.DEFAULT_URL, model=options.model, system=options.system, api_key=_key(options))
 
 
 def why(options: argparse.Namespace) -> int:
@@ -502,69 +350,85 @@ def environment_report(options: argparse.Namespace) -> int:
 Run = Callable[[argparse.Namespace], int]
 Command = tuple[Run, str, tuple[Callable[[argparse.ArgumentParser], None], ...]]
 COMMANDS: dict[str, Command] = {
-    "serve": (serve, "Check a manifest, then run its service in the foreground until SIGTERM.", (_manifest, _format)),
+    "serve": (
+        serve,
+        "Check a manifest, then run its service in the foreground until SIGTERM.",
+        (arguments.manifest, arguments.format),
+    ),
     "check": (
         _refusing(check, report=True),
         "Check a manifest, its checkpoint and this machine; start nothing.",
-        (_manifest, _format, _fix, _hardware),
+        (arguments.manifest, arguments.format, arguments.fix, arguments.hardware),
     ),
     "plan": (
         show_plan,
         "Print what would run: every value with its source, memory by part.",
-        (_manifest, _json, _format, _hardware, _why),
+        (arguments.manifest, arguments.json, arguments.format, arguments.hardware, arguments.why),
     ),
-    "init": (init, "Write a commented manifest for a checkpoint's folder and this machine.", (_folder, _hardware)),
+    "init": (
+        init,
+        "Write a commented manifest for a checkpoint's folder and this machine.",
+        (arguments.folder, arguments.hardware),
+    ),
     "diff": (
         diff,
         "Say what changes when manifest B takes A's place: restarts, outputs, caches, memory, clients.",
-        (_two_manifests, _hardware),
+        (arguments.two_manifests, arguments.hardware),
     ),
     "lock": (
         lock,
         "Write the SHA-256 of every file of the checkpoint beside the manifest; `serve` holds it to them.",
-        (_manifest, _check_only, _hardware),
+        (arguments.manifest, arguments.check_only, arguments.hardware),
     ),
     "selftest": (
         selftest,
         "Compute the golden prompts of the lock with an engine of the manifest, and say what differs.",
-        (_manifest,),
+        (arguments.manifest,),
     ),
     "reload": (
         reload,
         "Make a running service follow its manifest as it is now; say what has to wait for a restart.",
-        (_which, _restart),
+        (arguments.which, arguments.restart),
     ),
     "key": (
         key,
         "Make an API key, and its line for the list of keys, which has only the key's hash.",
-        (_key_words,),
+        (arguments.key_words,),
     ),
     "chaos": (
         chaos,
         "Make faults in a running service, and see whether it does as it promises.",
-        (_chaos, _json, _api_key),
+        (arguments.chaos, arguments.json, arguments.api_key),
     ),
-    "fetch": (fetch, "Download what model.source names into the cache; start nothing.", (_manifest,)),
+    "fetch": (fetch, "Download what model.source names into the cache; start nothing.", (arguments.manifest,)),
     "upgrade": (
         upgrade,
         "Rewrite manifests of an older apiVersion; without --write, show what would change.",
-        (_upgrade,),
+        (arguments.upgrade,),
     ),
-    "chat": (chat, "Talk to a running service in the terminal.", (_url, _chat_options, _api_key)),
-    "why": (why, "Tell what happened to a request of a running service, and why.", (_request, _api_key)),
+    "chat": (
+        chat,
+        "Talk to a running service in the terminal.",
+        (arguments.url, arguments.chat_options, arguments.api_key),
+    ),
+    "why": (
+        why,
+        "Tell what happened to a request of a running service, and why.",
+        (arguments.request, arguments.api_key),
+    ),
     "replay": (
         _of_engine("engine.core.replay", "explain"),
         "Make every scheduling decision of a flight recording again, and compare; --explain ID tells of a request.",
-        (_recording, _explain_one),
+        (arguments.recording, arguments.explain_one),
     ),
     "whatif": (
         _of_engine("engine.core.whatif", "set", "rate", "json"),
         "Predict throughput and latency of recorded traffic under other settings.",
-        (_recording, _other_settings, _json),
+        (arguments.recording, arguments.other_settings, arguments.json),
     ),
     "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),
-    "explain": (explain, "Say what a key, an exit code or an error of the API means.", (_word,)),
-    "healthcheck": (healthcheck, "Exit 0 if the service is ready, else 1.", (_url,)),
-    "env": (environment_report, "Print versions and machine facts for a bug report.", (_json,)),
+    "explain": (explain, "Say what a key, an exit code or an error of the API means.", (arguments.word,)),
+    "healthcheck": (healthcheck, "Exit 0 if the service is ready, else 1.", (arguments.url,)),
+    "env": (environment_report, "Print versions and machine facts for a bug report.", (arguments.json,)),
     "version": (version, "Print the version.", ()),
 }

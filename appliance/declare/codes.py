@@ -40,6 +40,10 @@ CODES: dict[str, tuple[str, str]] = {
         "Set it, or give it a default as in ${NAME:-8000}.",
     ),
     "deprecated": ("A key has another name now.", "Rename it before the version that drops the old name."),
+    "no-effect": (
+        "A key of a file that the manifest extends does nothing for the model that is served.",
+        "Leave it where it is meant for other services; the manifest itself may not have it (docs/compatibility.md).",
+    ),
     "not-as-locked": (
         "A file of the checkpoint is not the one that the lock beside the manifest names, or the lock is damaged.",
         "Restore the file; where the change is meant, `slipway lock MANIFEST` locks what is there.",

@@ -20,6 +20,7 @@ from appliance.declare.remedy import Add, Hint, Move, Remedy, Write
 from appliance.declare.suggest import hint_for_key, suggest_key, suggest_name, suggest_value
 
 MAX_GIVEN = 60
+WARNINGS = ("deprecated", "no-effect")
 NOT_SHOWN = "the value given (not shown)"
 
 
@@ -45,7 +46,7 @@ class Problem:
     @property
     def level(self) -> str:
         """A warning refuses nothing."""
-        return "warning" if self.code == "deprecated" else "error"
+        return "warning" if self.code in WARNINGS else "error"
 
     @property
     def text(self) -> str:

@@ -63,6 +63,10 @@ API: dict[str, tuple[str, str]] = {
         "refused.",
         "Change its content or parameters; the log of the engine says what ended it, which is worth a report.",
     ),
+    "TaskNotServed": (
+        "The route is of a task that the model is not served to; with endpoints.compat: openai this is 404.",
+        "Send it to a service whose model has the task: error.message says which tasks this one serves.",
+    ),
     "NotSupported": ("The server does not do this, and no retry will help.", "docs/http.md says what is served."),
 }
 

@@ -37,6 +37,17 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 Task = Literal["generate", "embed", "classify", "token_embed", "token_classify", "score"]
 
 
+class LateReading(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model of late interaction reads a query and a document: `markers` behind the first token ("": none),
+    `lengths` in tokens. `skipped` tokens of a document are not compared; `expands`: queries are filled up with mask
+    tokens."""
+
+    markers: tuple[str, str]
+    lengths: tuple[int, int]
+    skipped: tuple[str, ...] = ()
+    expands: bool = False
+
+
 class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
     """What a model answers that pools its prompts. `labels` are those of a classifier, by number; `width` counts the
     numbers of a vector. `dimensions` are the lengths that a request may cut it to, where the model was trained for it:
@@ -47,7 +58,8 @@ class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
     `template`, the checkpoint's template with `query` and `document`; `reranker`, that of Qwen3's yes-or-no form;
     `none`, not at all: vectors are compared, by `similarity`. A text to embed may have `max_input` tokens, in
     pieces of a window each (0: one piece). `prompts` are texts put in front, by name, and
-    `default_prompt` is the name of that which goes without being asked for ("": none)."""
+    `default_prompt` is the name of that which goes without being asked for ("": none). `late`: of a model that compares
+    vectors of tokens."""
 
     labels: tuple[str, ...] = ()
     width: int = 0
@@ -59,6 +71,7 @@ class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
     similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"
     prompts: dict[str, str] = {}
     default_prompt: str = ""
+    late: LateReading | None = None
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

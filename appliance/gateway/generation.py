@@ -7,7 +7,7 @@ depend on their neighbours, so its tokens are those that the first engine would 
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ import msgspec
 from appliance.gateway.stories import FirstToken, Happening, Interrupted, Over, Placed
 from appliance.http.errors import EngineFailed
 from appliance.observe.metrics import Metrics, now
+from engine.api.client import Stream
 from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Expired
 from engine.api.messages import Delta, Finish, Submit, Timing
@@ -37,7 +38,8 @@ class Past:
 
 class Generation:
     """An async iterator of the sequence's deltas, to be used in `async with`, which ends what still runs. `engine` is
-    the one that computes it, None while it waits for one; `rank` and `session` say which it wants."""
+    the one that computes it, None while it waits for one; `rank` and `session` say which it wants. `uncounted` tokens
+    of its prompt are in no step's count yet."""
 
     def __init__(
         self, router: "Router", submit: Submit, key: str, rank: int | None, session: str, past: Past | None = None
@@ -52,7 +54,7 @@ class Generation:
         self.started = False
         self.interruptions = 0
         self._router = router
-        self._deltas: AsyncGenerator[Delta, None] | None = None
+        self._deltas: Stream | None = None
         self._placed = asyncio.Event()
         self._fate: Exception | Finish | None = None  # what ends it while it waits
         self._over = False
@@ -61,7 +63,7 @@ class Generation:
         self._gained = False  # something on this engine
         self._earlier = self.timing  # of the engines before this one
         self._goes_on = bool(self.emitted)  # so its prompt was counted
-        self._uncounted = 0 if self._goes_on else len(submit.prompt)
+        self.uncounted = 0 if self._goes_on else len(submit.prompt)
         self._suspended = False
         self._arrived_s = self._last_s = self._first_s = self._held_s = now()
 
@@ -131,12 +133,15 @@ class Generation:
 
     async def __anext__(self) -> Delta:
         while not self._over:
-            await self._wait_for_place()
+            if not self._placed.is_set():
+                await self._wait_for_place()
             if self._fate is not None:
                 return self._meet(self._fate)
-            assert self._deltas is not None, "a placed request has an engine"
+            deltas = self._deltas
+            assert deltas is not None, "a placed request has an engine"
             try:
-                delta = await anext(self._deltas)
+                while (delta := deltas.take()) is None:
+                    await deltas.change()
             except RequestError:
                 self._end("error")
                 raise
@@ -150,11 +155,6 @@ class Generation:
             self._take(delta)
             return msgspec.structs.replace(delta, id=self.submit.id)
         raise StopAsyncIteration
-
-    def take_prompt(self) -> int:
-        """Tokens of the prompt the first time, then 0."""
-        tokens, self._uncounted = self._uncounted, 0
-        return tokens
 
     def stop(self) -> None:
         """The reply is complete although the engine goes on: a stop string was met."""
@@ -175,8 +175,6 @@ class Generation:
 
     async def _wait_for_place(self) -> None:
         """Waits for an engine, until it is late."""
-        if self._placed.is_set():
-            return
         submit = self.submit
         times = [submit.deadline, None if self.emitted else submit.ttft_deadline]
         until = min((each for each in times if each is not None), default=None)
@@ -195,37 +193,45 @@ class Generation:
         return Delta(self.submit.id, finish=fate)
 
     def _take(self, delta: Delta) -> None:
-        moment, metrics, label = now(), self._router.metrics, self._label
+        moment = now()
         if delta.timing is not None:
             self.timing = _joined(self._earlier, delta.timing)
         if not self.started:
-            self.started = True
-            self._router.drain.start(moment, len(self.submit.prompt))
-            if not self._goes_on:
-                metrics.prompt(label, len(self.submit.prompt), self.cached_tokens)
-                self._router.spend(self.submit.owner, len(self.submit.prompt) - self.cached_tokens)
-        count = len(delta.ids)
-        if count:
-            metrics.add("generation_tokens", count, label)
-            self._router.spend(self.submit.owner, count)
-            pauses = count if self.emitted else count - 1
-            if not self.emitted:
-                self._first_s = moment
-                self.tell(FirstToken())
-                metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
-            if pauses:
-                # Deltas that waited for a slow client come as one: the pause is shared among their tokens.
-                share_s = (moment - self._last_s) / pauses if self.emitted else 0.0
-                metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses)
-            self.emitted += delta.ids
-            self._gained = True
-            self._last_s = moment
+            self._start(moment)
+        if delta.ids:
+            self._gain(delta.ids, moment)
         if delta.pooled is not None:
             self._pooled, self._last_s = True, moment
         if delta.finish is not None:
             self._end(delta.finish)
-        elif count:
+        elif delta.ids:
             self._router.gained(self)
+
+    def _start(self, moment: float) -> None:
+        self.started = True
+        prompt = len(self.submit.prompt)
+        self._router.drain.start(moment, prompt)
+        if not self._goes_on:
+            self._router.metrics.prompt(self._label, prompt, self.cached_tokens)
+            self._router.spend(self.submit.owner, prompt - self.cached_tokens)
+
+    def _gain(self, ids: tuple[int, ...], moment: float) -> None:
+        metrics, label, count = self._router.metrics, self._label, len(ids)
+        metrics.add("generation_tokens", count, label)
+        if self.submit.owner:
+            self._router.spend(self.submit.owner, count)
+        pauses, share_s = count, 0.0
+        if self.emitted:
+            # Deltas that waited for a slow client come as one: the pause is shared among their tokens.
+            share_s = (moment - self._last_s) / count
+        else:
+            pauses, self._first_s = count - 1, moment
+            self.tell(FirstToken())
+            metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
+        if pauses:
+            metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses)
+        self.emitted += ids
+        self._gained, self._last_s = True, moment
 
     def _end(self, reason: Finish) -> None:
         if self._over:

@@ -73,7 +73,8 @@ class _Process:
         ready = select.poll()
         ready.register(child.stdout, select.POLLIN)
         while not line.endswith(b"\n"):
-            if not ready.poll(max(0.0, until - monotonic()) * 1000):
+            left = until - monotonic()  # a verdict that is there when the time is over has come too late
+            if left <= 0 or not ready.poll(left * 1000):
                 raise TimeoutError
             piece = os.read(child.stdout.fileno(), 1 << 16)
             if not piece:

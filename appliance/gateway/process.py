@@ -28,7 +28,7 @@ from appliance.gateway.journal import open_ledger, open_responses
 from appliance.gateway.keys import ApiKey, read_keys
 from appliance.gateway.router import Router
 from appliance.http.app import build_app
-from appliance.http.responses_store import ResponseStore
+from appliance.http.responses.store import ResponseStore
 from appliance.http.service import Service
 from appliance.http.text import load_text
 from appliance.launch.interrupted import write_open

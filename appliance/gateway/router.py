@@ -247,7 +247,10 @@ class Router:
         for delta in output.deltas:
             generation = engine.open.get(delta.id)
             if generation is not None and delta.ids:
-                tokens += len(delta.ids) + generation.take_prompt()
+                tokens += len(delta.ids)
+                if generation.uncounted:
+                    tokens += generation.uncounted
+                    generation.uncounted = 0
         if tokens:
             self.metrics.observe("iteration_tokens", tokens, engine.label)
 

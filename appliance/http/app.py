@@ -8,25 +8,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from appliance.http import (
-    chat,
-    cohere,
-    completions,
-    docs,
-    embeddings,
-    health,
-    invocations,
-    messages,
-    metrics,
-    models,
-    page,
-    responses,
-    scoring,
-    tokens,
-    why,
-)
-from appliance.http.errors import NotFound
+from appliance.http import chat, completions, docs, health, invocations, metrics, models, page, tokens, why
+from appliance.http.errors import NotFound, TaskNotServed
+from appliance.http.messages import routes as messages
 from appliance.http.middleware import Allowance, Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
+from appliance.http.pooling import cohere, embeddings, scoring
+from appliance.http.responses import routes as responses
 from appliance.http.service import Service, service_of
 
 Need = str | tuple[str, ...] | None
@@ -97,21 +84,23 @@ def _serves(service: Service, need: Need) -> bool:
 
 
 def _absent(router: APIRouter, need: Need) -> APIRouter:
-    """The routes of a task that the model has not: each says so, and what the model serves instead."""
+    """The routes of a task that the model has not: each says so, and what the model serves instead. They are not
+    found; with vLLM's habits they are not implemented."""
 
     async def refuse(request: Request) -> None:
         service = service_of(request)
-        raise NotFound(
+        absent = NotFound if service.config.compat == "openai" else TaskNotServed
+        raise absent(
             f"The model `{service.config.names[0]}` does not support {request.url.path}, which needs a model that "
             f"serves {' or '.join(_tasks(need))}; it serves {', '.join(service.tasks) or 'none of the tasks'}.",
             "model",
         )
 
-    absent = APIRouter(include_in_schema=False)
+    refusing = APIRouter(include_in_schema=False)
     for route in router.routes:
         if isinstance(route, Route):
-            absent.add_api_route(route.path, refuse, methods=sorted(route.methods or ()))
-    return absent
+            refusing.add_api_route(route.path, refuse, methods=sorted(route.methods or ()))
+    return refusing
 
 
 def routers(service: Service) -> list[APIRouter]:

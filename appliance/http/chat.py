@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 import orjson
@@ -20,6 +21,7 @@ from appliance.http.reply import (
     Source,
     Usage,
     UsageWish,
+    counted,
     describe_error,
     finite,
     header,
@@ -60,11 +62,13 @@ class Message:
 
     include_reasoning: bool
     name: str = ""  # what its calls are named after
-    content: str = ""
-    reasoning: str = ""
-    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    content: StringIO = field(default_factory=StringIO)  # a str would be copied for each token
+    reasoning: StringIO = field(default_factory=StringIO)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)  # without their arguments
+    arguments: dict[int, StringIO] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)
     tools: ToolUse = ToolUse("none")
+    twice: bool = False  # reasoning also as `reasoning_content`, which some clients alone read
 
     def delta(self, events: list[Event]) -> dict[str, Any]:
         """The events as a streamed delta; of a call that proves broken nothing more is sent."""
@@ -72,10 +76,10 @@ class Message:
         calls: dict[int, dict[str, Any]] = {}
         for event in events:
             if isinstance(event, Content):
-                self.content += event.text
+                self.content.write(event.text)
                 delta["content"] = delta.get("content", "") + event.text
             elif isinstance(event, ReasoningText):
-                self.reasoning += event.text
+                self.reasoning.write(event.text)
                 if self.include_reasoning:
                     delta["reasoning"] = delta.get("reasoning", "") + event.text
             elif isinstance(event, CallStart):
@@ -85,45 +89,62 @@ class Message:
                     "function"
                 ]
                 function["arguments"] += event.text
-                self.calls[event.index]["function"]["arguments"] += event.text
+                self.arguments[event.index].write(event.text)
             elif isinstance(event, CallBroken):
                 self.broken.add(event.index)
-                self.content += event.text
+                self.content.write(event.text)
         if calls:
             delta["tool_calls"] = list(calls.values())
+        if self.twice and "reasoning" in delta:
+            delta["reasoning_content"] = delta["reasoning"]
         return delta
 
     def _start(self, event: CallStart) -> dict[str, Any]:
         name = self.tools.call_id(event, self.name)
         function = {"name": event.name, "arguments": ""}
         self.calls[event.index] = {"id": name, "type": "function", "function": dict(function)}
+        self.arguments[event.index] = StringIO()
         return {"index": event.index, "id": name, "type": "function", "function": function}
 
     def whole(self, role: str, mode: str) -> dict[str, Any]:
-        calls = [call for index, call in self.calls.items() if index not in self.broken]
-        only_other = (calls and mode != "named") or self.reasoning
+        calls = [
+            {**call, "function": {**call["function"], "arguments": self.arguments[index].getvalue()}}
+            for index, call in self.calls.items()
+            if index not in self.broken
+        ]
+        content, reasoning = self.content.getvalue(), self.reasoning.getvalue()
+        only_other = (calls and mode != "named") or reasoning
         message: dict[str, Any] = {
             "role": role,
-            "content": self.content or (None if only_other else ""),
+            "content": content or (None if only_other else ""),
             "refusal": None,
             "annotations": None,
             "audio": None,
             "function_call": None,
-            "reasoning": (self.reasoning or None) if self.include_reasoning else None,
+            "reasoning": (reasoning or None) if self.include_reasoning else None,
         }
+        if self.twice:
+            message["reasoning_content"] = message["reasoning"]
         return message | ({"tool_calls": calls} if calls else {})
 
 
 class Writer:
     """One choice on its way out."""
 
-    def __init__(self, body: ChatRequest, tokenizer: Tokenizer, plan: ChatPlan, name: str) -> None:
+    def __init__(
+        self, index: int, body: ChatRequest, tokenizer: Tokenizer, plan: ChatPlan, name: str, *, twice: bool
+    ) -> None:
+        self.index = index
         self.body = body
         self.plan = plan
         self.state = ChatChoice(tokenizer, plan)
-        self.message = Message(body.include_reasoning, name, plan.echo, tools=plan.tools)
+        self.message = Message(body.include_reasoning, name, tools=plan.tools, twice=twice)
+        self.message.content.write(plan.echo)
+        self._is_text = plan.output_format.markers() == ()
         # What is hidden as text must not be readable from logprobs and ids.
-        self.shows_tokens = body.include_reasoning or plan.output_format.reasoning is None
+        shows_tokens = body.include_reasoning or plan.output_format.reasoning is None
+        self._scores = bool(body.logprobs) and shows_tokens
+        self._tells_ids = bool(body.return_token_ids) and shows_tokens
         self.logprobs: list[Any] = []
         self.ids: list[int] = []
         self.last: ChatPiece | None = None
@@ -133,20 +154,21 @@ class Writer:
         return self.state.choice.tokens
 
     def take(self, delta: Delta) -> dict[str, Any]:
-        """Fields of a streamed choice for what a delta adds; the whole is kept beside."""
+        """The streamed choice of what a delta adds; the whole is kept beside."""
         taken = self.last = self.state.take(delta)
         piece = taken.piece
-        fields: dict[str, Any] = {"delta": self.message.delta(taken.events), "logprobs": None}
-        if not fields["delta"] and piece.finish is None and self.plan.output_format.markers() == ():
-            fields["delta"] = {"content": ""}  # clients count tokens by such chunks
-        if self.body.logprobs and self.shows_tokens:
+        added = self.message.delta(taken.events)
+        if not added and piece.finish is None and self._is_text:
+            added = {"content": ""}  # clients count tokens by such chunks
+        fields: dict[str, Any] = {"index": self.index, "delta": added, "logprobs": None}
+        if self._scores:
             as_ids = bool(self.body.return_tokens_as_token_ids)
             fields["logprobs"] = _logprobs(piece.logprobs, self.body.top_logprobs or 0, as_ids)
             self.logprobs += fields["logprobs"]["content"]
-        fields["finish_reason"] = self.finish_reason()
+        fields["finish_reason"] = None
         if piece.finish is not None:
-            fields["stop_reason"] = piece.stop_reason
-        if self.body.return_token_ids and self.shows_tokens:
+            fields |= {"finish_reason": self.finish_reason(), "stop_reason": piece.stop_reason}
+        if self._tells_ids:
             fields["token_ids"] = list(piece.ids)
             self.ids += piece.ids
         return fields
@@ -157,16 +179,16 @@ class Writer:
         calls = self.message.calls.keys() if streamed else self.message.calls.keys() - self.message.broken
         return "tool_calls" if finish == "stop" and calls and self.plan.tools.mode != "named" else finish
 
-    def whole(self, index: int) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         assert self.last is not None, "a finished choice had a last delta"
         choice: dict[str, Any] = {
-            "index": index,
+            "index": self.index,
             "message": self.message.whole(self.plan.role, self.plan.tools.mode),
-            "logprobs": {"content": self.logprobs} if self.body.logprobs and self.shows_tokens else None,
+            "logprobs": {"content": self.logprobs} if self._scores else None,
             "finish_reason": self.finish_reason(streamed=False),
             "stop_reason": self.last.piece.stop_reason,
         }
-        if self.body.return_token_ids and self.shows_tokens:
+        if self._tells_ids:
             choice["token_ids"] = self.ids
         return choice
 
@@ -191,37 +213,39 @@ class ChatReply:
         self.subject = subject
         self.prompt = plan.prompts[0]
         names = [f"{identity.salt}/{index}" for index in range(len(self.prompt.submits))]
-        self.writers = [Writer(body, service.text.tokenizer, plan, name) for name in names]
+        openai, tokenizer = service.config.compat == "openai", service.text.tokenizer
+        self.writers = [Writer(at, body, tokenizer, plan, name, twice=openai) for at, name in enumerate(names)]
         self.race = source
-        self.usage = Usage(len(self.prompt.ids), service.config.compat == "openai")
+        self.usage = Usage(len(self.prompt.ids), openai)
         self.prompt_logprobs: list[dict[str, Any] | None] | None = None
+        self._envelope = self.head.envelope()
 
-    async def pieces(self) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-        """Fields of one choice after the other, in the order in which they come."""
-        try:
+    def _take(self, index: int, delta: Delta) -> dict[str, Any]:
+        """What a delta adds, as a streamed choice."""
+        writer = self.writers[index]
+        choice = writer.take(delta)
+        if writer.state.choice.stopped:
+            self.race.stop(index)
+        if delta.prompt_logprobs is not None and index == 0 and self.body.prompt_logprobs is not None:
+            self.prompt_logprobs = prompt_logprobs(
+                delta.prompt_logprobs, self.body.prompt_logprobs, self.service.text.tokenizer, self.prompt.ids
+            )
+        if self.service.config.log_outputs != "off" and self.race.counts:
+            self._log(writer)
+        return choice
+
+    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
+        """What each delta adds, in the order in which they come."""
+        with counted(self.race, self._count):
             async for index, delta in self.race.deltas():
-                writer = self.writers[index]
-                fields = writer.take(delta)
-                self.usage.completion = sum(each.tokens for each in self.writers)
-                if writer.state.choice.stopped:
-                    self.race.stop(index)
-                if delta.prompt_logprobs is not None and index == 0 and self.body.prompt_logprobs is not None:
-                    self.prompt_logprobs = prompt_logprobs(
-                        delta.prompt_logprobs, self.body.prompt_logprobs, self.service.text.tokenizer, self.prompt.ids
-                    )
-                self._log(index, writer)
-                yield index, fields
-        finally:
-            if self.race.counts:
-                self._count()
+                yield self._take(index, delta)
 
-    def _log(self, index: int, writer: Writer) -> None:
-        if self.service.config.log_outputs == "off" or writer.last is None or not self.race.counts:
-            return
-        self.service.log.delta(self.subject, index, writer.last.piece.text)
+    def _log(self, writer: Writer) -> None:
+        assert writer.last is not None, "it took a delta"
+        self.service.log.delta(self.subject, writer.index, writer.last.piece.text)
         if finish := writer.finish_reason():
             whole = orjson.dumps(writer.message.whole(self.plan.role, self.plan.tools.mode)).decode()
-            self.service.log.final(self.subject, index, whole, finish)
+            self.service.log.final(self.subject, writer.index, whole, finish)
 
     def _count(self) -> None:
         metrics = self.service.metrics
@@ -231,9 +255,14 @@ class ChatReply:
                 found = bool(writer.message.calls.keys() - writer.message.broken)
                 metrics.tool_calls(bool(self.body.stream), found)
 
+    def usage_so_far(self) -> dict[str, Any]:
+        self.usage.completion = sum(writer.tokens for writer in self.writers)
+        return self.usage.plain()
+
     def final_usage(self) -> dict[str, Any]:
+        self.usage.completion = sum(writer.tokens for writer in self.writers)
         timing = self.writers[0].state.choice.timing
-        self.usage.cached = timing.cached_tokens if timing else 0
+        self.usage.cached, self.usage.written = (timing.cached_tokens, timing.written_tokens) if timing else (0, 0)
         if self.plan.output_format.reasoning is not None:
             self.usage.reasoning = sum(writer.state.reasoning_tokens for writer in self.writers)
         return self.usage.final()
@@ -242,10 +271,11 @@ class ChatReply:
         openings = [] if self.race.skips_opening else self._openings()
         for opening in openings:
             yield self._record(opening, wish, self.race.event_id() if opening is openings[-1] else "")
-        async for index, fields in self.pieces():
-            if not self.race.seen:
-                choice, last = {"index": index, **fields}, fields["finish_reason"] is not None
-                yield self._record(choice, wish, self.race.event_id(), last=last)
+        with counted(self.race, self._count):
+            async for index, delta in self.race.deltas():
+                choice = self._take(index, delta)
+                if not self.race.seen:
+                    yield self._record(choice, wish, self.race.event_id())
         if wish.final and not self.race.skips_usage:
             fingerprint = {"system_fingerprint": self.head.fingerprint}
             fields = {**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint}
@@ -262,15 +292,15 @@ class ChatReply:
             return roles
         return [*roles, *({**role, "delta": {"content": self.plan.echo}} for role in roles)]
 
-    def _record(self, choice: dict[str, Any], wish: UsageWish, event_id: str, *, last: bool = False) -> bytes:
-        fields = {**self.head.fields(), "choices": [choice]}
+    def _record(self, choice: dict[str, Any], wish: UsageWish, event_id: str) -> bytes:
+        more: dict[str, Any] = {}
         if self.body.return_token_ids and "role" in choice["delta"]:
-            fields["prompt_token_ids"] = list(self.prompt.ids)
-        if last and not wish.final:
-            fields["system_fingerprint"] = self.head.fingerprint
+            more["prompt_token_ids"] = list(self.prompt.ids)
+        if choice["finish_reason"] is not None and not wish.final:
+            more["system_fingerprint"] = self.head.fingerprint
         if wish.every:
-            fields["usage"] = self.usage.plain()
-        return record(fields, event_id)
+            more["usage"] = self.usage_so_far()
+        return self._envelope.record(choice, more, event_id)
 
     async def whole(self) -> dict[str, Any]:
         async with self.race:
@@ -278,7 +308,7 @@ class ChatReply:
                 pass
         return {
             **self.head.fields(),
-            "choices": [writer.whole(index) for index, writer in enumerate(self.writers)],
+            "choices": [writer.whole() for writer in self.writers],
             "service_tier": None,
             "system_fingerprint": self.head.fingerprint,
             "usage": self.final_usage(),

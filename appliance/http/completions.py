@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ from appliance.http.reply import (
     Source,
     Usage,
     UsageWish,
+    counted,
     describe_error,
     finite,
     header,
@@ -72,8 +74,9 @@ class LogprobLists:
 
 @dataclass
 class Writer:
-    """One choice on its way out: `take` gives what a delta adds, as the fields of a choice of the reply."""
+    """One choice on its way out: `take` gives what a delta adds, as a choice of the reply."""
 
+    index: int
     body: CompletionRequest
     tokenizer: Tokenizer
     prompt: Prompt
@@ -93,18 +96,16 @@ class Writer:
             self.choice.tokens = 0
             piece = Piece(finish=piece.finish and "length", prompt_logprobs=piece.prompt_logprobs)
         text, tokens = piece.text, list[Scored | str](piece.logprobs)
-        fields: dict[str, Any] = {}
+        fields: dict[str, Any] = {"index": self.index}
         if self.first:
             self.first = False
             if self.body.echo:
                 text = self._prompt_text() + text
                 tokens = [*self._prompt_tokens(piece.prompt_logprobs), *tokens] if self.lists else tokens
-            fields = self._once(piece)
-        fields |= {
-            "text": text,
-            "logprobs": self.lists.of(tokens) if self.lists else None,
-            "finish_reason": piece.finish,
-        }
+            fields |= self._once(piece)
+        fields["text"] = text
+        fields["logprobs"] = self.lists.of(tokens) if self.lists else None
+        fields["finish_reason"] = piece.finish
         if piece.finish is not None:
             fields["stop_reason"] = piece.stop_reason
         if self.body.return_token_ids:
@@ -153,39 +154,49 @@ class Completion:
         self.head = header(service, identity, "cmpl", "text_completion", service.model_name(body.model))
         self.subject = subject
         tokenizer = service.text.tokenizer
-        self.writers = [Writer(body, tokenizer, prompt, plan) for prompt in plan.prompts for _ in prompt.submits]
+        prompts = [prompt for prompt in plan.prompts for _ in prompt.submits]
+        self.writers = [Writer(index, body, tokenizer, prompt, plan) for index, prompt in enumerate(prompts)]
         self.race = source
         prompt_tokens = sum(len(prompt.ids) for prompt in plan.prompts)
         self.usage = Usage(prompt_tokens, service.config.compat == "openai")
-        self._texts = [""] * len(self.writers)
+        self._texts = [StringIO() for _ in self.writers]
+        self._envelope = self.head.envelope()
 
-    async def pieces(self) -> AsyncIterator[tuple[int, dict[str, Any]]]:
-        """Fields of one choice after the other, in the order in which they come."""
-        try:
+    def _take(self, index: int, delta: Delta) -> dict[str, Any]:
+        """What a delta adds, as a choice."""
+        writer = self.writers[index]
+        choice = writer.take(delta)
+        if writer.choice.stopped:
+            self.race.stop(index)
+        if self.service.config.log_outputs != "off" and self.race.counts:
+            self._log(choice)
+        return choice
+
+    def _count(self) -> None:
+        self.service.metrics.request_done(len(self.writers), max(each.choice.tokens for each in self.writers))
+
+    async def pieces(self) -> AsyncIterator[dict[str, Any]]:
+        """What each delta adds, in the order in which they come."""
+        with counted(self.race, self._count):
             async for index, delta in self.race.deltas():
-                writer = self.writers[index]
-                fields = writer.take(delta)
-                self.usage.completion = sum(each.choice.tokens for each in self.writers)
-                if writer.choice.stopped:
-                    self.race.stop(index)
-                self._log(index, fields)
-                yield index, fields
-        finally:
-            if self.race.counts:
-                self.service.metrics.request_done(len(self.writers), max(each.choice.tokens for each in self.writers))
+                yield self._take(index, delta)
 
-    def _log(self, index: int, fields: dict[str, Any]) -> None:
-        if self.service.config.log_outputs == "off" or not self.race.counts:
-            return
-        self._texts[index] += fields["text"]
-        self.service.log.delta(self.subject, index, fields["text"])
-        if fields["finish_reason"]:
-            self.service.log.final(self.subject, index, self._texts[index], fields["finish_reason"])
+    def _log(self, choice: dict[str, Any]) -> None:
+        index, text = choice["index"], choice["text"]
+        self._texts[index].write(text)
+        self.service.log.delta(self.subject, index, text)
+        if choice["finish_reason"]:
+            self.service.log.final(self.subject, index, self._texts[index].getvalue(), choice["finish_reason"])
+
+    def usage_so_far(self) -> dict[str, Any]:
+        self.usage.completion = sum(writer.choice.tokens for writer in self.writers)
+        return self.usage.plain()
 
     def final_usage(self) -> dict[str, Any]:
-        self.usage.cached = sum(
-            writer.choice.timing.cached_tokens if writer.choice.timing else 0 for writer in self._first_of_prompts()
-        )
+        self.usage.completion = sum(writer.choice.tokens for writer in self.writers)
+        timings = [writer.choice.timing for writer in self._first_of_prompts()]
+        self.usage.cached = sum(timing.cached_tokens for timing in timings if timing)
+        self.usage.written = sum(timing.written_tokens for timing in timings if timing)
         return self.usage.final()
 
     def _first_of_prompts(self) -> list[Writer]:
@@ -193,11 +204,12 @@ class Completion:
         return self.writers[:: self.body.n or 1]
 
     async def records(self, wish: UsageWish) -> AsyncIterator[bytes]:
-        async for index, fields in self.pieces():
-            if not self.race.seen:
-                usage = {"usage": self.usage.plain()} if wish.every else {}
-                chunk = {**self.head.fields(), "choices": [{"index": index, **fields}], **usage}
-                yield record(chunk, self.race.event_id())
+        with counted(self.race, self._count):
+            async for index, delta in self.race.deltas():
+                choice = self._take(index, delta)
+                if not self.race.seen:
+                    more = {"usage": self.usage_so_far()} if wish.every else {}
+                    yield self._envelope.record(choice, more, self.race.event_id())
         if wish.final and not self.race.skips_usage:
             fingerprint = {"system_fingerprint": self.head.fingerprint}
             chunk = {**self.head.fields(), "choices": [], "usage": self.final_usage(), **fingerprint}
@@ -206,8 +218,8 @@ class Completion:
     async def whole(self) -> dict[str, Any]:
         async with self.race:
             parts: list[list[dict[str, Any]]] = [[] for _ in self.writers]
-            async for index, fields in self.pieces():
-                parts[index].append(fields)
+            async for choice in self.pieces():
+                parts[choice["index"]].append(choice)
         return {
             **self.head.fields(),
             "choices": [_joined(index, fields) for index, fields in enumerate(parts)],

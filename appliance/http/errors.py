@@ -169,8 +169,17 @@ class NotSupported(ApiError):
     status = 501
     type = "NotImplementedError"
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, headers={"x-should-retry": "false"})
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param, headers={"x-should-retry": "false"})
+
+
+class TaskNotServed(NotSupported):
+    """What vLLM answers on a route of a task that the model has not. Its message names the path, so it is not
+    sanitised."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message, param)
+        self.message = message
 
 
 class ClientGone(Exception):

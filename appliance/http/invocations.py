@@ -11,16 +11,18 @@ from starlette.responses import Response
 
 from appliance.http.body import parse_body, read_json
 from appliance.http.chat import create_chat
-from appliance.http.cohere import create_embed
 from appliance.http.completions import create_completion
-from appliance.http.embeddings import create_classes, create_embeddings, create_pooling
 from appliance.http.errors import BadRequest, InvalidBody
-from appliance.http.scoring import create_ranking, create_scores
+from appliance.http.pooling.cohere import create_embed
+from appliance.http.pooling.embeddings import create_classes, create_embeddings, create_pooling
+from appliance.http.pooling.scoring import create_ranking, create_scores
+from appliance.http.responses.routes import create_response
 from appliance.http.service import Service, service_of
 from appliance.schema.chat import ChatRequest
 from appliance.schema.cohere import EmbedRequest
 from appliance.schema.completions import CompletionRequest
 from appliance.schema.pooling import ClassifyRequest, EmbeddingRequest, PoolingRequest
+from appliance.schema.responses import ResponsesRequest
 from appliance.schema.scoring import PAIRS, RerankRequest, ScoreRequest
 
 router = APIRouter(tags=["invocations"])
@@ -42,6 +44,7 @@ _TOKENS = ("token_embed", "token_classify")
 SHAPES: tuple[Shape, ...] = (
     Shape(("messages",), ("generate",), ChatRequest, create_chat),
     Shape(("prompt",), ("generate",), CompletionRequest, create_completion),
+    Shape(("input",), ("generate",), ResponsesRequest, create_response),
     Shape(("query", "documents"), ("score",), RerankRequest, create_ranking),
     *(Shape(pair, ("score",), ScoreRequest, create_scores) for pair in PAIRS),
     *(Shape((key,), ("embed",), EmbedRequest, create_embed) for key in ("texts", "inputs", "images")),
@@ -67,9 +70,24 @@ async def invocations(request: Request) -> Response:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidBody(f"JSON decode error: {error}") from None
-    served = [shape for shape in SHAPES if set(shape.tasks) & set(service.tasks)]
-    for shape in served:
-        if isinstance(value, dict) and all(key in value for key in shape.keys):
+    given = {key for key, one in value.items() if one is not None} if isinstance(value, dict) else set()
+    fitting = [shape for shape in SHAPES if given.issuperset(shape.keys)]
+    for shape in fitting:
+        if set(shape.tasks) & set(service.tasks):
             return await shape.create(service, request, parse_body(body, shape.schema))
-    keys = " or ".join(dict.fromkeys(" and ".join(f"`{key}`" for key in shape.keys) for shape in served))
-    raise BadRequest(f"Cannot find suitable handler for request: the body is no JSON object with {keys}.")
+    raise BadRequest(f"Cannot find suitable handler for request: {_why(fitting, service.tasks)}.")
+
+
+def _why(fitting: list[Shape], tasks: tuple[str, ...]) -> str:
+    """Why no route of the model takes a body of these shapes."""
+    if fitting:
+        needed = dict.fromkeys(task for shape in fitting for task in shape.tasks)
+        body, serves = _body(fitting[:1]), ", ".join(tasks) or "none of the tasks"
+        return f"a body with {body} needs a model that serves {' or '.join(needed)}; this one serves {serves}"
+    served = [shape for shape in SHAPES if set(shape.tasks) & set(tasks)]
+    return f"the body is no JSON object with {_body(served)}"
+
+
+def _body(shapes: list[Shape]) -> str:
+    """What they have in them: `input` or `query` and `documents`."""
+    return " or ".join(dict.fromkeys(" and ".join(f"`{key}`" for key in shape.keys) for shape in shapes))

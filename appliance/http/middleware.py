@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import re
 import uuid
+from collections.abc import Awaitable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -22,7 +23,7 @@ from appliance.http.errors import (
     error_response,
     is_unexpected,
 )
-from appliance.http.messages_errors import is_messages, message_error_response
+from appliance.http.messages.errors import is_messages, message_error_response
 from appliance.http.page import PATHS as PAGE
 from appliance.http.service import Service
 from appliance.observe.log import Subject
@@ -70,6 +71,7 @@ class RequestFrame:
         state["key"], state["owner"] = None, ""  # which Auth tells
         shown = request_id if self.service.config.compat == "openai" else None
         traffic = _Traffic(receive, send, shown, closes=self.service.draining)
+        state["send_body"] = traffic.send  # behind the start of a reply no layer further in looks at what is sent
         started_s = now()
         try:
             await self.app(scope, traffic.receive, traffic.send)
@@ -107,7 +109,7 @@ class _Traffic:
         self.received += len(message.get("body", b""))
         return message
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             if self._request_id is not None:
@@ -116,7 +118,7 @@ class _Traffic:
                 MutableHeaders(scope=message)["Connection"] = "close"
         else:
             self.sent += len(message.get("body", b""))
-        await self._send(message)
+        return self._send(message)
 
 
 class CrossOrigin:

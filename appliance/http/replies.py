@@ -39,7 +39,13 @@ USAGE = fields(prompt_tokens=WHOLE, completion_tokens=WHOLE, total_tokens=WHOLE)
 FINISH = or_null(exactly("stop", "length", "tool_calls", "abort", "error"))
 CALL = fields(id=TEXT, type=exactly("function"), function=fields(name=TEXT, arguments=TEXT))
 MESSAGE = fields(role=TEXT, content=or_null(TEXT)) | {
-    "properties": {"role": TEXT, "content": or_null(TEXT), "tool_calls": listed(CALL), "reasoning": or_null(TEXT)}
+    "properties": {
+        "role": TEXT,
+        "content": or_null(TEXT),
+        "tool_calls": listed(CALL),
+        "reasoning": or_null(TEXT),
+        "reasoning_content": or_null(TEXT),
+    }
 }
 CHAT = fields(
     id=TEXT,

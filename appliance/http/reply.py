@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,12 +18,14 @@ from appliance.gateway.router import Placement
 from appliance.http.body import MAX_INPUT
 from appliance.http.errors import DeadlineExceeded, EngineFailed, error_object, is_unexpected
 from appliance.http.service import Service
+from appliance.http.sse import Envelope
 from appliance.observe.metrics import now
 from appliance.schema.common import GenerationRequest
 from engine.api.errors import RequestError
 from engine.api.messages import Delta, Logprob
 from engine.text import TokenText
 
+CUT = ("error", "deadline")  # how a choice ends that fails its request
 LEAST_LOGPROB = -9999.0  # JSON has no -inf
 _INTEGER = re.compile(r"-?[0-9]{1,100}")
 
@@ -106,22 +109,25 @@ class Race:
             self._pumps[index].cancel()
         self._open.discard(index)
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        async for index, delta in self._one() if len(self._generations) == 1 else self._many():
-            if delta.finish == "error":
-                self.failed = index
-                raise EngineFailed
-            elif delta.finish == "deadline":
-                if delta.ids:  # they came with it, since the reader was slow
-                    yield index, replace(delta, finish=None)
-                raise DeadlineExceeded
-            else:
-                yield index, delta
+    def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        return self._one() if len(self._generations) == 1 else self._many()
+
+    def _cut(self, index: int, delta: Delta) -> Iterator[tuple[int, Delta]]:
+        """What there still is of a choice that did not come to an end. Raises why."""
+        if delta.finish == "error":
+            self.failed = index
+            raise EngineFailed
+        if delta.ids:  # they came with its end, since the reader was slow
+            yield index, replace(delta, finish=None)
+        raise DeadlineExceeded
 
     async def _one(self) -> AsyncIterator[tuple[int, Delta]]:
         """A single choice needs no queue."""
         ((index, generation),) = self._generations.items()
         async for delta in generation:
+            if delta.finish in CUT:
+                for part in self._cut(index, delta):
+                    yield part
             yield index, delta
             if index not in self._open:
                 return
@@ -137,7 +143,20 @@ class Race:
                 self.failed = index
                 raise delta
             else:
+                if delta.finish in CUT:
+                    for part in self._cut(index, delta):
+                        yield part
                 yield index, delta
+
+
+@contextmanager
+def counted(source: Source, count: Callable[[], None]) -> Iterator[None]:
+    """Counts a reply that is read here, whyever that ends, if it is a request of its own."""
+    try:
+        yield
+    finally:
+        if source.counts:
+            count()
 
 
 @dataclass(frozen=True)
@@ -152,6 +171,10 @@ class Header:
 
     def fields(self) -> dict[str, Any]:
         return {"id": self.id, "object": self.object, "created": self.created, "model": self.model}
+
+    def envelope(self) -> Envelope:
+        """Of chunks with one choice each."""
+        return Envelope(self.fields(), "choices")
 
 
 def header(service: Service, identity: Identity, prefix: str, kind: str, model: str) -> Header:
@@ -210,13 +233,15 @@ def load_header(service: Service, request: Request) -> dict[str, str]:
 
 @dataclass
 class Usage:
-    """Token counts of a request so far. `details` follows the compat profile; `reasoning` None: no reasoning is
+    """Token counts of a request so far. Of the prompt `cached` came from the prefix cache, and `written` went into it
+    for requests to come. `details` follows the compat profile; `reasoning` None: no reasoning is
     read."""
 
     prompt: int
     details: bool
     completion: int = 0
     cached: int = 0
+    written: int = 0
     reasoning: int | None = None
 
     def plain(self) -> dict[str, Any]:
@@ -229,7 +254,7 @@ class Usage:
     def final(self) -> dict[str, Any]:
         fields = self.plain()
         if self.details:
-            fields["prompt_tokens_details"] = {"cached_tokens": self.cached}
+            fields["prompt_tokens_details"] = {"cached_tokens": self.cached, "cache_write_tokens": self.written}
             if self.reasoning is not None:
                 fields["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
         return fields

@@ -21,7 +21,7 @@ from engine.api.messages import Grammar
 
 if TYPE_CHECKING:
     from appliance.chat.template import ChatTemplate
-    from appliance.http.responses_store import ResponseStore
+    from appliance.http.responses.store import ResponseStore
     from appliance.http.text import Text
     from engine.text import Tokenizer
 

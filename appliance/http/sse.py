@@ -17,14 +17,38 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _LINE_ENDS = ((b"\xc2\x85", b"\\u0085"), (b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"))
 
 
-def record(value: Any, event_id: str = "") -> bytes:
-    """One `data:` record of a JSON value, with the id of its event if it has one."""
+def line(value: Any) -> bytes:
+    """A JSON value as one line for every splitter of lines."""
     body = orjson.dumps(value)
+    if body.isascii():
+        return body
     for raw, escaped in _LINE_ENDS:
         if raw in body:
             body = body.replace(raw, escaped)
-    event = b"id: " + event_id.encode() + b"\n" if event_id else b""
-    return event + b"data: " + body + b"\n\n"
+    return body
+
+
+def record(value: Any, event_id: str = "") -> bytes:
+    """One `data:` record of a JSON value, with the id of its event if it has one."""
+    return _named(event_id, b"data: " + line(value) + b"\n\n")
+
+
+def _named(event_id: str, data: bytes) -> bytes:
+    return b"id: " + event_id.encode() + b"\n" + data if event_id else data
+
+
+class Envelope:
+    """Records of one JSON object each that begin alike: `fields`, then a list `name` of one item, then what else an
+    item comes with. What is the same in all of them is rendered once."""
+
+    def __init__(self, fields: Mapping[str, Any], name: str) -> None:
+        self._opening = b"data: " + line({**fields, name: []}).removesuffix(b"]}")
+
+    def record(self, item: Any, more: Mapping[str, Any], event_id: str = "") -> bytes:
+        """The record of `{**fields, name: [item], **more}`."""
+        closing = b"]," + line(more)[1:] if more else b"]}"
+        data = self._opening + line(item) + closing + b"\n\n"
+        return _named(event_id, data) if event_id else data
 
 
 def named_record(name: str, value: Any, event_id: str = "") -> bytes:
@@ -46,7 +70,10 @@ async def guarded(
 
 class EventStream(StreamingResponse):
     """Streams records while `work` is entered; a client that closes the connection ends both at once (ER-16). After
-    each pause of `pause_s` seconds without a record it sends a sign of life; 0 sends none."""
+    each pause of `pause_s` seconds without a record it sends a sign of life; 0 sends none.
+
+    Middleware sees the start of the reply; records go past it, by the `send_body` of the request's state if there is
+    one (middleware.RequestFrame): six layers that only look at starts cost as much as making a record."""
 
     def __init__(
         self,
@@ -62,8 +89,8 @@ class EventStream(StreamingResponse):
         self._pause_s, self._sign = pause_s, sign
         self._sent_s = 0.0
 
-    async def stream_response(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _stream(self, start: Send, send: Send) -> None:
+        await start({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         clock = asyncio.get_running_loop().time
         self._sent_s = clock()
         # One timer beside the stream: a wait with a time limit for each record would cost as much as the record.
@@ -88,8 +115,9 @@ class EventStream(StreamingResponse):
             self._sent_s = clock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        send_body = scope.get("state", {}).get("send_body", send)
         async with self._work:
-            sending = asyncio.ensure_future(self.stream_response(send))
+            sending = asyncio.ensure_future(self._stream(send, send_body))
             watching = asyncio.ensure_future(self.listen_for_disconnect(receive))
             try:
                 await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)

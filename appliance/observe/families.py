@@ -171,7 +171,7 @@ def counters() -> tuple[Family, ...]:
         Family("counter", "grammars_cached", "Grammars that the engine had compiled already."),
         Family("counter", "grammar_compile_seconds", "Time that the engine's compilations took, beside its steps."),
         Family("counter", "masks", "Rows of steps whose tokens a grammar limited."),
-        Family("counter", "mask_seconds", "Time between steps that their masks took."),
+        Family("counter", "mask_seconds", "Time that their masks took, most of it while a step ran."),
         Family("counter", "engine_restarts", "Times a serving engine went away and came back."),
         Family(
             "counter",

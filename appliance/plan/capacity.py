@@ -39,15 +39,12 @@ def share_out(
 
 def _most(settings: Settings, room: Room, supported: int) -> int:
     """Tokens of the longest request, as far as memory allows it. Raises Refused where a prompt that must be computed in
-    one step is longer than a step, and where memory is given to a cache that is not there."""
+    one step is longer than a step."""
     manifest = settings.manifest
     wanted, step = manifest.model.max_context, room.step.value
     most = supported if wanted == "auto" else wanted
     if room.pages.groups:
         return most
-    if manifest.hardware.kv_cache_memory != "auto":
-        message = "this model reads its prompts both ways and keeps nothing of them: there is no cache; leave it out"
-        refuse(settings, "hardware.kv_cache_memory", message, instead="auto")
     if wanted != "auto" and wanted > step:
         message = (
             f"{wanted}: the model reads a prompt both ways, in one step, and engine.scheduling.max_step_tokens is "

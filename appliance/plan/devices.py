@@ -77,7 +77,7 @@ UNSERVED = {"mi300x": "an AMD GPU of 192 GB; the kernels here are for NVIDIA's",
 
 @dataclass(frozen=True)
 class CpuModel:
-    """A class of server CPUs by its vector unit. `variant`: the compiled kernels it runs; `floats`, `int8`: operations
+    """A class of CPUs by its vector unit. `variant`: the compiled kernels it runs; `floats`, `int8`: operations
     a cycle of a core; `clock` in Hz; bytes a second of one core and of a socket of so many cores."""
 
     name: str
@@ -102,6 +102,7 @@ CPUS = (
     CpuModel("avx512", "Xeon of Ice Lake", "avx512", 64, 256, 2_600_000_000, 14 * GIGA, 204 * GIGA, 40),
     CpuModel("amx", "Xeon of Sapphire Rapids or newer", "amx", 341, 2048, 2_600_000_000, 20 * GIGA, 307 * GIGA, 56),
     CpuModel("epyc", "EPYC of Genoa or newer", "avx512", 32, 256, 3_100_000_000, 25 * GIGA, 460 * GIGA, 96),
+    CpuModel("core", "Core of Alder Lake or newer", "avxvnni", 32, 128, 3_000_000_000, 20 * GIGA, 75 * GIGA, 16),
     CpuModel("graviton", "Graviton 3 or newer", "neon", 32, 128, 2_600_000_000, 20 * GIGA, 307 * GIGA, 64),
     CpuModel("base", "any other", "base", 8, 8, 2_600_000_000, 10 * GIGA, 50 * GIGA, 64),
 )

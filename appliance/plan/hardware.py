@@ -9,7 +9,8 @@ from appliance.plan.topology import Topology
 
 GIB = 2**30
 UNITS = {"MiB": 2**20, "GiB": GIB, "TiB": 2**40}
-X86 = ("amx", "avx512", "avx2")
+# What else a CPU with these kernels runs: AVX-VNNI came after AVX-512's, and not to every CPU that has that.
+BELOW = {"amx": ("avx512", "avxvnni", "avx2"), "avx512": ("avx2",), "avxvnni": ("avx2",)}
 SHAPE = re.compile(
     r"(?P<name>[a-z0-9-]+?)(x(?P<count>\d+))?(:(?P<cores>\d+))?(:(?P<size>\d+(\.\d+)?)(?P<unit>[MGT]iB))?"
 )
@@ -90,8 +91,7 @@ def _cpu_host(text: str, cpu: CpuModel, cores: int, memory: int) -> Machine:
 
 def _runs(variant: str) -> tuple[str, ...]:
     """This variant and those that need less, the fastest first."""
-    below = X86[X86.index(variant) :] if variant in X86 else (variant,)
-    return tuple(dict.fromkeys((*below, "base")))
+    return tuple(dict.fromkeys((variant, *BELOW.get(variant, ()), "base")))
 
 
 def _topology(cores: int) -> Topology:

@@ -14,7 +14,7 @@ import msgspec
 
 from appliance.declare.fingerprint import outputs_hash
 from appliance.declare.keys import leaves
-from appliance.declare.problems import Problem
+from appliance.declare.problems import Problem, Refused
 from appliance.declare.settings import Settings
 from appliance.gateway.config import GatewayConfig
 from appliance.manifest import Manifest
@@ -28,10 +28,11 @@ from appliance.plan.machine import Machine
 from appliance.plan.memory import Memory, planned_parts
 from appliance.plan.outlook import Outlook, outlook
 from appliance.plan.placement import Places, place
+from appliance.plan.pooled import check_pieces, settled_task
 from appliance.plan.pooled import choices as pooled_choices
-from appliance.plan.pooled import settled_task
 from appliance.plan.precision import matmul_precision
 from appliance.plan.self_test import self_test, tolerance
+from appliance.rules.idle import problems as idle_keys
 from appliance.rules.rule import is_compiled
 from appliance.source.facts import Facts
 from appliance.source.order import Job
@@ -92,12 +93,16 @@ def plan(
     beside the manifest; `golden`: the golden prompts in it, if it counts. Raises Refused for what this machine or this
     checkpoint cannot do."""
     manifest = settings.manifest
+    idle = tuple(idle_keys(settings, checkpoint.model))
+    if refused := [problem for problem in idle if problem.level == "error"]:
+        raise Refused(refused)
     resolved = resolve(settings, checkpoint, machine)
     view = resolved.view
     room = resolved.room
     places = place(settings, machine, view.device, view.tensor)
     invariant = view.batch_invariant or is_compiled(view.kernels)
     max_context, cache, memory = share_out(settings, checkpoint, machine, room, resolved.ways)
+    check_pieces(settings, max_context.value)
     sha256 = fingerprint(settings)
     config = EngineConfig(
         model=str(checkpoint.path),
@@ -186,7 +191,7 @@ def plan(
         other_cpus=places.others,
         layers=settings.layers,
         effective=effective,
-        notices=settings.notices,
+        notices=(*settings.notices, *idle),
         crash_folder=_crash_folder(settings),
         job=origin.job,
         origin=f"{origin.shown or origin.path}: {origin.note}" if origin.note else str(origin.path),

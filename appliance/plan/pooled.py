@@ -5,11 +5,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from appliance.gateway.config import PooledModel, Task
+from appliance.declare.settings import Settings
+from appliance.gateway.config import LateReading, PooledModel, Task
 from appliance.manifest import Manifest
-from appliance.plan.choice import Choice
+from appliance.plan.choice import Choice, refuse
 from engine.api.config import TaskConfig
 from engine.models.checkpoint import Checkpoint
+from engine.models.modules import Late
 from engine.models.parts import Difference, Pooler, keeps_nothing
 
 _KEY = re.compile(r"(model\.(?:task|pooling(?:\.\w+)?)): ")
@@ -38,6 +40,17 @@ def task_config(manifest: Manifest) -> TaskConfig:
     )
 
 
+def check_pieces(settings: Settings, max_context: int) -> None:
+    """Refuses a longest text that every window holds as a whole."""
+    most = settings.manifest.model.pooling.max_input
+    if most is not None and most <= max_context:
+        message = (
+            f"{most} has no effect: a window of model.max_context holds {max_context} tokens of a text; write more "
+            "than that, or leave it out"
+        )
+        refuse(settings, "model.pooling.max_input", message)
+
+
 def named_key(message: str) -> tuple[str, ...] | None:
     """The key of the manifest that a refusal begins with."""
     found = _KEY.match(message)
@@ -50,7 +63,7 @@ def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
     if pooler is None:
         return ("generate",)
     if pooler.task == "embed":
-        return ("embed", "token_embed", "score")
+        return ("embed", "token_embed", "score") if pooler.whole else ("token_embed", "score")
     if pooler.task == "token_classify":
         return ("token_classify",)
     return ("classify", "score") if pooler.width == 1 else ("classify",)
@@ -72,7 +85,12 @@ def pooled_model(checkpoint: Checkpoint, max_input: int = 0) -> PooledModel | No
         similarity=similarity,  # type: ignore[arg-type]  # the values of the table
         prompts={} if modules is None else dict(modules.prompts),
         default_prompt="" if modules is None else modules.default_prompt,
+        late=None if modules is None or modules.late is None else _late(modules.late),
     )
+
+
+def _late(late: Late) -> LateReading:
+    return LateReading(markers=late.markers, lengths=late.lengths, skipped=late.skipped, expands=late.expands)
 
 
 def _pairs(checkpoint: Checkpoint, pooler: Pooler) -> Pairs:
@@ -98,7 +116,9 @@ def choices(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Choice[Any]
             found[f"model.pooling.{name}"] = Choice(getattr(wanted.pooling, name), "this model makes no vectors")
         return found
     says = "modules.json" if checkpoint.modules is not None else "the checkpoint does not say"
-    if wanted.pooling.pool == "auto":
+    if not pooler.whole:
+        found["model.pooling.pool"] = Choice("auto", "this model makes vectors of tokens")
+    elif wanted.pooling.pool == "auto":
         found["model.pooling.pool"] = Choice(POOLS[pooler.pool], says)
     if wanted.pooling.normalize == "auto":
         found["model.pooling.normalize"] = Choice(pooler.activation == "normalize", says)

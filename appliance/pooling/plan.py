@@ -1,16 +1,18 @@
 """A validated body to `Submit`s that pool: pure, no I/O."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
 from appliance.chat.prompt import Served, cache_salt, render
 from appliance.chat.window import check_ids, check_length, check_text, kept_tokens
-from appliance.gateway.config import GatewayConfig, PooledModel
+from appliance.gateway.config import GatewayConfig, LateReading, PooledModel
 from appliance.pooling.chunks import weighted
 from appliance.pooling.instructions import lead
+from appliance.pooling.late import Side, compared, late_ids, side_of
 from appliance.schema.chat import Conversation, TemplateOptions
 from appliance.schema.pooling import PoolingFields, PromptRequest
 from engine.api.errors import RequestError
@@ -43,15 +45,19 @@ class Terms:
 @dataclass(frozen=True)
 class PoolPlan:
     """A request as it will run. `tokens` of all prompts together are its usage. `parts`: how many sequences each input
-    is, where not all are one; then `unit` says whether the mean of their vectors gets unit length."""
+    is, where not all are one; then `unit` says whether the mean of their vectors gets unit length. `keeps` takes away
+    the vectors of tokens that do not count, by the ids of their prompt."""
 
     submits: tuple[Submit, ...]
     tokens: int
     parts: tuple[int, ...] = field(default=(), kw_only=True)
     unit: bool = field(default=False, kw_only=True)
+    keeps: Callable[[Numbers, Sequence[int]], Numbers] | None = field(default=None, kw_only=True)
 
     def joined(self, results: Sequence[Numbers]) -> tuple[Numbers, ...]:
         """One result for each input."""
+        if self.keeps is not None:
+            return tuple(self.keeps(each, one.prompt) for each, one in zip(results, self.submits, strict=True))
         starts = accumulate(self.parts, initial=0)
         spans = [slice(start, start + count) for start, count in zip(starts, self.parts, strict=False)]
         if all(count == 1 for count in self.parts):
@@ -163,13 +169,24 @@ def read_prompts(body: PromptRequest, conditions: Terms, served: Served, *, cuts
     field = "messages" if body.input is None else "input"
     inputs = _each(body)
     check_count(len(inputs), field, served.config)
-    prefix = lead(facts(served.config), body.input_type, "input_type")
+    late = facts(served.config).late
+    side = None if late is None else side_of(body.input_type)
+    prefix = lead(facts(served.config), body.input_type, "input_type") if side is None else ""
     prompts = []
     for at, given in enumerate(inputs):
         with naming(field, at, len(inputs)):
-            ids = _ids(given, prefix, body, conditions, served)
+            if late is not None and side is not None:
+                ids = _late(given, side, late, conditions, served)
+            else:
+                ids = _ids(given, prefix, body, conditions, served)
             prompts.append(pieces(ids, field, served) if cuts else [whole(ids, field, served)])
     return prompts
+
+
+def _late(given: Any, side: Side, late: LateReading, conditions: Terms, served: Served) -> list[int]:
+    if not isinstance(given, str):
+        raise RequestError("input must be texts: this model puts a marker of its own into each.", "input")
+    return late_ids(given, side, late, served, keep=conditions.keep, cut=conditions.side)
 
 
 def _each(body: PromptRequest) -> list[Any]:
@@ -198,8 +215,11 @@ def _ids(given: Any, prefix: str, body: PromptRequest, conditions: Terms, served
 
 def plan_prompts(body: PromptRequest, pooling: Pooling, served: Served) -> PoolPlan:
     """Each prompt of the body pooled alike. Raises RequestError for what cannot be served."""
-    conditions = terms(body, served)
-    return planned(read_prompts(body, conditions, served, cuts=pooling.task == "embed"), pooling, conditions, served)
+    conditions, late = terms(body, served), facts(served.config).late
+    plan = planned(read_prompts(body, conditions, served, cuts=pooling.task == "embed"), pooling, conditions, served)
+    if late is None or side_of(body.input_type) == "query":
+        return plan
+    return replace(plan, keeps=partial(compared, late=late, tokenizer=served.text.tokenizer))
 
 
 def planned(inputs: list[list[Pooled]], pooling: Pooling, conditions: Terms, served: Served) -> PoolPlan:

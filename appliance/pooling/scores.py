@@ -3,11 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import mul
 
 from appliance.chat.prompt import Served
 from appliance.gateway.config import GatewayConfig
 from appliance.pooling.instructions import side_lead
+from appliance.pooling.late import SIDES, late_ids
+from appliance.pooling.late import compared as late_compared
 from appliance.pooling.pairs import Comparison, comparison, joined, most_tokens, shortened
 from appliance.pooling.plan import Pooled as Prompt
 from appliance.pooling.plan import PoolPlan, Terms, facts, naming, submits, terms, text_ids, whole
@@ -56,16 +59,20 @@ def max_similarity(query: Pooled, document: Pooled) -> float:
 @dataclass(frozen=True)
 class ScorePlan(PoolPlan):
     """`compared` says which texts are pairs. `vectors`: each text is a sequence, the first side's before the
-    second's; else each pair is one."""
+    second's; else each pair is one. `late`: which vectors of a document count."""
 
     compared: Comparison
     vectors: bool
+    late: Callable[[Pooled, Sequence[int]], Pooled] | None = None
 
     def scores(self, results: Sequence[Pooled], config: GatewayConfig) -> list[float]:
         """Of each pair, in order."""
         if not self.vectors:
             return [floats(result)[0] for result in results]
         count = len(self.compared.first)
+        if self.late is not None:
+            documents = zip(results[count:], self.submits[count:], strict=True)
+            results = [*results[:count], *(self.late(each, one.prompt) for each, one in documents)]
         if len(results[0].shape) == 2:
             return [max_similarity(results[left], results[count + right]) for left, right in self.compared.pairs]
         vectors = [floats(result) for result in results]
@@ -91,18 +98,24 @@ def plan_scores(body: ScoreRequest | RerankRequest, served: Served) -> ScorePlan
     count = len(compared.first)
     lengths = [(len(prompts[left].ids), len(prompts[count + right].ids)) for left, right in compared.pairs]
     task = Pooling("embed" if "embed" in served.config.tasks else "token_embed", activate=body.use_activation)
-    return ScorePlan(submits(prompts, task, conditions, served), sum(map(sum, lengths)), compared, vectors)
+    late = facts(served.config).late
+    keeps = None if late is None else partial(late_compared, late=late, tokenizer=served.text.tokenizer)
+    return ScorePlan(submits(prompts, task, conditions, served), sum(map(sum, lengths)), compared, vectors, keeps)
 
 
 def _sides(compared: Comparison, body: ScoringFields, conditions: Terms, served: Served) -> list[Prompt]:
     """Each text of both sides as a prompt of its own, with what the model wants before a query or a document."""
     prompts = []
     names, model = compared.names, facts(served.config)
-    sides = ((names.first, compared.first, "query"), (names.second, compared.second, "document"))
+    sides = ((names.first, compared.first, SIDES[0]), (names.second, compared.second, SIDES[1]))
     for (name, texts, kind), most in zip(sides, most_tokens(body, served), strict=True):
         prefix = side_lead(model, kind)
         for at, text in enumerate(texts):
             with naming(name, at, len(texts)):
-                ids = text_ids(prefix + shortened(text, most, conditions, served), conditions, served)
+                cut = shortened(text, most, conditions, served)
+                if model.late is not None:
+                    ids = late_ids(cut, kind, model.late, served, keep=conditions.keep, cut=conditions.side)
+                else:
+                    ids = text_ids(prefix + cut, conditions, served)
                 prompts.append(whole(ids, name, served))
     return prompts

@@ -11,7 +11,8 @@ from appliance.rules.rule import TORCH, TRITON, Variable, View, is_compiled
 # Attention of 4 rows over 2,048 tokens (16 heads of 128 to 8 KV heads, float16 pages, one thread, AVX-512) takes 4.1 ms
 # with blocks of 16, 4.4 to 4.7 ms of 32 to 128, but 8.5 of 24 and 12.1 of 8, which are no whole vectors.
 BLOCK_TOKENS = 16
-LANES = {"amx": 16, "avx512": 16, "avx2": 8, "neon": 4, "base": 4}  # float32 in a vector, as W in kernels/cpu/simd.h
+# float32 in a vector, as W in kernels/cpu/simd.h
+LANES = {"amx": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "base": 4}
 MOST_RANKS = 64
 VARIANTS = tuple(LANES)
 

@@ -6,7 +6,7 @@ on with another engine.
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from typing import Literal
 
@@ -75,15 +75,22 @@ class Interrupted(EngineGone):
         return msgspec.structs.replace(self.submit, emitted=self.emitted)
 
 
-class _Stream:
-    """What one request has gained and not yet taken. Deltas that wait are merged, so a slow taker costs no memory."""
+class Stream:
+    """What one request gains, its last delta having `finish` set. The request is sent when the first one is asked for;
+    `aclose` before the last one aborts it. Deltas that wait are merged, so a slow reader costs no memory.
 
-    def __init__(self, submit: Submit) -> None:
+    Raises RequestError, StepError, EngineGone (nothing was sent) or Interrupted (see there)."""
+
+    def __init__(self, client: "EngineClient", submit: Submit) -> None:
         self.submit = submit
         self.emitted = list(submit.emitted)
         self.error: EngineError | None = None
+        self._client = client
+        self._begun = self._over = False
         self._waiting: list[Delta] = []
-        self._taker: asyncio.Future[None] | None = None
+        self._reader: asyncio.Future[None] | None = None
+
+    # The client's side
 
     def put(self, delta: Delta) -> None:
         self.emitted += delta.ids
@@ -95,19 +102,68 @@ class _Stream:
         self._wake()
 
     def _wake(self) -> None:
-        if self._taker is not None and not self._taker.done():
-            self._taker.set_result(None)
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
-    async def take(self) -> Delta:
-        """All that came since the last call, as one. What came before an error is given before it is raised."""
-        if not self._waiting and self.error is None:
-            self._taker = asyncio.get_running_loop().create_future()
-            await self._taker
-        if not self._waiting:
-            assert self.error is not None, "a stream wakes for deltas or an error"
+    # The reader's side
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """All that came since the last call, as one. Who is cancelled while it waits has left."""
+        try:
+            while (delta := self.take()) is None:
+                if self._over:
+                    raise StopAsyncIteration
+                await self.change()
+        except asyncio.CancelledError:
+            self._close(left=True)
+            raise
+        return delta
+
+    def take(self) -> Delta | None:
+        """The same, None while nothing came. What came before an error is given before it is raised."""
+        if not self._begun:
+            self._begin()
+        if self._waiting and (delta := self._taken()) is not None:
+            return delta
+        if self.error is not None and not self._over:
+            self._close()
             raise self.error
+        return None
+
+    def change(self) -> asyncio.Future[None]:
+        """Done once there is something to take."""
+        self._reader = asyncio.get_running_loop().create_future()
+        return self._reader
+
+    async def aclose(self) -> None:
+        self._begun = True
+        self._close(left=True)
+
+    def _begin(self) -> None:
+        self._begun = self._over = True  # unless the client takes it
+        self._client.submit(self)
+        self._over = False
+
+    def _taken(self) -> Delta | None:
         deltas, self._waiting = self._waiting, []
-        return deltas[0] if len(deltas) == 1 else merge(deltas)
+        delta = deltas[0] if len(deltas) == 1 else merge(deltas)
+        if delta.finish == "error":
+            delta = msgspec.structs.replace(delta, finish=None)  # `error` tells why
+        elif delta.finish is not None:
+            self._close()
+            return delta
+        return delta if delta.ids or delta.prompt_logprobs is not None else None
+
+    def _close(self, *, left: bool = False) -> None:
+        """`left`: the engine need not go on with it."""
+        if not self._over:
+            self._over = True
+            if self._client.forget(self) and left and self.error is None:
+                self._client.abort([self.submit.id])
 
 
 class EngineClient:
@@ -127,7 +183,7 @@ class EngineClient:
         self.ready: Ready | None = None
         self.stats = Stats()
         self._on_stats, self._on_state, self._on_output, self._on_told = on_stats, on_state, on_output, on_told
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Stream] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._is_ready = asyncio.Event()
 
@@ -159,29 +215,26 @@ class EngineClient:
     async def wait_ready(self) -> None:
         await self._is_ready.wait()
 
-    async def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
-        """What the request gains, its last delta having `finish` set. Leaving early aborts it. Raises RequestError,
-        StepError, EngineGone (nothing was sent) or Interrupted (see there)."""
+    def generate(self, submit: Submit) -> Stream:
+        """The request under way, once it is read."""
+        return Stream(self, submit)
+
+    def submit(self, stream: Stream) -> None:
+        """Sends its request. Raises EngineGone where there is no engine, RequestError for an id that is in use."""
+        submit = stream.submit
         if self.state.kind != "ready":
             raise EngineGone(f"the engine is not ready ({self.state})")
         if submit.id in self._streams:
             raise RequestError(f"request id {submit.id!r} is in use; ids of open requests must differ", "id")
-        stream = self._streams[submit.id] = _Stream(submit)
-        try:
-            self._send([submit])
-            finished = False
-            while not finished:
-                delta = await stream.take()
-                if delta.finish == "error":
-                    delta = msgspec.structs.replace(delta, finish=None)  # `stream.error` tells why
-                finished = delta.finish is not None
-                if finished:
-                    self._forget(stream)
-                if finished or delta.ids or delta.prompt_logprobs is not None:
-                    yield delta
-        finally:
-            if self._forget(stream) and stream.error is None:
-                self._send([Abort((submit.id,))])
+        self._streams[submit.id] = stream
+        self._send([submit])
+
+    def forget(self, stream: Stream) -> bool:
+        """Whether it was open."""
+        if self._streams.get(stream.submit.id) is not stream:
+            return False
+        del self._streams[stream.submit.id]
+        return True
 
     def abort(self, ids: Iterable[str]) -> None:
         """Their streams yield one more delta with finish "abort"."""
@@ -248,13 +301,6 @@ class EngineClient:
             self._is_ready.clear()
         if self._on_state is not None:
             self._on_state(state)
-
-    def _forget(self, stream: _Stream) -> bool:
-        """Whether it was open."""
-        if self._streams.get(stream.submit.id) is not stream:
-            return False
-        del self._streams[stream.submit.id]
-        return True
 
     def _send(self, messages: list[ToEngine]) -> None:
         if self._writer is not None and not self._writer.is_closing():

@@ -60,6 +60,11 @@ class StepError(EngineError):
     code = "step"
 
 
+# Why a row has no token: the model's fault, and that of what its request asks for together
+NOT_FINITE = "the model's output is not finite (NaN or infinity); the weights or the dtype may be at fault"
+NOTHING_LEFT = "no token is possible here: grammar, allowed_token_ids, logit_bias and bad_words exclude all of them"
+
+
 class SelfTestFailed(EngineError):
     """A golden prompt comes out otherwise than the lock says, before the engine served."""
 

@@ -24,7 +24,7 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
         self._buffer += data
         bodies, at = [], 0
         while len(self._buffer) - at >= _LENGTH.size:

@@ -136,7 +136,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     """Times of one request on the engine's monotonic clock (seconds), and what its prompt cost.
 
     `arrived` <= `scheduled` <= `first_token` <= `last_token`; 0.0: not reached. `cached_tokens` of the prompt came from
-    the prefix cache, at its first scheduling."""
+    the prefix cache, at its first scheduling, and `written_tokens` of it, in whole blocks, it brought there."""
 
     arrived: float = 0.0
     scheduled: float = 0.0
@@ -144,6 +144,7 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     last_token: float = 0.0
     cached_tokens: int = 0
     preemptions: int = 0
+    written_tokens: int = 0
 
 
 class Pooled(msgspec.Struct, frozen=True):

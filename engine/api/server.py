@@ -24,6 +24,7 @@ MAX_BACKLOG_BYTES = 1 << 28  # a gateway that reads so little is given up
 class Connection:
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
+        self._received = memoryview(bytearray(READ_BYTES))
         self._queue: SimpleQueue[bytes] = SimpleQueue()
         self._lock = threading.Lock()
         self._backlog = 0
@@ -53,12 +54,14 @@ class Connection:
             self._stream.shutdown(socket.SHUT_RDWR)
         self._queue.put(b"")
 
-    def read(self) -> bytes:
-        """Some bytes, b"" at the end."""
+    def read(self) -> memoryview:
+        """Some bytes, none at the end; they hold until the next call. The same memory serves every time: so much of
+        it for each frame, given back except for the few bytes that came, would leave holes between what lasts."""
         try:
-            return self._stream.recv(READ_BYTES)
+            count = self._stream.recv_into(self._received)
         except OSError:
-            return b""
+            count = 0
+        return self._received[:count]
 
     def _write(self) -> None:
         with suppress(OSError):  # the reader sees the end, too, and reports it

@@ -5,20 +5,18 @@ All methods run in the loop's thread; compilation does not.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from engine.api.errors import RequestError
 from engine.api.messages import Delta, Grammar, Submit, Thinking
+from engine.core.plan import Mask
 from engine.core.scheduler import Planned
+from engine.core.sequence import Sequence, State
 
 _Failed = tuple[str, RequestError]
-Mask = NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
 
 
 class Matcher(Protocol):
@@ -26,6 +24,12 @@ class Matcher(Protocol):
 
     @property
     def finished(self) -> bool: ...
+
+    @property
+    def free(self) -> int:
+        """So many of the reply's first tokens need no mask, whatever those are that are not yet known. It only
+        grows."""
+        ...
 
 
 class Compiler(Protocol):
@@ -35,7 +39,7 @@ class Compiler(Protocol):
         self, grammar: Grammar | None, end_ids: Iterable[int], thinking: Thinking | None = None
     ) -> Future[Any]: ...
 
-    def masks(self, matchers: Sequence[Any]) -> list[Mask | RequestError | None]:
+    def masks(self, matchers: list[Any]) -> list[Mask | RequestError | None]:
         """What may come next in each sequence, None for any token, or why nothing may."""
 
     def close(self) -> None: ...
@@ -115,15 +119,26 @@ class Grammars:
     def compiling(self) -> int:
         return len(self._compiling)
 
-    def masks(self, planned: Planned, clock: Callable[[], float]) -> tuple[dict[int, Mask], list[_Failed]]:
-        """Masks by row, and the requests whose grammar has no way on."""
+    def limited(self, planned: Planned) -> list[int]:
+        """Those rows of a step just planned that may need a mask, whatever the tokens are that are not yet known."""
+        return [row for row in planned.constrained if self._is_limited(planned.sequences[row])]
+
+    def _is_limited(self, sequence: Sequence) -> bool:
+        return sequence.total - sequence.prompt_tokens > self._matchers[sequence.id].free
+
+    def masks(
+        self, planned: Planned, rows: Iterable[int], clock: Callable[[], float]
+    ) -> tuple[dict[int, Mask], list[_Failed]]:
+        """Masks of some rows, and the requests whose grammar has no way on. What ended since it was planned has
+        none."""
         assert self._compiler is not None, "only what was compiled is planned"
         began = clock()
-        ids = [planned.sequences[index].id for index in planned.constrained]
+        rows = [row for row in rows if planned.sequences[row].state is not State.ENDED]
+        ids = [planned.sequences[index].id for index in rows]
         found = self._compiler.masks([self._matchers[id] for id in ids])
         masks: dict[int, Mask] = {}
         failed: list[_Failed] = []
-        for index, id, mask in zip(planned.constrained, ids, found, strict=True):
+        for index, id, mask in zip(rows, ids, found, strict=True):
             if isinstance(mask, RequestError):
                 failed.append((id, mask))
             elif mask is not None:
@@ -141,11 +156,13 @@ class Grammars:
             self._cost.cached += seconds == 0
         return self._cost
 
+    def __contains__(self, id: str) -> bool:
+        """Whether something limits this request's tokens."""
+        return id in self._matchers
+
     def advance(self, delta: Delta) -> bool:
         """Follows the tokens of a delta; whether nothing may come after them. Raises RequestError."""
-        matcher = self._matchers.get(delta.id)
-        if matcher is None:
-            return False
+        matcher = self._matchers[delta.id]
         if delta.finish is not None:
             del self._matchers[delta.id]
             return False

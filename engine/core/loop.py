@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -26,6 +27,7 @@ from engine.api.messages import (
     FromEngine,
     Output,
     Pooling,
+    PoolingTask,
     RankMemory,
     Submit,
     ToEngine,
@@ -33,12 +35,12 @@ from engine.api.messages import (
 from engine.api.pulse import State
 from engine.core.config import PooledTasks, SchedulerConfig
 from engine.core.golden import Probe, Run, Watch
-from engine.core.grammars import Grammars, Mask, OpenCompiler
-from engine.core.plan import StepPlan, StepResult
+from engine.core.grammars import Grammars, OpenCompiler
+from engine.core.plan import Late, Masks, StepPlan, StepResult
 from engine.core.recorder import Recorder
 from engine.core.scheduler import Planned, Scheduler
 from engine.kv.layout import Layout
-from engine.models.parts import Model, attentions, keeps_nothing
+from engine.models.parts import Model, Pooler, attentions, keeps_nothing
 
 Happened = tuple[str, float, Event]
 
@@ -64,10 +66,20 @@ class Worker(Protocol):
     reserved: tuple[int, ...]
     arithmetic: Arithmetic
 
-    def start(self, plan: StepPlan, masks: dict[int, Mask]) -> Handle:
-        """Does not wait. `masks` are by row."""
+    def start(self, plan: StepPlan, masks: Masks | Late) -> Handle:
+        """Does not wait. Late masks are given before the result is waited for."""
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Flying:
+    """A step that was started; `late` where its limited rows still have to get their masks."""
+
+    planned: Planned
+    handle: Handle
+    limited: list[int]
+    late: Late | None
 
 
 class Loop:
@@ -127,20 +139,33 @@ class Loop:
     def run(self) -> None:
         """Returns after `stop`, or when drained. Raises what a step raised: the device's state is unknown then; and
         Drift, before another step of a request is planned."""
-        flying: deque[tuple[Planned, Handle]] = deque()
+        flying: deque[_Flying] = deque()
+        try:
+            self._run(flying)
+        finally:
+            for step in flying:  # or the worker, and with it the end of the process, would wait for ever
+                if step.late is not None and not step.late.done():
+                    step.late.set_result({})
+        for step in flying:
+            step.handle.result()
+        self._grammars.close()
+        self._at_rest()
+
+    def _run(self, flying: deque[_Flying]) -> None:
+        """Leaves what is still on its way when the loop is stopped."""
         while True:
             idle = not flying and self._idle
             if idle:
                 self._rest()
             self._take(wait=idle)
             if self._stopping:
-                break
+                return
             if self._probing:
                 self._probing = False
                 if not flying and self._idle:
                     self._make_probe()
                 if self._stopping:
-                    break
+                    return
             now = self._clock()
             if not self._idle:
                 self._idle_since = now
@@ -148,17 +173,16 @@ class Loop:
                 self._expire(now)
             planned = self.scheduler.plan(now)
             if planned is not None:
-                flying.append((planned, self._worker.start(planned.plan, self._masks(planned))))
+                flying.append(self._start(planned))
             assert flying or not (self.scheduler.running or self.scheduler.waiting), "requests wait and nothing can run"
             if flying and (planned is None or len(flying) == self._depth):
-                _, handle = flying.popleft()
+                step = flying.popleft()
                 self._beat(State.BUSY)
-                self._settle(handle.result())
+                self._settle(step.handle.result())
+                for step in flying:  # one at most, and the tokens before its own are known now
+                    if step.late is not None:
+                        step.late.set_result(self._masks(step.planned, step.limited))
             self._flush()
-        for _, handle in flying:
-            handle.result()
-        self._grammars.close()
-        self._at_rest()
 
     @property
     def _idle(self) -> bool:
@@ -293,10 +317,17 @@ class Loop:
 
     # Steps
 
-    def _masks(self, planned: Planned) -> dict[int, Mask]:
-        if not planned.constrained:
+    def _start(self, planned: Planned) -> _Flying:
+        """Masks that follow from tokens still on their way are given later."""
+        limited = self._grammars.limited(planned)
+        late = Late() if any(planned.sequences[row].pending > 1 for row in limited) else None
+        masks = self._masks(planned, limited) if late is None else late
+        return _Flying(planned, self._worker.start(planned.plan, masks), limited, late)
+
+    def _masks(self, planned: Planned, limited: list[int]) -> Masks:
+        if not limited:
             return {}
-        masks, failed = self._grammars.masks(planned, self._clock)
+        masks, failed = self._grammars.masks(planned, limited, self._clock)
         for id, error in failed:  # its row runs without a mask and is not listened to
             self._fail(id, error)
         return masks
@@ -304,7 +335,7 @@ class Loop:
     def _settle(self, result: StepResult) -> None:
         now = self._clock()
         settled = self.scheduler.apply(result, now)
-        deltas = [self._follow(delta) for delta in settled.deltas]
+        deltas = [self._follow(delta) if delta.id in self._grammars else delta for delta in settled.deltas]
         self._out += settled.failed
         if deltas:
             self._out.append(Output(result.step, tuple(deltas)))
@@ -313,7 +344,7 @@ class Loop:
             self._report()
 
     def _follow(self, delta: Delta) -> Delta:
-        """Lets the grammar, if there is one, see the delta's tokens; it may end the request."""
+        """Lets what limits the request see the delta's tokens; it may end the request."""
         try:
             if self._grammars.advance(delta):
                 ended = self._end(delta.id, "stop")
@@ -426,13 +457,19 @@ def pooled_tasks(model: Model) -> PooledTasks | None:
     if pooler is None:
         return None
     return PooledTasks(
-        tasks=("embed", "token_embed") if pooler.task == "embed" else (pooler.task,),
+        tasks=_tasks(pooler),
         width=pooler.width,
         last=pooler.pool == "last",
         dimensions=pooler.dimensions,
         any_dimensions=pooler.any_dimensions,
         segments=1 if segments is None else segments.count,
     )
+
+
+def _tasks(pooler: Pooler) -> tuple[PoolingTask, ...]:
+    if pooler.task != "embed":
+        return (pooler.task,)
+    return ("embed", "token_embed") if pooler.whole else ("token_embed",)
 
 
 def _nothing() -> None:

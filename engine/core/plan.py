@@ -3,14 +3,25 @@
 The worker keeps a table of requests by slot: all known token ids, sampling columns, block tables. A plan therefore
 carries only what changed. Token ids of running rows are not in the plan: the worker wrote them itself when it sampled
 them, so that step n+1 can be planned before step n's tokens are known.
+
+A grammar's mask follows from the token before it. Where the step before is still drawing that token, a step starts
+without its masks and waits for them only where it draws: the model runs meanwhile.
 """
 
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.api.golden import Digest
 from engine.api.messages import Logprob, Pooled, Pooling, Sampling
+
+Mask = NDArray[np.uint32]  # bit i % 32 of word i // 32: token i is allowed
+Masks = Mapping[int, Mask]  # by row; other rows may draw any token
+Late = Future[Masks]  # always given, if only empty: who draws waits for it
 
 
 class NewRow(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +72,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
 class StepResult:
     """`sampled[i]` is the token drawn for row i of the plan, -1 where it draws none. `logprobs[i]` belongs to that
     token; `prompt_logprobs[i]` to the prompt tokens at positions first + 1 … first + count that this row could score.
-    `failed[i]`: a row whose logits were not finite (its token is meaningless), with the reason. `digests[i]`: of the
+    `failed[i]`: a row that could draw no token (its own is meaningless), with the reason. `digests[i]`: of the
     logits of row i, where the plan asks. `pooled[i]`: what became of a prompt that row i completed."""
 
     step: int
@@ -71,3 +82,7 @@ class StepResult:
     failed: dict[int, str] = field(default_factory=dict)
     digests: dict[int, Digest] = field(default_factory=dict)
     pooled: dict[int, Pooled] = field(default_factory=dict)
+
+
+def wait(masks: Masks | Late) -> Masks:
+    return masks.result() if isinstance(masks, Future) else masks

@@ -6,7 +6,8 @@ prompts in work what is left of the token budget, then admits waiting ones in th
 policy's (engine/core/order.py, engine/core/fair.py).
 
 A step is planned with the upper bound: a token that a step in flight is sampling counts as there, until its result says
-that it ended its request. What is sampled for a request that ended meanwhile is dropped.
+that it ended its request. What is sampled for a request that ended meanwhile is dropped. A grammar changes nothing of
+that: only the mask waits for the token (engine/core/plan.py).
 
 Blocks that are missing are taken from the running sequence of the worst rank, which waits and is computed again later.
 The best one is never preempted for another, and alone it fits (or was refused at once), so it always goes on.
@@ -17,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.api.errors import RequestError, StepError
+from engine.api.errors import NOTHING_LEFT, RequestError, StepError
 from engine.api.events import Admitted, Blocked, Ended, Event, Expired, Outgrown, Preempted, Queued
 from engine.api.hashes import root_hash
 from engine.api.messages import Delta, Failed, Finish, Logprob, Pooled, Stats, Submit
@@ -37,7 +38,7 @@ ORDERS: dict[str, type[Order]] = {"fcfs": FirstCome, "priority": ByPriority, "fa
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan and whose its rows are. `constrained`: rows (their index) whose tokens a grammar limits."""
+    """A plan and whose its rows are. `constrained`: rows (their index) whose tokens a grammar or a budget may limit."""
 
     plan: StepPlan
     sequences: list[Sequence]
@@ -247,8 +248,6 @@ class Scheduler:
             if total > sequence.rope_limit:
                 outgrown.append(sequence)
                 continue
-            if sequence.constrained and sequence.pending:
-                continue  # its mask follows from a token that is not known
             blocks = nothing
             if first >= sequence.tables.touch:
                 room = self._make_room(draft, sequence, first + 1)
@@ -403,7 +402,9 @@ class Scheduler:
         sequence.rope_length = length
         sequence.rope_limit = self.config.rope_limit(length)
         root = root_hash(sequence.submit.salt.encode(), *self.config.variants(length))
-        sequence.tables = Tables(root, len(self.cache.groups))
+        before, prompt = sequence.tables, sequence.prompt_tokens // self.cache.block_tokens
+        sequence.tables = Tables(root, len(self.cache.groups), prompt)
+        sequence.tables.written, sequence.tables.settled = before.written, before.settled
 
     # Results
 
@@ -437,7 +438,8 @@ class Scheduler:
 
     def _fail(self, sequence: Sequence, why: str, settled: Settled) -> None:
         self._end(sequence, "error", forget=True)
-        settled.failed.append(Failed(sequence.id, StepError.code, why))
+        code = RequestError.code if why == NOTHING_LEFT else StepError.code
+        settled.failed.append(Failed(sequence.id, code, why))
         settled.deltas.append(Delta(sequence.id, finish="error", timing=sequence.timing()))
 
 

@@ -128,5 +128,6 @@ class Sequence:
             first_token=self.first_token or 0.0,
             last_token=self.last_token or 0.0,
             cached_tokens=self.cached_tokens,
+            written_tokens=self.tables.written,
             preemptions=self.preemptions,
         )

@@ -24,17 +24,21 @@ class Tables:
     """What one sequence holds: a block table of each group (equally long), released positions being the null block.
 
     `touch` is the next position whose step needs a new block or puts one out of reach; before it, nothing is to do.
+    Of its first `prompt` blocks it brought `written` tokens into the cache, and of the first `settled` it is known
+    whether it did: a preemption changes neither.
     """
 
-    __slots__ = ("blocks", "hashes", "published", "released", "root", "touch")
+    __slots__ = ("blocks", "hashes", "prompt", "published", "released", "root", "settled", "touch", "written")
 
-    def __init__(self, root: bytes, groups: int) -> None:
+    def __init__(self, root: bytes, groups: int, prompt: int = 0) -> None:
         self.root = root
         self.hashes: list[bytes] = []
         self.blocks: list[list[int]] = [[] for _ in range(groups)]
         self.released = [0] * groups  # first block of each group that is not released
         self.published = 0  # blocks from the start that were made findable, or found
         self.touch = 0
+        self.prompt = prompt
+        self.written = self.settled = 0
 
     def clear(self) -> None:
         for blocks in self.blocks:
@@ -140,6 +144,7 @@ class Cache:
                 blocks.append(block)
             tables.released[index] = first
         tables.published = count
+        tables.settled = max(tables.settled, count)
 
     def grow(self, tables: Tables, ids: list[int], first: int, end: int) -> Blocks | None:
         """Makes room for positions [first, end), everything before `first` being planned: publishes what is full,
@@ -168,11 +173,15 @@ class Cache:
         if not self._prefix or full <= tables.published:
             return
         extend(tables.hashes, tables.root, ids, self.block_tokens)
+        new: set[int] = set()
         for index, blocks in enumerate(tables.blocks):
             for i in range(tables.published, full):
-                if blocks[i] != NULL_BLOCK:
-                    self.pool.publish(blocks[i], (index, tables.hashes[i]))
+                if blocks[i] != NULL_BLOCK and self.pool.publish(blocks[i], (index, tables.hashes[i])):
+                    new.add(i)
         tables.published = full
+        if tables.settled < tables.prompt:
+            tables.written += self.block_tokens * sum(tables.settled <= i < tables.prompt for i in new)
+            tables.settled = max(tables.settled, full)
 
     def end(self, tables: Tables, *, forget: bool = False) -> None:
         """Drops all blocks, tails first in all groups alike, so that heads of prefixes are found longest. `forget`:

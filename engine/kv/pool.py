@@ -59,10 +59,13 @@ class Pool:
             else:
                 self._findable[block] = None
 
-    def publish(self, block: int, key: Key) -> None:
-        """Makes a held, full block findable. The first block with a key stays the one found."""
-        if self._key[block] is None and key not in self._by_key:
-            self._by_key[key], self._key[block] = block, key
+    def publish(self, block: int, key: Key) -> bool:
+        """Makes a held, full block findable, and says whether its content was not. The first block with a key stays the
+        one found."""
+        if self._key[block] is not None or key in self._by_key:
+            return False
+        self._by_key[key], self._key[block] = block, key
+        return True
 
     def forget(self, block: int) -> None:
         """The block's content is no longer to be found (its holders keep it)."""

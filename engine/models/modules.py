@@ -1,7 +1,8 @@
 """The module files of sentence-transformers: what stands behind the encoder of a published embedding model.
 
 modules.json lists Transformer, Pooling, Dense (any number) and Normalize, each in a folder with a config.json; Dense
-has weights of its own. Source: sentence_transformers/models of that library.
+has weights of its own. Source: sentence_transformers/models of that library. Without Pooling it is PyLate's: a vector
+of each token, of unit length, for late interaction. Source: pylate/models/colbert.py.
 """
 
 from collections.abc import Mapping
@@ -32,6 +33,18 @@ WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True)
+class Late:
+    """How a model of late interaction reads texts, queries and documents each in their own way. `markers`: the token
+    behind the first one (""; none). `lengths`: of all tokens together, texts are cut to it. `skipped`: tokens of a
+    document that are computed and not compared. `expands`: queries are filled up with mask tokens."""
+
+    markers: tuple[str, str]
+    lengths: tuple[int, int]
+    skipped: tuple[str, ...]
+    expands: bool
+
+
+@dataclass(frozen=True)
 class Modules:
     """`dense` in order, with the tensors of their files under the names of the folders. `longest`: tokens of a text, or
     None. `prompts`: texts put in front, by name."""
@@ -43,6 +56,7 @@ class Modules:
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str = ""
     similarity: str = "cosine"
+    late: Late | None = None
     files: tuple[tuple[str, Path], ...] = ()
 
     def tensors(self) -> dict[str, TensorInfo]:
@@ -65,12 +79,18 @@ def read_modules(folder: Path) -> Modules | None:
     kinds = [str(one.get("type", "")).rpartition(".")[2] for one in listed]
     strange = [kind for kind in kinds if kind not in SERVED]
     pools = [kind for kind in kinds if kind == "Pooling"]
-    if strange or kinds[:2] != ["Transformer", "Pooling"] or len(pools) != 1 or "Normalize" in kinds[:-1]:
+    is_late = kinds[:2] == ["Transformer", "Dense"] and not pools
+    is_whole = kinds[:2] == ["Transformer", "Pooling"] and len(pools) == 1
+    if strange or not (is_late or is_whole) or "Normalize" in kinds[:-1]:
         raise CheckpointError(
             f"{folder / LIST}: lists {', '.join(kinds) or 'nothing'}; served are Transformer, Pooling, any number of "
-            "Dense, and Normalize at the end, in this order"
+            "Dense, and Normalize at the end, in this order, or for late interaction the same without Pooling"
         )
-    found = Modules(_pool(folder / str(listed[1].get("path")) / "config.json"), normalizes=kinds[-1] == "Normalize")
+    if is_late:
+        found = Modules("first", normalizes=True, late=_late(folder / OF_THE_WHOLE))
+    else:
+        pool = _pool(folder / str(listed[1].get("path")) / "config.json")
+        found = Modules(pool, normalizes=kinds[-1] == "Normalize")
     for kind, one in zip(kinds, listed, strict=True):
         if kind == "Dense":
             name = str(one.get("path"))
@@ -96,10 +116,39 @@ def module_names(folder: Path) -> tuple[str, ...]:
     )
 
 
+def _late(file: Path) -> Late:
+    """What PyLate writes of each model; nothing is guessed of one that lacks it."""
+    values = _settings(file)
+    marks = values.get("query_prefix"), values.get("document_prefix")
+    lengths = values.get("query_length"), values.get("document_length")
+    skipped, expands = values.get("skiplist_words"), values.get("do_query_expansion")
+    is_texts = all(isinstance(mark, str) for mark in marks)
+    is_whole = all(isinstance(length, int) and length > 2 for length in lengths)
+    if not is_texts or not is_whole or not isinstance(skipped, list) or not isinstance(expands, bool):
+        raise CheckpointError(
+            f"{file}: a vector of each token comes out of this model, for late interaction; query_prefix, "
+            "document_prefix, query_length, document_length, skiplist_words and do_query_expansion must say how it "
+            "reads texts, as PyLate writes them"
+        )
+    if expands and values.get("attend_to_expansion_tokens") is not True:
+        raise CheckpointError(
+            f"{file}: queries are expanded by tokens that the others do not attend to (do_query_expansion without "
+            "attend_to_expansion_tokens), which is not served"
+        )
+    return Late(
+        (str(marks[0]), str(marks[1])),
+        (int(lengths[0] or 0), int(lengths[1] or 0)),
+        tuple(map(str, skipped)),
+        expands,
+    )
+
+
 def _with_texts(found: Modules, folder: Path) -> Modules:
     """What is said of texts before they become tokens."""
     of_text, whole = _settings(folder / OF_THE_TEXT), _settings(folder / OF_THE_WHOLE)
     longest, prompts = of_text.get("max_seq_length"), whole.get("prompts")
+    if found.late is not None:  # what a Transformer was last set to, for either kind of text
+        longest = max(found.late.lengths)
     return replace(
         found,
         longest=longest if isinstance(longest, int) and longest > 0 else None,
@@ -125,6 +174,8 @@ def _pool(file: Path) -> Pool:
 
 def _dense(file: Path, name: str) -> Dense:
     values = _settings(file)
+    if values.get("use_residual") is True:
+        raise CheckpointError(f"{file}: use_residual is true, which is not served")
     act = str(values.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     inputs, outputs = values.get("in_features"), values.get("out_features")
     if act not in ACTS:

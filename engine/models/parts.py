@@ -291,7 +291,8 @@ class Pooler:
     which a request may do without.
 
     `task` says what comes out: a vector for the whole (`embed`), numbers of its labels (`classify`), or those of each
-    token (`token_classify`). A vector may be cut to any of `dimensions`, before it is normalised."""
+    token (`token_classify`). A vector may be cut to any of `dimensions`, before it is normalised. Without `whole` there
+    are vectors of single tokens alone."""
 
     task: Literal["embed", "classify", "token_classify"]
     width: int  # numbers that come out
@@ -301,6 +302,7 @@ class Pooler:
     labels: tuple[str, ...] = ()
     dimensions: tuple[int, ...] = ()
     any_dimensions: bool = False
+    whole: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,16 +9,17 @@ difference).
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.api.config import TaskConfig
-from engine.api.errors import TaskError
+from engine.api.errors import CheckpointError, TaskError
 from engine.models.modules import Modules
 from engine.models.parts import Dense, Difference, Model, Pool, Pooler, TokenLogits
 from engine.models.pooled_decoders import UNREAD, embedder
 from engine.models.sources import join
+
+if TYPE_CHECKING:
+    from engine.text.tokenizer import Tokenizer
 
 POOLS: dict[str, Pool] = {"cls": "first", "last": "last", "mean": "mean", "max": "max"}
 
@@ -71,6 +72,9 @@ def _embedder(
 ) -> Model:
     if modules is not None:
         pooler = replace(pooler, pool=modules.pool, stages=modules.dense, activation=_end(modules.normalizes))
+        pooler = replace(pooler, whole=modules.late is None)
+    if wanted.pool != "auto" and not pooler.whole:
+        raise TaskError(f"model.pooling.pool: {wanted.pool}: this checkpoint gives vectors of tokens, and pools none")
     if wanted.pool != "auto":
         pooler = replace(pooler, pool=POOLS[wanted.pool])
     if wanted.normalize is not None:
@@ -117,26 +121,38 @@ def _unread(model: Model) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*model.unread, *UNREAD)))
 
 
-class _Vocabulary(msgspec.Struct):
-    vocab: dict[str, int] | list[tuple[str, float]]
-
-
-class _Tokenizer(msgspec.Struct):
-    model: _Vocabulary
-
-
 def _token_ids(words: tuple[str, str], folder: Path) -> tuple[int, ...]:
-    """Of words that the tokenizer has whole."""
-    file = folder / "tokenizer.json"
+    """Of words that are one token each."""
+    from engine.text.tokenizer import Tokenizer  # for the few models that are asked for such tokens
+
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_Tokenizer).model.vocab
-    except (OSError, msgspec.DecodeError) as error:
-        raise TaskError(f"model.task: score needs the ids of {' and '.join(words)}: {file}: {error}") from error
-    ids = found if isinstance(found, dict) else {token: number for number, (token, _) in enumerate(found)}
-    lacking = next((word for word in words if word not in ids), None)
-    if lacking is not None:
-        raise TaskError(f"model.pooling.score_tokens: {lacking!r} is no token of {file}; name two that are")
-    return tuple(ids[word] for word in words)
+        tokenizer = Tokenizer(folder)
+    except CheckpointError as error:
+        raise TaskError(f"model.task: score needs the ids of {' and '.join(words)}: {error}") from error
+    ids = [_token_id(tokenizer, word) for word in words]
+    for word, token in zip(words, ids, strict=True):
+        if token is None:
+            raise TaskError(
+                f"model.pooling.score_tokens: {word!r} is no token of {tokenizer.file}, which makes "
+                f"{len(tokenizer.encode(word, add_special_tokens=False))} of it; name two that are"
+            )
+    if ids[0] == ids[1]:
+        raise TaskError(f"model.pooling.score_tokens: {words[0]!r} and {words[1]!r} are one token; name two")
+    return tuple(token for token in ids if token is not None)
+
+
+def _token_id(tokenizer: "Tokenizer", word: str) -> int | None:
+    """As the vocabulary spells it; else as it is cut where a text goes on, or where one begins."""
+    if (spelled := tokenizer.convert_tokens_to_ids(word)) is not None:
+        return spelled
+    try:
+        ids = tokenizer.encode_bytes(word.encode())
+    except ValueError:  # there are no tokens for all of its bytes
+        return None
+    for one in (ids, tokenizer.encode(word, add_special_tokens=False)):
+        if len(one) == 1 and tokenizer.decode(one, skip_special_tokens=False).strip() == word.strip():
+            return one[0]
+    return None
 
 
 def reroot(model: Model, names: Mapping[str, object]) -> Model:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.api.errors import NOT_FINITE, NOTHING_LEFT
 from engine.api.messages import Logprob
 from engine.sampling.columns import Asked
 from engine.sampling.device_stages import (
@@ -25,7 +26,7 @@ from engine.sampling.device_stages import (
     penalties,
     token_mask,
 )
-from engine.sampling.pipeline import NOT_FINITE, NOTHING_LEFT, Sampled
+from engine.sampling.pipeline import Sampled
 from engine.sampling.rows import Rows
 from kernels.sampling.columns import DeviceColumns
 from kernels.sampling.sample import sample

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from engine.api.errors import NOT_FINITE, NOTHING_LEFT
 from engine.api.messages import Logprob
 from engine.sampling.allowed import allowed_token_ids
 from engine.sampling.bad_words import bad_words
@@ -38,9 +39,6 @@ EDITS: tuple[Callable[[Rows], Edit | None], ...] = (
     temperature,
 )
 CUTS: tuple[Cut, ...] = (min_p, top_k, top_p)
-
-NOT_FINITE = "the model's output is not finite (NaN or infinity); the weights or the dtype may be at fault"
-NOTHING_LEFT = "no token is possible here: grammar, allowed_token_ids, logit_bias and bad_words exclude all of them"
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,10 @@ def reason(kind: str, error: str) -> str:
     """llguidance's message without the dump of its state and without the place in the definition that it read."""
     text = error.split("\n<state>")[0].split("\n<non-verbose/>")[0].strip()
     if kind == "json_schema":
-        text = text.removeprefix("at 1(8): ").removeprefix("failed to compile JSON schema: ").split("\n")[0]
+        text = text.removeprefix("at 1(8): ").removeprefix("failed to compile JSON schema: ")
+        first, *others = text.split("\n")
+        cause = next((line for line in others if line.startswith("error: ")), "")  # of an expression in it
+        text = f"{first} {cause.removeprefix('error: ')}".strip()
     if len(text) > _MESSAGE:
         text = f"{text[:_MESSAGE]}…"
     return f"invalid {KINDS[kind]}: {text}"

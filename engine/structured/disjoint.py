@@ -54,11 +54,11 @@ def _parts(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Any]:
     parts = schema.get("allOf")
     found = list(parts) if isinstance(parts, list) else []
     if isinstance(schema.get("$ref"), str):
-        found.append(_resolved(schema["$ref"], root))
+        found.append(resolved(schema["$ref"], root))
     return found
 
 
-def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
+def resolved(reference: str, root: Mapping[str, Any]) -> Any:
     """The value at a pointer into the document; None for any other reference."""
     if not reference.startswith("#/"):
         return None

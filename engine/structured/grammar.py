@@ -46,6 +46,11 @@ class Matcher:
         self._ended = False
 
     @property
+    def free(self) -> int:
+        """No token of the reply can do without a mask."""
+        return 0
+
+    @property
     def finished(self) -> bool:
         """An end token was taken, or nothing but an end token may follow."""
         return self._ended or bool(self.matcher.is_stopped())

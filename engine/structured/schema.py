@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine.api.errors import RequestError
-from engine.structured.disjoint import Disjointness
+from engine.structured.disjoint import Disjointness, resolved
 from engine.structured.formats import PATTERNS
 
 Schema = dict[str, Any]
@@ -36,6 +36,7 @@ REFUSED: Final = {
     "dependencies": "earlier properties are not remembered; write the cases as anyOf",
     "unevaluatedItems": "beside allOf, anyOf, oneOf, $ref or contains it is not compiled; use items",
     "unevaluatedProperties": "beside allOf, anyOf, oneOf or $ref it is not compiled; use additionalProperties",
+    "$ref": "it leads back to itself, so that nothing says what it allows",
     "$dynamicRef": "references must be fixed; use $ref",
     "$recursiveRef": "references must be fixed; use $ref",
     "format": "of the formats of JSON Schema this one is not compiled; use pattern",
@@ -65,12 +66,13 @@ def enforce(schema: Schema | bool, *, strict: bool, param: str) -> Enforced:
     if isinstance(schema, bool):
         return Enforced(schema)
     old = any(draft in str(schema.get("$schema", "")) for draft in _OLD_DRAFTS)
-    rewriting = _Rewriting(Disjointness(schema), strict, param, old, [])
+    rewriting = _Rewriting(schema, Disjointness(schema), strict, param, old, [])
     return Enforced(rewriting.subschema(schema, "$"), tuple(rewriting.dropped))
 
 
 @dataclass(frozen=True)
 class _Rewriting:
+    root: Schema
     apart: Disjointness
     strict: bool
     param: str
@@ -104,7 +106,21 @@ class _Rewriting:
     def _is_out_of_reach(self, name: str, value: Any) -> bool:
         if name == "format":
             return value in _OPEN_FORMATS if isinstance(value, str) else False
+        if name == "$ref":
+            return isinstance(value, str) and self._is_circle(value)
         return name in REFUSED and name != "oneOf"
+
+    def _is_circle(self, reference: str) -> bool:
+        """Whether it leads to references alone, for ever. The compiler takes such a schema, which no reply can
+        finish."""
+        seen = set[str]()
+        value: Any = {"$ref": reference}
+        while isinstance(value, dict) and isinstance(value.get("$ref"), str):
+            if value["$ref"] in seen:
+                return True
+            seen.add(value["$ref"])
+            value = resolved(value["$ref"], self.root)
+        return False
 
     def _leave_out(self, name: str, place: str) -> None:
         if self.strict:

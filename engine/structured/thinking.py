@@ -3,16 +3,20 @@
 What is forced follows from the limit and the emitted ids alone, so a request that is resumed, or preempted, gets the
 same tokens. Reasoning is told by its text, as the reader of the reply tells it: a marker counts however it was cut into
 tokens.
+
+Most tokens need not wait for that: as each counts once at most, a budget of 100 with 40 used up leaves 60 that may be
+drawn before any of them is known (`free`), and behind the reasoning there is nothing left to hold to.
 """
 
 from collections.abc import Callable
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.api.messages import Thinking
 
+ALL: Final = 1 << 62  # tokens: more than any reply has
 _SPACE = b" \t\n\r"
 _WORD_BITS = 32
 
@@ -45,12 +49,24 @@ class Budget(Generic[InnerT]):
         self._state: Literal["before", "inside", "after"] = "inside" if limit.begun else "before"
         self._may_start = limit.begun and not limit.open  # the start marker may yet come, and is no thought
         self._text = b""  # as much of the present part as markers may reach over
-        self._count = 0  # tokens of reasoning
+        self._seen = 0  # tokens
+        self._count = 0  # of them, tokens of reasoning
         self._closing = 0  # of the tokens that close it, those that came last
 
     @property
     def finished(self) -> bool:
         return self.inner is not None and self.inner.finished
+
+    @property
+    def free(self) -> int:
+        """So many of the reply's first tokens need no mask, whatever those are that are not yet known."""
+        if self.inner is not None:
+            return 0
+        if self._state == "after":
+            return ALL
+        if self._state == "before":  # the next token may begin the reasoning
+            return self._seen + 1 + self._limit.budget
+        return self._seen + max(0, self._limit.budget - self._count)
 
     def forced(self) -> int | None:
         """The one token that must come next, if there is one."""
@@ -75,6 +91,7 @@ class Budget(Generic[InnerT]):
     def advance(self, token: int) -> None:
         if self.inner is not None:
             self.inner.advance(token)
+        self._seen += 1
         if self._state == "before":
             self._look_for_start(token)
         elif self._state == "inside":

@@ -27,7 +27,7 @@ class IncrementalDecoder:
     ) -> None:
         self._pieces = tokenizer.vocabulary
         self._hidden = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset[int]()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = b""  # of a character that is not whole
         self._strip = self._pieces.strip
         self._prime(prompt_ids)
 
@@ -42,13 +42,16 @@ class IncrementalDecoder:
                 tail.append(piece)
                 if len(tail) == _CONTEXT_TOKENS:
                     break
-        self._decoder.decode(b"".join(reversed(tail)))
+        prompt = b"".join(reversed(tail))
+        self._rest = prompt[codecs.utf_8_decode(prompt, "replace", False)[1] :]
 
     def push(self, token: int) -> str:
         """The text that this token completes; "" while a character is unfinished or for a hidden token."""
         if token in self._hidden:
             return ""
-        text = self._decoder.decode(self._pieces.bytes_of(token))
+        data = self._rest + self._pieces.bytes_of(token)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._rest = data[used:]
         while self._strip and text:
             if text[0] != self._pieces.strip_character:
                 self._strip = 0

@@ -6,11 +6,11 @@ still become part of a match: the longest stop string's length less one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True)
-class Stopped:
+class Stopped(msgspec.Struct, frozen=True):
     """What one token's text led to: `text` may be sent now; `stop` is the string that ended the reply, if one did."""
 
     text: str

@@ -30,7 +30,7 @@ from engine.weights.random import RandomWeights
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
-from engine.worker.memory import Meter, give_back, in_use
+from engine.worker.memory import Meter, give_back, in_use, returned_at_once
 from engine.worker.pooled import PooledRunner
 from engine.worker.rank_messages import Meeting
 from engine.worker.ranked import RankedWorker
@@ -167,7 +167,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         ranks=world.size,
     )
     blocks = pool_blocks(config, form)
-    with measured("loading"), _memory_errors("the weights"):
+    with measured("loading"), _memory_errors("the weights"), returned_at_once():
         progress("loading", 0.0)
         text_model = TextModel(
             checkpoint.model,

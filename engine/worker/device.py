@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.plan import StepPlan, StepResult
+from engine.api.errors import NOT_FINITE
+from engine.core.plan import Late, Masks, StepPlan, StepResult, wait
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import Layout
 from engine.layers.fused import DeviceStep, FusedModel
 from engine.sampling.device import DeviceSampler
-from engine.sampling.pipeline import NOT_FINITE
 from engine.sampling.rows import Rows
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.digest import digest
@@ -69,7 +69,7 @@ class DeviceRunner:
         self._graphs.keep(world.all_gather(own).bool().all(0).tolist())
         return taken
 
-    def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
         self._host.apply(plan)
         rows = plan_rows(plan)
         self._upload.send(plan, rows, self._host.columns)
@@ -77,7 +77,6 @@ class DeviceRunner:
             return lambda: StepResult(plan.step, ())
         self._upload.check(plan)
         count = len(rows.slots)
-        prepared = self._sampler.prepare(self._sampled_rows(rows, masks))
         out = self._forward(rows)
         slot, lengths, logits = self._upload.slot[:count], out.lengths[:count], out.logits
         if len(rows.sampling) < count or logits is None:
@@ -87,6 +86,7 @@ class DeviceRunner:
             logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
         logits = logits[: len(slot)]
         kept = (logits.float().clone(),) if plan.digested else ()  # sampling changes logits
+        prepared = self._sampler.prepare(self._sampled_rows(rows, wait(masks)))
         drawn = prepared(logits, slot, lengths, self._table.tokens, self._table.columns)
         NEXT_TOKENS(self._table.tokens, slot, lengths, drawn.ids)
         # A captured step's own outputs are written again by the next one, maybe before they are copied.
@@ -101,7 +101,7 @@ class DeviceRunner:
 
         return result
 
-    def _sampled_rows(self, rows: PlanRows, masks: dict[int, np.ndarray]) -> Rows:
+    def _sampled_rows(self, rows: PlanRows, masks: Masks) -> Rows:
         return Rows(
             rows.slots[rows.sampling],
             rows.ends[rows.sampling],

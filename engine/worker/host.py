@@ -7,12 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.core.plan import StepPlan, StepResult
+from engine.api.errors import NOT_FINITE
+from engine.core.plan import Late, Masks, StepPlan, StepResult, wait
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.model import TextModel
 from engine.sampling.noise import Noise
-from engine.sampling.pipeline import NOT_FINITE, Prepared
+from engine.sampling.pipeline import Prepared
 from engine.sampling.rows import Rows
 from engine.worker.batch import build_batch
 from engine.worker.digest import digest
@@ -28,23 +29,22 @@ class HostRunner:
         self._text_model, self._layout, self._pages, self._table = text_model, layout, pages, table
         self._noise = Noise(text_model.model.embed.vocab, pages.device, text_model.target.team)
 
-    def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
         result = self._run(plan, masks)
         return lambda: result
 
-    def _run(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> StepResult:
+    def _run(self, plan: StepPlan, masks: Masks | Late) -> StepResult:
         self._table.apply(plan)
         rows = plan_rows(plan)
         if not len(rows.slots):
             return StepResult(plan.step, ())
         batch = self._batch(rows)
-        prepared = Prepared(self._sampled_rows(rows, masks), self._noise)
         hidden = self._text_model.forward(batch, self._pages)
         failed = rows_not_finite(hidden, batch)
         at = torch.from_numpy(rows.sampling).to(hidden.device)
         logits = self._text_model.logits(hidden[batch.last[at]])
         digests = [digest(row) for row in logits.cpu().numpy()] if plan.digested else []  # sampling changes logits
-        sampled = prepared.finish(logits)
+        sampled = Prepared(self._sampled_rows(rows, wait(masks)), self._noise).finish(logits)
         self._table.write(rows.slots[rows.sampling], rows.ends[rows.sampling], np.array(sampled.ids, np.int64))
         scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team)
         return step_result(plan, rows, sampled, scored, failed, digests)
@@ -62,7 +62,7 @@ class HostRunner:
             device=self._pages.device,
         )
 
-    def _sampled_rows(self, rows: PlanRows, masks: dict[int, np.ndarray]) -> Rows:
+    def _sampled_rows(self, rows: PlanRows, masks: Masks) -> Rows:
         return Rows(
             rows.slots[rows.sampling],
             rows.ends[rows.sampling],

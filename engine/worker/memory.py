@@ -8,6 +8,7 @@ has them. Memory that was asked for and never written to counts nowhere.
 import contextlib
 import ctypes
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +18,9 @@ from engine.api.messages import Taken
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
+_MATRIX_BYTES = 1 << 18
+_MOST_BYTES = 32 << 20
 
 
 class Meter:
@@ -41,6 +45,24 @@ class Meter:
             high = self._all  # an old peak that still stands says nothing about this code
         kept = own - self._own
         self.taken = Taken(str(self._device), kept, max(kept, max(high, everything) - self._all))
+
+
+@contextlib.contextmanager
+def returned_at_once() -> Iterator[None]:
+    """Within, memory of a matrix goes back to the system when it is freed. glibc by itself raises its threshold to the
+    largest piece that was freed, and keeps twice as much: the most that loading takes would differ from start to start
+    by half a model of 40 MB. Afterwards the threshold is where glibc's own rises to at most, as steps free and take the
+    same sizes again and again. Other libraries than glibc have no such option."""
+    option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if option is None:
+        yield
+        return
+    option(_MMAP_THRESHOLD, _MATRIX_BYTES)
+    try:
+        yield
+    finally:
+        option(_MMAP_THRESHOLD, _MOST_BYTES)
+        option(_TRIM_THRESHOLD, 2 * _MOST_BYTES)
 
 
 def give_back() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.api.messages import Pooled, Pooling
-from engine.core.plan import NewRow, StepPlan, StepResult
+from engine.core.plan import Late, Masks, NewRow, StepPlan, StepResult
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.model import TextModel
@@ -39,7 +39,7 @@ class PooledRunner:
         self._has_segments = text_model.model.embed.segments is not None
         self._open: dict[int, Open] = {}
 
-    def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
         self._take(plan)
         rows = plan_rows(plan)
         if not len(rows.slots):

@@ -6,14 +6,14 @@ which went different ways are found at once and not by their text.
 """
 
 import zlib
-from collections.abc import Mapping
+from concurrent.futures import Future
 
 import msgspec
 import numpy as np
 
 from engine.api.config import EngineConfig
 from engine.api.messages import RankMemory
-from engine.core.plan import StepPlan, StepResult
+from engine.core.plan import Late, Masks, StepPlan, StepResult
 
 
 class Meeting(msgspec.Struct, frozen=True):
@@ -32,14 +32,20 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     meeting: Meeting
 
 
+Packed = dict[int, bytes]  # allowed tokens by index of the plan's row, 32 to a word
+
+
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """`masks`: allowed tokens by index of the plan's row, 32 to a word."""
+    """Without `masks` they follow in a message of their own."""
 
     plan: StepPlan
-    masks: dict[int, bytes]
+    masks: Packed | None
 
-    def arrays(self) -> dict[int, np.ndarray]:
-        return {row: np.frombuffer(mask, np.uint32) for row, mask in self.masks.items()}
+
+class LateMasks(msgspec.Struct, frozen=True, tag="masks"):
+    """Of the oldest step that came without any."""
+
+    masks: Packed
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):
@@ -76,7 +82,7 @@ class Broken(msgspec.Struct, frozen=True, tag="broken"):
 
 ALIVE_S = 1.0
 
-ToRank = Begin | Step
+ToRank = Begin | Step | LateMasks
 FromRank = Loading | Built | Done | Alive | Broken
 
 encode = msgspec.msgpack.Encoder().encode
@@ -84,8 +90,20 @@ to_rank = msgspec.msgpack.Decoder(ToRank).decode
 from_rank = msgspec.msgpack.Decoder(FromRank).decode
 
 
-def step_message(plan: StepPlan, masks: Mapping[int, np.ndarray]) -> bytes:
-    return encode(Step(plan, {row: np.ascontiguousarray(mask, np.uint32).tobytes() for row, mask in masks.items()}))
+def step_message(plan: StepPlan, masks: Masks | Late) -> bytes:
+    return encode(Step(plan, None if isinstance(masks, Future) else _packed(masks)))
+
+
+def masks_message(masks: Masks) -> bytes:
+    return encode(LateMasks(_packed(masks)))
+
+
+def unpacked(masks: Packed) -> Masks:
+    return {row: np.frombuffer(mask, np.uint32) for row, mask in masks.items()}
+
+
+def _packed(masks: Masks) -> Packed:
+    return {row: np.ascontiguousarray(mask, np.uint32).tobytes() for row, mask in masks.items()}
 
 
 def checksum(result: StepResult) -> int:

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from engine.core.plan import StepPlan, StepResult
+from engine.core.plan import Late, Masks, StepPlan, StepResult
 from engine.worker.ranks import Ranks
 from engine.worker.worker import Running, Worker
 
@@ -36,7 +34,7 @@ class RankedWorker:
         self.memory = (*own.memory, *ranks.memory)
         self.arithmetic, self.reserved = own.arithmetic, own.reserved
 
-    def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> RankedStep:
+    def start(self, plan: StepPlan, masks: Masks | Late) -> RankedStep:
         self._ranks.send(plan, masks)
         return RankedStep(self._own.start(plan, masks), self._ranks)
 

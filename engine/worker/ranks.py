@@ -14,19 +14,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from engine.api import errors
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError
 from engine.api.messages import RankMemory
-from engine.core.plan import StepPlan, StepResult
+from engine.core.plan import Late, Masks, StepPlan, StepResult
 from engine.worker.rank_messages import (
     ALIVE_S,
     Begin,
@@ -39,6 +39,7 @@ from engine.worker.rank_messages import (
     checksum,
     encode,
     from_rank,
+    masks_message,
     step_message,
 )
 from engine.worker.watch import Watch
@@ -123,16 +124,24 @@ class Ranks:
         for rank, built in self._built.items():
             assert built.blocks == blocks, f"rank {rank} has {built.blocks} blocks of cache, rank 0 has {blocks}"
 
-    def send(self, plan: StepPlan, masks: Mapping[int, np.ndarray]) -> None:
-        """To all ranks; what rank 0 sends first they run first. Raises what ended the ranks."""
+    def send(self, plan: StepPlan, masks: Masks | Late) -> None:
+        """To all ranks; what rank 0 sends first they run first. Late masks follow. Raises what ended the ranks."""
         with self._changed:
             self._watch.sent()
-        message = step_message(plan, masks)
         try:
-            for connection in self._sockets.values():
-                connection.send_bytes(message)
+            self._send(step_message(plan, masks))
         except OSError as error:
             raise self.explained(error) from error
+        if isinstance(masks, Future):
+            masks.add_done_callback(self._send_masks)
+
+    def _send_masks(self, late: Late) -> None:
+        with suppress(OSError):  # who listens hears that a rank is gone
+            self._send(masks_message(late.result()))
+
+    def _send(self, message: bytes) -> None:
+        for connection in self._sockets.values():
+            connection.send_bytes(message)
 
     def settled(self, result: StepResult) -> None:
         """Rank 0 has finished the next step. Raises what ended the ranks."""

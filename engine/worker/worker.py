@@ -6,12 +6,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from engine.api.golden import Arithmetic
 from engine.api.messages import RankMemory
-from engine.core.plan import StepPlan, StepResult
+from engine.core.plan import Late, Masks, StepPlan, StepResult
 from engine.kv.layout import Layout
 from engine.models.footprint import PARTS
 from engine.models.parts import Model
@@ -20,9 +19,9 @@ from engine.models.parts import Model
 class Runner(Protocol):
     """How a kind of device runs a step."""
 
-    def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Callable[[], StepResult]:
+    def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
         """Called in the worker's thread. The device may still be busy when it returns; what it returns waits for the
-        step, and is called in another thread."""
+        step, and is called in another thread. Late masks are waited for once the model runs."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +65,14 @@ class Worker:
         self._runner = runner
         self._thread = ThreadPoolExecutor(1, "worker", initializer=_begin, initargs=(threads, cpu, gpu))
 
-    def start(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Running:
+    def start(self, plan: StepPlan, masks: Masks | Late) -> Running:
         """Queues a step. `masks`: allowed tokens by index of the plan's row (see `engine.structured`)."""
         return Running(self._thread.submit(self._run, plan, masks))
 
     def close(self) -> None:
         self._thread.shutdown()
 
-    def _run(self, plan: StepPlan, masks: dict[int, np.ndarray]) -> Callable[[], StepResult]:
+    def _run(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
         with torch.inference_mode():
             return self._runner.start(plan, masks)
 

@@ -33,11 +33,13 @@ _ARM = ("aarch64", "arm64")
 _AVX512_PARTS = ("f", "bw", "vl", "dq", "vnni")
 _AVX512 = (*(f"-mavx512{part}" for part in _AVX512_PARTS), "-mfma", "-mf16c", "-mprefer-vector-width=512")
 _AVX512_NEEDS = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni"))
+_AVX2, _AVX2_NEEDS = ("-mavx2", "-mfma", "-mf16c"), frozenset(("avx2", "fma", "f16c"))
 _AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 VARIANTS = (
     Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512, *_AMX), (16, 4, 4)),
     Variant("avx512", _X86, _AVX512_NEEDS, _AVX512, (16, 4, 4)),
-    Variant("avx2", _X86, frozenset(("avx2", "fma", "f16c")), ("-mavx2", "-mfma", "-mf16c"), (8, 2, 4)),
+    Variant("avxvnni", _X86, _AVX2_NEEDS | {"avx_vnni"}, (*_AVX2, "-mavxvnni"), (8, 4, 4)),
+    Variant("avx2", _X86, _AVX2_NEEDS, _AVX2, (8, 2, 4)),
     Variant("neon", _ARM, frozenset(("asimddp",)), ("-march=armv8.2-a+dotprod",), (4, 4, 4)),
     Variant("base", (*_X86, *_ARM), frozenset(), (), (4, 1, 1)),
 )

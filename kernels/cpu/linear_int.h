@@ -17,7 +17,7 @@
 
 #include "linear.h"
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr int64_t WORD8 = 4, WORD4 = 4;  // inputs of one word
 #elif defined(__AVX2__)
 constexpr int64_t WORD8 = 2, WORD4 = 4;
@@ -39,10 +39,21 @@ constexpr int MOST_ROWS4 = 8;
 constexpr int64_t BLOCK8 = 64;  // inputs of a matrix tile of 8-bit weights, see linear_amx.h
 constexpr int64_t PART = 32;  // inputs whose products with 4 bits can be summed in 16 bits: 8 · 2 · 15 · 127 < 2^15
 
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+// sum[lane] += Σ_i w[lane][i] · x[i] over 4 unsigned bytes of w and signed ones of x
+static inline vi dot_bytes(vi sum, vi w, int32_t x) {
+#if defined(__AVX512VNNI__)
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(x));
+#else
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, _mm256_set1_epi32(x));
+#endif
+}
+#endif
+
 // One word of 8-bit weights of W outputs, as dot8 takes it.
 static inline vi word8(const uint8_t* w) {
-#if defined(__AVX512VNNI__)
-    return (vi)_mm512_loadu_si512(w);
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+    return load((const int32_t*)w);
 #elif defined(__AVX2__)
     return (vi)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)w));
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -54,8 +65,8 @@ static inline vi word8(const uint8_t* w) {
 
 // sum[lane] += Σ_i w[lane][i] · x[i] over one word
 static inline vi dot8(vi sum, vi w, int32_t x) {
-#if defined(__AVX512VNNI__)
-    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(x));
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+    return dot_bytes(sum, w, x);
 #elif defined(__AVX2__)
     return sum + (vi)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(x));
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -74,14 +85,12 @@ static inline vi dot8(vi sum, vi w, int32_t x) {
 
 // sums[r] += Σ w · x over PART inputs of 4 bits; x: the words of PART inputs for R rows.
 template <int R> static inline __attribute__((always_inline)) void dot4(const uint8_t* w, const int32_t* x, vi (&sums)[R]) {
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
     UNROLL for (int pair = 0; pair < PART / 8; pair++) {
-        const __m512i low_half = _mm512_set1_epi8(15);
-        __m512i both = _mm512_loadu_si512(w + pair * W * WORD4);
-        __m512i low = _mm512_and_si512(both, low_half), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
+        const vi both = load((const int32_t*)(w + pair * W * WORD4)), low = both & 0x0f0f0f0f, high = (both >> 4) & 0x0f0f0f0f;
         UNROLL for (int r = 0; r < R; r++) {
-            __m512i sum = _mm512_dpbusd_epi32((__m512i)sums[r], low, _mm512_set1_epi32(x[(2 * pair) * R + r]));
-            sums[r] = (vi)_mm512_dpbusd_epi32(sum, high, _mm512_set1_epi32(x[(2 * pair + 1) * R + r]));
+            sums[r] = dot_bytes(sums[r], low, x[(2 * pair) * R + r]);
+            sums[r] = dot_bytes(sums[r], high, x[(2 * pair + 1) * R + r]);
         }
     }
 #elif defined(__AVX2__)

@@ -51,7 +51,7 @@ def test_tokens_are_counted_as_they_are_used(client):
     messages = [{"role": "user", "content": SUM}]
     counted = client.messages.count_tokens(model="demo", messages=messages).input_tokens
     used = client.messages.create(model="demo", max_tokens=1, messages=messages).usage
-    assert counted == used.input_tokens + used.cache_read_input_tokens
+    assert counted == used.input_tokens + used.cache_creation_input_tokens + used.cache_read_input_tokens
 
 
 @pytest.mark.shows("anthropic", "errors")

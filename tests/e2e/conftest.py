@@ -103,6 +103,11 @@ class Appliance:
         return self.process.wait(timeout=PATIENCE_S)
 
 
+def _listen_to_hangups() -> None:
+    """Where the tests run under nohup, an appliance would inherit that SIGHUP says nothing."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Appliance]]:
     """Starts appliances and stops at the end whatever still runs."""
@@ -115,7 +120,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., A
         with log.open("w") as out:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,
-                env={**os.environ, "TEST_MARKER": marker, **environment},
+                env={**os.environ, "TEST_MARKER": marker, **environment}, preexec_fn=_listen_to_hangups,
             )  # fmt: skip
         started.append(Appliance(process, f"http://127.0.0.1:{port}", log, marker))
         return started[-1]

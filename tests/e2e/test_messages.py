@@ -7,7 +7,7 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.appliance.http.message_order import assembled, records
+from tests.appliance.http.messages.order import assembled, records
 
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -22,6 +22,11 @@ def client(demo):
         yield client
 
 
+def whole_prompt(usage):
+    """What was computed and is not kept, what was computed and is, and what was read."""
+    return usage.input_tokens + usage.cache_creation_input_tokens + usage.cache_read_input_tokens
+
+
 def create(client, **fields):
     return client.messages.create(**{"model": "demo", "max_tokens": 200, "extra_body": GREEDY, **fields})
 
@@ -32,7 +37,7 @@ def test_the_demo_model_answers_a_message(client):
     assert "42" in message.content[0].text and message.stop_reason == "end_turn"
     counted = client.messages.count_tokens(model="demo", messages=QUESTION).input_tokens
     usage = message.usage
-    assert counted == usage.input_tokens + usage.cache_read_input_tokens > 0 and usage.output_tokens > 10
+    assert counted == whole_prompt(usage) > 0 and usage.output_tokens > 10
 
 
 @pytest.mark.parametrize("thinking", [{"type": "disabled"}, {"type": "adaptive"}])
@@ -112,14 +117,16 @@ def test_a_repeated_prompt_is_read_from_the_cache_and_counted(client):
     system = "Remember these words: " + " ".join(f"word{number}" for number in range(60))
     fields = {"system": system, "messages": QUESTION, "tools": [WEATHER]}
     counted = client.messages.count_tokens(model="demo", **fields).input_tokens
-    reads = []
+    reads, writes = [], []
     for _ in range(2):
         events = list(create(client, stream=True, **fields))
         start = events[0].message.usage.input_tokens
         end = next(event.usage for event in events if event.type == "message_delta")
-        assert start == counted == end.input_tokens + end.cache_read_input_tokens
+        assert start == counted == whole_prompt(end)
         reads.append(end.cache_read_input_tokens)
+        writes.append(end.cache_creation_input_tokens)
     assert reads[0] < reads[1] and reads[1] > counted / 2
+    assert writes[0] > counted / 2 and writes[1] == 0 and reads[1] >= reads[0] + writes[0] - 1
 
 
 def test_a_client_that_leaves_a_stream_frees_it(demo, eventually):

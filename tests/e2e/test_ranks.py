@@ -68,7 +68,7 @@ def test_an_engine_that_lost_a_rank_is_restarted_whole_and_its_stream_goes_on(la
     eventually("another engine", lambda: appliance.pids().get("engine-0") not in (None, engine))
     eventually("another rank", lambda: rank_of(appliance) not in (None, before))
     assert not errors and "".join(pieces) == whole
-    assert f"rank 1 (process {before}) was killed by SIGKILL" in appliance.output()
+    assert f"rank 1 (process {before}) was killed by SIGKILL" in appliance.output(), appliance.output()
     appliance.wait_ready()
     assert appliance.client.post("/v1/completions", json=LONG).json()["choices"][0]["text"] == whole
     assert appliance.stop() == 0

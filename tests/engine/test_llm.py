@@ -1,6 +1,7 @@
 """The offline engine: text in, text out, stops, errors, times, structured output."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -349,3 +350,92 @@ def test_a_thinking_budget_is_exact_alone_in_a_crowd_and_under_a_grammar(grammar
         assert tuple(crowd[2].ids[5:7]) == close
         if grammar is not None:
             assert alone.text[7:] == "!" and alone.finish == "stop"
+
+
+AB = Grammar("regex", "(ab){1,4}")
+
+
+def test_a_stop_string_cuts_a_sentence_and_one_beyond_its_end_does_not(llm):
+    whole = Grammar("regex", "abbc")
+    for stop, text, reason in (("bb", "a", "bb"), ("c", "abb", "c"), ("abbc", "", "abbc"), ("cd", "abbc", None)):
+        reply = llm.generate("x", Params(seed=1, max_tokens=9, grammar=whole, stop=(stop,)))[0]
+        assert (reply.text, reply.finish, reply.stop_reason) == (text, "stop", reason), stop
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("least", "text"), [(0, "ab"), (3, "abab"), (6, "ababab"), (8, "abababab"), (30, "abababab")])
+def test_min_tokens_keeps_a_sentence_going_as_long_as_it_can(least, text, temperature, llm):
+    """The model wants to end; beyond the longest sentence the grammar has the last word, and nothing hangs."""
+    eager = {256: 100.0}
+    params = Params(temperature=temperature, seed=1, max_tokens=40, min_tokens=least, grammar=AB, logit_bias=eager)
+    reply = llm.generate("x", params)[0]
+    assert (reply.text, reply.finish) == (text, "stop")
+
+
+def test_a_sentence_that_is_over_ends_the_reply_though_ends_are_ignored(llm):
+    reply = llm.generate("x", Params(seed=1, max_tokens=40, ignore_eos=True, logit_bias={256: 100.0}, grammar=AB))[0]
+    assert (reply.text, reply.finish) == ("abababab", "stop")
+    endless = Grammar("regex", "a+")
+    reply = llm.generate("x", Params(seed=1, max_tokens=9, ignore_eos=True, logit_bias={256: 100.0}, grammar=endless))[
+        0
+    ]
+    assert (reply.text, reply.finish) == ("a" * 9, "length")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs_of_a_constrained_token_are_of_what_was_possible(temperature, llm):
+    """They sum to one over the tokens that the grammar allows, and no others have any."""
+    params = Params(temperature=temperature, seed=2, max_tokens=9, grammar=Grammar("regex", "[abc]{3}d"), logprobs=5)
+    reply = llm.generate("x", params)[0]
+    for number, scored in enumerate(reply.logprobs):
+        possible = {value for value in scored.top_logprobs if value > -math.inf}
+        allowed = set(llm.tokenizer.encode("abc" if number < 3 else "d"))
+        found = {token for token, value in zip(scored.top_ids, scored.top_logprobs, strict=True) if value > -math.inf}
+        assert found == allowed and scored.token in allowed
+        assert sum(map(math.exp, possible)) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_else_bends_the_distribution_never_leaves_the_language(temperature, llm):
+    """Penalties, biases against all that is allowed and for what is not, cuts, words that are banned."""
+    a, b, c, z = (llm.tokenizer.encode(letter)[0] for letter in "abcz")
+    changes = [
+        {"logit_bias": {z: 100.0, a: -100.0, b: -100.0, c: -100.0}},
+        {"repetition_penalty": 2.0, "frequency_penalty": 2.0, "presence_penalty": 2.0},
+        {"repetition_penalty": 0.1, "frequency_penalty": -2.0},
+        {"top_k": 1},
+        {"top_p": 0.01, "min_p": 0.5},
+        {"bad_words": ((a, a), (b, b), (c, c), (z,))},
+        {"allowed_token_ids": (a, b, z)},
+        {"min_tokens": 20, "stop_token_ids": (z,)},
+    ]
+    grammar = Grammar("regex", "[abc]{4,6}")
+    asked = [
+        Params(temperature=temperature, seed=seed, max_tokens=12, grammar=grammar, **change)
+        for change in changes
+        for seed in range(3)
+    ]
+    for params, reply in zip(asked, llm.generate(["x"] * len(asked), asked), strict=True):
+        assert reply.finish == "stop" and re.fullmatch("[abc]{4,6}", reply.text), (params, reply.text, reply.error)
+        if params.bad_words:
+            assert not re.search("aa|bb|cc", reply.text)
+        if params.allowed_token_ids:
+            assert "c" not in reply.text
+        if params.min_tokens:
+            assert len(reply.text) == 6
+
+
+def test_wishes_that_leave_nothing_are_an_error_of_the_request_and_others_go_on(llm):
+    a, b = (llm.tokenizer.encode(letter)[0] for letter in "ab")
+    sentence = Grammar("regex", "ab")
+    wishes = [
+        Params(max_tokens=9, grammar=sentence, bad_words=((a,),)),
+        Params(max_tokens=9, grammar=sentence, bad_words=((a, b),)),
+        Params(max_tokens=9, grammar=sentence, allowed_token_ids=(b,)),
+        Params(max_tokens=9, grammar=sentence, allowed_token_ids=(a,), logprobs=3, seed=1),
+    ]
+    *replies, free = llm.generate(["x"] * 5, [*wishes, Params(seed=1, max_tokens=20, ignore_eos=True)])
+    for reply, text in zip(replies, ("", "a", "", "a"), strict=True):
+        assert (reply.finish, reply.text) == ("error", text) and "no token is possible" in reply.error
+    assert free.finish == "length" and len(free.ids) == 20
+    assert llm.generate("x", Params(grammar=sentence, max_tokens=9))[0].text == "ab"

@@ -197,14 +197,14 @@ def test_a_decoder_scores_by_the_probability_of_yes(tmp_path):
     model = random_model("qwen3")
     model.save_pretrained(tmp_path)
     words = {"no": 5, "yes": 9}
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": words}}))
+    real = {"version": "1.0", "model": {"type": "BPE", "vocab": words, "merges": []}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(real))
     each = prompts(19, 3)
     checkpoint = read_checkpoint(tmp_path, task=TaskConfig(task="score"))
     check_tensors(checkpoint.model, checkpoint.tensors)
     (tmp_path / "tokenizer.json").rename(tmp_path / "kept.json")
     with pytest.raises(CheckpointError, match="score needs the ids of yes and no"):
         read_checkpoint(tmp_path, task=TaskConfig(task="score"))
-    real = {"version": "1.0", "model": {"type": "BPE", "vocab": words, "merges": []}}
     (tmp_path / "tokenizer.json").write_text(json.dumps(real))
     with LLM(tmp_path, task=TaskConfig(task="score"), kv_bytes=1 << 20) as llm:
         scores, differences = llm.pool(each, Pooling("classify")), llm.pool(each, Pooling("classify", activate=False))
@@ -281,6 +281,57 @@ def test_modules_that_are_not_served_are_refused(tmp_path):
     (path / "modules.json").write_text(text)
     with pytest.raises(CheckpointError, match="lists Transformer, Pooling, WeightedLayerPooling; served are"):
         read_checkpoint(path)
+
+
+LATE = {
+    **{"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 12, "document_length": 40},
+    **{"skiplist_words": ["."], "do_query_expansion": False, "attend_to_expansion_tokens": False},
+}
+
+
+def late(path: Path, **changes) -> torch.Tensor:
+    """Saves a model as PyLate does; its projection of states. What is None is left out."""
+    save("modernbert", path)
+    kinds = ("sentence_transformers.models.Transformer", "pylate.models.Dense.Dense")
+    listed = [{"idx": at, "name": str(at), "path": "1_Dense" * at, "type": kind} for at, kind in enumerate(kinds)]
+    (path / "modules.json").write_text(json.dumps(listed))
+    said = {name: value for name, value in (LATE | changes).items() if value is not None}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(said))
+    (path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 11}))
+    (path / "1_Dense").mkdir()
+    act = "torch.nn.modules.linear.Identity"
+    dense = {"in_features": 48, "out_features": 16, "bias": False, "activation_function": act, "use_residual": False}
+    (path / "1_Dense" / "config.json").write_text(json.dumps(dense))
+    weight = torch.randn(16, 48, generator=torch.Generator().manual_seed(5))
+    save_file({"linear.weight": weight}, path / "1_Dense" / "model.safetensors")
+    return weight
+
+
+def test_a_model_of_late_interaction_gives_a_vector_of_each_token(tmp_path):
+    weight = late(tmp_path / "late")
+    each = prompts(1, 12, 40, 7)
+    with LLM(tmp_path / "late", max_step_tokens=64) as llm:
+        found = llm.pool(each, Pooling("token_embed"))
+        with pytest.raises(RequestError, match="embed were asked for; this model is served to token_embed"):
+            llm.pool(each, EMBED)
+        assert llm.config.max_context == 40, "documents are as long, whatever the Transformer was last set to"
+    for got, ids in zip(found, each, strict=True):
+        np.testing.assert_allclose(got, normed(states(tmp_path / "late", ids) @ weight.T), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"do_query_expansion": True}, "which is not served"),
+        ({"do_query_expansion": None}, "do_query_expansion must say how it reads texts"),
+        ({"query_prefix": None}, "query_prefix, document_prefix, query_length"),
+        ({"document_length": "long"}, "must say how it reads texts"),
+    ],
+)
+def test_late_interaction_that_is_not_served_is_refused(tmp_path, changes, told):
+    late(tmp_path / "late", **changes)
+    with pytest.raises(CheckpointError, match=told):
+        read_checkpoint(tmp_path / "late")
 
 
 def test_a_checkpoint_in_the_keys_of_nomics_first_code_is_read(tmp_path):

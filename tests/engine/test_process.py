@@ -7,16 +7,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+import engine.__main__ as program
 from engine.api.client import EngineClient, Interrupted
 from engine.api.config import EngineConfig, write_config
 from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineGone, RequestError, StepError
 from engine.api.frames import FrameReader, encode, from_engine
 from engine.api.messages import Output, Sampling, Submit
 from engine.core.replay import main as replay
+from engine.worker.ranks import RankLost
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -308,3 +311,26 @@ def test_a_configuration_that_cannot_work_is_one_line_and_a_permanent_exit(engin
     code, said = engine(**changes).end()
     assert code == EXIT_PERMANENT
     assert words in said and len(said.splitlines()) == 1
+
+
+def test_two_threads_that_meet_one_cause_end_the_process_with_its_code_and_say_it_once(tmp_path, monkeypatch):
+    """The second one ends the process only when the first has said what happened."""
+    begun, said = threading.Event(), []
+
+    def slow(*words, **_):
+        said.append(words[0])
+        begun.set()
+        threading.Event().wait(0.2)
+
+    def build(config, progress, took, lost):
+        threading.Thread(target=lost, args=(RankLost("rank 1 (process 7) was killed by SIGKILL"),)).start()
+        assert begun.wait(30)
+        raise RankLost("rank 1 (process 7) was killed by SIGKILL")
+
+    monkeypatch.setattr(program, "print", slow, raising=False)
+    monkeypatch.setattr(program, "LAST_WORDS_S", 0.01)
+    config = EngineConfig(
+        model="", socket=str(tmp_path / "s"), device="cpu", dtype="float32", kv_bytes=1, max_context=1
+    )
+    assert program.serve(config, build) == EXIT_CRASH
+    assert said == ["slipway engine: rank: rank 1 (process 7) was killed by SIGKILL"]

@@ -513,6 +513,8 @@ def cpu(tmp_path, monkeypatch, text):
 def test_only_what_the_cpu_can_run_is_usable(tmp_path, monkeypatch):
     cpu(tmp_path, monkeypatch, "processor : 0\nflags\t\t: fpu sse2 avx2 fma f16c\n")
     assert usable() == ("avx2", "base")
+    cpu(tmp_path, monkeypatch, "processor : 0\nflags\t\t: fpu sse2 avx2 fma f16c avx_vnni\n")
+    assert usable() == ("avxvnni", "avx2", "base")
     cpu(tmp_path, monkeypatch, "processor : 0\nFeatures : asimd\n")
     assert usable() == ("base",)
     monkeypatch.setattr(library, "CPU_FACTS", tmp_path / "nothing")

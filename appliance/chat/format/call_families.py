@@ -4,10 +4,29 @@ from dataclasses import replace
 
 from appliance.chat.format.declaration import Calls
 from appliance.chat.format.json_call import JsonCall
+from appliance.chat.format.keyed_json import KeyedJson
 from appliance.chat.format.loose import Syntax
 from appliance.chat.format.loose_call import LooseCall
 from appliance.chat.format.named_json import NamedJson
-from appliance.chat.format.tags import Tags
+from appliance.chat.format.tag_families import (
+    DEEPSEEK_V4,
+    DEEPSEEK_V32,
+    DOTS,
+    GLM45,
+    GLM47,
+    HY_V3,
+    HY_V3_OPENSOURCE,
+    HY_V4,
+    K2_HORIZON,
+    KIMI_K3,
+    MIMO,
+    MINICPM5,
+    MINIMAX_M2,
+    MINIMAX_M3,
+    QWEN3_CODER,
+    SEED_OSS,
+    STEP3,
+)
 
 _PARAMETERS_FIRST = ("parameters", "arguments")
 
@@ -26,90 +45,6 @@ LONGCAT = Calls(
     begin="<longcat_tool_call>\n",
     end="\n</longcat_tool_call>",
     recognised_by=("<longcat_tool_call>",),
-)
-
-# Arguments in tags of their own.
-_QWEN_TAGS = Tags(("<function=", ">"), ("<parameter=", ">"), "</parameter>", "</function>", trim="\n")
-QWEN3_CODER = Calls(
-    "qwen3_coder",
-    _QWEN_TAGS,
-    begin="<tool_call>\n",
-    end="\n</tool_call>",
-    starts=("<function=",),
-    recognised_by=("<tool_call>", "<function=", "<parameter="),
-)
-MIMO = replace(QWEN3_CODER, name="mimo", body=replace(_QWEN_TAGS, trim=""), model_types=("mimo",))
-SEED_OSS = Calls(
-    "seed_oss",
-    replace(_QWEN_TAGS, trim=""),
-    begin="<seed:tool_call>\n",
-    end="\n</seed:tool_call>",
-    recognised_by=("<seed:tool_call>",),
-)
-_INVOKE = Tags(('<invoke name="', '">'), ('<parameter name="', '">'), "</parameter>", "</invoke>")
-MINIMAX_M2 = Calls(
-    "minimax_m2",
-    _INVOKE,
-    open="<minimax:tool_call>\n",
-    close="\n</minimax:tool_call>",
-    recognised_by=("<minimax:tool_call>",),
-)
-DOTS = Calls(
-    "dots",
-    _INVOKE,
-    open="<dots_function_call>\n",
-    close="\n</dots_function_call>",
-    recognised_by=("<dots_function_call>",),
-)
-STEP3 = Calls(
-    "step3",
-    Tags(
-        ('function<｜tool_sep｜><steptml:invoke name="', '">'),
-        ('<steptml:parameter name="', '">'),
-        "</steptml:parameter>",
-        "</steptml:invoke>",
-    ),
-    open="<｜tool_calls_begin｜>\n",
-    close="\n<｜tool_calls_end｜>",
-    begin="<｜tool_call_begin｜>",
-    end="<｜tool_call_end｜>",
-    recognised_by=("<｜tool_calls_begin｜>", "steptml:invoke"),
-)
-GLM47 = Calls(
-    "glm47",
-    Tags(("", ""), ("<arg_key>", "</arg_key>"), "</arg_value>", before_value="<arg_value>", line=""),
-    begin="<tool_call>",
-    end="</tool_call>",
-    separator="",
-    recognised_by=("{function-name}<arg_key>",),
-)
-GLM45 = Calls(
-    "glm45",
-    Tags(("", ""), ("<arg_key>", "</arg_key>"), "</arg_value>", before_value="\n<arg_value>"),
-    begin="<tool_call>",
-    end="</tool_call>",
-    recognised_by=("<tool_call>", "<arg_key>"),
-)
-_DSML = Tags(
-    ('<｜DSML｜invoke name="', '">'),
-    ('<｜DSML｜parameter name="', '"'),
-    "</｜DSML｜parameter>",
-    "</｜DSML｜invoke>",
-    attribute="string",
-)
-DEEPSEEK_V4 = Calls(
-    "deepseek_v4",
-    _DSML,
-    open="<｜DSML｜tool_calls>\n",
-    close="\n</｜DSML｜tool_calls>",
-    recognised_by=("｜DSML｜", "tool_calls>"),
-)
-DEEPSEEK_V32 = Calls(
-    "deepseek_v32",
-    _DSML,
-    open="<｜DSML｜function_calls>\n",
-    close="\n</｜DSML｜function_calls>",
-    recognised_by=("｜DSML｜", "function_calls>"),
 )
 
 # A name, then its arguments as JSON.
@@ -141,6 +76,21 @@ KIMI_K2 = Calls(
     separator="",
     ids="functions",
     recognised_by=("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
+)
+PLAMO3 = Calls(
+    "plamo3",
+    NamedJson(
+        before="<|plamo:begin_tool_name:plamo|>",
+        between="<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>",
+        after="<|plamo:end_tool_arguments:plamo|>",
+        others=("<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:msg|>",),
+    ),
+    open="<|plamo:begin_tool_requests:plamo|>",
+    close="<|plamo:end_tool_requests:plamo|>",
+    begin="<|plamo:begin_tool_request:plamo|>",
+    end="<|plamo:end_tool_request:plamo|>",
+    separator="",
+    recognised_by=("<|plamo:begin_", "tool_requests"),
 )
 MISTRAL = Calls(
     "mistral",
@@ -183,6 +133,28 @@ COHERE = Calls(
     close="<|END_ACTION|>",
     listed=True,
     recognised_by=("<|START_ACTION|>",),
+)
+APERTUS = Calls(
+    "apertus",
+    KeyedJson(),
+    open="<|tools_prefix|>",
+    close="<|tools_suffix|>",
+    listed=True,
+    recognised_by=("<|tools_prefix|>", "<|tools_suffix|>"),
+)
+GIGACHAT3 = Calls(
+    "gigachat3",
+    JsonCall(),
+    begin="function call<|role_sep|>\n",
+    also=(("<|function_call|>", ""),),
+    recognised_by=("function call", "<|role_sep|>"),
+)
+GIGACHAT31 = replace(
+    GIGACHAT3,
+    name="gigachat31",
+    begin="<|function_call|>",
+    also=(("function call<|role_sep|>", ""),),
+    recognised_by=("<|function_call|>", "<|role_sep|>"),
 )
 PHI4_MINI = Calls(
     "phi4_mini",
@@ -260,7 +232,8 @@ GEMMA4 = Calls(
 )
 
 CALLS = (
-    *(MIMO, QWEN3_CODER, SEED_OSS, MINIMAX_M2, DOTS, STEP3, GLM47, GLM45, DEEPSEEK_V32, DEEPSEEK_V4),
+    *(MIMO, QWEN3_CODER, SEED_OSS, MINIMAX_M2, MINIMAX_M3, DOTS, STEP3, HY_V3, HY_V3_OPENSOURCE, HY_V4),
+    *(K2_HORIZON, MINICPM5, GLM47, GLM45, DEEPSEEK_V32, DEEPSEEK_V4, KIMI_K3, PLAMO3, APERTUS, GIGACHAT31, GIGACHAT3),
     *(DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2, MISTRAL, MISTRAL_LIST, GRANITE, COHERE, NEMOTRON, HUNYUAN_A13B, JAMBA),
     *(INTERNLM, LONGCAT, LFM2, FUNCTIONGEMMA, GEMMA4, OLMO3, LLAMA4_PYTHONIC, PYTHONIC, LLAMA3_JSON, PHI4_MINI),
     *(ERNIE45, HERMES, GRANITE_20B, XLAM),

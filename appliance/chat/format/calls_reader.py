@@ -33,7 +33,7 @@ class CallsReader:
         self._needs_end = False
         self._names = True  # the broken call was told
         self._behind = [mark for mark in dict.fromkeys((self._end, self._close)) if mark]
-        begun = body_begun or bool(self._begin and opened == self._begin)
+        begun = body_begun or bool(self._begin and opened and (opened == self._begin or not calls.open))
         self._state = self._open
         if begun:
             self._start_body(marked=not body_begun)
@@ -128,7 +128,8 @@ class CallsReader:
         elif self._close and self._may_close:
             self._state, self._names = self._in_broken, False
         else:
-            events.append(Content(self.raw + text[:used]))
+            said = self.raw + text[:used]
+            events += [Content(said)] if said else []
             self.status = "done"
         return used
 

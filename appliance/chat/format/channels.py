@@ -83,7 +83,7 @@ class ChannelReader:
     def _read_header(self, events: list[Event]) -> bool:
         whole = self._header + self._text
         end = whole.find(self._channels.message)
-        head = whole if end < 0 else whole[:end]
+        head = whole[: end if end >= 0 else len(whole) - undecided(whole, [self._channels.message])]
         if not self._heads(head) or len(head) > _MOST_HEADER:
             # No header at all: the model says it to the user.
             self._begin("content", self._channels.final)
@@ -147,6 +147,8 @@ class ChannelReader:
 
     def _read_call(self, events: list[Event]) -> None:
         """Takes arguments to the end of their JSON, whose strings may hold what looks like a marker."""
+        if not self._started and self._raw.strip(SPACE):
+            return  # what stood there before is no JSON, so this belongs to it
         start = 0 if self._started else skip_space(self._text)
         if start == len(self._text) or not (self._started or self._text[start] == "{"):
             return

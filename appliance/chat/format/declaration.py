@@ -8,13 +8,16 @@ reply is read.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from appliance.chat.format.events import Event
 
 Status = Literal["open", "done", "broken"]
 # What may be one special token within a declared text, such as <|message|>, <tool_call> or [TOOL_CALLS].
-_MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
+# PLaMo's tags are three tokens or more, of which the first and the last are special: <|plamo:begin_ think :plamo|>.
+# MiniMax's mark is one: ]<]minimax[>[ and MiniCPM's tags begin with one: <function name="f">
+_MARKER = re.compile(r"\]<\]\w+\[>\[|<\w+(?= name=\")|<\|\w+:(?:begin|end)_|:\w+\|>|<[^<>\s]+>|\[[A-Z_/]+\]")
 Special = Callable[[str], int | None]  # the id of a marker that is a special token
 
 
@@ -82,7 +85,8 @@ class Reasoning:
 
     `switches` are variables of the chat template; unset ones count as `default`. With default True reasoning is on if
     all of them are, else if any is. Where it is off and the prompt shows nothing, all of the reply is content.
-    `answer` are markers around what follows, which belong to no text. See `Calls` for how it is recognised.
+    `answer` are markers around what follows, which belong to no text; `dropped` are others that may stand anywhere in
+    it. See `Calls` for how it is recognised.
     """
 
     name: str
@@ -94,16 +98,21 @@ class Reasoning:
     switches: tuple[str, ...] = ()
     default: bool = True
     answer: tuple[str, str] | None = None
+    dropped: tuple[str, ...] = ()
     recognised_by: tuple[str, ...] = ()
     model_types: tuple[str, ...] = ()
 
     @property
-    def starts(self) -> tuple[str, ...]:
-        return tuple(start for start in (self.start, *(pair[0] for pair in self.others)) if start)
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        return ((self.start, self.end), *self.others)
 
-    @property
+    @cached_property
+    def starts(self) -> tuple[str, ...]:
+        return tuple(start for start, _ in self.pairs if start)
+
+    @cached_property
     def ends(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.end, *(pair[1] for pair in self.others))))
+        return tuple(dict.fromkeys(end for _, end in self.pairs))
 
     def switched_on(self, variables: Mapping[str, Any]) -> bool:
         values = [variables.get(name) for name in self.switches]
@@ -119,9 +128,10 @@ class Calls:
     """Tool calls. All of them stand between `open` and `close`, each between `begin` and `end`; any of these may be
     empty. `listed`: they are a list in brackets; else `separator` stands between two.
 
-    Leniency: `also` are further pairs that open and close; `starts` are beginnings of a body that are read without the
-    marker before it; `bare`: a reply may begin with calls without any marker, which is then also how a grammar writes
-    them. With nothing before and behind a body all of the reply is one call.
+    Leniency: `also` are further pairs that open and close, or without `open` begin a call and close; `starts` are
+    beginnings of a body that are read without the marker before it; `bare`: a reply may begin with calls without any
+    marker, which is then also how a grammar writes them. With nothing before and behind a body all of the reply is one
+    call.
 
     A chat template that has all of `recognised_by` belongs to the format; where `model_types` are given, only with a
     model whose type (config.json) begins with one of them. Without signs a format is only taken by its name. `ids` says
@@ -197,6 +207,7 @@ class OutputFormat:
         found: list[str] = list(self.channels.texts()) if self.channels else []
         if self.reasoning:
             found += [*self.reasoning.starts, *self.reasoning.ends, *(self.reasoning.answer or ())]
+            found += self.reasoning.dropped
         if self.calls:
             calls = self.calls
             found += [calls.begin, calls.end, calls.open, calls.close, *calls.starts, *calls.body.texts()]

@@ -61,6 +61,8 @@ def _continues(last: Event, event: Event) -> bool:
 
 def joined(events: list[Event]) -> list[Event]:
     """The events with adjacent pieces of one kind put together: the same for every way to cut the text."""
+    if len(events) < 2:
+        return list(events)
     result: list[Event] = []
     for event in events:
         last = result[-1] if result else None

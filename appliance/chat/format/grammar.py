@@ -66,10 +66,13 @@ class LarkWriter:
         return f"{self.rule(found)} {behind}"
 
     def until_any(self, ends: Sequence[str], without: Sequence[str] = ()) -> str:
-        """As `until`, with several ends; those of more than one are texts."""
-        if len(ends) == 1:
-            return self.until(ends[0], without=without)
-        return self.rule(_without(f"/{ANY_TEXT[1:-1]}({'|'.join(map(pattern, ends))})/", without), "[lazy]")
+        """As `until`, up to the first of several ends."""
+        texts = self.texts(ends)
+        options = [self.until(end, without=without) for end in ends if end not in texts or len(ends) == 1]
+        if len(ends) > 1 and texts:
+            found = f"/{ANY_TEXT[1:-1]}({'|'.join(map(pattern, texts))})/"
+            options.append(self.rule(_without(found, without), "[lazy]"))
+        return options[0] if len(options) == 1 else f"({' | '.join(options)})"
 
     def texts(self, markers: Sequence[str]) -> list[str]:
         """Those without special tokens: a free text could hold them."""

@@ -57,8 +57,9 @@ class _Reader:
 
 @dataclass(frozen=True)
 class NamedJson:
-    """`before` name `between` {arguments} `after`. `prefix` stands before the function's name, `numbered` means that a
-    call's number follows it (functions.name:0, all of which is the call's id), `id_mark` is what an id may follow."""
+    """`before` name `between` {arguments} `after`; `others` are read in place of `between`. `prefix` stands before the
+    function's name, `numbered` means that a call's number follows it (functions.name:0, all of which is the call's id),
+    `id_mark` is what an id may follow."""
 
     between: str
     before: str = ""
@@ -66,6 +67,7 @@ class NamedJson:
     prefix: str = ""
     numbered: bool = False
     id_mark: str = ""
+    others: tuple[str, ...] = ()
 
     def reader(self, index: int, functions: Sequence[Function], ends: Sequence[str]) -> BodyReader:
         return _Reader(index, self._head, ends)
@@ -78,7 +80,7 @@ class NamedJson:
             name = f"(?P<id>(?:{re.escape(self.prefix)})?{name}(?::[0-9]+)?)"
         before = f"(?:{re.escape(self.before)})?" if self.before else ""
         marked = rf"(?:{re.escape(self.id_mark)}\s*(?P<id>[^\s\[]+))?\s*" if self.id_mark else ""
-        between = r"\s*".join(map(re.escape, self.between.split()))
+        between = "|".join(r"\s*".join(map(re.escape, each.split())) for each in (self.between, *self.others))
         return re.compile(rf"\s*{before}\s*{name}\s*{marked}(?:{between})?\s*")
 
     def grammar(self, function: Function, writer: Writer) -> str:

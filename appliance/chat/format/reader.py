@@ -12,7 +12,7 @@ from appliance.chat.format.calls_reader import CallsReader
 from appliance.chat.format.channels import ChannelReader
 from appliance.chat.format.declaration import Function, OutputFormat
 from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText
-from appliance.chat.format.marks import first, undecided
+from appliance.chat.format.marks import decided
 
 
 class Reader(Protocol):
@@ -52,11 +52,13 @@ class ReplyReader:
     ) -> None:
         self._reasoning = output_format.reasoning
         self._calls = output_format.calls
+        self._call_marks = (*self._calls.openings, *self._calls.starts) if self._calls else ()
         self._functions = functions
         self._one_call = one_call
         self._may_reason = self._reasoning is not None and not reasons
         self._may_bare = self._calls is not None and (self._calls.bare or self._calls.only)
         self._may_repeat = reasons  # a start marker at the very beginning of reasoning that began without one
+        self._dropped = self._reasoning.dropped if self._reasoning is not None else ()
         self._answers = False  # inside the markers of an answer
         self._may_answer = self._reasoning is not None and self._reasoning.answer is not None
         self._pads = ""  # characters to leave out before the next text of the present part
@@ -79,7 +81,7 @@ class ReplyReader:
         events: list[Event] = []
         while self._text and self._state(events):
             pass
-        return self._kept(events)
+        return self._kept(events) if self._one_call else events
 
     def finish(self) -> list[Event]:
         """What was held back, at the end of the reply."""
@@ -93,19 +95,15 @@ class ReplyReader:
             self._say(text, events)
             if self._blank and not self._count and not self._has_content:
                 events.append(Content(self._blank))
-        return self._kept(events)
+        return self._kept(events) if self._one_call else events
 
     def _kept(self, events: list[Event]) -> list[Event]:
-        if not self._one_call:
-            return events
+        """Without all calls but the first."""
         return [
             event
             for event in events
             if not (isinstance(event, CallStart | CallArguments | CallBroken) and event.index > 0)
         ]
-
-    def _call_marks(self) -> tuple[str, ...]:
-        return (*self._calls.openings, *self._calls.starts) if self._calls else ()
 
     # Each state takes from the front of `_text` what is decided and tells whether to go on.
 
@@ -113,16 +111,12 @@ class ReplyReader:
         assert self._reasoning is not None, "only a format with reasoning enters this state"
         if self._may_repeat and not self._repeated():
             return False
-        markers = [*self._reasoning.ends, *self._call_marks()]
-        found = first(self._text, markers)
-        if found is None:
-            keep = undecided(self._text, markers)
-            ready, self._text = self._text[: len(self._text) - keep], self._text[len(self._text) - keep :]
-            self._reason(ready, events, final=False)
+        place, marker = decided(self._text, (*self._reasoning.ends, *self._call_marks))
+        ready, self._text = self._text[:place], self._text[place:]
+        self._reason(ready, events, final=marker is not None)
+        if marker is None:
             return False
-        place, marker = found
-        self._reason(self._text[:place], events, final=True)
-        self._text = self._text[place + len(marker) :]
+        self._text = self._text[len(marker) :]
         self._pads = self._reasoning.trim
         if marker in self._reasoning.ends:
             self._state = self._in_content
@@ -153,26 +147,23 @@ class ReplyReader:
             events.append(ReasoningText(bare))
 
     def _in_content(self, events: list[Event]) -> bool:
-        if self._may_bare and not self._has_content and not self._before_bare():
+        if self._may_bare and not self._has_content:
+            if not self._before_bare():
+                return False
+            if self._state != self._in_content:
+                return True
+        place, marker = decided(self._text, self._content_marks())
+        ready, self._text = self._text[:place], self._text[place:]
+        self._say(ready, events)
+        if marker is None:
             return False
-        if self._state != self._in_content:
-            return True
-        markers = [*self._call_marks(), *self._answer_marks()]
-        if self._reasoning and self._may_reason:
-            markers += self._reasoning.starts
-        found = first(self._text, markers)
-        keep = undecided(self._text, markers) if found is None else 0
-        place = len(self._text) - keep if found is None else found[0]
-        self._say(self._text[:place], events)
-        if found is None:
-            self._text = self._text[place:]
-            return False
-        marker = found[1]
-        self._text = self._text[place + len(marker) :]
-        if marker in self._call_marks():
+        self._text = self._text[len(marker) :]
+        if marker in self._call_marks:
             self._begin_calls(marker)
         elif marker in self._answer_marks():
             self._answer(marker, events)
+        elif marker in self._dropped:
+            pass
         elif self._may_reason:
             self._open_reasoning()
         else:  # content came before the marker, so it is content itself
@@ -183,6 +174,13 @@ class ReplyReader:
         assert self._reasoning is not None, "its marker was found"
         self._may_reason, self._blank = False, ""
         self._pads, self._state = self._reasoning.trim, self._in_reasoning
+
+    def _content_marks(self) -> tuple[str, ...]:
+        """What may stand in content and is none."""
+        if self._reasoning is None or not (self._may_reason or self._may_answer or self._answers):
+            return (*self._call_marks, *self._dropped)
+        starts = self._reasoning.starts if self._may_reason else ()
+        return (*self._call_marks, *self._answer_marks(), *self._dropped, *starts)
 
     def _answer_marks(self) -> tuple[str, ...]:
         if self._reasoning is None or self._reasoning.answer is None or not (self._may_answer or self._answers):
@@ -208,8 +206,7 @@ class ReplyReader:
         bare = self._text.lstrip()
         if not bare:
             return False
-        starts = [*(self._reasoning.starts if self._reasoning and self._may_reason else ()), *self._call_marks()]
-        starts += self._answer_marks()
+        starts = self._content_marks()
         if any(start.startswith(bare) and start != bare for start in starts):
             return False
         if any(bare.startswith(start) for start in starts):
@@ -225,7 +222,8 @@ class ReplyReader:
                 return
             self._pads = ""
         if self._reasoning is None and self._calls is None:
-            events.extend([Content(text)] if text else [])
+            if text:
+                events.append(Content(text))
             return
         if not self._has_content and (not text or text.isspace()):
             self._blank += text
@@ -236,7 +234,8 @@ class ReplyReader:
             kept = text.rstrip(self._reasoning.trim) if self._answers and self._reasoning else text
             self._blank = text[len(kept) :]
             self._has_content = True
-            events.extend([Content(kept)] if kept else [])
+            if kept:
+                events.append(Content(kept))
 
     def _begin_calls(self, marker: str) -> None:
         assert self._calls is not None, "only a format with calls begins one"
@@ -266,7 +265,7 @@ class ReplyReader:
                 self._text = self._text.removeprefix(raw)
             events.append(Content(raw))
             if self._calls.only:
-                self._calls = None  # the bare call that all of the reply was to be is none: the rest is text
+                self._calls, self._call_marks = None, ()  # the bare call that all of it was to be is none: text follows
         elif self._calls.only:
             self._calls, self._has_content = None, True
             self._state = self._in_nothing

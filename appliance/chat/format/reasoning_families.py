@@ -39,6 +39,35 @@ COHERE = Reasoning(
 MISTRAL = Reasoning("mistral", start="[THINK]", end="[/THINK]", recognised_by=("[THINK]",))
 SEED_OSS = Reasoning("seed_oss", start="<seed:think>", end="</seed:think>", recognised_by=("<seed:think>",))
 GEMMA4 = Reasoning("gemma4", start="<|channel>thought\n", end="<channel|>", recognised_by=("<|channel>",))
+APERTUS = Reasoning(
+    "apertus", start="<|inner_prefix|>", end="<|inner_suffix|>", recognised_by=("<|inner_prefix|>", "<|inner_suffix|>")
+)
+HY_V4 = Reasoning(
+    "hy_v4", start="<think:opensource>", end="</think:opensource>", recognised_by=("</think:opensource>",)
+)
+K2_HORIZON = Reasoning(
+    "k2_horizon",
+    start="<ifm|think>",
+    end="</ifm|think>",
+    others=(("<ifm|think_fast>", "</ifm|think_fast>"), ("<ifm|think_faster>", "</ifm|think_faster>")),
+    recognised_by=("<ifm|think",),
+)
+PLAMO3 = Reasoning(
+    "plamo3",
+    start="<|plamo:begin_think:plamo|>",
+    end="<|plamo:end_think:plamo|>",
+    recognised_by=("<|plamo:begin_", "think"),
+)
+# Each part of a reply stands in tags of its own; those of the answer may have been opened by the prompt.
+KIMI_K3 = Reasoning(
+    "kimi_k3",
+    start="<|open|>think<|sep|>",
+    end="<|close|>think<|sep|>",
+    dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    recognised_by=("<|open|>", "<|close|>", "<|sep|>"),
+)
+HY_V3 = replace(QWEN3, name="hy_v3", recognised_by=("</think>", "<tool_sep>"))
+MINIMAX_M3 = Reasoning("minimax_m3", start="<mm:think>", end="</mm:think>", recognised_by=("</mm:think>",))
 GRANITE = Reasoning(
     "granite",
     start="Here is my thought process:",
@@ -49,6 +78,7 @@ GRANITE = Reasoning(
 )
 
 REASONINGS = (
-    *(COHERE, SEED_OSS, MISTRAL, GEMMA4, GRANITE, HUNYUAN_A13B, ERNIE45, GLM45, MINIMAX_M2, STEP3, THINK),
+    *(COHERE, SEED_OSS, MISTRAL, GEMMA4, APERTUS, HY_V4, K2_HORIZON, PLAMO3, KIMI_K3, MINIMAX_M3, HY_V3),
+    *(GRANITE, HUNYUAN_A13B, ERNIE45, GLM45, MINIMAX_M2, STEP3, THINK),
     *(QWEN3, DEEPSEEK_R1, DEEPSEEK_V3, HOLO2, KIMI_K2, NEMOTRON, OLMO3),
 )

@@ -1,13 +1,17 @@
 """Whether a reply begins inside of its reasoning: by the prompt, then by switches."""
 
+from pathlib import Path
+
 import pytest
 
 from appliance.chat.format.declaration import OutputFormat
 from appliance.chat.format.events import Content, Event, ReasoningText, joined
 from appliance.chat.format.formats import HERMES, REASONINGS
 from appliance.chat.format.reader import reader_of
-from appliance.chat.thinking import Thinking, thinking_of
+from appliance.chat.thinking import Thinking, thinking_limit, thinking_of
+from engine.text import Tokenizer
 
+DEMO = Path(__file__).parents[3] / "manifests" / "demo"
 BY_NAME = {reasoning.name: reasoning for reasoning in REASONINGS}
 
 
@@ -48,11 +52,25 @@ def test_switched_off_all_is_content(name: str, off: dict[str, bool]) -> None:
 
 
 def test_the_prompt_says_more_than_a_switch() -> None:
-    assert thinking_of("…<think>", False, BY_NAME["deepseek_v3"], {}) == Thinking(begun=True, open=True)
+    opened = Thinking(begun=True, open=True, end="</think>")
+    assert thinking_of("…<think>", False, BY_NAME["deepseek_v3"], {}) == opened
     assert thinking_of("…<think></think>", False, BY_NAME["glm45"], {}) == Thinking(closed=True)
-    assert thinking_of("a<think>b", True, BY_NAME["think"], {}) == Thinking(begun=True, open=True)
+    assert thinking_of("a<think>b", True, BY_NAME["think"], {}) == opened
     assert thinking_of("a<think>b</think>c", True, BY_NAME["glm45"], {}) == Thinking(closed=True)
     assert thinking_of("a", False, None, {}) == Thinking(off=True)
+
+
+@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize("kind", ["think", "think_fast", "think_faster"])
+def test_a_budget_closes_what_the_prompt_opened(kind: str, continues: bool) -> None:
+    """Of several pairs of markers, that one's."""
+    prompt = f"<ifm|think>a</ifm|think>\n<ifm|{kind}>{'so far' if continues else ''}"
+    thinking = thinking_of(prompt, continues, BY_NAME["k2_horizon"], {})
+    assert thinking == Thinking(begun=True, open=True, end=f"</ifm|{kind}>")
+    form = OutputFormat(BY_NAME["k2_horizon"], HERMES)
+    tokenizer = Tokenizer(DEMO)
+    limit = thinking_limit(5, form, form, thinking, tokenizer)
+    assert limit is not None and tokenizer.decode(list(limit.close)) == f"</ifm|{kind}>"
 
 
 @pytest.mark.parametrize(

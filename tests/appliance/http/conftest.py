@@ -157,13 +157,14 @@ class Gateway:
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
-    def says(self, *texts: str, finish: str = "stop", each: int = 1, cached: int = 0) -> "Gateway":
+    def says(self, *texts: str, finish: str = "stop", each: int = 1, cached: int = 0, written: int = 0) -> "Gateway":
         """Replies with these texts, one per choice in turn, in deltas of `each` tokens; "stop" adds the end token."""
         given = iter(range(10**9))
 
         def reply(submit: Submit) -> list[Delta]:
             ids = self.ids(texts[next(given) % len(texts)])
-            return self.deltas(submit, ids + [self.tokenizer.eos_id or 0] * (finish == "stop"), finish, each, cached)
+            ids += [self.tokenizer.eos_id or 0] * (finish == "stop")
+            return self.deltas(submit, ids, finish, each, cached, written=written)
 
         self.router.reply = reply
         return self
@@ -174,7 +175,15 @@ class Gateway:
         return self
 
     def deltas(
-        self, submit: Submit, ids: list[int], finish: str, each: int, cached: int, reason: int | None = None
+        self,
+        submit: Submit,
+        ids: list[int],
+        finish: str,
+        each: int,
+        cached: int,
+        reason: int | None = None,
+        *,
+        written: int = 0,
     ) -> list[Delta]:
         sampling, vocab = submit.sampling, self.config.vocab_size
         cuts = [ids[at : at + each] for at in range(0, len(ids), each)] or [[]]
@@ -189,7 +198,7 @@ class Gateway:
                     () if count is None else tuple(entry(token, count, vocab, self.rank) for token in cut),
                     finish=finish if last else None,  # type: ignore[arg-type]
                     stop_reason=reason if last else None,
-                    timing=Timing(cached_tokens=cached) if last else None,
+                    timing=Timing(cached_tokens=cached, written_tokens=written) if last else None,
                 )
             )
         if (asked := sampling.prompt_logprobs) is not None:

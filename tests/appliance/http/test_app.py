@@ -62,7 +62,7 @@ def test_an_unknown_model_is_a_not_found_error(gateway):
     assert "Valid aliases: tiny, org/alias." in reply.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("body", [b"{}", b"[]", b'"messages"', b'{"input": "x"}', b"null"])
+@pytest.mark.parametrize("body", [b"{}", b"[]", b'"messages"', b'{"inputs": "x"}', b'{"input": null}', b"null"])
 def test_invocations_of_no_known_shape_are_refused(gateway, body):
     """No suitable handler"""
     reply = gateway.client.post("/invocations", content=body, headers={"content-type": "application/json"})

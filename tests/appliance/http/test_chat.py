@@ -63,7 +63,7 @@ def test_usage_has_three_fields_and_details_by_profile(make_gateway: Callable[..
         assert usage == plain
     else:
         thought = len(gateway.ids("\nuser wants weather\n"))
-        assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 2, "cache_write_tokens": 0}
         assert abs(usage["completion_tokens_details"]["reasoning_tokens"] - thought) <= 1
 
 

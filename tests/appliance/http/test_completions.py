@@ -316,7 +316,9 @@ def test_usage_details_follow_the_profile(make_gateway: Callable[..., Any], comp
     for cached in (0, 3):
         body = {"prompt": "hello world", "n": 2, "temperature": 1}
         usage = gateway.says("x", cached=cached).post(PATH, body)[1]["usage"]
-        details = {"prompt_tokens_details": {"cached_tokens": cached}} if compat == "openai" else {}
+        details = (
+            {"prompt_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0}} if compat == "openai" else {}
+        )
         assert {key: value for key, value in usage.items() if key.endswith("details")} == details
         options = {"include_usage": True, "continuous_usage_stats": True}
         *others, last = gateway.stream(PATH, {**body, "stream_options": options})

@@ -1,5 +1,6 @@
 """Keys, limits, request ids, origins. Ids RT-* of docs/http.md."""
 
+import asyncio
 import re
 import socket
 from pathlib import Path
@@ -166,3 +167,22 @@ def test_a_secret_without_keys_is_an_error_and_not_an_open_door(tmp_path: Path, 
     for secret in (SecretRef(file=str(empty)), SecretRef(file=str(tmp_path / "absent")), SecretRef(env="TEST_KEYS")):
         with pytest.raises(ConfigError, match=r"endpoints\.api_keys"):
             read_keys(secret)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"])
+def test_of_a_stream_every_byte_is_counted(make_gateway, path):
+    gateway = make_gateway(compat="openai").says("hello world", each=1)
+    said = {"messages": [{"role": "user", "content": "hi"}]}
+    body = {"/v1/completions": {"prompt": "hi"}, "/v1/responses": {"input": "hi"}}.get(path, said)
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+
+    async def call():
+        async with gateway.client() as client:
+            return await client.post(path, json={"model": "qwen", **body, limit: 9, "stream": True})
+
+    reply = asyncio.run(call())
+    assert reply.status_code == 200 and reply.content.count(b"data: ") > 3
+    sample = gateway.service.metrics.registry.get_sample_value
+    assert sample("http_response_size_bytes_sum", {"handler": path}) == len(reply.content)
+    assert sample("http_requests_total", {"handler": path, "method": "POST", "status": "2xx"}) == 1
+    assert reply.headers["x-request-id"]

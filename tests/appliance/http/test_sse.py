@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from appliance.http.sse import DONE, KEEP_ALIVE, EventStream, guarded, record
+from appliance.http.sse import DONE, KEEP_ALIVE, Envelope, EventStream, guarded, record
 
 
 def collected(records: AsyncIterator[bytes]) -> list[bytes]:
@@ -33,6 +33,36 @@ def test_a_record_is_one_line_for_every_splitter_of_lines() -> None:
     assert data.startswith(b"data: ") and data.endswith(b"\n\n")
     assert len(data.decode().splitlines()) == 2
     assert orjson.loads(data[6:]) == value and "中文 🎉".encode() in data
+
+
+HOSTILE = (
+    "", '"', "\\", "]}", "]", '"choices":[', "\x00\x01\x1f\x7f", "\r\n\t\b\f", "\u0085", "\u2028\u2029", "\ufffd\ufeff",
+    "\U0001f389", "中文 Ünïcode", "\ue000\uffff\U0010ffff", "a" * 5000 + "\u2028",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_an_envelope_renders_what_the_whole_object_would_be(text: str) -> None:
+    """Byte for byte, with whatever stands in the parts that are rendered once and in those that are not."""
+    for head in ({"id": "cmpl-1", "model": "demo"}, {"id": text, "model": f"]}}{text}"}, {text: [[]]}):
+        for more in ({}, {"usage": {"total_tokens": 3}}, {"system_fingerprint": text, "ids": [1, 2]}):
+            for event_id in ("", "12.7e"):
+                item = {"index": 3, "delta": {"content": text}, "logprobs": None, text: text}
+                plain = orjson.dumps({**head, "choices": [item], **more}).decode()
+                for raw in "\u0085\u2028\u2029":
+                    plain = plain.replace(raw, f"\\u{ord(raw):04x}")
+                event = f"id: {event_id}\n" if event_id else ""
+                wanted = f"{event}data: {plain}\n\n".encode()
+                assert Envelope(head, "choices").record(item, more, event_id) == wanted
+                assert record({**head, "choices": [item], **more}, event_id) == wanted
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
+def test_half_a_character_is_no_json_in_an_envelope_either(text: str) -> None:
+    with pytest.raises(TypeError):
+        record({"choices": [text]})
+    with pytest.raises(TypeError):
+        Envelope({}, "choices").record(text, {})
 
 
 class Client:
@@ -101,6 +131,53 @@ def test_without_a_pause_there_are_no_comments() -> None:
 
     assert asyncio.run(Client().reads(late(), 0)) == [b"1"]
     assert asyncio.run(Client().reads(played(), 0)) == []
+
+
+def test_a_client_that_does_not_read_holds_its_stream_back() -> None:
+    """What is not sent is not made either."""
+    made = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal made
+        while True:
+            made += 1
+            yield b"%d" % made
+            await asyncio.sleep(0)
+
+    class Slow(Client):
+        async def send(self, message: Any) -> None:
+            await super().send(message)
+            if message["type"] == "http.response.body":
+                await self.gone.wait()
+
+    async def run() -> None:
+        client = Slow()
+        reading = asyncio.ensure_future(client.reads(endless(), 0))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (client.bodies, made) == ([b"1"], 1)
+        client.gone.set()
+        await reading
+
+    asyncio.run(run())
+
+
+def test_behind_its_start_a_stream_goes_past_the_middleware() -> None:
+    """Layers that look at starts alone see those; what is sent is the same, in one order."""
+
+    async def run() -> None:
+        inner, outer = Client(), Client()
+        starts: list[Any] = []
+
+        async def start(message: Any) -> None:
+            starts.append(message["type"])
+
+        scope = {"type": "http", "state": {"send_body": outer.send}}
+        response = EventStream(played(b"1", b"2"), nullcontext())
+        await response(scope, inner.receive, start)
+        assert starts == ["http.response.start"] and outer.bodies == [b"1", b"2"]
+
+    asyncio.run(run())
 
 
 def test_an_error_is_the_last_record_before_the_terminator() -> None:

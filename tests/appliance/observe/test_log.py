@@ -107,7 +107,7 @@ def test_neither_keys_nor_prompts_get_into_the_log(start_gateway, engine, logged
     assert send("/test/generate", json={}, headers={"x-api-key": f"{CANARY}-wrong"}).status_code == 401
     assert send("/test/generate", json={"seed": CANARY}, headers=good).status_code == 400
     assert send("/test/generate", content=CANARY.encode(), headers=good).status_code == 400
-    assert send("/invocations", json={"input": CANARY}, headers=good).status_code == 400
+    assert send("/invocations", json={"inputs": CANARY}, headers=good).status_code == 400
     assert send("/test/generate", json={"raises": "RuntimeError"}, headers=good).status_code == 500
     assert send(f"/test/generate?key={CANARY}", json={}, headers=good).status_code == 200
     said = out.getvalue()

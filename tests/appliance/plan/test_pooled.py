@@ -18,8 +18,9 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.footprint import PARTS
 from tests.appliance.plan.test_reality import HOST, SMALL, built
 from tests.engine.layers.pooled_cases import CASES, WHOLE, save
+from tests.engine.test_pooling import late
 
-TOKENIZER = {"version": "1.0", "model": {"type": "BPE", "vocab": {"no": 5, "yes": 9}}}
+TOKENIZER = {"version": "1.0", "model": {"type": "BPE", "vocab": {"no": 5, "yes": 9}, "merges": []}}
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +130,22 @@ def test_the_gateway_is_told_what_can_be_asked_for(
     assert len(gateway.pooled.labels) == labels
     assert (gateway.pooled.activation, gateway.pooled.pairs) == (activation, pairs)
     assert gateway.pooled.width == (labels or 48)
+
+
+def test_a_model_of_late_interaction_serves_tokens_and_scores(tmp_path: Path) -> None:
+    late(tmp_path / "late")
+    (tmp_path / "late" / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    made = planned(tmp_path, tmp_path / "late", *SMALL)
+    compare(made)
+    pooled = made.gateway.pooled
+    assert made.gateway.tasks == ("token_embed", "score") and pooled is not None and pooled.late is not None
+    assert (pooled.late.markers, pooled.late.lengths, pooled.late.skipped) == (("[Q] ", "[D] "), (12, 40), (".",))
+    assert (pooled.width, pooled.activation, pooled.pairs) == (16, "normalize", "none")
+    told = refused(tmp_path, tmp_path / "late", "model.pooling.pool=mean")
+    assert "model.pooling.pool: mean: this checkpoint gives vectors of tokens" in told
+    assert "model.pooling.max_input: 99 has no effect" in refused(
+        tmp_path, tmp_path / "late", "model.pooling.max_input=99"
+    )
 
 
 @pytest.fixture(scope="module")

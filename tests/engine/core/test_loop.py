@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import random
 import threading
 from concurrent.futures import Future
 
@@ -15,7 +16,7 @@ from engine.api.errors import RequestError
 from engine.api.messages import Abort, Control, Failed, Grammar, Output, Sampling, Stats, Submit, Thinking
 from engine.core.config import SchedulerConfig
 from engine.core.loop import build_loop
-from engine.core.plan import StepResult
+from engine.core.plan import StepResult, wait
 from engine.core.recorder import LENGTH, PlanMade, Recorder, Submitted
 from engine.core.replay import main as replay_main
 from engine.core.replay import read_records, replay
@@ -40,20 +41,23 @@ class Device:
             max_context=100,
         )
         self.layout, self.blocks = make_layout((None,)), blocks
-        self.started, self.waited = [], []
+        self.started, self.waited, self.late = [], [], []
 
     def start(self, plan, masks):
         self.started.append(plan.step)
-        sampled = []
-        for index, row in enumerate(plan.rows):
-            allowed = [t for t in range(VOCAB) if masks[index][0] >> t & 1] if index in masks else [1]
-            sampled.append(allowed[0] if row.sample else -1)
-        device, result = self, StepResult(plan.step, tuple(sampled))
+        self.late += [plan.step] if isinstance(masks, Future) else []
+        device = self
 
         class Handle:
             def result(self):
+                assert not isinstance(masks, Future) or masks.done(), "the device would wait for ever"
+                given = wait(masks)
+                sampled = []
+                for index, row in enumerate(plan.rows):
+                    allowed = [t for t in range(VOCAB) if given[index][0] >> t & 1] if index in given else [1]
+                    sampled.append(allowed[0] if row.sample else -1)
                 device.waited.append((plan.step, device.started[-1]))
-                return result
+                return StepResult(plan.step, tuple(sampled))
 
         return Handle()
 
@@ -66,6 +70,8 @@ class Word:
 
     def __init__(self, text, ends):
         self.left, self.ends, self.dead = [int(c) for c in text.rstrip("!")], list(ends), text.endswith("!")
+
+    free = 0
 
     @property
     def finished(self):
@@ -240,6 +246,136 @@ def test_a_thinking_budget_is_exact_wherever_a_request_is_resumed(overlap):
         assert ids["a"] == whole[given:], given
         assert ends["a"] == "length"
         assert ids["b"] == (1,) * 4, "others are free"
+
+
+def test_steps_wait_for_masks_where_tokens_decide_what_is_forced_and_nowhere_else():
+    """Three tokens of reasoning, a marker of two, then content: steps 4 and 5 draw the marker, and step 6 may draw
+    anything once the marker is known to be complete. All start before the step ahead of them has ended."""
+    limit = Thinking(3, (3, 4), ("<",), (".!",), begun=True, open=True)
+    device = Device()
+    ids, _ = streams(run([ask("a", max_tokens=9, thinking=limit)], device=device, open_compiler=Thoughts))
+    assert ids["a"] == (1, 1, 1, 3, 4, 1, 1, 1, 1)
+    assert device.late == [4, 5, 6]
+    assert device.waited == [*((step, step + 1) for step in range(1, 9)), (9, 9)]
+
+
+def test_a_budget_that_is_not_used_up_costs_no_wait():
+    free, limited = Device(), Device()
+    run([ask("a", max_tokens=9)], device=free)
+    for limit in (
+        Thinking(9, (3, 4), ("<",), (".!",), begun=True, open=True),
+        Thinking(9, (3, 4), ("<",), (".!",)),  # may begin with the first token
+        Thinking(0, (3, 4), ("<",), (".!",), begun=True, open=True),
+    ):
+        device = Device()
+        emitted = (3, 4) if limit.budget == 0 else ()  # resumed behind the reasoning
+        asked = ask("a", max_tokens=9 + len(emitted), emitted=emitted, thinking=limit)
+        sent = run([asked], device=device, open_compiler=Thoughts)
+        assert len(streams(sent)[0]["a"]) == 9
+        assert device.waited == free.waited and device.late == []
+        assert [message for message in sent if isinstance(message, Stats)][-1].masks == 0
+    again = msgspec.structs.replace(limit, budget=9, again=True)
+    run([ask("a", max_tokens=9, thinking=again)], device=limited, open_compiler=Thoughts)
+    assert limited.waited == free.waited and limited.late == []
+
+
+def test_a_grammar_behind_the_reasoning_makes_a_mask_of_each_token():
+    """It holds within the reasoning as well: there it knows what may not occur in it."""
+
+    class Both(Thoughts):
+        def start(self, grammar, ends, thinking=None):
+            future = Future()
+            inner = Word(grammar.text, ends)
+            future.set_result(Budget(thinking, lambda token: b"x/>..."[token : token + 1], 8, inner))
+            return future
+
+    device = Device()
+    limit = Thinking(3, (3, 4), ("<",), (".!",), begun=True, open=True)
+    asked = ask("a", max_tokens=9, thinking=limit, grammar=Grammar("regex", "11134022"), eos_token_ids=(5,))
+    assert streams(run([asked], device=device, open_compiler=Both))[0]["a"] == (1, 1, 1, 3, 4, 0, 2, 2)
+    assert device.late[:7] == [2, 3, 4, 5, 6, 7, 8]
+
+
+LETTERS = "abc</>d"  # what the tokens of a Thinker stand for
+MARKER = (3, 4, 5)
+
+
+class Thinker(Device):
+    """Draws by seed and all tokens before, and what its mask leaves; it often writes pieces of the end marker."""
+
+    def __init__(self, blocks):
+        super().__init__(blocks)
+        self.table = {}
+
+    def start(self, plan, masks):
+        self.started.append(plan.step)
+        device = self
+
+        class Handle:
+            def result(self):
+                return StepResult(plan.step, tuple(device.draw(plan, wait(masks))))
+
+        return Handle()
+
+    def draw(self, plan, masks):
+        for slot in plan.dropped:
+            del self.table[slot]
+        for new in plan.new:
+            self.table[new.slot] = (new.sampling.seed, list(new.ids))
+        for index, row in enumerate(plan.rows):
+            seed, ids = self.table[row.slot]
+            if row.sample:
+                assert len(ids) == row.first + row.count
+                allowed = [t for t in range(VOCAB) if index not in masks or masks[index][0] >> t & 1]
+                ids.append(allowed[drawn(seed, ids) % len(allowed)])
+            yield ids[-1] if row.sample else -1
+
+
+def drawn(seed, ids):
+    return random.Random(str((seed, ids))).choice((0, 1, 2, 3, 4, 5, 3, 4, 5, 6))
+
+
+def thought_through(submit):
+    """The undisturbed reply, token by token: the reasoning is open until its text has the marker."""
+    reply, close = [], submit.thinking.close
+    while len(reply) < submit.max_tokens:
+        text = "".join(LETTERS[token] for token in reply)
+        if "</>" not in text and len(reply) >= submit.thinking.budget:
+            written = max(k for k in range(len(close)) if k == 0 or tuple(reply[-k:]) == close[:k])
+            reply.append(close[written])
+        else:
+            reply.append(drawn(submit.sampling.seed, [*submit.prompt, *reply]) % VOCAB)
+    return tuple(reply)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_budgets_are_exact_in_a_crowd_that_is_preempted_and_resumed_and_replays(tmp_path, overlap):
+    """C.9: several choices of a prompt, each with its seed, resumed anywhere; a cache too small for all."""
+
+    class Lettered(Thoughts):
+        def start(self, grammar, ends, thinking=None):
+            future = Future()
+            future.set_result(Budget(thinking, lambda token: LETTERS[token].encode(), VOCAB))
+            return future
+
+    chance, asked = random.Random(20), []
+    for number in range(40):
+        budget = chance.choice((0, 1, 2, 3, 5, 8, 13, 40))
+        limit = Thinking(budget, MARKER, ("<t>",), ("</>",), begun=True, open=True)
+        prompt = tuple(chance.randrange(VOCAB) for _ in range(chance.choice((1, 3, 4, 9))))
+        for seed in range(3):  # n=3
+            one = ask(f"{number}/{seed}", prompt, 24, thinking=limit)
+            one = msgspec.structs.replace(one, sampling=Sampling(seed=seed))
+            given = chance.choice((0, 0, 1, 4, 5, 6, 11, 20))
+            asked.append(msgspec.structs.replace(one, emitted=thought_through(one)[:given]))
+    changes = {"overlap": overlap, "record": str(tmp_path / "r"), "max_running": 9}
+    sent = run(asked, device=Thinker(33), open_compiler=Lettered, **changes)
+    ids, ends = streams(sent)
+    for one in asked:
+        assert one.emitted + ids[one.id] == thought_through(one), one
+        assert ends[one.id] == "length"
+    assert [message for message in sent if isinstance(message, Stats)][-1].preemptions > 5
+    assert replay(read_records(tmp_path / "r")).difference is None
 
 
 @pytest.mark.parametrize("text, words, ids", [("bad", "no grammar", ()), ("3!", "nothing may follow", (3,))])

@@ -7,12 +7,13 @@ import msgspec
 import pytest
 from scheduler_simulation import WINDOWS, Load, expected, make_layout, next_token, run, simulate
 
-from engine.api.errors import RequestError
+from engine.api.errors import NOTHING_LEFT, RequestError
 from engine.api.events import Admitted, Blocked, Ended, Preempted, Queued
 from engine.api.messages import Grammar, Logprob, Sampling, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.plan import StepResult
 from engine.core.scheduler import Scheduler
+from engine.kv.cache import Tables
 from engine.models.parts import DynamicScaling, LongScaling, Rope
 
 
@@ -295,6 +296,91 @@ def test_a_fully_cached_prompt_whose_last_block_is_in_use_computes_that_block():
     assert s.stats().recomputed_tokens == 4
 
 
+def timings(scheduler):
+    """Of the last delta of each request, in the order in which they end."""
+    found = {}
+    while scheduler.running or scheduler.waiting:
+        for delta in step(scheduler)[1].deltas:
+            found[delta.id] = delta.timing or found.get(delta.id)
+    return found
+
+
+def test_tokens_that_are_written_to_the_cache_are_those_that_it_had_not():
+    """Against a set of all beginnings that were ever computed, in whole blocks."""
+    rng = random.Random(7)
+    s, there = scheduler(blocks=2001), set()
+    for number in range(60):
+        prompt = tuple(rng.choice((3, 5)) for _ in range(rng.randint(1, 21)))
+        reply = rng.randint(0, 9)
+        s.submit(submit("a", prompt, reply, eos_token_ids=()), 0.0)
+        timing = timings(s)["a"]
+        beginnings = {prompt[:end] for end in range(4, len(prompt) + 1, 4)}
+        assert timing.written_tokens == 4 * len(beginnings - there), number
+        assert timing.cached_tokens + timing.written_tokens <= len(prompt)
+        whole = (*prompt, *[1] * reply)[: len(prompt) + max(0, reply - 1)]
+        there |= {whole[:end] for end in range(4, len(whole) + 1, 4)}
+    assert len(there) > 60
+
+
+def test_each_token_is_written_by_one_request_however_often_it_is_preempted():
+    s = scheduler(blocks=11, max_step_tokens=40)  # ten blocks of four
+    s.submit(submit("a", [1] * 15, 20), 0.0)
+    s.submit(submit("b", [2] * 15, 20), 0.0)
+    found = timings(s)
+    assert s.counters.preemptions == 1
+    assert [found[id].written_tokens for id in "ab"] == [12, 12]
+
+
+def test_a_prompt_that_is_preempted_half_way_and_forgotten_is_written_once():
+    cache = scheduler().cache
+    ids, tables = list(range(20)), Tables(b"", 1, 5)
+    for end in (8, 20):  # tokens that it gets to
+        cache.start(tables, cache.look(tables, ids))
+        cache.grow(tables, ids, 0, end)
+        cache.publish(tables, ids, end)
+        cache.end(tables)
+        cache.pool.forget_all()
+    assert tables.written == 20
+
+
+def test_a_prompt_that_is_read_again_for_its_logprobs_is_not_written_again():
+    s = scheduler()
+    s.submit(submit("warm", [1] * 9), 0.0)
+    finish(s)
+    s.submit(submit("a", [1] * 9, 0, sampling=Sampling(prompt_logprobs=0)), 0.0)
+    planned = s.plan(0.0)
+    entries = {0: tuple(Logprob(position, -1.0, 1) for position in range(1, 9))}
+    (delta,) = s.apply(StepResult(planned.plan.step, (-1,), prompt_logprobs=entries), 0.0).deltas
+    assert (delta.timing.cached_tokens, delta.timing.written_tokens) == (0, 0)
+
+
+def test_tokens_of_a_reply_that_goes_on_do_not_count_as_its_prompt():
+    s = scheduler()
+    s.submit(submit("a", range(6), 12, emitted=tuple(range(9))), 0.0)
+    assert timings(s)["a"].written_tokens == 4
+
+
+def test_requests_side_by_side_write_what_they_share_once():
+    s = scheduler(max_step_tokens=64)
+    for id in "abc":
+        s.submit(submit(id, range(10), 2), 0.0)
+    assert sum(timing.written_tokens for timing in timings(s).values()) == 8
+
+
+@pytest.mark.parametrize("changes", [{"prefix_cache": False}, {"layout": make_layout(())}])
+def test_nothing_is_written_where_nothing_is_kept(changes):
+    s = scheduler(**changes)
+    s.submit(submit("a", range(10), 2), 0.0)
+    assert timings(s)["a"].written_tokens == 0
+
+
+def test_a_sequence_that_is_computed_anew_has_written_its_prompt_once():
+    rope = Rope(dim=2, theta=1e4, scaling=LongScaling(short=(1.0,), long=(2.0,), original=8))
+    s = scheduler(ropes=(rope,))
+    s.submit(submit("a", range(6), 6), 0.0)
+    assert timings(s)["a"].written_tokens == 4
+
+
 def test_the_same_salt_hits_and_another_or_none_does_not():
     s = scheduler()
     s.submit(submit("a", range(9), 1, salt="x"), 0.0)
@@ -318,16 +404,23 @@ def test_a_row_that_failed_ends_its_request_alone_and_its_blocks_are_not_found_a
     assert finish(s).keys() == {"b", "c"}
 
 
-def test_a_constrained_row_is_planned_only_when_its_last_token_is_known():
+def test_wishes_that_leave_nothing_are_the_requests_own_error():
+    s = scheduler()
+    s.submit(submit("a", range(9)), 0.0)
+    _, settled = step(s, failed={0: NOTHING_LEFT})
+    assert [(failed.code, failed.message) for failed in settled.failed] == [("request", NOTHING_LEFT)]
+
+
+def test_a_constrained_row_is_planned_like_any_other_and_named():
     s = scheduler()
     s.submit(submit("a", [1], 3, grammar=Grammar("regex", "x*")), 0.0)
     s.submit(submit("b", [1], 3), 0.0)
     first, second = s.plan(0.0), s.plan(0.0)
-    assert first.constrained == [0] and [q.id for q in second.sequences] == ["b"]
+    for planned in (first, second):
+        assert [q.id for q in planned.sequences] == ["a", "b"] and planned.constrained == [0]
+    assert first.sequences[0].pending == 2
     s.apply(StepResult(1, (1, 1)), 0.0)
-    third = s.plan(0.0)
-    assert {q.id for q in third.sequences} == {"a", "b"}
-    assert [third.sequences[i].id for i in third.constrained] == ["a"]
+    assert second.sequences[0].pending == 1, "the token that its mask follows from is known"
 
 
 @pytest.mark.parametrize("ahead", [1, 2])

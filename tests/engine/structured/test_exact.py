@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from engine.api.messages import Grammar
 from engine.structured.grammar import Compiler
+from engine.structured.vocabulary import read_vocabulary
 from engine.text import Tokenizer as Text
 from engine.text import decode_all
 from engine.text.decode import IncrementalDecoder
@@ -195,3 +196,50 @@ def test_uniform_random_replies_decode_to_members(
         decoded.add(text)
     assert len(decoded) > 2
     places.compiler.close()
+
+
+RUNS = [
+    r"[a-z]{2,40}",
+    r"[A-Za-z]{0,35}\.",
+    r"[A-Za-z ]{3,33}",
+    r"([a-z]{1,31} ){1,2}[A-Z]",
+    r"[a-y]{1,40}",
+    r"\w{1,32}!",
+]
+
+
+def with_words() -> Tokenizer:
+    """Runs of letters of every length that slices of the vocabulary know, and what is nearly one."""
+    made = trained_byte_level()
+    words = [
+        "".join("abzyQ"[(at + step) % kinds] for at in range(size))
+        for size in (2, 3, 5, 9, 10, 11, 29, 30, 31, 34)
+        for kinds in (2, 3, 4, 5)
+        for step in (0, 1)
+    ]
+    more = ["ab ", " a b", "a1", "1a", "_ab", "ab_", "Ab", "aB", "AB", "ab.", "a.b", "éa", "aé", "a!", 'a"', "a\n"]
+    for word in dict.fromkeys([*words, *(f" {word}" for word in words), *more]):
+        made.add_tokens([AddedToken(word, normalized=False)])
+    return made
+
+
+@pytest.mark.parametrize("expression", RUNS)
+def test_slices_of_the_vocabulary_change_no_mask(tmp_path: Path, expression: str) -> None:
+    """Masks that set whole slices are those that try every token."""
+    with_words().save(str(tmp_path / "tokenizer.json"))
+    grammar, vocab = Grammar("regex", expression), Text(tmp_path).vocab_size
+    sliced, plain = Compiler(tmp_path, vocab), Compiler(tmp_path, vocab)
+    plain.__dict__["_tokenizer"] = read_vocabulary(tmp_path, vocab).with_slices([])
+    rng, seen = random.Random(3), 0
+    for _ in range(20):
+        one, other = (compiler.compile(grammar, []) for compiler in (sliced, plain))
+        while not one.finished:
+            allowed = members(one.mask())
+            assert allowed == members(other.mask())
+            token = rng.choice(sorted(allowed))
+            one.advance(token)
+            other.advance(token)
+            seen = max(seen, len(allowed))
+    assert seen > 40, "whole slices are allowed somewhere"
+    sliced.close()
+    plain.close()

@@ -156,6 +156,7 @@ def test_strict_refuses_a_keyword_by_name_and_place_and_loose_leaves_it_out(keyw
         "dependentRequired": {"a": ["b"]},
         "$dynamicRef": "#x",
         "$recursiveRef": "#",
+        "$ref": "#/properties/p/items",
         "format": "regex",
         "oneOf": [{"minimum": 1}, {"minimum": 2}],
     }

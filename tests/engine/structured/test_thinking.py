@@ -96,6 +96,29 @@ def test_what_is_forced_depends_on_the_emitted_tokens_alone() -> None:
         assert drawn(resumed, free[cut:]) == whole[cut:]
 
 
+def test_a_token_is_forced_exactly_where_none_is_free_and_what_was_free_once_stays_so() -> None:
+    chance = random.Random(4)
+    forced = 0
+    for _ in range(400):
+        begun, is_open, again = (chance.random() < odds for odds in (0.6, 0.5, 0.3))
+        close = chance.choice([(END,), SPELLED])
+        limit = Thinking(
+            chance.randint(0, 6), close, ("<think>",), ("</think>",), begun=begun, open=begun and is_open, again=again
+        )
+        matcher, free = Budget(limit, bytes_of, VOCAB), 0
+        for at in range(40):
+            assert matcher.free >= free
+            free = matcher.free
+            mask = matcher.mask()
+            assert (mask is not None) == (at >= free)
+            forced += mask is not None
+            token = chance.choice([*range(len(TOKENS)), START, END])
+            if mask is not None:
+                token = int(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0])
+            matcher.advance(token)
+    assert forced > 400
+
+
 class Only:
     """A grammar that allows some tokens."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import mmap
 import os
 import re
 import subprocess
@@ -36,8 +37,13 @@ def device(request):
 
 
 def block(device):
-    """100 MB, each page written."""
-    return torch.ones(SIZE // 4, device=device)
+    """100 MB, each page written. Of a CPU's memory from the system itself: the C library may have so much at hand."""
+    if device.type == "cuda":
+        return torch.ones(SIZE // 4, device=device)
+    made = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for at in range(0, SIZE, mmap.PAGESIZE):
+        made[at] = 1
+    return made
 
 
 def test_what_is_kept_is_reported_within_5_percent_and_names_the_device(device):
@@ -168,7 +174,7 @@ def test_loading_takes_no_more_at_once_than_planned(config, bits, tmp_path):
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     peak, weight_bytes = map(int, told.split())
     used = peak - sum(info.bytes for info in checkpoint.tensors.values())
-    assert weight_bytes / 2 < used < planned + 24_000_000  # what libraries set up on first use, and threads keep
+    assert weight_bytes / 2 < used < planned
 
 
 def test_a_pool_of_a_fixed_budget_has_blocks_and_one_that_is_too_small_says_what_it_needs(config):

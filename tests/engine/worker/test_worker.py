@@ -12,7 +12,7 @@ import transformers
 from engine.api.config import EngineConfig
 from engine.api.errors import CheckpointError, ConfigError, OutOfMemory
 from engine.api.messages import Sampling
-from engine.core.plan import NewRow, Row, StepPlan
+from engine.core.plan import Late, NewRow, Row, StepPlan
 from engine.worker.build import build_worker
 from engine.worker.warm import warm_steps
 from engine.worker.worker import Worker
@@ -115,6 +115,21 @@ def test_a_mask_holds_for_its_row_alone(worker, best):
     rows = (Row(0, 0, 2, True, ((1,),)), Row(1, 0, 2, False, ((2,),)), Row(2, 0, 2, True, ((3,),)))
     plan = StepPlan(1, (new(0, (1, 2)), new(1, (3, 4)), new(2, (5, 6))), (), rows)
     assert worker.start(plan, {2: mask}).result().sampled == (best((1, 2)), -1, VOCAB - 1)
+
+
+def test_masks_that_come_after_the_start_hold_for_the_step_that_waits_for_them(worker, best):
+    mask = np.zeros(2, np.uint32)
+    mask[0] = 1 << 7
+    late = Late()
+    enters = StepPlan(
+        1, (new(0, (1, 2)), new(1, (5, 6))), (), (Row(0, 0, 2, True, ((1,),)), Row(1, 0, 2, True, ((2,),)))
+    )
+    goes_on = StepPlan(2, (), (), (Row(0, 2, 1, True, ((),)), Row(1, 2, 1, True, ((),))))
+    first, second = worker.start(enters, {}), worker.start(goes_on, late)
+    drawn = first.result().sampled
+    assert drawn == (best((1, 2)), best((5, 6))), "the step before does not wait"
+    late.set_result({1: mask})
+    assert second.result().sampled == (best((1, 2, drawn[0])), 7)
 
 
 def test_tokens_of_a_step_are_where_the_next_one_reads_them(worker, best):

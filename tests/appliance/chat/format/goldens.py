@@ -154,18 +154,77 @@ def _invoke(open: str, close: str, tag: str, attribute: bool = False, before: st
     )
 
 
-def _glm(line: str) -> Golden:
-    def argument(key: str, value: str) -> str:
-        return f"<arg_key>{key}</arg_key>{line}<arg_value>{value}</arg_value>{line}"
+def _glm(
+    line: str, form: str = "<{}>", behind: str = "", separator: str | None = None, wrapped: bool = False
+) -> Golden:
+    """`form` is what a tag looks like, `behind` what follows a name. With a `separator` all calls are wrapped."""
 
-    arguments = argument("city", "Köln") + argument("days", "3") + argument("metric", "true")
-    one = f"<tool_call>weather{line}{arguments}</tool_call>"
-    none = f"<tool_call>now{line}</tool_call>"
-    hard = (
-        f"<tool_call>note{line}{argument('text', TEXT)}{argument('place', _ROWS)}{argument('ratio', 'null')}"
-        f"{argument('id', '007')}</tool_call>"
+    def tag(name: str) -> str:
+        return form.format(name) if not name.startswith("/") else "</" + form.format(name[1:])[1:]
+
+    def argument(key: str, value: str) -> str:
+        return f"{tag('arg_key')}{key}{tag('/arg_key')}{line}{tag('arg_value')}{value}{tag('/arg_value')}{line}"
+
+    def call(name: str, *arguments: str) -> str:
+        return f"{tag('tool_call')}{name}{behind}{line}{''.join(arguments)}{tag('/tool_call')}"
+
+    open, close = (f"{tag('tool_calls')}\n", f"\n{tag('/tool_calls')}") if separator else ("", "")
+    one = call("weather", argument("city", "Köln"), argument("days", "3"), argument("metric", "true"))
+    texts = argument("text", TEXT), argument("place", _ROWS), argument("ratio", "null"), argument("id", "007")
+    two = one + (separator or line) + call("now")
+    return Golden(*(f"{open}{text}{close}" for text in (one, call("now"), call("note", *texts), two)))
+
+
+def _minicpm(*, wrap: bool) -> Golden:
+    def argument(key: str, value: str) -> str:
+        return f'<param name="{key}">{f"<![CDATA[{value}]]>" if wrap else value}</param>'
+
+    def call(name: str, *arguments: str) -> str:
+        return f'<function name="{name}">{"".join(arguments)}</function>'
+
+    one = call("weather", argument("city", "Köln"), argument("days", "3"), argument("metric", "true"))
+    texts = argument("text", TEXT), argument("place", _ROWS), argument("ratio", "null"), argument("id", "007")
+    return Golden(one, call("now"), call("note", *texts), one + call("now"))
+
+
+def _minimax_m3(*, line: str = "") -> Golden:
+    mark = "]<]minimax[>["
+
+    def argument(key: str, value: str) -> str:
+        return f"{line}{mark}<{key}>{value}{mark}</{key}>"
+
+    def call(name: str, *arguments: str) -> str:
+        return f'{mark}<invoke name="{name}">{"".join(arguments)}{line}{mark}</invoke>\n'
+
+    one = call("weather", argument("city", "Köln"), argument("days", "3"), argument("metric", "true"))
+    rows = argument("rows", _ROWS.removeprefix('{"rows": ').removesuffix("}")) + line
+    texts = argument("text", TEXT), argument("place", rows), argument("ratio", "null"), argument("id", "007")
+    calls = (one, call("now"), call("note", *texts), one + call("now"))
+    return Golden(*(f"{mark}<tool_call>\n{text}{mark}</tool_call>" for text in calls))
+
+
+def _kimi_k3() -> Golden:
+    def argument(key: str, kind: str, value: str) -> str:
+        return f'<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
+
+    def call(name: str, *arguments: str, index: int = 1) -> str:
+        return f'<|open|>call tool="{name}" index="{index}"<|sep|>{"".join(arguments)}<|close|>call<|sep|>'
+
+    city, days = argument("city", "string", "Köln"), argument("days", "number", "3")
+    one = call("weather", city, days, argument("metric", "boolean", "true"))
+    hard = call(
+        "note",
+        argument("text", "string", TEXT),
+        argument("place", "object", _ROWS),
+        argument("ratio", "null", "null"),
+        argument("id", "string", "007"),
     )
-    return Golden(one, none, hard, f"{one}{line}{none}")
+    texts = (one, call("now"), hard, one + call("now", index=2))
+    return Golden(*(f"<|open|>tools<|sep|>{text}<|close|>tools<|sep|>" for text in texts))
+
+
+def _plamo(name: str) -> str:
+    return f"<|plamo:{name}:plamo|>"
 
 
 _PYTHON_ONE = "weather(city='Köln', days=3, metric=True)"
@@ -202,6 +261,12 @@ _CODER = Golden(
     *(f"<tool_call>\n{text}\n</tool_call>" for text in (_CODER_ONE, _CODER_NONE, _CODER_HARD)),
     f"<tool_call>\n{_CODER_ONE}\n</tool_call>\n<tool_call>\n{_CODER_NONE}\n</tool_call>",
 )
+_APERTUS = Golden(
+    f'<|tools_prefix|>[{{"weather": {_JSON_WEATHER}}}]<|tools_suffix|>',
+    '<|tools_prefix|>[{"now": {}}]<|tools_suffix|>',
+    f'<|tools_prefix|>[{{"note": {_JSON_HARD}}}]<|tools_suffix|>',
+    f'<|tools_prefix|>[{{"weather": {_JSON_WEATHER}}}, {{"now": {{}}}}]<|tools_suffix|>',
+)
 _DSML = "｜DSML｜"
 GOLDENS: dict[str, Golden] = {
     "hermes": _TOOL_CALL,
@@ -223,6 +288,23 @@ GOLDENS: dict[str, Golden] = {
     ),
     "glm45": _glm("\n"),
     "glm47": _glm(""),
+    "hy_v3": _glm("\n", behind="<tool_sep>", separator="\n"),
+    "hy_v3_opensource": _glm("\n", "<{}:opensource>", behind="<tool_sep:opensource>", separator="\n"),
+    "hy_v4": _glm("", "<{}:opensource>", separator="\n"),
+    "k2_horizon": _glm("", "<ifm|{}>", separator="\n"),
+    "minicpm5": _minicpm(wrap=False),
+    "minimax_m3": _minimax_m3(),
+    "kimi_k3": _kimi_k3(),
+    "plamo3": _named(
+        f"{_plamo('begin_tool_request')}{_plamo('begin_tool_name')}",
+        f"{_plamo('end_tool_name')}{_plamo('begin_tool_arguments')}<|plamo:constrain|>json<|plamo:msg|>",
+        f"{_plamo('end_tool_arguments')}{_plamo('end_tool_request')}",
+        _plamo("begin_tool_requests"),
+        _plamo("end_tool_requests"),
+    ),
+    "apertus": _APERTUS,
+    "gigachat3": _json("function call<|role_sep|>\n", "", "\nfunction call<|role_sep|>\n"),
+    "gigachat31": _json("<|function_call|>", "", "\n<|function_call|>"),
     "deepseek_v32": _invoke(f"<{_DSML}function_calls>", f"</{_DSML}function_calls>", _DSML, True),
     "deepseek_v4": _invoke(f"<{_DSML}tool_calls>", f"</{_DSML}tool_calls>", _DSML, True),
     "deepseek_v3": _named(
@@ -302,6 +384,21 @@ VARIANTS: list[tuple[str, str]] = [
     ("xlam", f"<tool_call>{GOLDENS['xlam'].one}</tool_call>"),
     ("kimi_k2", GOLDENS["kimi_k2"].one.replace("functions.", "").replace(":0", "")),
     ("deepseek_v3", GOLDENS["deepseek_v3"].one.replace("\n", "")),
+    ("hy_v3", GOLDENS["hy_v3"].one.replace("\n", "")),
+    ("hy_v4", GOLDENS["hy_v4"].one.replace("><", ">\n<")),
+    ("k2_horizon", GOLDENS["k2_horizon"].one.replace("><", ">\n<")),
+    (
+        "k2_horizon",
+        GOLDENS["k2_horizon"].one.replace("<ifm|arg_value>3", "<ifm|arg_type>integer</ifm|arg_type>\n<ifm|arg_value>3"),
+    ),
+    ("minimax_m3", _minimax_m3(line="\n").one),
+    ("minicpm5", _minicpm(wrap=True).one),
+    ("minicpm5", GOLDENS["minicpm5"].one.replace("><", ">\n  <")),
+    ("kimi_k3", GOLDENS["kimi_k3"].one.replace(' index="1"', "")),
+    ("plamo3", GOLDENS["plamo3"].one.replace("<|plamo:constrain|>json", "")),
+    ("apertus", GOLDENS["apertus"].one.replace("[", "[\n ").replace(": ", ":")),
+    ("gigachat3", GOLDENS["gigachat31"].one),
+    ("gigachat31", GOLDENS["gigachat3"].one),
     ("gemma4", GOLDENS["gemma4"].one.replace('<|"|>', '"')),
     ("functiongemma", GOLDENS["functiongemma"].one.replace("<escape>", "")),
     ("hermes", GOLDENS["hermes"].one.replace("\n", "  ")),

@@ -56,6 +56,7 @@ FUNCTIONS = (
 )
 BY_NAME = {function.name: function for function in FUNCTIONS}
 FORMATS = {calls.name: OutputFormat(None, calls) for calls in CALLS} | {"harmony": HARMONY}
+FIELDS = (*HARD["properties"], *HARD["$defs"]["point"]["properties"], "item", "n", "s")  # type: ignore[misc,index]
 WALKS = 4
 
 
@@ -87,7 +88,7 @@ def constraint(form: OutputFormat, vocabulary: Vocabulary, **options: Any) -> Co
 def test_required_calls_are_always_valid(name: str, special: bool) -> None:
     form = FORMATS[name]
     assert form.calls is not None
-    vocabulary, chance = Vocabulary(form, special), random.Random(f"{name} {special}")
+    vocabulary, chance = Vocabulary(form, special, FIELDS), random.Random(f"{name} {special}")
     for one_call in (False, True):
         grammar = constraint(form, vocabulary).calls(form.calls, FUNCTIONS, one_call=one_call)
         assert not LLMatcher.validate_grammar(definition(grammar), limits=LIMITS)
@@ -136,7 +137,7 @@ def test_text_is_free_until_a_call_begins(name: str, special: bool) -> None:
     """`auto` with strict tools: any text, then calls, which are valid."""
     form = FORMATS[name]
     assert form.calls is not None
-    vocabulary, chance = Vocabulary(form, special), random.Random(name)
+    vocabulary, chance = Vocabulary(form, special, FIELDS), random.Random(name)
     matcher = matcher_of(
         vocabulary, constraint(form, vocabulary).text_with_calls(form.calls, FUNCTIONS, one_call=False)
     )

@@ -1,7 +1,13 @@
-"""Every format under any text and any way to cut it, among them the tokens of several tokenizers."""
+"""Every format under any text and any way to cut it, among them the tokens of several tokenizers.
 
+`make fuzz TEXTS=10000 SEED=7` reads so many texts of each format, which come in other orders with each seed.
+"""
+
+import itertools
+import os
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,14 +22,14 @@ from engine.text import IncrementalDecoder, Tokenizer
 from tests.appliance.chat.format.goldens import FUNCTIONS, GOLDENS
 
 DEMO = Path(__file__).parents[4] / "manifests" / "demo"
-TEXTS = 10_000
-SEED = 20_260
+SEED = int(os.environ.get("FUZZ_SEED", "20260"))
 # By name; each way to call beside another way to reason.
 FORMATS = {calls.name: OutputFormat(REASONINGS[at % len(REASONINGS)], calls) for at, calls in enumerate(CALLS)} | {
     "harmony": HARMONY,
     "named": OutputFormat(THINK, named_call("weather")),
     "think": OutputFormat(THINK),
 }
+TEXTS = int(os.environ.get("FUZZ_TEXTS", -(-10_000 // len(FORMATS))))  # of each format
 SCRAPS = (
     '{"name": "f", "arguments": {',
     '"a": 1',
@@ -69,13 +75,15 @@ def fuzzed(name: str, form: OutputFormat, chance: random.Random) -> str:
 
 
 def test_fuzzed_texts_read_the_same_whole_and_in_pieces() -> None:
-    """TC-01: 10,000 texts, cut at random and into characters; no exception, nothing invented."""
+    """TC-01: 10,000 texts or more, cut at random and into characters; no exception, nothing invented. Each way to call
+    comes beside each way to reason."""
     chance = random.Random(SEED)
-    print("seed", SEED)
-    names = list(FORMATS)
-    for number in range(TEXTS):
-        name = names[number % len(names)]
-        form, reasons = FORMATS[name], number % 5 == 0
+    numbered = list(enumerate(FORMATS.items()))
+    print(f"{TEXTS:,} texts of each of {len(FORMATS)} formats, seed {SEED}")
+    for number, (at, (name, form)) in itertools.product(range(TEXTS), numbered):
+        reasons = number % 5 == 0
+        if form.channels is None:
+            form = replace(form, reasoning=REASONINGS[(at + number) % len(REASONINGS)])
         text = fuzzed(name, form, chance)
         whole = events_of(form, [text], reasons)
         assert events_of(form, cuts(text, chance), reasons) == whole, (name, text)

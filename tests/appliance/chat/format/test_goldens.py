@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from appliance.chat.format.declaration import OutputFormat
+from appliance.chat.format.declaration import Function, OutputFormat
 from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, joined
 from appliance.chat.format.formats import CALLS, HARMONY, THINK
 from appliance.chat.format.reader import reader_of
@@ -181,3 +181,47 @@ def test_a_model_names_its_calls() -> None:
     assert [start.id for start in starts] == ["functions.weather:0", "functions.now:1"]
     text = "[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}"
     assert read(FORMATS["mistral"], [text])[0] == CallStart(0, "now", "abcdefghi")
+
+
+def marked(text: str) -> str:
+    """Tags as MiniMax M3 writes them."""
+    return text.replace("<", "]<]minimax[>[<")
+
+
+ORDER: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"line": {"type": "object", "properties": {"sku": {"type": "string"}, "amount": {"type": "integer"}}}},
+    "properties": {
+        "lines": {"type": "array", "items": {"$ref": "#/$defs/line"}},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "grid": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+        "to": {"anyOf": [{"type": "object", "properties": {"zip": {"type": "string"}}}, {"type": "null"}]},
+        "note": {"type": "string"},
+    },
+}
+NESTED: list[tuple[str, Any]] = [
+    ("<tags><item>7</item><item></item><item>a > b</item></tags>", {"tags": ["7", "", "a > b"]}),
+    ("<tags></tags><lines>\n</lines>", {"tags": [], "lines": []}),
+    (
+        "<lines>\n<item>\n<sku>018</sku>\n<amount>2</amount>\n</item>\n<item><sku>x</sku></item></lines>",
+        {"lines": [{"sku": "018", "amount": 2}, {"sku": "x"}]},
+    ),
+    ("<grid><item><item>1</item><item>2.5</item></item><item></item></grid>", {"grid": [[1, 2.5], []]}),
+    ('<grid>[[1], [2]]</grid><lines>[{"sku": "a"}]</lines>', {"grid": [[1], [2]], "lines": [{"sku": "a"}]}),
+    ("<to><zip>00100</zip></to>", {"to": {"zip": "00100"}}),
+    ("<to>null</to>", {"to": None}),
+    ("<note><item>no list</item></note>", {"note": marked("<item>no list</item>")}),
+    ("<other><other>1</other><a>2</a></other>", {"other": {"other": "1", "a": "2"}}),
+    ("<other><a>1</a><a>2</a><b></b></other>", {"other": {"a": ["1", "2"], "b": ""}}),
+]
+
+
+@pytest.mark.parametrize(("written", "arguments"), NESTED)
+def test_tags_in_tags_are_lists_and_objects_by_their_schemas(written: str, arguments: Any) -> None:
+    """TC-03 TC-04: however they are cut."""
+    form, functions = FORMATS["minimax_m3"], (Function("order", ORDER),)
+    text = marked(f'<tool_call>\n<invoke name="order">{written}</invoke>\n</tool_call>')
+    for cut in range(len(text) + 1):
+        reader = reader_of(form, functions=functions)
+        events = joined([*reader.feed(text[:cut]), *reader.feed(text[cut:]), *reader.finish()])
+        assert calls_of(events) == [("order", arguments)], text[:cut]

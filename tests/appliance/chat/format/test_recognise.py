@@ -89,6 +89,54 @@ TEMPLATES: dict[str, tuple[str, str, str]] = {
     "ernie 4.5": ('<tool_call>{"name": "arguments"</think><response>', "ernie45", "ernie45"),
     "cohere": ("<|START_ACTION|><|START_THINKING|>", "cohere", "cohere"),
     "lfm 2": ("<|tool_call_start|>[", "lfm2", ""),
+    "hunyuan 3 preview": (
+        "<tool_calls>\n<tool_call>{{ name }}<tool_sep>\n<arg_key>{{ key }}</arg_key>\n<arg_value>{{ '</think>' }}",
+        "hy_v3",
+        "hy_v3",
+    ),
+    "hunyuan 3": (
+        "<tool_call:opensource>{{ name }}<tool_sep:opensource>\n<arg_key:opensource></think:opensource>",
+        "hy_v3_opensource",
+        "hy_v4",
+    ),
+    "hunyuan 4": ("<tool_call:opensource>{{ name }}<arg_key:opensource></think:opensource>", "hy_v4", "hy_v4"),
+    "minimax m3": (
+        "{%- set ns_token = ']<]minimax[>[' -%}{{ ns_token ~ '<tool_call>' }}{{ '<mm:think>' ~ '</mm:think>' }}",
+        "minimax_m3",
+        "minimax_m3",
+    ),
+    "k2 horizon": (
+        "{{ '<ifm|tool_calls>\n<ifm|tool_call>' + name }}<ifm|arg_key>{{ '</' + tag }}{{ '<ifm|think_fast>' }}",
+        "k2_horizon",
+        "k2_horizon",
+    ),
+    "minicpm 5": (
+        "{{- '<function name=\"' ~ call.name ~ '\">' }}{{- '<param name=\"' ~ key ~ '\">' }}{{ '</think>' }}",
+        "minicpm5",
+        "think",
+    ),
+    "kimi k3": (
+        "{{- '<|open|>' + tag -}}{{- '<|sep|>' -}}{{- '<|close|>' + tag + '<|sep|>' -}}{{ open_tag('tools') }}",
+        "kimi_k3",
+        "kimi_k3",
+    ),
+    "plamo 3": (
+        "{{ '<|plamo:begin_' ~ 'tool_requests' ~ ':plamo|>' }}{{ '<|plamo:begin_think:plamo|>' }}",
+        "plamo3",
+        "plamo3",
+    ),
+    "apertus": (
+        "{%- set inner_token = '<|inner_prefix|>' -%}{%- set outer_token = '<|inner_suffix|>' -%}"
+        "{%- set tool_calls_token = '<|tools_prefix|>' -%}{%- set end_tool_calls_token = '<|tools_suffix|>' -%}",
+        "apertus",
+        "apertus",
+    ),
+    "gigachat 3": (
+        "{{ {'role': 'function call'} }}{%- set add_tokens = namespace(role_sep=\"<|role_sep|>\\n\") -%}",
+        "gigachat3",
+        "",
+    ),
+    "gigachat 3.1": ("{{ 'function call' }}<|role_sep|><|function_call|>", "gigachat31", ""),
     "chatml alone": ("{{ '<|im_start|>' + message.role }}", "", ""),
 }
 

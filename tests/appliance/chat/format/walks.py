@@ -1,7 +1,7 @@
 """Random replies that a grammar allows, drawn through llguidance's masks over a small vocabulary."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -9,17 +9,21 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from appliance.chat.format.declaration import OutputFormat, pieces
 from engine.api.messages import Grammar
 
-_CLOSERS = frozenset(b"\"'}])>,:\n")
+_CLOSERS = frozenset(b"\"'}])>,:/\n")
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789 .{[<")
 
 
 class Vocabulary:
-    """Single bytes, an end, and the texts of a format: each of its markers is one token, special ones if `special`."""
+    """Single bytes, an end, and the texts of a format: each of its markers is one token, special ones if `special`.
+    Where tags bear the names of `fields`, those that close them are tokens too."""
 
     bos_token_id, unk_token_id = None, None
 
-    def __init__(self, form: OutputFormat, special: bool) -> None:
+    def __init__(self, form: OutputFormat, special: bool, fields: Sequence[str] = ()) -> None:
         texts = [text.strip() for text in form.markers()]
+        closing = next((text for text in texts if text.endswith("</")), None)
+        if closing is not None:
+            texts += [f"{'</' if special else closing}{name}>" for name in fields]
         marks = [part for text in texts for part, marked in pieces(text) if marked]
         self.marks = list(dict.fromkeys(marks))
         first_word = 256 + len(self.marks)

@@ -59,7 +59,7 @@ def test_a_reply_has_the_shape_of_the_reference(embedder):
 def test_cached_tokens_are_told_in_openais_profile(make_pooling):
     gateway = make_pooling("embed", compat="openai", cached=3)
     _, reply = gateway.post(URL, {"input": TEXTS})
-    assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 9}
+    assert reply["usage"]["prompt_tokens_details"] == {"cached_tokens": 9, "cache_write_tokens": 18}
 
 
 def test_a_batch_says_what_each_text_says_alone(embedder):

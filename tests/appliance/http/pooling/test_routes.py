@@ -30,16 +30,18 @@ SERVED = {
 }
 
 
+@pytest.mark.parametrize("compat", ["openai", "vllm"])
 @pytest.mark.parametrize("tasks", SERVED, ids=" ".join)
-def test_a_model_serves_what_its_tasks_allow(make_pooling, tasks):
+def test_a_model_serves_what_its_tasks_allow(make_pooling, tasks, compat):
     """A.3; SC-03 a classifier of several labels does not score"""
-    gateway = make_pooling(*tasks)
+    gateway = make_pooling(*tasks, compat=compat)
+    refused = (404, "NotFoundError") if compat == "openai" else (501, "NotImplementedError")
     for path, body in BODIES.items():
         status, reply = gateway.post(path, body)
         if path in SERVED[tasks]:
             assert status == 200, (path, reply)
         else:
-            assert status == 404 and reply["error"]["type"] == "NotFoundError", (path, reply)
+            assert (status, reply["error"]["type"]) == refused, (path, reply)
             assert path in reply["error"]["message"] and f"it serves {', '.join(tasks)}" in reply["error"]["message"]
     paths = build_app(gateway.service).openapi()["paths"]
     assert {path for path in BODIES if path in paths} == SERVED[tasks]
@@ -47,7 +49,7 @@ def test_a_model_serves_what_its_tasks_allow(make_pooling, tasks):
 
 def test_a_model_that_generates_says_that_it_does_not_pool(make_gateway):
     """H-7 no 5xx for what a model cannot do"""
-    gateway = make_gateway()
+    gateway = make_gateway(compat="openai")
     for path, body in BODIES.items():
         if "completions" not in path:
             status, reply = gateway.post(path, body)
@@ -70,6 +72,9 @@ def test_every_route_of_a_task_is_among_the_bodies():
         (("embed", "score"), {"query": "a", "documents": ["b"]}, "score-"),
         (("embed", "score"), {"queries": "a", "documents": ["b"]}, "score-"),
         (("embed", "score"), {"text_1": "a", "text_2": "b"}, "score-"),
+        (("embed", "score"), {"data_1": "a", "data_2": ["b"], "input": None}, "score-"),
+        (("embed", "score"), {"queries": ["a"], "items": ["b"]}, "score-"),
+        (("classify", "score"), {"query": "a", "documents": ["b"]}, "score-"),
         (("token_embed",), {"input": "hello"}, "embd-"),
         (("classify",), {"input": "hello"}, "classify-"),
         (("classify",), {"messages": CHAT}, "classify-"),
@@ -82,10 +87,48 @@ def test_invocations_finds_the_route_by_the_body(make_pooling, tasks, body, pref
     assert status == 200 and reply["id"].startswith(prefix)
 
 
-def test_invocations_names_the_bodies_that_the_model_takes(make_pooling):
-    status, reply = make_pooling("classify").post("/invocations", {"prompt": "hello"})
-    assert status == 400 and "`input` or `messages`" in reply["error"]["message"]
-    assert "prompt" not in reply["error"]["message"]
+def test_invocations_of_a_model_that_generates_find_the_route_by_the_body(make_gateway):
+    """A.1: `messages` is chat, `prompt` a completion, `input` a response; what is null is not there"""
+    gateway = make_gateway(max_context=1024).says("hello")
+    for body, path in (
+        ({"messages": CHAT}, "/v1/chat/completions"),
+        ({"prompt": "hello"}, "/v1/completions"),
+        ({"input": "hello"}, "/v1/responses"),
+        ({"input": "hello", "messages": None}, "/v1/responses"),
+        ({"input": "hello", "messages": CHAT, "prompt": "hello"}, "/v1/chat/completions"),
+    ):
+        status, reply = gateway.post("/invocations", body)
+        direct = gateway.post(path, body)[1]
+        assert status == 200 and reply.keys() == direct.keys() and reply["object"] == direct["object"], path
+        assert gateway.submits[-1].prompt == gateway.submits[-2].prompt
+
+
+def test_invocations_stream_a_response(make_gateway):
+    gateway = make_gateway(max_context=1024).says("hello")
+    lines = gateway.lines("/invocations", {"input": "hello"})
+    assert lines[0].startswith("event: response.created\n") and lines[-1].startswith("event: response.completed\n")
+
+
+@pytest.mark.parametrize("tasks", [("classify",), ("generate",)], ids=" ".join)
+def test_invocations_name_the_bodies_that_the_model_takes(make_pooling, tasks):
+    status, reply = make_pooling(*tasks).post("/invocations", {"question": "hello"})
+    takes = "`messages` or `prompt` or `input`" if tasks == ("generate",) else "`input` or `messages`"
+    assert status == 400 and takes in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "body", "told"),
+    [
+        (("classify",), {"prompt": "hello"}, "`prompt` needs a model that serves generate; this one serves classify"),
+        (("classify",), {"query": "a", "documents": ["b"]}, "`query` and `documents` needs a model that serves score"),
+        (("generate",), {"text_1": "a", "text_2": "b"}, "needs a model that serves score; this one serves generate"),
+        (("token_classify",), {"texts": ["a"]}, "`texts` needs a model that serves embed; this one"),
+    ],
+)
+def test_invocations_of_another_model_say_which(make_pooling, tasks, body, told):
+    """H-7 no 5xx for what a model cannot do"""
+    status, reply = make_pooling(*tasks).post("/invocations", body)
+    assert status == 400 and told in reply["error"]["message"]
 
 
 @pytest.mark.parametrize("schema", [EmbeddingRequest, PoolingRequest, ClassifyRequest, ScoreRequest, RerankRequest])

@@ -12,7 +12,7 @@ from anthropic.types import Message
 
 from appliance.gateway.keys import parse_keys
 from engine.api.messages import Delta
-from tests.appliance.http.message_order import assembled, blocks, records
+from tests.appliance.http.messages.order import assembled, blocks, records
 
 PATH = "/v1/messages"
 BASE: dict[str, Any] = {"model": "qwen", "max_tokens": 100, "messages": [{"role": "user", "content": "hello"}]}

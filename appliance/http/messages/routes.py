@@ -20,8 +20,8 @@ from appliance.http.body import json_body, read_body
 from appliance.http.disconnect import until_disconnect
 from appliance.http.durable import start
 from appliance.http.errors import Unavailable, is_unexpected
-from appliance.http.messages_blocks import Blocks, Thoughts
-from appliance.http.messages_errors import REQUEST_ID, message_error
+from appliance.http.messages.blocks import Blocks, Thoughts
+from appliance.http.messages.errors import REQUEST_ID, message_error
 from appliance.http.reply import Source, load_header, served
 from appliance.http.service import Service, service_of
 from appliance.http.sse import EventStream, record
@@ -120,15 +120,16 @@ class MessageReply:
         return {"stop_reason": reason, "stop_sequence": met}
 
     def _usage(self) -> dict[str, Any]:
-        """input_tokens and what came from the cache are the whole prompt together; with the vllm profile there is only
-        the first."""
+        """input_tokens, what came from the cache and what went into it are the whole prompt together; with the vllm
+        profile there is only the first."""
         choice, prompt = self.state.choice, len(self.plan.prompts[0].ids)
         if self.service.config.compat != "openai":
             return {"input_tokens": prompt, "output_tokens": choice.tokens}
-        cached = choice.timing.cached_tokens if choice.timing else 0
+        timing = choice.timing
+        cached, written = (timing.cached_tokens, timing.written_tokens) if timing else (0, 0)
         usage: dict[str, Any] = {
-            "input_tokens": prompt - cached,
-            "cache_creation_input_tokens": 0,
+            "input_tokens": prompt - cached - written,
+            "cache_creation_input_tokens": written,
             "cache_read_input_tokens": cached,
             "output_tokens": choice.tokens,
         }

@@ -15,7 +15,7 @@ from appliance.chat.stream import ChatChoice, Scored
 from appliance.durable.records import Identity
 from appliance.http.errors import Unavailable, api_error
 from appliance.http.reply import Source, finite
-from appliance.http.responses_events import Fields, Output
+from appliance.http.responses.events import Fields, Output
 from appliance.http.service import Service
 from appliance.observe.log import Subject
 from appliance.schema.responses import LOGPROBS, ResponsesRequest
@@ -215,10 +215,11 @@ class ResponseReply:
 
     def _usage(self) -> Fields:
         timing = self._choice.choice.timing
+        cached, written = (timing.cached_tokens, timing.written_tokens) if timing else (0, 0)
         prompt, output = len(self._plan.prompts[0].ids), self._choice.choice.tokens
         return {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": timing.cached_tokens if timing else 0, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
             "output_tokens": output,
             "output_tokens_details": {"reasoning_tokens": self._choice.reasoning_tokens},
             "total_tokens": prompt + output,

@@ -22,10 +22,10 @@ from appliance.http.disconnect import until_disconnect
 from appliance.http.durable import KEY, LAST, REPLAYED, RETRY_AFTER_S, VALID_KEY, digest
 from appliance.http.errors import BadRequest, NotFound, Unavailable, Unprocessable, is_unexpected
 from appliance.http.reply import Race, describe_error, load_header, placement, served
-from appliance.http.responses_items import NO_STORE, context, own_items
-from appliance.http.responses_reply import PREFIX, Asked, ResponseReply
-from appliance.http.responses_store import InvalidRequest, ResponseStore, Stored
-from appliance.http.responses_stream import Live, Told, closed, listed, records, whole
+from appliance.http.responses.items import NO_STORE, context, own_items
+from appliance.http.responses.reply import PREFIX, Asked, ResponseReply
+from appliance.http.responses.store import InvalidRequest, ResponseStore, Stored
+from appliance.http.responses.stream import Live, Told, closed, listed, records, whole
 from appliance.http.service import Service, service_of
 from appliance.http.sse import EventStream
 from appliance.schema.responses import InputTokensRequest, ResponsesRequest

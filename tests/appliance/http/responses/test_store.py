@@ -21,7 +21,7 @@ from appliance.http.app import build_app
 from appliance.http.service import Service
 from engine.api.messages import Failed
 from tests.appliance.conftest import FakeEngine, Gateway, running, until
-from tests.appliance.http.response_order import check_object, check_order, read_events
+from tests.appliance.http.responses.order import check_object, check_order, read_events
 
 PATH = "/v1/responses"
 BODY = {"model": "tiny", "input": "hello", "max_output_tokens": 12}

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from appliance.chat.prompt import Served
 from appliance.gateway.config import GatewayConfig
 from appliance.http.body import json_body, read_body
-from appliance.http.pooled import Outcome, as_json, numbered, pool
+from appliance.http.pooling.pooled import Outcome, as_json, numbered, pool
 from appliance.http.service import Service, service_of
 from appliance.pooling.chunks import averaged
 from appliance.pooling.plan import PoolPlan, cut_dimensions, facts, plan_prompts

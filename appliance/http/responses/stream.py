@@ -13,8 +13,8 @@ import orjson
 from appliance.durable.entry import Entry
 from appliance.http.durable import RETRY_AFTER_S
 from appliance.http.errors import Unavailable
-from appliance.http.responses_events import Fields
-from appliance.http.responses_reply import TERMINAL, ResponseReply
+from appliance.http.responses.events import Fields
+from appliance.http.responses.reply import TERMINAL, ResponseReply
 from appliance.http.sse import named_record
 
 LET_GO = "The service lets go of this response; ask for the rest of it with starting_after."

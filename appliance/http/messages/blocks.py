@@ -7,6 +7,7 @@ its own.
 import hashlib
 import json
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any, Literal
 
 import orjson
@@ -22,13 +23,17 @@ Thoughts = Literal["shown", "omitted", "dropped"]
 
 @dataclass
 class Block:
-    """`call` is the index of a call; `text` its arguments, or the text."""
+    """`call` is the index of a call; `gained` its arguments, or the text, as they come."""
 
     kind: Kind
     call: int = -1
     name: str = ""
     id: str = ""
-    text: str = ""
+    gained: StringIO = field(default_factory=StringIO)  # a str would be copied for each token
+
+    @property
+    def text(self) -> str:
+        return self.gained.getvalue()
 
 
 def _input(text: str) -> Any:
@@ -117,7 +122,7 @@ class Blocks:
 
     def _add(self, text: str) -> list[dict[str, Any]]:
         block = self.blocks[-1]
-        block.text += text
+        block.gained.write(text)
         if block.kind == "text":
             return [self._delta({"type": "text_delta", "text": text})]
         if block.kind == "tool_use":

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from appliance.chat.response_items import kind_of
 from appliance.http.durable import digest
 from appliance.http.errors import NotFound
-from appliance.http.responses_events import Fields
-from appliance.http.responses_store import InvalidRequest, ResponseStore
+from appliance.http.responses.events import Fields
+from appliance.http.responses.store import InvalidRequest, ResponseStore
 from appliance.schema.responses import PromptRequest
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}

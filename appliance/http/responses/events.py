@@ -7,7 +7,8 @@ is closed when the next one begins or the reply ends.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from io import StringIO
 from typing import Any, Literal, Protocol
 
 from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText, joined
@@ -33,24 +34,24 @@ class Item(Protocol):
 class Reasoning:
     def __init__(self, id: str) -> None:
         self.id = id
-        self.text = ""
+        self._text = StringIO()  # a str would be copied for each token
 
     def _part(self) -> Fields:
-        return {"type": "reasoning_text", "text": self.text}
+        return {"type": "reasoning_text", "text": self._text.getvalue()}
 
     def opening(self) -> Iterator[Fields]:
         yield {"type": "response.content_part.added", "content_index": 0, "part": self._part()}
 
     def add(self, text: str, logprobs: list[Fields]) -> Iterator[Fields]:
-        self.text += text
+        self._text.write(text)
         yield {"type": "response.reasoning_text.delta", "content_index": 0, "delta": text}
 
     def closing(self) -> Iterator[Fields]:
-        yield {"type": "response.reasoning_text.done", "content_index": 0, "text": self.text}
+        yield {"type": "response.reasoning_text.done", "content_index": 0, "text": self._text.getvalue()}
         yield {"type": "response.content_part.done", "content_index": 0, "part": self._part()}
 
     def fields(self, status: Status) -> Fields:
-        content = [self._part()] if self.text else []
+        content = [self._part()] if self._text.tell() else []
         named = {"id": self.id, "type": "reasoning", "summary": [], "content": content}
         return {**named, "encrypted_content": None, "status": status}
 
@@ -58,24 +59,25 @@ class Reasoning:
 class Message:
     def __init__(self, id: str) -> None:
         self.id = id
-        self.text = ""
+        self._text = StringIO()  # a str would be copied for each token
         self.logprobs: list[Fields] = []
         self._begun = False
 
     def _part(self) -> Fields:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self.logprobs)}
+        text = self._text.getvalue()
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self.logprobs)}
 
     def opening(self) -> Iterator[Fields]:
         self._begun = True
         yield {"type": "response.content_part.added", "content_index": 0, "part": self._part()}
 
     def add(self, text: str, logprobs: list[Fields]) -> Iterator[Fields]:
-        self.text += text
+        self._text.write(text)
         self.logprobs += logprobs
         yield {"type": "response.output_text.delta", "content_index": 0, "delta": text, "logprobs": logprobs}
 
     def closing(self) -> Iterator[Fields]:
-        done = {"content_index": 0, "text": self.text, "logprobs": list(self.logprobs)}
+        done = {"content_index": 0, "text": self._text.getvalue(), "logprobs": list(self.logprobs)}
         yield {"type": "response.output_text.done", **done}
         yield {"type": "response.content_part.done", "content_index": 0, "part": self._part()}
 
@@ -89,22 +91,22 @@ class Call:
         self.id = id
         self.call_id = call_id
         self.name = name
-        self.arguments = ""
+        self._arguments = StringIO()
 
     def opening(self) -> Iterator[Fields]:
         yield from ()
 
     def add(self, text: str, logprobs: list[Fields]) -> Iterator[Fields]:
-        self.arguments += text
+        self._arguments.write(text)
         yield {"type": "response.function_call_arguments.delta", "delta": text}
 
     def closing(self) -> Iterator[Fields]:
-        done = {"name": self.name, "arguments": self.arguments}
+        done = {"name": self.name, "arguments": self._arguments.getvalue()}
         yield {"type": "response.function_call_arguments.done", **done}
 
     def fields(self, status: Status) -> Fields:
         named = {"id": self.id, "type": "function_call", "call_id": self.call_id, "name": self.name}
-        return {**named, "arguments": self.arguments, "status": status}
+        return {**named, "arguments": self._arguments.getvalue(), "status": status}
 
 
 class CustomCall:
@@ -199,10 +201,10 @@ class Output:
         self.calls = 0
         self.broken_calls = 0
 
-    def take(self, events: Sequence[Event], logprobs: list[Fields]) -> Iterator[Fields]:
+    def take(self, events: list[Event], logprobs: list[Fields]) -> Iterator[Fields]:
         """The events of the API for what one token came to."""
         self._held += logprobs
-        for event in joined(list(events)):
+        for event in joined(events):
             if isinstance(event, Content):
                 yield from self._into(Message, event.text)
             elif isinstance(event, ReasoningText):

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from appliance.http.body import json_body, read_body
-from appliance.http.pooled import Outcome, as_json, numbered, pool
+from appliance.http.pooling.pooled import Outcome, as_json, numbered, pool
 from appliance.http.service import Service, service_of
 from appliance.pooling.scores import ScorePlan, plan_scores
 from appliance.schema.scoring import RerankRequest, ScoreRequest

@@ -9,7 +9,7 @@ import pytest
 
 from appliance.gateway.process import load_text
 from tests.appliance.conftest import FakeEngine, Gateway, until
-from tests.appliance.http.message_order import assembled, records
+from tests.appliance.http.messages.order import assembled, records
 from tests.appliance.http.test_durable import Reader
 
 LOAD_TEXT = load_text  # before `start_gateway` puts another in its place

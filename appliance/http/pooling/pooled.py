@@ -19,7 +19,7 @@ from appliance.http.reply import Race, Usage, load_header, placement, served
 from appliance.http.service import Service
 from appliance.pooling.plan import PoolPlan
 from engine.api.errors import RequestError
-from engine.api.messages import Pooled
+from engine.api.messages import Pooled, Timing
 
 PlanT = TypeVar("PlanT", bound=PoolPlan)
 TEXTS = {"input", "messages", "query", "documents", "queries", "items", "data_1", "data_2", "text_1", "text_2"}
@@ -62,15 +62,20 @@ async def pool(
     race = Race(service.router.generate_all(planned.submits, placement(request)))
     created = int(time.time())
     name = getattr(body, "request_id", None) or asked.request_id
-    results, cached = await until_disconnect(request, _gathered(race, len(planned.submits)))
-    usage = Usage(planned.tokens, service.config.compat == "openai", cached=cached)
+    results, timings = await until_disconnect(request, _gathered(race, len(planned.submits)))
+    usage = Usage(
+        planned.tokens,
+        service.config.compat == "openai",
+        cached=sum(timing.cached_tokens for timing in timings),
+        written=sum(timing.written_tokens for timing in timings),
+    )
     return Outcome(planned, planned.joined(results), usage, name, created)
 
 
-async def _gathered(race: Race, count: int) -> tuple[tuple[Pooled, ...], int]:
-    """The numbers of each sequence, in order, and how many of their tokens were cached."""
+async def _gathered(race: Race, count: int) -> tuple[tuple[Pooled, ...], list[Timing]]:
+    """The numbers of each sequence, in order, and what they took."""
     results: dict[int, Pooled] = {}
-    cached = 0
+    timings: list[Timing] = []
     async with race:
         try:
             async for index, delta in race.deltas():
@@ -78,12 +83,12 @@ async def _gathered(race: Race, count: int) -> tuple[tuple[Pooled, ...], int]:
                     raise Unavailable("The service lets go of this request; repeat it later.", DRAIN_RETRY_AFTER_S)
                 if delta.pooled is not None:
                     results[index] = delta.pooled
-                    cached += delta.timing.cached_tokens if delta.timing else 0
+                    timings += [delta.timing] if delta.timing else []
         except (RequestError, EngineFailed) as error:
             raise _placed(error, race.failed, count) from error
     if len(results) < count:
         raise EngineFailed
-    return tuple(results[index] for index in range(count)), cached
+    return tuple(results[index] for index in range(count)), timings
 
 
 def _placed(error: RequestError | EngineFailed, index: int | None, count: int) -> Exception:

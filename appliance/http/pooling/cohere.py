@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from appliance.http.body import json_body, read_body
-from appliance.http.pooled import as_json, pool
+from appliance.http.pooling.pooled import as_json, pool
 from appliance.http.service import Service, service_of
 from appliance.pooling.cohere import plan_embed, typed
 from appliance.schema.cohere import EmbeddingType, EmbedRequest

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from engine.api.messages import Delta
-from tests.appliance.http.response_order import check_object, check_order, read_events
+from tests.appliance.http.responses.order import check_object, check_order, read_events
 
 PATH = "/v1/responses"
 WEATHER = {

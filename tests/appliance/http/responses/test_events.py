@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from appliance.http.responses_events import JsonString
+from appliance.http.responses.events import JsonString
 
 TEXTS = [
     "",

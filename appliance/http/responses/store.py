@@ -21,9 +21,9 @@ from appliance.gateway.router import ANYWHERE, Placement
 from appliance.http.durable import DISK_S, Follower, Recorder, digest
 from appliance.http.errors import BadRequest, EngineFailed, NotFound, Unavailable, is_unexpected
 from appliance.http.reply import Race
-from appliance.http.responses_events import Fields
-from appliance.http.responses_reply import PREFIX, Asked, ResponseReply, with_prompt
-from appliance.http.responses_stream import Kept
+from appliance.http.responses.events import Fields
+from appliance.http.responses.reply import PREFIX, Asked, ResponseReply, with_prompt
+from appliance.http.responses.stream import Kept
 from appliance.http.service import Service
 from appliance.observe.log import Subject
 from appliance.schema.responses import ResponsesRequest
