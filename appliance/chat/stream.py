@@ -6,7 +6,7 @@ One `Choice` per sequence. A delta becomes one `Piece`; tokens behind a stop str
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from appliance.chat.format.events import Event
+from appliance.chat.format.events import Event, joined
 from appliance.chat.format.reader import reader_of
 from appliance.chat.prompt import ChatPlan, Reading
 from engine.api.messages import Delta, Finish, Logprob, Timing
@@ -33,9 +33,9 @@ def scored(entry: Logprob, strings: TokenText) -> Scored:
     return Scored(entry.token, strings.push(entry.token), entry.logprob, entry.rank, top)
 
 
-@dataclass
+@dataclass(slots=True)
 class Piece:
-    """What one delta adds. `finish` is set on the last piece."""
+    """What one delta adds. `finish` is set on the last piece; `texts` is what each token adds to `text`."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
@@ -43,6 +43,7 @@ class Piece:
     finish: Finish | None = None
     stop_reason: str | int | None = None
     prompt_logprobs: tuple[Logprob | None, ...] | None = None
+    texts: list[str] = field(default_factory=list)
 
 
 class Choice:
@@ -56,33 +57,42 @@ class Choice:
         self._decoder = IncrementalDecoder(
             tokenizer, prompt, skip_special_tokens=reading.skip_special_tokens, shown_ids=reading.shown_ids
         )
-        self._stops = StopStrings(reading.stops, include=reading.include_stop, min_tokens=reading.min_tokens)
+        self._stops = None
+        if reading.stops:
+            self._stops = StopStrings(reading.stops, include=reading.include_stop, min_tokens=reading.min_tokens)
         self._strings = TokenText(tokenizer, prompt)
 
     def take(self, delta: Delta) -> Piece:
-        self.timing = delta.timing or self.timing
-        piece = Piece(finish=delta.finish, stop_reason=delta.stop_reason, prompt_logprobs=delta.prompt_logprobs)
-        used = 0
-        for token in delta.ids:
-            used += 1
-            last = delta.finish == "stop" and used == len(delta.ids)
-            # The token that ended the reply is counted but is no text; a complete grammar's last token is both.
-            hidden = last and token in self._reading.end_ids and not self._reading.include_stop
-            result = self._stops.push("" if hidden else self._decoder.push(token))
-            piece.text += result.text
+        if delta.timing is not None:
+            self.timing = delta.timing
+        ids, finish = delta.ids, delta.finish
+        piece = Piece("", ids, [], finish, delta.stop_reason, delta.prompt_logprobs)
+        for at, token in enumerate(ids):
+            text = "" if finish == "stop" and self._is_hidden_end(ids, at) else self._decoder.push(token)
+            if self._stops is None:
+                piece.texts.append(text)
+                continue
+            result = self._stops.push(text)
+            piece.texts.append(result.text)
             if result.stop is not None:
                 self.stopped = True
+                piece.ids = ids[: at + 1]
                 piece.finish, piece.stop_reason = "stop", result.stop
                 break
-        if piece.finish is not None and not self.stopped:
+        piece.text = piece.texts[0] if len(piece.texts) == 1 else "".join(piece.texts)
+        if piece.finish is not None and self._stops is not None and not self.stopped:
             piece.text += self._stops.flush()
-        piece.ids = delta.ids[:used]
-        piece.logprobs = [scored(entry, self._strings) for entry in delta.logprobs[:used]]
-        self.tokens += used
+        if delta.logprobs:
+            piece.logprobs = [scored(entry, self._strings) for entry in delta.logprobs[: len(piece.ids)]]
+        self.tokens += len(piece.ids)
         return piece
 
+    def _is_hidden_end(self, ids: Sequence[int], at: int) -> bool:
+        """The token that ended the reply is counted but is no text; a complete grammar's last token is both."""
+        return at == len(ids) - 1 and ids[at] in self._reading.end_ids and not self._reading.include_stop
 
-@dataclass
+
+@dataclass(slots=True)
 class ChatPiece:
     """A piece with its text read as an output format."""
 
@@ -91,7 +101,8 @@ class ChatPiece:
 
 
 class ChatChoice:
-    """One chat reply under way: a `Choice` whose text is parsed. `reasoning_tokens` counts those inside the markers."""
+    """One chat reply under way: a `Choice` whose text is parsed. `reasoning_tokens` counts those inside the markers,
+    however the tokens are cut into deltas; `is_reasoning`: the next token is within them, or ends them."""
 
     def __init__(self, tokenizer: Tokenizer, plan: ChatPlan) -> None:
         self.choice = Choice(tokenizer, plan.prompts[0].ids, plan.reading)
@@ -102,18 +113,20 @@ class ChatChoice:
             reasons=plan.reasons,
             one_call=plan.tools.one_call,
         )
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Whether the next token is within the markers, or ends them."""
-        return self._reader.is_reasoning
+        self.is_reasoning = self._reader.is_reasoning
 
     def take(self, delta: Delta) -> ChatPiece:
-        before = self._reader.is_reasoning
         piece = self.choice.take(delta)
-        events = self._reader.feed(piece.text)
-        if before and self._reader.is_reasoning:
-            self.reasoning_tokens += len(piece.ids)
+        events: list[Event] = []
+        done = 0
+        for text in piece.texts:
+            done += len(text)
+            events += self._reader.feed(text)
+            before, self.is_reasoning = self.is_reasoning, self._reader.is_reasoning
+            self.reasoning_tokens += before and self.is_reasoning
+        if done < len(piece.text):  # what a stop string might have begun in
+            events += self._reader.feed(piece.text[done:])
+            self.is_reasoning = self._reader.is_reasoning
         if piece.finish is not None:
             events += self._reader.finish()
-        return ChatPiece(piece, events)
+        return ChatPiece(piece, events if len(piece.texts) < 2 else joined(events))
