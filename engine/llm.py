@@ -360,7 +360,6 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
         dtype=config.dtype,
         device=config.device,
         tiling=tiling(config.kernels),
-        matrix_tiles=config.kernels == "amx",
         bits=config.weights,
     )
     weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)

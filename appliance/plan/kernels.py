@@ -25,7 +25,7 @@ from appliance.rules.words import problems, reason
 from engine.api.config import Dtype
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import Holder, weight_bytes
-from kernels.cpu.library import VARIANTS
+from kernels.cpu.library import VARIANTS, Tiling
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
     return f"the checkpoint's {own}{rest}"
 
 
-def _held(checkpoint: Checkpoint, dtype: Dtype, tiling: tuple[int, int, int] | None) -> int:
+def _held(checkpoint: Checkpoint, dtype: Dtype, tiling: Tiling | None) -> int:
     return weight_bytes(
         checkpoint.model, checkpoint.tensors, checkpoint.quantization, Holder(dtype=dtype, tiling=tiling)
     )

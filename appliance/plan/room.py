@@ -226,7 +226,6 @@ def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, .
         dtype=view.dtype,
         device=view.device,
         tiling=tiling(view.kernels),
-        matrix_tiles=view.kernels == "amx",
         bits=view.weights,
         rank=rank,
         ranks=view.tensor,

@@ -32,6 +32,7 @@ from engine.models.ranks import rows_of, share_of
 from engine.models.schemes import CHANNEL_GROUP, Quantization, Scheme, alike
 from engine.models.sources import attention_linears, join, mlp_linears, qk_norms, routed_mlps, router_linear
 from engine.models.stored import SCALE_SUFFIX
+from kernels.cpu.library import Tiling
 
 Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head"]
 PARTS: tuple[Part, ...] = ("embedding", "attention", "mlp", "experts", "norms", "head")
@@ -43,14 +44,11 @@ SCALE_SIZE = 2  # bytes of that scale, float16
 
 @dataclass(frozen=True)
 class Holder:
-    """What the weights are loaded for. `tiling`: floats of a vector and inputs of a word of 8-bit and 4-bit weights, of
-    compiled kernels (kernels/cpu/library.py); None: torch or Triton multiplies. `matrix_tiles`: the kernels are AMX's.
-    """
+    """What the weights are loaded for. `tiling`: of the compiled kernels; None: torch or Triton multiplies."""
 
     dtype: Dtype
     device: Literal["cpu", "cuda"] = "cpu"
-    tiling: tuple[int, int, int] | None = None
-    matrix_tiles: bool = False
+    tiling: Tiling | None = None
     bits: WeightBits = "stored"
     rank: int = 0
     ranks: int = 1
@@ -296,38 +294,37 @@ class _Footprint:
     ) -> Iterator[Holding]:
         """Plain numbers, as they are or rounded here."""
         assert self.to.tiling is not None, "only compiled kernels pack"
-        width, word8, _ = self.to.tiling
-        matrix, elements = self.to.matrix_tiles, rows * inputs
+        tiling, elements = self.to.tiling, rows * inputs
         if bits == "stored":
             if stored == "BF16":
-                side, word = (16, 32) if matrix else (2 * width, 1)
+                side, word = (16, 32) if tiling.matrix else (2 * tiling.width, 1)
                 factors = _up(rows, side), _up(inputs, word), 2
                 yield Holding(part, name, "bfloat16", factors, temporary=3 * math.prod(factors) + restoring)
                 return
-            factors = _up(rows, 2 * width), inputs, 4
+            factors = _up(rows, 2 * tiling.width), inputs, 4
             yield Holding(part, name, "float32", factors, temporary=3 * math.prod(factors) + restoring)
             return
         temporary = _rounding(elements, inputs, ELEMENT_BYTES.get(stored, 4), bits) + restoring
         if bits == "int8":
-            side, word = (16, 64) if matrix else (2 * width, word8)
+            side, word = (16, 64) if tiling.matrix else (2 * tiling.width, tiling.word8)
             yield Holding(part, name, "int8", (_up(rows, side), _up(inputs, word), 1), temporary=temporary)
             yield Holding(part, f"{name} (scales)", "float32", (rows, 4))
             return
         groups = -(-inputs // INT4_GROUP)
         each = INT4_GROUP // 2 + SCALE_SIZE
         what = f"int4, groups of {INT4_GROUP} with a scale"
-        yield Holding(part, name, what, (_up(rows, width), groups, each), temporary=temporary)
+        yield Holding(part, name, what, (_up(rows, tiling.width), groups, each), temporary=temporary)
 
     def _packed_numbers(
         self, part: Part, name: str, sources: list[str], schemes: list[Scheme], rows: int, inputs: int
     ) -> Iterator[Holding]:
         """The checkpoint's own whole numbers."""
         assert self.to.tiling is not None, "only compiled kernels pack"
-        width, word8, _ = self.to.tiling
+        tiling = self.to.tiling
         first, elements = schemes[0], rows * inputs
         temporary = 6 * elements  # unpacked, joined, padded and put in order, a byte each
         if first.bits == 8 and first.group is None:
-            side, word = (16, 64) if self.to.matrix_tiles else (2 * width, word8)
+            side, word = (16, 64) if tiling.matrix else (2 * tiling.width, tiling.word8)
             yield Holding(part, name, "int8", (_up(rows, side), _up(inputs, word), 1), temporary=temporary)
             yield Holding(part, f"{name} (scales)", "float32", (rows, 4))
             return
@@ -336,7 +333,7 @@ class _Footprint:
         zeros = first.bits == 4 and any(scheme.zeros for scheme in schemes)
         each = group * first.bits // 8 + scale + zeros
         what = f"int{first.bits}, groups of {group} with a scale{' and a zero point' if zeros else ''}"
-        yield Holding(part, name, what, (_up(rows, width), -(-inputs // group), each), temporary=temporary)
+        yield Holding(part, name, what, (_up(rows, tiling.width), -(-inputs // group), each), temporary=temporary)
         if any(scheme.ordered for scheme in schemes) and first.group is not None:
             yield Holding(part, f"{name} (order)", "int32", (inputs, 4))
 

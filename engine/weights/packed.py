@@ -12,7 +12,6 @@ import json
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -20,7 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.api.config import WeightBits
-from kernels.cpu.packing import Packed, Tiling
+from kernels.cpu.library import Tiling
+from kernels.cpu.packing import Packed
 
 VERSION = 2
 FREE_SHARE = 0.5  # of the disk's free space that a file may take
@@ -35,7 +35,7 @@ class PackedFile:
     ) -> None:
         """share: rank and number of ranks."""
         stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in sorted(set(files))]
-        key = json.dumps([VERSION, bits, asdict(tiling), share, stats])
+        key = json.dumps([VERSION, bits, tiling._asdict(), share, stats])
         self.path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
         self._new: dict[str, Packed] = {}
         self._tensors, self._forms = _read(self.path)

@@ -10,22 +10,42 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = Path(__file__).parent
 CPU_FACTS = Path("/proc/cpuinfo")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # that have a compiled body, in the order of ActKind in program.h
 
 
+class Tiling(NamedTuple):
+    """How a compiled variant cuts weights: floats of a vector, inputs of a word of 8-bit weights, of 4-bit ones, and of
+    8-bit ones in groups."""
+
+    variant: str
+    width: int
+    word8: int
+    word4: int
+    group8: int
+
+    @property
+    def matrix(self) -> bool:
+        """The variant has matrix tiles."""
+        return self.variant == "amx"
+
+
 @dataclass(frozen=True)
 class Variant:
-    """`needs`: flags of /proc/cpuinfo, on ARM its features. `flags`: the compiler's. `tiling`: how weights are cut:
-    floats of a vector, inputs of a word of 8-bit weights, and of 4-bit weights."""
+    """`needs`: flags of /proc/cpuinfo, on ARM its features. `flags`: the compiler's. `cut`: the rest of its Tiling."""
 
     name: str
     machines: tuple[str, ...]
     needs: frozenset[str]
     flags: tuple[str, ...]
-    tiling: tuple[int, int, int]
+    cut: tuple[int, int, int, int]
+
+    @property
+    def tiling(self) -> Tiling:
+        return Tiling(self.name, *self.cut)
 
 
 _X86 = ("x86_64", "AMD64")
@@ -36,12 +56,12 @@ _AVX512_NEEDS = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx51
 _AVX2, _AVX2_NEEDS = ("-mavx2", "-mfma", "-mf16c"), frozenset(("avx2", "fma", "f16c"))
 _AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 VARIANTS = (
-    Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512, *_AMX), (16, 4, 4)),
-    Variant("avx512", _X86, _AVX512_NEEDS, _AVX512, (16, 4, 4)),
-    Variant("avxvnni", _X86, _AVX2_NEEDS | {"avx_vnni"}, (*_AVX2, "-mavxvnni"), (8, 4, 4)),
-    Variant("avx2", _X86, _AVX2_NEEDS, _AVX2, (8, 2, 4)),
-    Variant("neon", _ARM, frozenset(("asimddp",)), ("-march=armv8.2-a+dotprod",), (4, 4, 4)),
-    Variant("base", (*_X86, *_ARM), frozenset(), (), (4, 1, 1)),
+    Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512, *_AMX), (16, 4, 4, 4)),
+    Variant("avx512", _X86, _AVX512_NEEDS, _AVX512, (16, 4, 4, 4)),
+    Variant("avxvnni", _X86, _AVX2_NEEDS | {"avx_vnni"}, (*_AVX2, "-mavxvnni"), (8, 4, 4, 4)),
+    Variant("avx2", _X86, _AVX2_NEEDS, _AVX2, (8, 4, 4, 2)),
+    Variant("neon", _ARM, frozenset(("asimddp",)), ("-march=armv8.2-a+dotprod",), (4, 4, 4, 4)),
+    Variant("base", (*_X86, *_ARM), frozenset(), (), (4, 1, 1, 1)),
 )
 
 # Functions on rows of logits (logits.h) and their arguments: p for an address, n for a number of 64 bits. The first
@@ -65,7 +85,7 @@ class MissingKernels(Exception):
     """No compiled kernels, or not those that were asked for; the message says which there are."""
 
 
-def tiling(name: str) -> tuple[int, int, int] | None:
+def tiling(name: str) -> Tiling | None:
     """How the compiled kernels of this name cut weights, whether they run here or not; None for others."""
     return next((one.tiling for one in VARIANTS if one.name == name), None)
 
@@ -128,7 +148,7 @@ def _open(name: str) -> ctypes.CDLL:
     pointer = ctypes.c_void_p
     library.slipway_sizes.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_int64]
     library.slipway_sizes.restype = ctypes.c_int64
-    library.slipway_tiling.argtypes = [ctypes.POINTER(ctypes.c_int64)] * 3
+    library.slipway_tiling.argtypes = [ctypes.POINTER(ctypes.c_int64)] * 4
     library.slipway_tiling.restype = None
     library.slipway_start.argtypes = [ctypes.c_int, pointer]
     library.slipway_start.restype = pointer

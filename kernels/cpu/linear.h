@@ -34,6 +34,13 @@ multiply(int64_t depth, const float* x, const float* w, const char* next, int64_
     }
 }
 
+// The compiler would gather all products of some words before it adds them, and put most of them into memory.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define IN_ORDER(sum) asm volatile("" : "+x"(sum))
+#else
+#define IN_ORDER(sum)
+#endif
+
 struct Panels {
     int64_t rows, count, chunk, chunks;  // rows of each; how many; panels of one pass; passes
     explicit Panels(int64_t tokens, int64_t most_rows = MOST_ROWS) {

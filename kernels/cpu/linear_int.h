@@ -10,21 +10,22 @@
 // first word in the low halves, [W] scales, [W] zero points if there are any}. 8 bits in groups: [tile of W outputs]
 // [group]{[word][W][WORD8], [W] scales}. Scales of groups are of the type that the checkpoint has them in. A panel of x:
 // [word][R] words of 4 bytes, then the R scales, then the sums Σ q, [R] or [group][R], times the number that stands for
-// zero in all weights, where there is one.
+// zero in all weights, where there is one; then, where 8 bits have an excess (excess.h), how many [R] and room for them.
 #pragma once
 
 #include <limits>
 
+#include "excess.h"
 #include "linear.h"
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-constexpr int64_t WORD8 = 4, WORD4 = 4;  // inputs of one word
+constexpr int64_t WORD8 = 4, WORD4 = 4, GROUP8 = 4;  // inputs of one word of 8 bits, of 4, and of 8 in groups
 #elif defined(__AVX2__)
-constexpr int64_t WORD8 = 2, WORD4 = 4;
+constexpr int64_t WORD8 = 4, WORD4 = 4, GROUP8 = 2;
 #elif defined(__ARM_FEATURE_DOTPROD)
-constexpr int64_t WORD8 = 4, WORD4 = 4;
+constexpr int64_t WORD8 = 4, WORD4 = 4, GROUP8 = 4;
 #else
-constexpr int64_t WORD8 = 1, WORD4 = 1;
+constexpr int64_t WORD8 = 1, WORD4 = 1, GROUP8 = 1;
 #endif
 #if defined(__ARM_FEATURE_DOTPROD)
 constexpr int32_t MIDDLE8 = 0;  // what was added to the 8 bits of a weight when dot8 multiplies: its products are signed
@@ -52,10 +53,8 @@ static inline vi dot_bytes(vi sum, vi w, int32_t x) {
 
 // One word of 8-bit weights of W outputs, as dot8 takes it.
 static inline vi word8(const uint8_t* w) {
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__AVX2__)
     return load((const int32_t*)w);
-#elif defined(__AVX2__)
-    return (vi)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)w));
 #elif defined(__ARM_FEATURE_DOTPROD)
     return (vi)veorq_u8(vld1q_u8(w), vdupq_n_u8(128));
 #else
@@ -68,7 +67,7 @@ static inline vi dot8(vi sum, vi w, int32_t x) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
     return dot_bytes(sum, w, x);
 #elif defined(__AVX2__)
-    return sum + (vi)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(x));
+    return sum + (vi)_mm256_madd_epi16(_mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(x)), _mm256_set1_epi16(1));
 #elif defined(__ARM_FEATURE_DOTPROD)
     return (vi)vdotq_s32((int32x4_t)sum, (int8x16_t)w, vreinterpretq_s8_s32(vdupq_n_s32(x)));
 #else
@@ -76,12 +75,21 @@ static inline vi dot8(vi sum, vi w, int32_t x) {
 #endif
 }
 
-// The compiler would gather all products of a group before it adds them, and put most of them into memory.
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define IN_ORDER(sum) asm volatile("" : "+x"(sum))
+// The same with the words of groups, whose sums are too many for an excess each.
+static inline vi group_word8(const uint8_t* w) {
+#ifdef HAS_EXCESS
+    return (vi)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)w));
 #else
-#define IN_ORDER(sum)
+    return word8(w);
 #endif
+}
+static inline vi group_dot8(vi sum, vi w, int32_t x) {
+#ifdef HAS_EXCESS
+    return sum + (vi)_mm256_madd_epi16((__m256i)w, _mm256_set1_epi32(x));
+#else
+    return dot8(sum, w, x);
+#endif
+}
 
 // sums[r] += Σ w · x over PART inputs of 4 bits; x: the words of PART inputs for R rows.
 template <int R> static inline __attribute__((always_inline)) void dot4(const uint8_t* w, const int32_t* x, vi (&sums)[R]) {
@@ -130,9 +138,9 @@ template <int R> static inline __attribute__((always_inline)) void dot4(const ui
 
 // The same with 8 bits.
 template <int R> static inline __attribute__((always_inline)) void dot8_part(const uint8_t* w, const int32_t* x, vi (&sums)[R]) {
-    UNROLL for (int i = 0; i < PART / WORD8; i++)
+    UNROLL for (int i = 0; i < PART / GROUP8; i++)
         UNROLL for (int r = 0; r < R; r++) {
-            sums[r] = dot8(sums[r], word8(w + i * W * WORD8), x[i * R + r]);
+            sums[r] = group_dot8(sums[r], group_word8(w + i * W * GROUP8), x[i * R + r]);
             IN_ORDER(sums[r]);
         }
 }
@@ -144,16 +152,20 @@ static inline vf group_scales(const uint8_t* at, int32_t type) {
 // How x and the weights of a quantised linear lie in memory.
 struct Quantised {
     int64_t word, words, sums, width, most_rows;  // inputs of a word; words and sums of a row; outputs of a tile
+    int64_t excess = 0;                           // words of a row for its excess, their number among them
     explicit Quantised(const Linear& op) {
         const bool groups = op.form == TILES_INT4 || op.form == GROUPS_INT8;
-        word = op.form == TILES_INT4 ? WORD4 : WORD8;
+        word = op.form == TILES_INT4 ? WORD4 : groups ? GROUP8 : WORD8;
         const int64_t unit = groups ? op.group : op.form == AMX_INT8 ? BLOCK8 : word;
         words = (op.inputs + unit - 1) / unit * unit / word;
         sums = groups ? words * word / op.group : 1;
         width = groups ? W : NR;
         most_rows = groups ? MOST_ROWS4 : MOST_ROWS;
+#ifdef HAS_EXCESS
+        if (op.form == TILES_INT8) most_rows = 4, excess = 1 + most_excess(words) * int64_t(sizeof(Excess) / 4);
+#endif
     }
-    int64_t panel(int64_t rows) const { return (words + 1 + sums) * rows; }  // in words of 4 bytes
+    int64_t panel(int64_t rows) const { return (words + 1 + sums + excess) * rows; }  // in words of 4 bytes
     int64_t tiles(const Linear& op) const { return (op.outputs + width - 1) / width; }
 };
 
@@ -226,10 +238,6 @@ static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float*
     int8_t* row = (int8_t*)at_least(scratch.wide, size_t(inputs / 4 + inputs + 32));
     round_row(x, op.inputs, scale, row);
     std::memset(row + op.inputs, 0, size_t(inputs - op.inputs));
-    const void* words = row;
-    if (form.word < 4) words = widened(row, inputs, form.word, (int8_t*)row + (inputs + 63) / 64 * 64);
-    for (int64_t i = 0; i < form.words; i++) std::memcpy(panel + i * rows + place, (const char*)words + 4 * i, 4);
-    ((float*)panel)[form.words * rows + place] = scale;
     int32_t* sums = panel + (form.words + 1) * rows;
     const int32_t middle = op.form != TILES_INT4 ? MIDDLE8 : op.zeros ? 1 : 8;
     const int64_t each = inputs / form.sums;
@@ -238,20 +246,86 @@ static void quantise_row(const Linear& op, int64_t token, int64_t tokens, float*
         for (int64_t i = part * each; i < (part + 1) * each; i++) total += row[i];
         sums[part * rows + place] = total * middle;
     }
+#ifdef HAS_EXCESS
+    if (form.excess) {
+        int32_t* counts = sums + form.sums * rows;
+        counts[place] = take_excess(row, form.words, (Excess*)(counts + rows) + place * most_excess(form.words));
+    }
+#endif
+    const void* words = row;
+    if (form.word < 4) words = widened(row, inputs, form.word, (int8_t*)row + (inputs + 63) / 64 * 64);
+    for (int64_t i = 0; i < form.words; i++) std::memcpy(panel + i * rows + place, (const char*)words + 4 * i, 4);
+    ((float*)panel)[form.words * rows + place] = scale;
     if (token != tokens - 1) return;
     for (int64_t after = place + 1; after < rows; after++)
-        for (int64_t i = 0; i < form.words + 1 + form.sums; i++) panel[i * rows + after] = 0;
+        for (int64_t i = 0; i < form.words + 1 + form.sums + (form.excess > 0); i++) panel[i * rows + after] = 0;
 }
 
-constexpr int64_t MOST_TILES = 4;  // neighbouring tiles of 8-bit weights that multiply a piece of a panel in turn
+// Neighbouring tiles of 8-bit weights that multiply a piece of a panel in turn, and its words.
+#ifdef HAS_EXCESS
+constexpr int64_t MOST_TILES = 2, DEEP = 224;
+#else
+constexpr int64_t MOST_TILES = 4, DEEP = 112;
+#endif
 constexpr int64_t FEW_PANELS = 4;  // so many are near anyway, and take one tile at a time, as it comes from memory
+
+// Whether a row of the panel has more pairs with an excess than were taken off.
+template <int R> static inline bool too_many([[maybe_unused]] const Quantised& form, [[maybe_unused]] const int32_t* panel) {
+#ifdef HAS_EXCESS
+    const int32_t* counts = panel + (form.words + 2) * R;
+    return std::find(counts, counts + R, TOO_MANY) != counts + R;
+#else
+    return false;
+#endif
+}
+
+// How some words are multiplied: as they lie; as they were widened before; each of two neighbours by itself (excess.h).
+enum class Words { LYING, WIDENED, HALVES };
+
+// Some words of a tile of 8-bit weights for a panel, onto sums, `stride` apart. `fetch`: bytes ahead of what is read.
+template <int R, Words HOW>
+__attribute__((noinline)) static void int8_words(const void* weights, const int32_t* x, int64_t words, bool begins,
+                                                 int64_t fetch, int32_t* sums, int64_t stride) {
+    constexpr int64_t BYTES = W * (HOW == Words::WIDENED ? int64_t(sizeof(int32_t)) : WORD8);
+    const uint8_t* w = (const uint8_t*)weights;
+    vi left[R], right[R];
+    UNROLL for (int r = 0; r < R; r++) {
+        left[r] = begins ? vi{} : load(sums + r * stride);
+        right[r] = begins ? vi{} : load(sums + r * stride + W);
+    }
+    for (int64_t i = 0; i < words; i++, w += 2 * BYTES, x += R) {
+        if constexpr (HOW != Words::WIDENED) {
+            __builtin_prefetch(w + fetch);
+            if (2 * BYTES > 64) __builtin_prefetch(w + fetch + 64);
+        }
+        const vi w0 = HOW == Words::WIDENED ? load((const int32_t*)w) : word8(w);
+        const vi w1 = HOW == Words::WIDENED ? load((const int32_t*)w + W) : word8(w + BYTES);
+        UNROLL for (int r = 0; r < R; r++) {
+            if constexpr (HOW == Words::HALVES) {
+                for (const int32_t half : {int32_t(0x00ff00ff), int32_t(0xff00ff00)}) {
+                    left[r] = dot8(left[r], w0 & half, x[r]);
+                    right[r] = dot8(right[r], w1 & half, x[r]);
+                }
+            } else {
+                left[r] = dot8(left[r], w0, x[r]);
+                right[r] = dot8(right[r], w1, x[r]);
+            }
+            IN_ORDER(left[r]);
+            IN_ORDER(right[r]);
+        }
+    }
+    UNROLL for (int r = 0; r < R; r++) {
+        store(sums + r * stride, left[r]);
+        store(sums + r * stride + W, right[r]);
+    }
+}
 
 // Some neighbouring tiles of 8-bit weights for the panels of a chunk, which all multiply DEEP words before the next ones.
 // Weights that lie narrower than they are multiplied are widened once for many panels.
 template <int R>
 static void int8_tiles(const Linear& op, const Quantised& form, int64_t tokens, const int32_t* packed, int64_t first,
                        int64_t count, int64_t tile, int64_t tiles, Scratch& scratch) {
-    constexpr int64_t DEEP = 112, BYTES = NR * WORD8;
+    constexpr int64_t BYTES = NR * WORD8;
     const bool widens = W * WORD8 < int64_t(sizeof(vi)) && count > FEW_PANELS;
     const int64_t stride = tiles * NR, apart = form.words * BYTES, deep = count > 1 ? DEEP : form.words;
     const uint8_t* w = (const uint8_t*)op.weight + tile * apart;
@@ -267,41 +341,38 @@ static void int8_tiles(const Linear& op, const Quantised& form, int64_t tokens, 
                 const int32_t* x = packed + (first + p) * form.panel(R) + k * R;
                 const uint8_t* piece = w + t * apart + k * BYTES;
                 int32_t* sums = (int32_t*)out + p * R * stride + t * NR;
-                vi acc[R][2];
-                UNROLL for (int r = 0; r < R; r++)
-                    UNROLL for (int v = 0; v < 2; v++) acc[r][v] = k ? load(sums + r * stride + v * W) : vi{};
-                auto add = [&](auto word, const uint8_t* next) {
-                    for (int64_t i = 0; i < depth; i++) {
-                        if (next) __builtin_prefetch(next + i * BYTES);
-                        if (next && BYTES > 64) __builtin_prefetch(next + i * BYTES + 64);
-                        const vi w0 = word(2 * i), w1 = word(2 * i + 1);
-                        UNROLL for (int r = 0; r < R; r++) {
-                            acc[r][0] = dot8(acc[r][0], w0, x[i * R + r]);
-                            acc[r][1] = dot8(acc[r][1], w1, x[i * R + r]);
-                        }
-                    }
-                };
                 if (widens) {  // a share of the next words is fetched with each panel
                     const int64_t lines = depth * BYTES / 64;
                     for (int64_t line = p * lines / count; line < (p + 1) * lines / count; line++)
                         __builtin_prefetch(piece + depth * BYTES + line * 64);
-                    add([&](int64_t i) { return load(wide + (t * 2 * DEEP + i) * W); }, nullptr);
+                    int8_words<R, Words::WIDENED>(wide + t * 2 * DEEP * W, x, depth, k == 0, 0, sums, stride);
+                } else if (too_many<R>(form, x - k * R)) {
+                    int8_words<R, Words::HALVES>(piece, x, depth, k == 0, FETCH, sums, stride);
                 } else {
-                    add([&](int64_t i) { return word8(piece + i * W * WORD8); }, piece + (count > 1 ? 2 : 1) * FETCH);
+                    int8_words<R, Words::LYING>(piece, x, depth, k == 0, (count > 1 ? 2 : 1) * FETCH, sums, stride);
                 }
-                UNROLL for (int r = 0; r < R; r++)
-                    UNROLL for (int v = 0; v < 2; v++) store(sums + r * stride + v * W, acc[r][v]);
             }
     }
+#ifdef HAS_EXCESS
+    for (int64_t t = 0; t < tiles; t++)
+        for (int64_t p = 0; p < count; p++) {
+            const int32_t* counts = packed + (first + p) * form.panel(R) + (form.words + 2) * R;
+            const Excess* found = (const Excess*)(counts + R);
+            for (int r = 0; r < R; r++, found += most_excess(form.words))
+                if (counts[r] > 0) add_excess(found, counts[r], w + t * apart, (int32_t*)out + (p * R + r) * stride + t * NR);
+        }
+#endif
     float scales[MOST_TILES * NR] = {};
     std::memcpy(scales, op.scales + tile * NR, sizeof(float) * size_t(std::min(stride, op.outputs - tile * NR)));
     for (int64_t p = 0; p < count; p++) {
         const int32_t* tail = packed + (first + p) * form.panel(R) + form.words * R;
-        for (int r = 0; r < R; r++)
+        for (int r = 0; r < R; r++) {
+            float* at = out + (p * R + r) * stride;
             for (int64_t n = 0; n < stride; n += W) {
-                float* at = out + (p * R + r) * stride + n;
-                store(at, to_float(load((const int32_t*)at) - tail[R + r]) * (load(scales + n) * ((const float*)tail)[r]));
+                const vi whole = load((const int32_t*)at + n) - tail[R + r];
+                store(at + n, to_float(whole) * (load(scales + n) * ((const float*)tail)[r]));
             }
+        }
     }
     put(op, tokens, first * R, count * R, tile * NR, stride, out);
 }
@@ -333,7 +404,7 @@ static void groups_tile(const Linear& op, const Quantised& form, int64_t tokens,
                 vi found[R] = {};
                 for (int64_t part = 0; part < group; part += PART) {
                     if constexpr (NARROW) dot4<R>(at + part * W / 2, panel + (i * group + part) / WORD4 * R, found);
-                    else dot8_part<R>(at + part * W, panel + (i * group + part) / WORD8 * R, found);
+                    else dot8_part<R>(at + part * W, panel + (i * group + part) / GROUP8 * R, found);
                 }
                 const vf scale = group_scales(at + bytes, op.scale_type);
                 UNROLL for (int r = 0; r < R; r++) {

@@ -17,20 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.cpu.library import Tiling
 from kernels.quantisation import Int4Weight, Int8Groups, Int8Weight
 
 FORMS = ("tiles_f32", "tiles_bf16", "amx_bf16", "tiles_int8", "amx_int8", "tiles_int4", "groups_int8")
 Weight = Tensor | Int8Weight | Int8Groups | Int4Weight
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """How a compiled variant cuts weights: floats of a vector, and inputs of a word of 8-bit and of 4-bit weights."""
-
-    variant: str
-    width: int
-    word8: int
-    word4: int
 
 
 @dataclass(frozen=True)
@@ -55,16 +46,15 @@ class Packed:
 
 def form_for(weight: Weight, tiling: Tiling) -> str:
     """The fastest form that keeps every number of the weight."""
-    matrix = tiling.variant == "amx"
     match weight:
         case Int8Weight():
-            return "amx_int8" if matrix else "tiles_int8"
+            return "amx_int8" if tiling.matrix else "tiles_int8"
         case Int8Groups():
             return "groups_int8"
         case Int4Weight():
             return "tiles_int4"
         case _ if weight.dtype == torch.bfloat16:
-            return "amx_bf16" if matrix else "tiles_bf16"
+            return "amx_bf16" if tiling.matrix else "tiles_bf16"
     return "tiles_f32"
 
 
@@ -128,7 +118,7 @@ def _halves(values: Tensor, side: int, word: int, group: int) -> Tensor:
 def _bytes(values: Tensor, side: int, tiling: Tiling, group: int) -> Tensor:
     """8 bits → [outputs / side][group][bytes]."""
     unsigned = (values.to(torch.int16) + 128).to(torch.uint8)
-    return _words(unsigned, side, tiling.word8).unflatten(1, (-1, group // tiling.word8)).flatten(2)
+    return _words(unsigned, side, tiling.group8).unflatten(1, (-1, group // tiling.group8)).flatten(2)
 
 
 def _words(weight: Tensor, side: int, word: int) -> Tensor:

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import ACTIVATIONS, MissingKernels, load
+from kernels.cpu.library import ACTIVATIONS, MissingKernels, Tiling, load
 from kernels.cpu.meeting import Abandoned, Meeting
-from kernels.cpu.packing import FORMS, Packed, Tiling
+from kernels.cpu.packing import FORMS, Packed
 from kernels.cpu.pages import head_dim
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -273,9 +273,9 @@ class Team:
         if cpus and len(cpus) != threads:
             raise ValueError(f"{len(cpus)} CPUs for {threads} threads: there must be one for each, or none")
         self._library = load(variant)
-        sizes = [c_int64() for _ in range(3)]
-        self._library.slipway_tiling(*map(ctypes.byref, sizes))
-        self.tiling = Tiling(variant, *(size.value for size in sizes))
+        cut = [c_int64() for _ in range(4)]
+        self._library.slipway_tiling(*map(ctypes.byref, cut))
+        self.tiling = Tiling(variant, *(each.value for each in cut))
         _compare_sizes(self._library)
         self._runner = self._library.slipway_start(threads, (c_int32 * len(cpus))(*cpus) if cpus else None)
         if self._runner is None:

@@ -17,11 +17,11 @@ from engine.sampling.noise import Noise, row_keys
 from engine.sampling.rows import Rows
 from kernels.activation import ACTIVATIONS
 from kernels.cpu import library, program
-from kernels.cpu.library import MissingKernels, usable
-from kernels.cpu.packing import FORMS, Tiling, form_for, pack
+from kernels.cpu.library import MissingKernels, Tiling, usable
+from kernels.cpu.packing import FORMS, form_for, pack
 from kernels.cpu.pages import arranged, restored
 from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Heads, Norm, Program, StepData, Team
-from kernels.quantisation import Int8Groups, rounded_rows, to_int4, to_int8
+from kernels.quantisation import Int8Groups, Int8Weight, rounded_rows, to_int4, to_int8
 from kernels.rope import rope_angles, rotate_
 
 POISON = 12345.0
@@ -103,7 +103,7 @@ def test_float32_weights_keep_all_their_digits(team):
 def test_the_form_keeps_every_number_of_the_checkpoint(variant):
     weight = random(20, 40, dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        packed = pack(weight.to(dtype), Tiling(variant, 8, 2, 4))
+        packed = pack(weight.to(dtype), Tiling(variant, 8, 4, 4, 2))
         assert sorted(packed.data.double().unique().tolist()) == sorted({*weight.double().unique().tolist(), 0.0})
 
 
@@ -145,6 +145,43 @@ def test_a_rounded_linear_is_the_product_of_what_was_rounded(team, bits, size):
             want = values.double() @ weight.restored().double().T * scales.double()[:, None]
             near(multiply(team, weight, x, form), want, 2e-6)
         near(multiply(team, weight, x, form, bias), want + bias.double(), 2e-6)
+
+
+def hostile_rows(inputs):
+    """Numbers that byte products saturate with: neighbours that are both large, in one pair, in as many as are kept
+    beside a row (excess.h), in one more, in all; of either sign, and of two."""
+    words = -(-inputs // 4)
+    kept = max(8, words // 8)
+    dice = torch.Generator().manual_seed(9)
+    rows = [torch.randn(inputs, generator=dice) * 20 for _ in range(3)]
+    for count in (1, kept - 1, kept, kept + 1, inputs // 2):
+        for signs in ((1, 1), (-1, -1), (1, -1)):
+            row = torch.randint(-40, 41, (inputs,), generator=dice).float()
+            places = torch.randperm(inputs // 2, generator=dice)[:count] * 2
+            row[places] = signs[0] * torch.randint(65, 128, (len(places),), generator=dice).float()
+            row[places + 1] = signs[1] * torch.randint(65, 128, (len(places),), generator=dice).float()
+            row[0] = 127.0 * signs[0]
+            rows.append(row)
+    return torch.stack([*rows, torch.full((inputs,), 127.0), torch.full((inputs,), -127.0), torch.zeros(inputs)])
+
+
+@pytest.mark.parametrize("inputs", [3, 8, 66, 200, 897, 2050])
+@pytest.mark.parametrize("largest", [False, True], ids=["weights at random", "weights at their ends"])
+def test_sums_of_bytes_are_exact(team, inputs, largest):
+    """Bit for bit what whole numbers of any size give, in every number of rows and every mixture of them."""
+    values = torch.randint(-128, 128, (39, inputs), generator=torch.Generator().manual_seed(inputs)).to(torch.int8)
+    if largest:
+        values = torch.where(values < 0, -128, 127).to(torch.int8)
+        values[:9], values[9:18] = 127, -128
+    weight = Int8Weight(values, torch.rand(39, generator=torch.Generator().manual_seed(2)) + 0.5)
+    hostile = hostile_rows(inputs)
+    order = torch.randperm(len(hostile), generator=torch.Generator().manual_seed(4))
+    for rows in ([[each] for each in range(len(hostile))], order.split(2), order.split(4), order.split(7), [order]):
+        for some in rows:
+            x = hostile[some]
+            found, scales = rounded_rows(x)
+            whole = (found.long() @ values.long().T).float()
+            assert torch.equal(multiply(team, weight, x), whole * (scales[:, None] * weight.scales))
 
 
 @pytest.mark.parametrize("bits", [32, -64, 1032])
@@ -550,11 +587,11 @@ def test_a_library_of_another_version_is_refused(monkeypatch):
 
 
 def test_packed_weights_know_their_size():
-    packed = pack(random(5, 7), Tiling("base", 4, 1, 1))
+    packed = pack(random(5, 7), Tiling("base", 4, 1, 1, 1))
     assert (packed.outputs, packed.inputs, packed.data.shape) == (5, 7, (1, 7, 8, 1))
     assert packed.form == "tiles_f32" and packed.nbytes == 7 * 8 * 4
     with pytest.raises(ValueError, match="groups of 24 inputs"):
-        pack(to_int4(random(5, 48), 24), Tiling("base", 4, 1, 1))
+        pack(to_int4(random(5, 48), 24), Tiling("base", 4, 1, 1, 1))
 
 
 def sampled(seed, **cuts):

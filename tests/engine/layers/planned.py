@@ -14,7 +14,6 @@ def predicted(
     holder = Holder(
         dtype=dtype,
         tiling=tiling(kernels),
-        matrix_tiles=kernels == "amx",
         bits=bits,
         rank=world.rank,
         ranks=world.size,

@@ -15,8 +15,7 @@ from engine.api.errors import CheckpointError
 from engine.layers.mlp import ExpertsLayer
 from engine.models.footprint import part_bytes
 from engine.weights.packed import PackedFile
-from kernels.cpu.library import best
-from kernels.cpu.packing import Tiling
+from kernels.cpu.library import Tiling, best
 from kernels.cpu.program import Team
 from kernels.quantisation import to_int4, to_int8
 from tests.engine.layers.planned import predicted
@@ -160,7 +159,7 @@ def test_a_second_start_takes_what_the_first_one_kept(kept, compiled, bits, driv
 def test_another_checkpoint_rounding_or_cpu_has_another_file(kept):
     store, path = kept
     names = {store.open("int8").path, store.open("int4").path}
-    names.add(PackedFile(store.folder, store.files, "int8", Tiling("other", 4, 1, 1)).path)
+    names.add(PackedFile(store.folder, store.files, "int8", Tiling("other", 4, 1, 1, 1)).path)
     stat = store.files[0].stat()
     os.utime(store.files[0], ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     names.add(store.open("int8").path)

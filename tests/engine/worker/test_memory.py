@@ -167,7 +167,7 @@ def test_loading_takes_no_more_at_once_than_planned(config, bits, tmp_path):
     kernels = best()
     if kernels == "torch":
         pytest.skip("no compiled kernels here")
-    holder = Holder(dtype="float32", tiling=tiling(kernels), matrix_tiles=kernels == "amx", bits=bits)
+    holder = Holder(dtype="float32", tiling=tiling(kernels), bits=bits)
     planned = loading_bytes(footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder))
     write_config(msgspec.structs.replace(config, kernels=kernels, weights=bits), tmp_path / "engine.json")
     command = [sys.executable, "-c", LOADING, str(tmp_path / "engine.json")]
