@@ -21,7 +21,7 @@ struct Excess {
     int32_t bytes;  // e in the place of its input, zeros in the others
 };
 
-static inline int64_t most_excess(int64_t words) { return std::max<int64_t>(8, words / 8); }
+static inline int64_t most_excess(int64_t words) { return std::max<int64_t>(8, words / 2); }
 
 // Takes what is too large off the pairs of a row of whole words and lists it. How many there are, or TOO_MANY.
 static int32_t take_excess(int8_t* row, int64_t words, Excess* found) {

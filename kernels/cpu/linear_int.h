@@ -282,10 +282,11 @@ template <int R> static inline bool too_many([[maybe_unused]] const Quantised& f
 // How some words are multiplied: as they lie; as they were widened before; each of two neighbours by itself (excess.h).
 enum class Words { LYING, WIDENED, HALVES };
 
-// Some words of a tile of 8-bit weights for a panel, onto sums, `stride` apart. `fetch`: bytes ahead of what is read.
+// Some words of a tile of 8-bit weights for a panel, onto sums, `stride` apart. With each word, `ahead` bytes more of `next`
+// are fetched.
 template <int R, Words HOW>
 __attribute__((noinline)) static void int8_words(const void* weights, const int32_t* x, int64_t words, bool begins,
-                                                 int64_t fetch, int32_t* sums, int64_t stride) {
+                                                 const uint8_t* next, int64_t ahead, int32_t* sums, int64_t stride) {
     constexpr int64_t BYTES = W * (HOW == Words::WIDENED ? int64_t(sizeof(int32_t)) : WORD8);
     const uint8_t* w = (const uint8_t*)weights;
     vi left[R], right[R];
@@ -293,11 +294,9 @@ __attribute__((noinline)) static void int8_words(const void* weights, const int3
         left[r] = begins ? vi{} : load(sums + r * stride);
         right[r] = begins ? vi{} : load(sums + r * stride + W);
     }
-    for (int64_t i = 0; i < words; i++, w += 2 * BYTES, x += R) {
-        if constexpr (HOW != Words::WIDENED) {
-            __builtin_prefetch(w + fetch);
-            if (2 * BYTES > 64) __builtin_prefetch(w + fetch + 64);
-        }
+    for (int64_t i = 0; i < words; i++, w += 2 * BYTES, x += R, next += ahead) {
+        __builtin_prefetch(next);
+        if (ahead > 64) __builtin_prefetch(next + 64);
         const vi w0 = HOW == Words::WIDENED ? load((const int32_t*)w) : word8(w);
         const vi w1 = HOW == Words::WIDENED ? load((const int32_t*)w + W) : word8(w + BYTES);
         UNROLL for (int r = 0; r < R; r++) {
@@ -341,16 +340,13 @@ static void int8_tiles(const Linear& op, const Quantised& form, int64_t tokens, 
                 const int32_t* x = packed + (first + p) * form.panel(R) + k * R;
                 const uint8_t* piece = w + t * apart + k * BYTES;
                 int32_t* sums = (int32_t*)out + p * R * stride + t * NR;
-                if (widens) {  // a share of the next words is fetched with each panel
-                    const int64_t lines = depth * BYTES / 64;
-                    for (int64_t line = p * lines / count; line < (p + 1) * lines / count; line++)
-                        __builtin_prefetch(piece + depth * BYTES + line * 64);
-                    int8_words<R, Words::WIDENED>(wide + t * 2 * DEEP * W, x, depth, k == 0, 0, sums, stride);
-                } else if (too_many<R>(form, x - k * R)) {
-                    int8_words<R, Words::HALVES>(piece, x, depth, k == 0, FETCH, sums, stride);
-                } else {
-                    int8_words<R, Words::LYING>(piece, x, depth, k == 0, (count > 1 ? 2 : 1) * FETCH, sums, stride);
-                }
+                // A share of what is multiplied after this is fetched with each panel.
+                const uint8_t* after = k + depth < form.words ? piece + depth * BYTES : w + (tiles + t) * apart;
+                const uint8_t* next = count > 1 ? after + p * depth * BYTES / count : piece + FETCH;
+                const int64_t ahead = BYTES / count;
+                if (widens) int8_words<R, Words::WIDENED>(wide + t * 2 * DEEP * W, x, depth, k == 0, next, ahead, sums, stride);
+                else if (too_many<R>(form, x - k * R)) int8_words<R, Words::HALVES>(piece, x, depth, k == 0, next, ahead, sums, stride);
+                else int8_words<R, Words::LYING>(piece, x, depth, k == 0, next, ahead, sums, stride);
             }
     }
 #ifdef HAS_EXCESS

@@ -151,7 +151,7 @@ def hostile_rows(inputs):
     """Numbers that byte products saturate with: neighbours that are both large, in one pair, in as many as are kept
     beside a row (excess.h), in one more, in all; of either sign, and of two."""
     words = -(-inputs // 4)
-    kept = max(8, words // 8)
+    kept = max(8, words // 2)
     dice = torch.Generator().manual_seed(9)
     rows = [torch.randn(inputs, generator=dice) * 20 for _ in range(3)]
     for count in (1, kept - 1, kept, kept + 1, inputs // 2):
