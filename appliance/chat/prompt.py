@@ -13,7 +13,7 @@ from appliance.chat.format.declaration import OutputFormat
 from appliance.chat.format.formats import AUTO, PLAIN, chosen, recognise
 from appliance.chat.language import asked_language
 from appliance.chat.messages import template_messages
-from appliance.chat.sampling import check_n, child_seeds, logprob_count, resolve, stop_ids, stop_strings
+from appliance.chat.sampling import check_n, child_seeds, logprob_count, named_tokens, resolve, stop_ids, stop_strings
 from appliance.chat.template import ChatTemplate
 from appliance.chat.thinking import check_close, thinking_limit, thinking_of
 from appliance.chat.tools import ToolUse, tool_grammar, tool_use
@@ -118,7 +118,6 @@ def _refuse_unsupported(body: GenerationRequest) -> None:
         raise RequestError("Streaming is not currently supported with beam search", "stream")
     asked = {
         "use_beam_search": body.use_beam_search,
-        "logprob_token_ids": body.logprob_token_ids,
         "repetition_detection": body.repetition_detection,
     }
     for name, value in asked.items():
@@ -152,6 +151,7 @@ class _Asked:
     tokens_param: str
     logprobs: int | None
     prompt_logprobs: int | None
+    logprob_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     scores_only: bool = False
     thinking: Thinking | None = None
@@ -170,6 +170,7 @@ def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Serv
         tokenizer,
         logprobs=asked.logprobs,
         prompt_logprobs=asked.prompt_logprobs,
+        logprob_ids=asked.logprob_ids,
         max_tokens=max_tokens,
         asked_tokens=tokens,
     )
@@ -269,14 +270,19 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
     _check_stream(body, prompt_logprobs)
     if body.echo and logprobs is not None:
         prompt_logprobs = max(logprobs, prompt_logprobs or 0) if -1 not in (logprobs, prompt_logprobs) else -1
+    named = named_tokens(body.logprob_token_ids, logprobs, config)
+    scores_only = body.echo and body.max_tokens == 0
+    if named and scores_only:
+        raise RequestError("logprob_token_ids needs a reply; echo with max_tokens 0 has none.", "logprob_token_ids")
     language = asked_language(body)
     asked = _Asked(
         tokens=16 if body.max_tokens is None else body.max_tokens,
         tokens_param="max_tokens",
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        logprob_ids=named,
         grammar=None if language is None else language.grammar(served.text.special_id),
-        scores_only=body.echo and body.max_tokens == 0,
+        scores_only=scores_only,
     )
     n = body.n or 1
     planned = []
@@ -406,6 +412,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
         tokens_param="max_completion_tokens" if short else "max_tokens",
         logprobs=top_logprobs,
         prompt_logprobs=prompt_logprobs,
+        logprob_ids=named_tokens(body.logprob_token_ids, top_logprobs, config),
         grammar=grammar,
         thinking=limit,
     )

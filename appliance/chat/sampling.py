@@ -18,6 +18,7 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_TOKENS = 1024
 MAX_BIASES = 1024
 MAX_ALLOWED_IDS = 1024
+MAX_LOGPROB_IDS = 128
 GREEDY_BELOW = 1e-5
 LEAST_TEMPERATURE = 0.01  # below it float32 softmax is greedy anyway, with overflows
 
@@ -103,6 +104,18 @@ def _allowed_ids(ids: list[int] | None, config: GatewayConfig) -> tuple[int, ...
     return _in_vocabulary("allowed_token_ids", ids, config)
 
 
+def named_tokens(ids: list[int] | None, logprobs: int | None, config: GatewayConfig) -> tuple[int, ...]:
+    """The tokens whose logprobs are wanted in place of the most likely ones."""
+    if not ids:
+        return ()
+    if logprobs is None:
+        raise _refuse("logprob_token_ids", "logprob_token_ids needs logprobs.")
+    if len(ids) > MAX_LOGPROB_IDS:
+        message = f"logprob_token_ids has {len(ids)} ids; at most {MAX_LOGPROB_IDS} are possible."
+        raise _refuse("logprob_token_ids", message)
+    return _in_vocabulary("logprob_token_ids", ids, config)
+
+
 def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     """Each word as it is tokenized at the start of a text and behind a space."""
     if not words:
@@ -145,6 +158,7 @@ def resolve(
     *,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    logprob_ids: tuple[int, ...] = (),
     max_tokens: int,
     asked_tokens: int | None,
 ) -> Sampling:
@@ -186,4 +200,5 @@ def resolve(
         min_tokens=min(request.min_tokens, max_tokens),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        logprob_ids=logprob_ids,
     )

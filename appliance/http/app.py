@@ -8,7 +8,19 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from appliance.http import chat, completions, docs, health, invocations, metrics, models, page, tokens, why
+from appliance.http import (
+    chat,
+    completions,
+    docs,
+    health,
+    invocations,
+    label_scores,
+    metrics,
+    models,
+    page,
+    tokens,
+    why,
+)
 from appliance.http.errors import NotFound, TaskNotServed
 from appliance.http.messages import routes as messages
 from appliance.http.middleware import Allowance, Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
@@ -26,6 +38,7 @@ ROUTES: tuple[tuple[Need, APIRouter], ...] = (
     (None, page.router),
     ("generate", chat.router),
     ("generate", completions.router),
+    ("generate", label_scores.router),
     ("generate", messages.router),
     ("generate", responses.router),
     (("embed", "token_embed"), embeddings.embeddings),

@@ -163,7 +163,8 @@ class Writer:
         fields: dict[str, Any] = {"index": self.index, "delta": added, "logprobs": None}
         if self._scores:
             as_ids = bool(self.body.return_tokens_as_token_ids)
-            fields["logprobs"] = _logprobs(piece.logprobs, self.body.top_logprobs or 0, as_ids)
+            count = -1 if self.body.logprob_token_ids else self.body.top_logprobs or 0
+            fields["logprobs"] = _logprobs(piece.logprobs, count, as_ids)
             self.logprobs += fields["logprobs"]["content"]
         fields["finish_reason"] = None
         if piece.finish is not None:

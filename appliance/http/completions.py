@@ -88,7 +88,8 @@ class Writer:
     def __post_init__(self) -> None:
         self.choice = Choice(self.tokenizer, self.prompt.ids, self.plan.reading)
         if self.body.logprobs is not None:
-            self.lists = LogprobLists(self.body.logprobs, bool(self.body.return_tokens_as_token_ids))
+            count = -1 if self.body.logprob_token_ids else self.body.logprobs
+            self.lists = LogprobLists(count, bool(self.body.return_tokens_as_token_ids))
 
     def take(self, delta: Delta) -> dict[str, Any]:
         piece = self.choice.take(delta)

@@ -120,6 +120,9 @@ REPLIES: dict[tuple[str, str], Schema] = {
     ("post", "/v1/embeddings"): VECTORS,
     ("post", "/score"): fields(data=listed(fields(index=WHOLE, score=NUMBER))),
     ("post", "/v1/score"): fields(data=listed(fields(index=WHOLE, score=NUMBER))),
+    ("post", "/generative_scoring"): fields(
+        data=listed(fields(index=WHOLE, score=NUMBER, label_scores=listed(NUMBER)))
+    ),
     ("post", "/rerank"): RANKING,
     ("post", "/v1/rerank"): RANKING,
     ("post", "/v2/rerank"): RANKING,

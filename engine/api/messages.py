@@ -18,6 +18,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 are off. `logprobs`: None asks for none, k for the
     sampled token and the k most likely, -1 for the whole vocabulary; `prompt_logprobs` likewise for prompt tokens.
+    `logprob_ids`: where logprobs are asked for, these tokens in this order instead of the most likely ones.
     `bad_words` are token sequences. `min_tokens` masks end and stop tokens until that many tokens are out.
     Noise is keyed by (seed, position), so a token depends neither on the batch nor on a restart.
     """
@@ -37,6 +38,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    logprob_ids: tuple[int, ...] = ()
 
 
 class Grammar(msgspec.Struct, frozen=True):

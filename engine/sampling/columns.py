@@ -24,10 +24,11 @@ class Words:
 
 @dataclass(frozen=True)
 class Asked:
-    """Logprobs of one request: `top` most likely tokens (-1: the whole vocabulary)."""
+    """Logprobs of one request: `top` most likely tokens (-1: the whole vocabulary), or those of `ids`."""
 
     top: int
     processed: bool
+    ids: tuple[int, ...] = ()
 
 
 class Columns:
@@ -82,7 +83,8 @@ class Columns:
         if sampling.bad_words:
             self.bad_words[slot] = _words(sampling.bad_words)
         if sampling.logprobs is not None:
-            self.logprobs[slot] = Asked(sampling.logprobs, sampling.logprobs_mode == "processed")
+            top = 0 if sampling.logprob_ids else sampling.logprobs
+            self.logprobs[slot] = Asked(top, sampling.logprobs_mode == "processed", sampling.logprob_ids)
         if sampling.prompt_logprobs is not None:
             self.prompt_logprobs[slot] = sampling.prompt_logprobs
 

@@ -26,6 +26,7 @@ from engine.sampling.device_stages import (
     penalties,
     token_mask,
 )
+from engine.sampling.logprobs import with_ids
 from engine.sampling.pipeline import Sampled
 from engine.sampling.rows import Rows
 from kernels.sampling.columns import DeviceColumns
@@ -46,7 +47,8 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Asking:
-    """Rows that want logprobs, `top` tokens at most. `whole`: more than the kernel sorts, by torch instead."""
+    """Rows that want logprobs, `top` tokens at most. `whole`: more than the kernel sorts, by torch instead. `owners`
+    and `named`: which of the rows asked for tokens of their own choice, and those, one after another."""
 
     rows: list[int]
     asked: list[Asked]
@@ -54,6 +56,8 @@ class Asking:
     top: int
     processed: bool
     whole: bool
+    owners: Callable[[], Tensor] | None = None
+    named: Callable[[], Tensor] | None = None
 
 
 class DeviceSampler:
@@ -107,6 +111,13 @@ class SamplingStep:
             body = TOP_LOGPROBS.reference if one.whole else TOP_LOGPROBS
             given = at, one.users(), ids, slot, columns.temperature, floor, last
             parts += body(source, *given, min(one.top, logits.shape[1]), one.processed)
+            if one.owners is not None and one.named is not None:
+                # As if each of these tokens had been drawn, in a row of its own.
+                owner = one.owners().long()
+                users, rows = one.users()[owner], torch.arange(len(owner), dtype=torch.int32, device=logits.device)
+                step = [column[users.long()] for column in (slot, floor, last)]
+                given = at[owner], rows, one.named(), step[0], columns.temperature, *step[1:]
+                parts += TOP_LOGPROBS(source, *given, 0, one.processed)
         return Drawn(ids, torch.cat([part.view(torch.int32).flatten() for part in parts]))
 
     def _as_they_are(self, logits: Tensor, one: Asking) -> tuple[Tensor, Tensor]:
@@ -130,6 +141,12 @@ class SamplingStep:
                 end = 1 + (vocab if asked.top < 0 else min(asked.top, vocab))
                 top = tuple(number[1:end].tolist()), tuple(value[1:end].tolist())
                 logprobs[row] = Logprob(ids[row], float(value[0]), int(number[0]), *top)
+            for row, asked in zip(one.rows, one.asked, strict=True):
+                if asked.ids:
+                    values = found[start : start + len(asked.ids)].view(np.float32)
+                    logprobs[row] = with_ids(logprobs[row], asked.ids, values.tolist())
+                    start += len(asked.ids)
+            start += sum(len(asked.ids) for asked in one.asked)  # their ranks
         bad = np.flatnonzero(~np.isfinite(scores)).tolist()
         failed = {row: NOTHING_LEFT if scores[row] == -np.inf else NOT_FINITE for row in bad}
         return Sampled(ids, drawn.ids, logprobs, failed)
@@ -152,5 +169,8 @@ def _asking(rows: Rows, upload: Upload) -> list[Asking]:
         wanted = [asked[row] for row in members]
         top = max(rows.columns.vocab if one.top < 0 else one.top for one in wanted)
         users = upload.add(np.array(members, np.int32))
-        found.append(Asking(members, wanted, users, top, processed, whole))
+        named = [token for one in wanted for token in one.ids]
+        owners = [place for place, one in enumerate(wanted) for _ in one.ids]
+        both = [upload.add(np.array(numbers, np.int32)) if named else None for numbers in (owners, named)]
+        found.append(Asking(members, wanted, users, top, processed, whole, *both))
     return found

@@ -3,8 +3,10 @@
 All numbers of a row come from one log-softmax, so a token has the same float wherever it appears.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -21,6 +23,10 @@ class Border:
 
     floor: Tensor
     last: Tensor
+
+    def of(self, row: int, times: int) -> "Border":
+        """That of one row, so many times."""
+        return Border(self.floor[row].expand(times).contiguous(), self.last[row].expand(times).contiguous())
 
     def applied(self, logits: Tensor) -> Tensor:
         """Logits [rows, vocab], impossible outside."""
@@ -63,6 +69,11 @@ def logprobs(
             top = shared_ids[row][:limit], shared_values[row][:limit]
         found.append(Logprob(token, own_value, rank, tuple(top[0]), tuple(top[1])))
     return found
+
+
+def with_ids(scored: Logprob, ids: tuple[int, ...], values: Sequence[float]) -> Logprob:
+    """The logprobs of tokens that were asked for, in place of the most likely ones."""
+    return msgspec.structs.replace(scored, top_ids=ids, top_logprobs=tuple(values))
 
 
 def _compiled(

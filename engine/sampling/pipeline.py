@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.api.errors import NOT_FINITE, NOTHING_LEFT
@@ -19,7 +20,7 @@ from engine.sampling.compiled import grammar as compiled_grammar
 from engine.sampling.cuts import Cut
 from engine.sampling.draw import Draw, draw
 from engine.sampling.grammar import grammar
-from engine.sampling.logprobs import Border, kept_only, logprobs
+from engine.sampling.logprobs import Border, kept_only, logprobs, with_ids
 from engine.sampling.min_p import min_p
 from engine.sampling.min_tokens import min_tokens
 from engine.sampling.noise import Noise
@@ -87,8 +88,15 @@ class Prepared:
     ) -> dict[int, Logprob]:
         """Of these rows, whose logits are at these places (None: they are all the logits)."""
         tops = [self._asked[row].top for row in rows]
-        scored = logprobs(logits, ids[rows], tops, self._noise.team, at=at, border=border)
-        return dict(zip(rows, scored, strict=True))
+        scored = dict(zip(rows, logprobs(logits, ids[rows], tops, self._noise.team, at=at, border=border), strict=True))
+        for place, row in enumerate(rows):
+            if wanted := self._asked[row].ids:
+                where = [place if at is None else at[place]] * len(wanted)
+                edge = None if border is None else border.of(place, len(wanted))
+                named = torch.tensor(wanted, device=logits.device)
+                each = logprobs(logits, named, [0] * len(wanted), self._noise.team, at=where, border=edge)
+                scored[row] = with_ids(scored[row], wanted, [one.logprob for one in each])
+        return scored
 
     def _processed(self, logits: Tensor, drawn: Draw, rows: list[int]) -> dict[int, Logprob]:
         """Of logits as the draw saw them: impossible outside the cuts."""

@@ -19,7 +19,7 @@ from appliance.http.service import Service
 from appliance.http.text import load_text
 from appliance.observe.log import RequestLog
 from appliance.observe.metrics import Metrics
-from engine.api.messages import Delta, Logprob, Submit, Timing
+from engine.api.messages import Delta, Logprob, Sampling, Submit, Timing
 
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
@@ -130,6 +130,15 @@ class ScriptedRouter:
         return made
 
 
+def scored(token: int, sampling: Sampling, vocab: int, rank: int) -> Logprob:
+    """A token with its likely ones, or with those that were asked for: -1, -2, … in their order."""
+    assert sampling.logprobs is not None
+    found = entry(token, sampling.logprobs, vocab, rank)
+    if not (named := sampling.logprob_ids):
+        return found
+    return msgspec.structs.replace(found, top_ids=named, top_logprobs=tuple(-1.0 - at for at in range(len(named))))
+
+
 def entry(token: int, count: int, vocab: int, rank: int = 1) -> Logprob:
     """A made-up score: the most likely tokens are the token itself, or (rank > 1) its neighbours, by halves."""
     first = token if rank == 1 else token + 1
@@ -195,7 +204,7 @@ class Gateway:
                 Delta(
                     submit.id,
                     tuple(cut),
-                    () if count is None else tuple(entry(token, count, vocab, self.rank) for token in cut),
+                    () if count is None else tuple(scored(token, sampling, vocab, self.rank) for token in cut),
                     finish=finish if last else None,  # type: ignore[arg-type]
                     stop_reason=reason if last else None,
                     timing=Timing(cached_tokens=cached, written_tokens=written) if last else None,

@@ -26,6 +26,7 @@ SWITCHES = (
     {"top_k": 20, "top_p": 0.9, "min_p": 0.01},
     {"logprobs": 3},
     {"logprobs": 4, "logprobs_mode": "processed"},
+    {"logprob_ids": (7, 0, 1036, 7, 5)},
 )
 
 

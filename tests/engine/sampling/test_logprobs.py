@@ -53,6 +53,28 @@ def test_processed_logprobs_depend_on_the_temperature(logits, bench, request_of)
             assert found.logprob == pytest.approx(log_softmax(logits[row] / temperature)[found.token], abs=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_tokens_of_ones_own_choice_stand_in_place_of_the_most_likely(mode, logits, bench, request_of):
+    """In the order asked for, one of them twice, beside rows that ask for the most likely; the same as from -1."""
+    wanted = (99, 3, 50, 3, 0)
+    given = {"temperature": 0.5, "top_k": 40, "logit_bias": {3: 2.0}, "seed": 5, "logprobs_mode": mode}
+    named, all_of_them = (
+        bench(VOCAB).sample(logits, [request_of(Sampling(**given, logprobs=top, logprob_ids=ids))] * 6).logprobs
+        for top, ids in ((2, wanted), (-1, ()))
+    )
+    for row, found in named.items():
+        whole = dict(zip(all_of_them[row].top_ids, all_of_them[row].top_logprobs, strict=True))
+        assert found.top_ids == wanted
+        np.testing.assert_allclose(found.top_logprobs, [whole[token] for token in wanted], atol=1e-6)
+        assert (found.token, found.rank) == (all_of_them[row].token, all_of_them[row].rank)
+        if mode == "raw":
+            np.testing.assert_allclose(found.top_logprobs, log_softmax(logits[row])[list(wanted)], atol=1e-5)
+    mixed = [request_of(Sampling(**given, logprobs=2, logprob_ids=wanted if row % 2 else ())) for row in range(6)]
+    found = bench(VOCAB).sample(logits, mixed).logprobs
+    assert [len(found[row].top_ids) for row in range(6)] == [2, 5] * 3
+    assert all(found[row] == named[row] for row in (1, 3, 5))
+
+
 def test_raw_logprobs_include_the_grammars_mask(logits, bench, request_of):
     mask = np.zeros(VOCAB, bool)
     mask[[3, 99]] = True
