@@ -10,7 +10,7 @@ be), and whether the groups of an act-order checkpoint are neighbours after all 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from engine.api.config import Dtype, WeightBits
 from engine.models.headers import ELEMENT_BYTES, TensorInfo
@@ -32,7 +32,6 @@ from engine.models.ranks import rows_of, share_of
 from engine.models.schemes import CHANNEL_GROUP, Quantization, Scheme, alike
 from engine.models.sources import attention_linears, join, mlp_linears, qk_norms, routed_mlps, router_linear
 from engine.models.stored import SCALE_SUFFIX
-from kernels.cpu.library import Tiling
 
 Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head"]
 PARTS: tuple[Part, ...] = ("embedding", "attention", "mlp", "experts", "norms", "head")
@@ -40,6 +39,17 @@ DTYPE_BYTES: dict[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 HEADER_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 INT4_GROUP = 32  # inputs that share a scale of weights rounded to 4 bits at load
 SCALE_SIZE = 2  # bytes of that scale, float16
+
+
+class Tiling(Protocol):
+    """How compiled kernels cut weights (kernels/cpu/library.py)."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def word8(self) -> int: ...
+    @property
+    def matrix(self) -> bool: ...
 
 
 @dataclass(frozen=True)
