@@ -90,7 +90,8 @@ def test_a_chat_thinks_for_exactly_its_budget(client, checkpoint, budget):
     deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
     assert "".join(delta.content or "" for delta in deltas) == choice.message.content
     assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == (choice.message.reasoning or "")
-    assert chunks[-1].usage == whole.usage
+    cached = {"prompt_tokens_details": None}  # by whom depends on what ran before
+    assert chunks[-1].usage.model_copy(update=cached) == whole.usage.model_copy(update=cached)
 
 
 @pytest.mark.parametrize(
