@@ -36,8 +36,8 @@ static int32_t take_excess(int8_t* row, int64_t words, Excess* found) {
         for (uint32_t mask = uint32_t(_mm256_movemask_epi8(large)) & 0x55555555; mask; mask &= mask - 1) {
             if (count == most) {
                 for (int32_t i = 0; i < count; i++) {
-                    const int32_t second = (found[i].bytes & 0xffff) ? 0 : 2;
-                    row[4 * found[i].word + second] += int8_t(found[i].bytes >> 8 * second);
+                    const int32_t place = (found[i].bytes & 0xffff) ? 0 : 2;
+                    row[4 * found[i].word + place] += int8_t(found[i].bytes >> 8 * place);
                 }
                 return TOO_MANY;
             }
