@@ -82,7 +82,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     for an engine whose restart takes no longer. `policy` is the engines' order of requests. In the first
     `drain_linger_s` of the `drain_s` that open requests get after SIGTERM new ones are still taken. `pardons` is the
     pipe to the sentinel (appliance/launch/sentinel.py), `control` the socket on which the launcher reloads
-    (gateway/control.py). `run` is the run directory: the gateway writes there what was open when an engine died, and
+    (gateway/control.py). `door` is the socket on which the launcher lends the listener (launch/listen.py); empty: the
+    gateway opens its own. `run` is the run directory: the gateway writes there what was open when an engine died, and
     reads whether the appliance is parked. What happened to the last `stories` sequences is kept. `journal` is the file
     of durable replies, empty for none: they are kept for `journal_keep_s`, in `journal_bytes`, and generated on for
     `linger_s` without a client. `key_requests_per_minute` and `key_tokens_per_minute` limit each API key that names no
@@ -130,6 +131,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     hold_s: float = 10.0
     pardons: str = ""
     control: str = ""
+    door: str = ""
     run: str = ""
     journal: str = ""
     journal_keep_s: float = 900.0

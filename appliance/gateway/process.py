@@ -32,6 +32,7 @@ from appliance.http.responses.store import ResponseStore
 from appliance.http.service import Service
 from appliance.http.text import load_text
 from appliance.launch.interrupted import write_open
+from appliance.launch.listen import lent
 from appliance.launch.pardon import send_pardon
 from appliance.launch.park import read_parked
 from appliance.observe.log import RequestLog, set_up_logging
@@ -207,6 +208,17 @@ def build_server(app: FastAPI, service: Service) -> Server:
     return Server(config, service)
 
 
+def _listener(config: GatewayConfig) -> socket.socket:
+    """The launcher's, so that nobody is refused while no gateway runs; its own where nobody lends one. Raises
+    PortTaken."""
+    if not config.door:
+        return listen(config.host, config.port)
+    try:
+        return lent(config.door)
+    except OSError as error:
+        raise SystemExit(f"no listener from the launcher: {error}") from error  # code 1: the next try may get it
+
+
 async def serve(service: Service, listener: socket.socket) -> None:
     """Serves on the socket until a signal ends it."""
     server = build_server(build_app(service), service)
@@ -228,7 +240,7 @@ def main(arguments: list[str] | None = None) -> int:
         set_up_logging(config)
         keys = read_keys(config.api_keys)
         certificate = None if config.tls is None else read_certificate(config.tls)
-        listener = listen(config.host, config.port)
+        listener = _listener(config)
         service = build_service(config, keys, certificate)
     except (OSError, msgspec.DecodeError) as error:
         print(f"config: {given[0]}: {error}", file=sys.stderr)

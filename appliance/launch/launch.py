@@ -118,10 +118,14 @@ def launch(
 
     console = Console(sys.stdout.fileno(), service.gateway.log_format)
     try:
-        port = listen.free_port(service.gateway.host, service.gateway.port)
-        service = replace(service, gateway=msgspec.structs.replace(service.gateway, port=port))
         public = {name: value for name, value in environment.items() if name not in service.secrets}
-        with rundir.run_directory(environment) as directory, _secret_files(service, environment) as files:
+        with (
+            listen.listening(service.gateway.host, service.gateway.port) as listener,
+            rundir.run_directory(environment) as directory,
+            _secret_files(service, environment) as files,
+        ):
+            port = listener.getsockname()[1]
+            service = replace(service, gateway=msgspec.structs.replace(service.gateway, port=port))
             supervise.write(directory, programs(service, directory), service, files)
             if service.other_cpus:
                 os.sched_setaffinity(0, service.other_cpus)  # all programs inherit it, and engines take what is theirs
@@ -133,7 +137,7 @@ def launch(
                 memory=service.memory,
                 device=device_state,
             )
-            plant = partial(Tree, service, directory, public, console, crashes=crashes, report=report)
+            plant = partial(Tree, service, directory, public, console, listener, crashes=crashes, report=report)
             outcome = asyncio.run(_run(plant, service, directory, console, reloader))
     except listen.AddressTaken as error:
         outcome = Outcome(exits.PORT, str(error))

@@ -1,8 +1,14 @@
-"""Whether the gateway's address is free, asked before anything starts."""
+"""The address that is served: listened on before anything starts, and for as long as the appliance lives."""
 
+import asyncio
+import contextlib
 import errno
 import socket
+from pathlib import Path
 
+DOOR = "listener.sock"
+_WAITING = 2048  # connections that nobody has accepted yet
+_PATIENCE_S = 10.0
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -10,27 +16,64 @@ class AddressTaken(Exception):
     """Nothing can listen there; the message says why and which key to change."""
 
 
-def free_port(host: str, port: int) -> int:
-    """`port` if the gateway can listen on it, or a free one for 0. Raises AddressTaken."""
+def listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there, on a free port for 0: whoever connects waits until somebody accepts. Raises
+    AddressTaken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(host or None, port, family, socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         raise AddressTaken(
             f"endpoints.host: {host!r} is no address of this machine ({error}); 0.0.0.0 listens on all"
         ) from error
-    for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as listener:
-            # As the gateway will do it: connections that linger from a former run do not count, a listener does.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            try:
-                listener.bind((address[0], port, *address[2:]))
-                listener.listen(1)
-            except OSError as error:
-                raise AddressTaken(_explain(host, port, error)) from error
-            port = listener.getsockname()[1]
-    return port
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Connections that linger from a former run do not count, a listener does.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(found[0][4])
+        listener.listen(_WAITING)
+    except OSError as error:
+        listener.close()
+        raise AddressTaken(_explain(host, port, error)) from error
+    return listener
+
+
+class Door:
+    """The launcher's hold on the listener, which outlives the gateways that it lends it to: a client that comes while
+    none runs waits for the next one. It lends through a Unix socket at `path`."""
+
+    def __init__(self, listener: socket.socket, path: Path) -> None:
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._desk = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._desk.bind(str(path))
+        self._desk.listen()
+        self._desk.setblocking(False)
+        self._loop.add_reader(self._desk, self._lend)
+
+    def _lend(self) -> None:
+        with contextlib.suppress(OSError):
+            asking, _ = self._desk.accept()
+            with asking:
+                socket.send_fds(asking, [b"."], [self._listener.fileno()])
+
+    def close(self) -> None:
+        """Nobody waits any longer: what comes once the gateway has closed its own hold is refused."""
+        if self._desk.fileno() >= 0:
+            self._loop.remove_reader(self._desk)
+            self._desk.close()
+            self._listener.close()
+
+
+def lent(path: str) -> socket.socket:
+    """The launcher's listener. Raises OSError where nobody lends one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(_PATIENCE_S)
+        asking.connect(path)
+        _, descriptors, _, _ = socket.recv_fds(asking, 1, 1)
+        if not descriptors:
+            raise OSError(f"{path}: the launcher gave no listener")
+    return socket.socket(fileno=descriptors[0])
 
 
 def _explain(host: str, port: int, error: OSError) -> str:

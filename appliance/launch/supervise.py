@@ -26,7 +26,7 @@ import msgspec
 
 from appliance.gateway import config as gateway_config
 from appliance.gateway.config import GatewayConfig
-from appliance.launch import sentinel
+from appliance.launch import listen, sentinel
 from appliance.launch.hangs import Budgets
 from appliance.launch.keeper import MARK, Kept
 from appliance.source.order import Job
@@ -100,6 +100,7 @@ def told_gateway(service: Service, directory: Path) -> GatewayConfig:
         engines=tuple(str(_socket(directory, name)) for name in engine_names(service)),
         pardons=str(directory / PARDONS),
         control=str(directory / CONTROL),
+        door=str(directory / listen.DOOR),
         journal=journal and str(directory / journal),
         responses=responses and str(directory / responses),
         run=str(directory),

@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections import deque
@@ -103,6 +104,7 @@ class Tree:
         directory: Path,
         environment: Mapping[str, str],
         console: Console,
+        listener: socket.socket,
         *,
         crashes: Crashes,
         report: Callable[[Outcome], None],
@@ -111,6 +113,7 @@ class Tree:
         self._directory = directory
         self._environment = environment
         self._console = console
+        self._door = listen.Door(listener, directory / listen.DOOR)
         self._crashes = crashes
         self._report = report
         self._parked: Outcome | None = None
@@ -150,6 +153,7 @@ class Tree:
         return outcome
 
     def _close(self) -> None:
+        self._door.close()
         self._loop.remove_signal_handler(signal.SIGCHLD)
         for number in _stop_signals():
             self._loop.remove_signal_handler(number)
@@ -226,6 +230,7 @@ class Tree:
         """The first reason to end is the one that counts."""
         if not self._outcome.done():
             self._console.end_progress()
+            self._door.close()
             self._ended = self._loop.time()
             self._outcome.set_result(outcome)
 

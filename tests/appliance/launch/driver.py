@@ -13,6 +13,7 @@ from appliance.gateway.config import GatewayConfig, SecretRef
 from appliance.launch.crashes import Bundles
 from appliance.launch.hangs import Budgets
 from appliance.launch.launch import launch
+from appliance.launch.listen import DOOR
 from appliance.launch.sentinel import Policy
 from appliance.launch.supervise import Program, Service, engine_names, engine_program, gateway_program
 from engine.api.config import EngineConfig
@@ -49,9 +50,8 @@ def main(directory: Path, given: dict[str, object]) -> int:
         budgets=Budgets(*[given["stalled_s"]] * 4) if "stalled_s" in given else Budgets(),
     )
 
-    def programs(service: Service, _: Path) -> list[Program]:
-        port = str(service.gateway.port)
-        found = [gateway_program(service, (sys.executable, FAKE, "gateway", str(directory), port))]
+    def programs(service: Service, run: Path) -> list[Program]:
+        found = [gateway_program(service, (sys.executable, FAKE, "gateway", str(directory), str(run / DOOR)))]
         for name, words in zip(engine_names(service), engines, strict=True):
             argv = (sys.executable, FAKE, "engine", str(directory), name, *words)
             found.append(engine_program(service, name, argv, threads=3))

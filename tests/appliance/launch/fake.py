@@ -1,6 +1,6 @@
 """Programs to be supervised in tests: a gateway that answers as told by files, engines that behave as told by words.
 
-    fake.py gateway DIRECTORY PORT          /live 200; /ready 200 if DIRECTORY/ready exists, else 503
+    fake.py gateway DIRECTORY DOOR          /live 200; /ready 200 if DIRECTORY/ready exists, else 503
     fake.py engine DIRECTORY NAME WORD…     run | crash | permanent TEXT | escape | orphan | show | end HOW SECONDS |
                                             litter HOW | oom COUNTER
 
@@ -20,8 +20,10 @@ import sys
 import time
 from pathlib import Path
 
+from appliance.launch.listen import lent
 
-def gateway(directory: Path, port: int) -> None:
+
+def gateway(directory: Path, door: str) -> None:
     class Reply(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             ready = (directory / "ready").exists() or self.path == "/live"
@@ -35,7 +37,10 @@ def gateway(directory: Path, port: int) -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Reply)
+    listener = lent(door)
+    server = http.server.ThreadingHTTPServer(listener.getsockname(), Reply, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
     if (directory / "deaf").exists():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     started(directory, "gateway")
@@ -117,6 +122,6 @@ def started(directory: Path, name: str) -> None:
 if __name__ == "__main__":
     kind, folder, *words = sys.argv[1:]
     if kind == "gateway":
-        gateway(Path(folder), int(words[0]))
+        gateway(Path(folder), words[0])
     else:
         engine(Path(folder), *words)

@@ -25,4 +25,5 @@ def test_connections_that_linger_from_a_former_run_do_not_take_the_port() -> Non
         with socket.create_connection(("127.0.0.1", port)) as client:
             server.accept()[0].close()  # who closes first has the connection linger
             assert client.recv(1) == b""
-    assert listen.free_port("127.0.0.1", port) == port
+    with listen.listening("127.0.0.1", port) as listener:
+        assert listener.getsockname()[1] == port
