@@ -32,7 +32,7 @@ from appliance.http.responses.store import ResponseStore
 from appliance.http.service import Service
 from appliance.http.text import load_text
 from appliance.launch.interrupted import write_open
-from appliance.launch.listen import lent
+from appliance.launch.listen import AddressTaken, lent, listening
 from appliance.launch.pardon import send_pardon
 from appliance.launch.park import read_parked
 from appliance.observe.log import RequestLog, set_up_logging
@@ -50,20 +50,6 @@ class PortTaken(ConfigError):
     """The address cannot be listened on."""
 
     code = "port"
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises PortTaken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        cure = "choose another endpoints.port (0 takes a free one) or endpoints.host"
-        raise PortTaken(f"{host}:{port}: {os.strerror(error.errno or 0)}; {cure}") from error
-    return listener
 
 
 def build_service(
@@ -211,10 +197,10 @@ def build_server(app: FastAPI, service: Service) -> Server:
 def _listener(config: GatewayConfig) -> socket.socket:
     """The launcher's, so that nobody is refused while no gateway runs; its own where nobody lends one. Raises
     PortTaken."""
-    if not config.door:
-        return listen(config.host, config.port)
     try:
-        return lent(config.door)
+        return lent(config.door) if config.door else listening(config.host, config.port)
+    except AddressTaken as error:
+        raise PortTaken(str(error)) from error
     except OSError as error:
         raise SystemExit(f"no listener from the launcher: {error}") from error  # code 1: the next try may get it
 
