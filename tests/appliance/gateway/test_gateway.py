@@ -139,7 +139,7 @@ def test_a_taken_port_is_one_clear_line_and_a_code(run, new_engine):
         port = taken.getsockname()[1]
         process = run(new_engine(), answers=False, port=port)
         assert process.wait() == EXIT_PERMANENT
-    assert f"port: 127.0.0.1:{port}: Address already in use" in process.lines[-1]
+    assert f"port: port {port} on 127.0.0.1 is in use by another process" in process.lines[-1]
     assert "endpoints.port" in process.lines[-1]
 
 
