@@ -42,22 +42,28 @@ class IncrementalDecoder:
                 tail.append(piece)
                 if len(tail) == _CONTEXT_TOKENS:
                     break
-        prompt = b"".join(reversed(tail))
-        self._rest = prompt[codecs.utf_8_decode(prompt, "replace", False)[1] :]
+        self._rest = _decoded(b"".join(reversed(tail)))[1]
 
     def push(self, token: int) -> str:
         """The text that this token completes; "" while a character is unfinished or for a hidden token."""
         if token in self._hidden:
             return ""
-        data = self._rest + self._pieces.bytes_of(token)
-        text, used = codecs.utf_8_decode(data, "replace", False)
-        self._rest = data[used:]
+        text, self._rest = _decoded(self._rest + self._pieces.bytes_of(token))
         while self._strip and text:
             if text[0] != self._pieces.strip_character:
                 self._strip = 0
                 break
             text, self._strip = text[1:], self._strip - 1
         return text
+
+
+def _decoded(data: bytes) -> tuple[str, bytes]:
+    """The text of some bytes, and what may yet become a character."""
+    text, used = codecs.utf_8_decode(data, "replace", False)
+    rest = data[used:]
+    if rest[:1] == b"\xed" and rest[1:] >= b"\xa0":  # half of a surrogate, for which Python's decoder waits
+        return text + "\ufffd" * len(rest), b""
+    return text, rest
 
 
 class TokenText:

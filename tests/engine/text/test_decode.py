@@ -88,6 +88,19 @@ def test_random_byte_fallback_tokens_never_repeat_or_fail(tokenizer_dirs: dict[s
     assert streamed in (expected, expected.removesuffix("\ufffd"))
 
 
+@pytest.mark.parametrize(
+    "data", [b"\xed\xa0", b"\xed\xbf", b"a\xed\xa0\x80", b"\xed\xa0\xc3\xa9", b"\xed\x9f\xbf", b"\xed\xed\xa0"]
+)
+def test_halves_of_surrogates_are_no_characters(tokenizer_dirs: dict[str, Path], data: bytes) -> None:
+    """Python's incremental decoder waits for their end, and would show nothing of a reply that ends there."""
+    tokenizer = Tokenizer(tokenizer_dirs["byte_fallback"])
+    ids = [next(id for id in range(3, 259) if tokenizer.token_bytes(id) == bytes([byte])) for byte in data]
+    assert "".join(pieces(tokenizer, [], ids)) == data.decode(errors="replace")
+    for cut in range(len(ids) + 1):  # what the prompt shows by itself is not shown again
+        parts = [*pieces(tokenizer, [], ids[:cut]), *pieces(tokenizer, ids[:cut], ids[cut:])]
+        assert "".join(parts) == data.decode(errors="replace")
+
+
 def test_a_character_begun_by_the_prompt_is_completed_by_the_output(tokenizer_dirs: dict[str, Path]) -> None:
     tokenizer = Tokenizer(tokenizer_dirs["byte_level"])
     ids = tokenizer.encode("👨🏽‍🚀", add_special_tokens=False)
