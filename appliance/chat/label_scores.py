@@ -9,32 +9,38 @@ from appliance.schema.completions import CompletionRequest
 from appliance.schema.label_scores import LabelScoresRequest
 from engine.api.errors import RequestError
 
-_NAMES = {"prompt": "items", "logprob_token_ids": "label_token_ids", "max_tokens": "items"}
 Side = str | list[int]
 
 
 def plan_label_scores(body: LabelScoresRequest, served: Served) -> Plan:
     """One prompt an item. Raises RequestError for what cannot be served, under this route's names."""
-    try:
-        prompts = [_prompt(body, item, served) for item in body.items]
-        completion = CompletionRequest(
-            prompt=prompts,
-            max_tokens=1,
-            temperature=0,
-            logprobs=0,
-            logprob_token_ids=body.label_token_ids,
-            priority=body.priority,
-            cache_salt=body.cache_salt,
-            ttft_deadline_ms=body.ttft_deadline_ms,
-            deadline_ms=body.deadline_ms,
-            # What a service draws by default must not touch what the model says.
-            **{"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": True},
+    most = served.config.max_prompts
+    if len(body.items) > most:
+        raise RequestError(
+            f"items has {len(body.items)} entries; the server's limits.max_prompts allows {most}.", "items"
         )
+    completion = CompletionRequest(
+        prompt=[_prompt(body, item, served) for item in body.items],
+        max_tokens=1,
+        ignore_eos=True,
+        logprobs=0,
+        logprob_token_ids=body.label_token_ids,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        ttft_deadline_ms=body.ttft_deadline_ms,
+        deadline_ms=body.deadline_ms,
+        # What a service draws by default must not touch what the model says.
+        temperature=0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+    )
+    try:
         return plan_completion(completion, served)
     except RequestError as error:
-        name = _NAMES.get(error.param or "", error.param)
-        text = str(error).replace(error.param, name) if error.param and name else str(error)
-        raise RequestError(text, name) from error
+        if error.param == "logprob_token_ids":
+            raise RequestError(str(error).replace(error.param, "label_token_ids"), "label_token_ids") from error
+        raise RequestError(str(error), "items" if error.param == "prompt" else error.param) from error
 
 
 def _prompt(body: LabelScoresRequest, item: Side, served: Served) -> list[int]:
@@ -47,9 +53,9 @@ def _prompt(body: LabelScoresRequest, item: Side, served: Served) -> list[int]:
         for side in (first, second):
             if isinstance(side, str):
                 check_text(side, tokenizer, served.config)
-        special = body.add_special_tokens
+        begun = body.add_special_tokens
         ids = [
-            *(tokenizer.encode(first, add_special_tokens=special) if isinstance(first, str) else first),
+            *(tokenizer.encode(first, add_special_tokens=begun) if isinstance(first, str) else first),
             *(tokenizer.encode(second, add_special_tokens=False) if isinstance(second, str) else second),
         ]
     if not ids:
@@ -65,4 +71,5 @@ def probabilities(logprobs: Sequence[float], *, among_labels: bool) -> list[floa
     if most == -math.inf:  # the model says that none of them can be next
         return [1 / len(logprobs)] * len(logprobs)
     shares = [math.exp(value - most) for value in logprobs]
-    return [share / sum(shares) for share in shares]
+    total = sum(shares)
+    return [share / total for share in shares]

@@ -53,6 +53,15 @@ def test_what_cannot_be_scored_is_refused_by_name(gateway: Any, change: dict[str
     assert not gateway.submits
 
 
+def test_too_many_items_are_refused_before_any_is_read(gateway: Any) -> None:
+    """By the key that allows more; a text too long for any window tells that none was looked at."""
+    items = ["hello " * 700] * (gateway.config.max_prompts + 1)
+    status, reply = gateway.post(PATH, {**ASKED, "items": items})
+    assert (status, reply["error"]["param"]) == (400, "items")
+    message = f"items has {len(items)} entries; the server's limits.max_prompts allows {gateway.config.max_prompts}."
+    assert reply["error"]["message"] == message
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
