@@ -16,7 +16,7 @@ from torch.nn import functional
 from kernels.cpu import bodies
 from kernels.jit import jit, launch, rows_of, tl
 from kernels.op import Args, Case, Make, Op, nbytes, sliced
-from kernels.tuning import settings
+from kernels.tuning import LARGE_TILES, settings, shared_memory
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -82,7 +82,9 @@ def matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.d
     y = torch.empty((rows, outputs), dtype=dtype or x.dtype, device=x.device)
     # Few rows leave a GPU's processors idle unless there are many tiles; how wide a tile is changes no sum.
     columns = 128 if rows > 64 and outputs >= 2048 else 32
-    chosen = settings("matmul", {"columns": columns, "warps": 4, "stages": 4}, x.device, rows=rows, outputs=outputs)
+    stages = 4 if x.dtype.itemsize == 2 or shared_memory(x.device) >= LARGE_TILES else 3
+    default = {"columns": columns, "warps": 4, "stages": stages}
+    chosen = settings("matmul", default, x.device, rows=rows, outputs=outputs)
     launch(
         matmul_kernel,
         (-(-outputs // chosen["columns"]), -(-rows // TILE_ROWS)),

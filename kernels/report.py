@@ -147,7 +147,7 @@ def _begin(sources: Sequence[Source], settings: Settings) -> Callable[[Piece], C
 
     @cache
     def wanted(source: int, target: str, device: str) -> list[Wanted]:
-        with tuning.assumed(device):
+        with tuning.assumed(device, TARGETS[target].shared):
             return sources[source](TARGETS[target])
 
     def work(piece: Piece) -> Compiled | str:
@@ -185,7 +185,7 @@ def compile_all(
         place: dict[Any, int] = {}
         for device in devices or dict.fromkeys((*target.devices, *tuning.devices(target.name))):
             for number, source in enumerate(sources):
-                with tuning.assumed(device):
+                with tuning.assumed(device, target.shared):
                     wanted = source(target)
                 for at, one in enumerate(wanted):
                     key = one.launch.kernel if brief and not target.gated else signature(one.launch)

@@ -1,7 +1,7 @@
 """Settings of kernels by device and size, as data: `kernels/tuned/*.json`, written by `python -m kernels.bench --tune`.
 
 Nothing is tuned while serving: a kernel asks for its settings and gets the entry of its device whose sizes are nearest,
-or its own default. A file names the devices that it is for by what their names begin with:
+or its own default, which may depend on the device's `shared_memory`. A file names the devices that it is for by what their names begin with:
 
     {"devices": ["NVIDIA H200"], "architecture": "sm_90", "ops": {"rms_norm": [
         {"sizes": {"=size": 4096, "rows": 32}, "settings": {"warps": 8}, "us": {CASE: [of the default, …], …}}]}}
@@ -23,8 +23,20 @@ FOLDER = Path(__file__).parent / "tuned"
 Settings = Mapping[str, Any]
 
 _forced: ContextVar[dict[str, Settings] | None] = ContextVar("forced", default=None)
-_assumed: ContextVar[str | None] = ContextVar("assumed", default=None)
+_assumed: ContextVar["Assumed | None"] = ContextVar("assumed", default=None)
 _asked: ContextVar[list["Question"] | None] = ContextVar("asked", default=None)
+
+
+SHARED = 227 << 10  # bytes of shared memory, of a device that is none or not known: a Hopper's
+LARGE_TILES = 160 << 10  # from so many on kernels have room for the tiles that Hopper is fed with
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """A device that is not there: its name and the bytes of shared memory that a program can have."""
+
+    name: str
+    shared: int
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,8 @@ def settings(op: str, default: Settings, device: torch.device, **sizes: int) -> 
     forced = (_forced.get() or {}).get(op)
     if forced is not None:
         return chosen | dict(forced)
-    name = _assumed.get() or _device_name(device)
+    there = _assumed.get()
+    name = _device_name(device) if there is None else there.name
     best: tuple[int, float, Settings] | None = None
     for entry in _table(name).get(op, ()):
         distance = _distance(entry["sizes"], sizes)
@@ -91,13 +104,28 @@ def asked() -> Iterator[list[Question]]:
 
 
 @contextmanager
-def assumed(device: str) -> Iterator[None]:
-    """Inside, tables are read for a device of this name, for whoever compiles ahead of time."""
-    token = _assumed.set(device)
+def assumed(device: str, shared: int = SHARED) -> Iterator[None]:
+    """Inside, settings are those of a device of this name and shared memory, for whoever compiles ahead of time."""
+    token = _assumed.set(Assumed(device, shared))
     try:
         yield
     finally:
         _assumed.reset(token)
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of it that a program can have on this device: 227 KiB on Hopper, 163 on an A100, 99 on GPUs of compute
+    capability 8.6, 8.9 and 12.0, 64 on AMD's."""
+    there = _assumed.get()
+    return _shared_memory(device) if there is None else there.shared
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return SHARED
+    properties = torch.cuda.get_device_properties(device)
+    return max(properties.shared_memory_per_block, getattr(properties, "shared_memory_per_block_optin", 0))
 
 
 @cache

@@ -6,10 +6,15 @@ from appliance.rules.rule import TORCH, TRITON, Rule, View, is_compiled
 HEAD_MULTIPLE, HEAD_MOST = 8, 256  # sizes of heads that attention kernels of a GPU serve
 MOST_IN_A_GROUP = 64  # query heads that read one KV head, of the same kernels
 BF16_CAPABILITY = (8, 0)
+TRITON_CAPABILITY = (8, 0)  # on older GPUs Triton multiplies without their matrix units
 
 
 def _gpu_name(facts: Facts) -> str:
     return facts.machine.gpus[0].name if facts.machine.gpus else "no GPU"
+
+
+def _old_gpu(facts: Facts) -> bool:
+    return bool(facts.machine.gpus) and facts.machine.gpus[0].capability < TRITON_CAPABILITY
 
 
 def _odd_head(facts: Facts) -> int | None:
@@ -48,6 +53,18 @@ RULES = (
         holds=lambda view: view.kernels != TRITON or view.facts.machine.triton,
         text="Triton must be installed",
         because=lambda facts: "Triton is not installed: install the release that this torch asks for",
+    ),
+    Rule(
+        name="triton-capability",
+        keys=("kernels",),
+        facts=("machine.gpus",),
+        holds=lambda view: view.kernels != TRITON or not _old_gpu(view.facts),
+        text="Triton kernels are for GPUs of compute capability 8.0 and later",
+        because=lambda facts: (
+            "{} has compute capability {}.{}: Triton kernels are for 8.0 and later".format(
+                _gpu_name(facts), *facts.machine.gpus[0].capability
+            )
+        ),
     ),
     Rule(
         name="gpu-there",

@@ -155,6 +155,7 @@ CAPABILITIES = (
 ON_GPU = (
     Line("bfloat16, torch", {"device": "cuda", "kernels": TORCH, "dtype": "bfloat16"}),
     Line("bfloat16, Triton", {"device": "cuda", "kernels": TRITON, "dtype": "bfloat16"}),
+    Line("float16, torch", {"device": "cuda", "kernels": TORCH, "dtype": "float16"}),
     Line("float16, Triton", {"device": "cuda", "kernels": TRITON, "dtype": "float16"}),
     Line("float16, fp8 pages", {"device": "cuda", "kernels": TRITON, "dtype": "float16", "kv_cache": "fp8"}),
 )

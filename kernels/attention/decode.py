@@ -40,7 +40,7 @@ from kernels.attention.work import CHUNKS, DECODE_WORK, empty_work
 from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, programs, tl
 from kernels.op import Args, Case, Make, Op
-from kernels.tuning import settings
+from kernels.tuning import LARGE_TILES, settings, shared_memory
 
 
 def _reference(
@@ -277,10 +277,11 @@ def _settings(q: Tensor, pages: Tensor) -> dict[str, Any]:
     size = pages.dtype.itemsize
     group = q.shape[1] // pages.shape[4]
     tile = (8192 if size < 4 else 4096) // dim // (1 if group <= 16 else 2)
+    wide = q.dtype.itemsize == 4  # 8-bit pages too take this much room then
     default = {
         "tile": max(16, min(64 if dim <= 32 else 128, tile)),
         "warps": 8,
-        "stages": 4 if size == 1 else 3,
+        "stages": 2 if wide and shared_memory(q.device) < LARGE_TILES else 4 if size == 1 else 3,
         "each": 2,
     }
     return settings("decode_attention", default, q.device, dim=dim, size=size, group=group)

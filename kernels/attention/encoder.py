@@ -27,7 +27,7 @@ from kernels.attention.common import (
 )
 from kernels.jit import jit, launch, power_of_2, tl
 from kernels.op import Args, Case, Make, Op
-from kernels.tuning import settings
+from kernels.tuning import LARGE_TILES, settings, shared_memory
 
 
 def _reference(
@@ -205,8 +205,11 @@ def encoder_attention_kernel(
 
 def _settings(q: Tensor, kv_heads: int) -> dict[str, Any]:
     dim = power_of_2(q.shape[2])
+    roomy = shared_memory(q.device) >= LARGE_TILES
     if q.dtype.itemsize == 4:
-        default = {"block": 64, "tile": max(16, 4096 // dim), "warps": 8, "stages": 2}
+        default = {"block": 64, "tile": max(16, 4096 // dim), "warps": 8, "stages": 2 if roomy or dim <= 128 else 1}
+    elif not roomy and dim > 128:
+        default = {"block": 64, "tile": 32, "warps": 4, "stages": 2}
     else:
         default = {"block": 128, "tile": 32 if dim > 128 else 64, "warps": 8, "stages": 2 if dim == 128 else 3}
     return settings("encoder_attention", default, q.device, dim=dim, group=q.shape[1] // kv_heads)

@@ -40,7 +40,7 @@ from kernels.attention.common import (
 from kernels.cpu import bodies
 from kernels.jit import jit, launch, power_of_2, tl
 from kernels.op import Args, Case, Make, Op
-from kernels.tuning import settings
+from kernels.tuning import LARGE_TILES, settings, shared_memory
 
 
 def _reference(
@@ -298,15 +298,19 @@ def prefill_attention_kernel(
 
 
 def _settings(q: Tensor, pages: Tensor, window: int | None) -> dict[str, Any]:
-    """A tile of 128 keys where that leaves registers: each tile multiplies all of the sums so far once."""
+    """A tile of 128 keys where that leaves registers and shared memory: each tile multiplies all of the sums so far
+    once."""
     dim = power_of_2(q.shape[2])
     size = pages.dtype.itemsize
+    roomy = shared_memory(q.device) >= LARGE_TILES
     if q.dtype.itemsize == 4:
-        default = {"block": 64, "tile": max(16, 4096 // dim), "warps": 8, "stages": 2}
-    elif dim == 128 and window is None:
+        default = {"block": 64, "tile": max(16, 4096 // dim), "warps": 8, "stages": 2 if roomy or dim <= 128 else 1}
+    elif not roomy and dim > 128:
+        default = {"block": 64, "tile": 32, "warps": 4, "stages": 2}
+    elif dim == 128 and window is None and roomy:
         default = {"block": 128, "tile": 128, "warps": 8, "stages": 2}
     else:
-        default = {"block": 128, "tile": 32 if dim > 128 else 64, "warps": 8, "stages": 3}
+        default = {"block": 128, "tile": 32 if dim > 128 else 64, "warps": 8, "stages": 3 if roomy else 2}
     group = q.shape[1] // pages.shape[4]
     return settings("prefill_attention", default, q.device, dim=dim, size=size, group=group)
 

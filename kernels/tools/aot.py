@@ -41,8 +41,12 @@ TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
         Target("sm_80", "cuda", 80, 32, ("NVIDIA A100",), 163 << 10, fp8=False),
+        Target("sm_86", "cuda", 86, 32, ("NVIDIA A10G",), 99 << 10, fp8=False),
+        Target("sm_89", "cuda", 89, 32, ("NVIDIA L40S",), 99 << 10),
         Target("sm_90", "cuda", 90, 32, ("NVIDIA H200", "NVIDIA H100"), 227 << 10, gated=True),
         Target("sm_100", "cuda", 100, 32, ("NVIDIA B200",), 227 << 10, gated=True, columns=512),
+        Target("sm_103", "cuda", 103, 32, ("NVIDIA B300",), 227 << 10, columns=512),
+        Target("sm_120", "cuda", 120, 32, ("NVIDIA GeForce RTX 5090",), 99 << 10),
         Target("gfx942", "hip", "gfx942", 64, ("AMD Instinct MI300X",), 64 << 10, fp8=False),
     )
 }

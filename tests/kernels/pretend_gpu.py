@@ -54,7 +54,7 @@ def launch(name: str) -> dict[str, int]:
     triton.runtime.driver.set_active(driver)
     compiled = []
     triton.knobs.compilation.listener = lambda **seen: compiled.append(seen["cache_hit"])
-    with tuning.assumed(target.devices[0]):
+    with tuning.assumed(target.devices[0], target.shared):
         for op in OPS:
             for case in op.cases:
                 if case.bench and not (case.needs == "fp8" and not target.fp8):

@@ -66,6 +66,17 @@ def test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers(fi
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_tiles_fit_devices_with_less_shared_memory(tmp_path):
+    """99 KiB, where a Hopper has 227."""
+    done = report(
+        *("--check", "--target", "sm_86", "sm_120", "--launches", "tests.kernels.room:largest"),
+        **cache(tmp_path),
+    )
+    assert done.returncode == 0 and "0 faults" in done.stdout, done.stdout[-4000:] + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("program_file", [True, False], ids=["with file", "without file"])
 def test_a_first_launch_compiles_nothing(filled, tmp_path, program_file):
     """As in a container: the folder of the cache links to the filled one, and there is no compiler."""

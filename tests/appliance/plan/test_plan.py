@@ -432,6 +432,16 @@ def test_a_gpu_without_bfloat16_computes_in_float16(tmp_path: Path) -> None:
     assert planned(tmp_path, "model.dtype=float32", machine=turing).engines[0].dtype == "float32"
 
 
+def test_an_old_gpu_is_served_by_torch(tmp_path: Path) -> None:
+    turing = replace(GPU_KERNELS, gpus=(replace(H100, name="Tesla T4", capability=(7, 5)),))
+    found = planned(tmp_path, machine=turing)
+    assert found.engines[0].kernels == "torch" and not found.engines[0].graph_sizes
+    assert "Tesla T4 has compute capability 7.5: Triton kernels are for 8.0" in reason(found, "hardware.kernels")[1]
+    assert "Triton kernels are for 8.0" in str(refused(tmp_path, "hardware.kernels=triton", machine=turing))
+    ampere = replace(turing, gpus=(replace(H100, name="NVIDIA A10G", capability=(8, 6)),))
+    assert planned(tmp_path, machine=ampere).engines[0].kernels == "triton"
+
+
 @pytest.mark.parametrize(
     ("sets", "machine", "words"),
     [

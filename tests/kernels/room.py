@@ -1,0 +1,40 @@
+"""Launches whose tiles take the most shared memory: attention of the largest heads, and products."""
+
+from functools import partial
+from itertools import product
+
+import torch
+
+from kernels.attention.decode import DECODE_ATTENTION
+from kernels.attention.encoder import ENCODER_ATTENTION
+from kernels.attention.prefill import PREFILL_ATTENTION
+from kernels.jit import recorded
+from kernels.linear import MATMUL
+from kernels.op import Make
+from kernels.report import Wanted
+from kernels.tools.aot import Target
+
+SIZES = (128, 256)
+TYPES = (torch.bfloat16, torch.float32)
+
+
+def largest(target: Target) -> list[Wanted]:
+    calls = []
+    for dim, dtype in product(SIZES, TYPES):
+        make = Make(torch.device("meta"), dtype)
+        for op, rows in ((PREFILL_ATTENTION, ((512, 512),)), (DECODE_ATTENTION, ((1, 512),))):
+            pages = [{"fp8": False}, {"fp8": False, "window": 128}, *([{"fp8": True}] if target.fp8 else ())]
+            for more in pages:
+                inputs = partial(op.inputs, make, rows=rows, heads=8, kv_heads=1, dim=dim, **more)
+                calls.append((op, f"{dim} {dtype} {more}", inputs))
+        inputs = partial(ENCODER_ATTENTION.inputs, make, lengths=(512,), heads=2, kv_heads=2, dim=dim)
+        calls.append((ENCODER_ATTENTION, f"{dim} {dtype}", inputs))
+    for rows, outputs, dtype in product((32, 256), (1024, 4096), TYPES):
+        inputs = partial(MATMUL.inputs, Make(torch.device("meta"), dtype), rows=rows, inputs=4096, outputs=outputs)
+        calls.append((MATMUL, f"{rows} {outputs} {dtype}", inputs))
+    wanted = []
+    for op, case, inputs in calls:
+        with recorded() as launches:
+            op(*inputs())
+        wanted += [Wanted(op.name, case, launch, may_spill=True) for launch in launches]
+    return wanted
