@@ -74,7 +74,7 @@ def runner_on(device: torch.device, config: EngineConfig) -> tuple[DeviceRunner,
     checkpoint = read_checkpoint(config.model, weights=False)
     model, dtype, kv_dtype = checkpoint.model, DTYPES[config.dtype], DTYPES[config.kv_dtype]
     form = layout(model, block_tokens=config.block_tokens, element_bytes=kv_dtype.itemsize)
-    text_model = TextModel(model, form, SINGLE, dtype, device, invariant=config.invariant)
+    text_model = TextModel(model, form, SINGLE, dtype, device, invariant=config.invariant, stacked=True)
     text_model.fill(RandomWeights(sources(model), dtype, device))
     slots = min(config.max_running, config.max_step_tokens)
     table = RequestTable(slots=slots, max_context=config.max_context, layout=form, vocab=model.embed.vocab)

@@ -178,6 +178,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             team,
             config.weights,
             invariant=config.invariant and config.kernels == "triton",
+            stacked=config.kernels == "triton",
         )
         _load(config, checkpoint, text_model, world, lambda fraction: progress("loading", fraction))
         give_back()

@@ -6,7 +6,7 @@ one behind another, and only those of tiles that there are get read, each once a
 
 A tile's outputs stand where a matrix instruction has its rows and the pairs where it has its columns, of which it may
 have few: a step of one token multiplies by 16 columns of which one is real, which costs less than reading the weights.
-Inputs are added up in order, STEP at a time, in tiles of any size: so a pair's sums do not depend on the pairs beside it.
+Inputs are added up in order, STEP at a time, in tiles of any size: a pair's sums do not depend on the pairs beside it.
 """
 
 from collections.abc import Callable

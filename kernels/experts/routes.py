@@ -1,11 +1,11 @@
-"""Which experts each token takes, and with what weights: those with the largest logits, the lowest numbers among equals.
+"""Which experts each token takes and with what weights: those of the largest logits, the lowest numbers among equals.
 
     softmax          w_e = exp(l_e - L) / Σ over all experts of exp(l - L)
     softmax_chosen   w_e = exp(l_e - L) / Σ over the chosen ones of exp(l - L)
 
-L is the largest logit; all is computed in fp32. NaN is above all numbers, and makes weights NaN; the numbers are experts
-that there are, each once, whatever the logits. Nothing is sorted: a program takes the largest key that is left, as often
-as experts are chosen. Source: transformers modeling_qwen3_moe.py, modeling_mixtral.py.
+L is the largest logit; all is computed in fp32. NaN is above all numbers, and makes weights NaN; the numbers are
+experts that there are, each once, whatever the logits. Nothing is sorted: a program takes the largest key that is left,
+as often as experts are chosen. Source: transformers modeling_qwen3_moe.py, modeling_mixtral.py.
 """
 
 from typing import Literal

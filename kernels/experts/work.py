@@ -1,9 +1,9 @@
 """Which tokens each expert computes in one step, as tiles that the products of all experts take one by one.
 
 A pair is a token and an expert that it takes: number token · chosen + rank. Pairs are put in order of the experts, and
-of the tokens within one; each expert's are cut into tiles of `rows`, of which only its last one may be shorter. How many
-tiles there can be depends on the number of tokens alone: so the list is made without waiting for the device, and a step
-with it can be captured. It serves both products of a layer. Which tile a pair is in changes none of its numbers.
+of the tokens within one; each expert's are cut into tiles of `rows`, of which only its last one may be shorter. How
+many tiles there can be depends on the number of tokens alone: so the list is made without waiting for the device, and a
+step with it can be captured. It serves both products of a layer. Which tile a pair is in changes none of its numbers.
 """
 
 import torch
