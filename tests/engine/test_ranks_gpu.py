@@ -52,6 +52,7 @@ def experts(tmp_path_factory):
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
+        initializer_range=0.3,
     )
     torch.manual_seed(3)
     path = tmp_path_factory.mktemp("ranks") / "experts"
