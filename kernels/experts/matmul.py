@@ -6,7 +6,8 @@ one behind another, and only those of tiles that there are get read, each once a
 
 A tile's outputs stand where a matrix instruction has its rows and the pairs where it has its columns, of which it may
 have few: a step of one token multiplies by 16 columns of which one is real, which costs less than reading the weights.
-Inputs are added up in order, STEP at a time, in tiles of any size: a pair's sums do not depend on the pairs beside it.
+Inputs are added up in order, STEP at a time, in tiles of any size, and by the same instruction, of which only the
+number of columns changes: a pair's sums do not depend on the pairs beside it.
 """
 
 from collections.abc import Callable
@@ -76,15 +77,16 @@ def expert_matmul_kernel(
     tl.store(out, tl.trans(total).to(y.dtype.element_ty), real[:, None] & keep[None, :])
 
 
-def _default(rows: int, element_bytes: int) -> dict[str, int]:
+def _default(rows: int, outputs: int, row_bytes: int, element_bytes: int) -> dict[str, int]:
     """Few rows wait for memory: many programs, each with much on its way. Many rows wait for the matrix units, which
-    want large tiles; numbers of 4 bytes leave no room for those."""
-    if element_bytes == 4:
-        return {"columns": 64, "warps": 4 if rows < 128 else 8, "stages": 2}
+    want large tiles; there is no room for those where numbers have 4 bytes, or come through registers, as they do where
+    rows do not begin at multiples of 16 bytes."""
+    if element_bytes == 4 or row_bytes % 16:
+        return {"columns": 32, "warps": 4 if rows < 128 else 8, "stages": 2}
     if rows == 16:
         return {"columns": 64, "warps": 4, "stages": 6}
-    if rows < 128:
-        return {"columns": 128, "warps": 4, "stages": 4}
+    if rows < 128 or outputs <= 128:
+        return {"columns": 128, "warps": 4, "stages": 4 if rows < 128 else 3}
     return {"columns": 256, "warps": 8, "stages": 3}
 
 
@@ -95,7 +97,7 @@ def _triton(x: Tensor, weight: Tensor, pairs: Tensor, tiles: Tensor, each: int, 
     if x.shape != (len(pairs) // each, inputs):
         raise ValueError(f"x of {list(x.shape)}: {len(pairs)} pairs, {each} to a row, of {inputs} inputs are wanted")
     y = torch.empty((len(pairs), outputs), dtype=x.dtype, device=x.device)
-    default = _default(rows, x.element_size())
+    default = _default(rows, outputs, inputs * x.element_size(), x.element_size())
     chosen = settings("expert_matmul", default, x.device, rows=rows, outputs=outputs, inputs=inputs)
     launch(
         expert_matmul_kernel,
@@ -195,6 +197,7 @@ EXPERT_MATMUL = Op(
     flops=lambda x, weight, pairs, *rest: 2 * len(pairs) * weight.shape[1] * weight.shape[2],
     alone=_alone,
     strided=(0,),
-    tunable={"columns": (32, 64, 128, 256), "warps": (4, 8), "stages": (2, 3, 4, 6)},
+    # Fewer columns would go through another matrix instruction, and then the sums of tiles of several sizes may differ.
+    tunable={"columns": (64, 128, 256), "warps": (4, 8), "stages": (2, 3, 4, 6)},
     near=("outputs", "inputs"),
 )

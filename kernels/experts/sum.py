@@ -116,13 +116,20 @@ def _inputs(
     shared: bool = False,
     gate: int | None = None,
     dtype: torch.dtype | None = None,
+    steep: bool = False,
 ) -> Args:
-    """gate: the column of the shared expert's."""
+    """gate: the column of the shared expert's. steep: the first and the last expert cancel, and between them the others
+    vanish: every order gives another sum."""
     weights = make.normal(tokens, chosen, dtype=torch.float32)
     order = make.normal(tokens, chosen, dtype=torch.float32).argsort(1).int()
     own = make.normal(tokens, size) if shared else None
+    y = make.normal(tokens * chosen, size)
+    if steep:
+        ranks, weights = y.view(tokens, chosen, size), torch.ones_like(weights)
+        first, last = (order[:, at].long()[:, None, None].expand(-1, 1, size) for at in (0, -1))
+        ranks.scatter_(1, first, 2.0**14).scatter_(1, last, -(2.0**14))
     logits = None if gate is None else make.normal(tokens, gate + 1, dtype=torch.float32, scale=2.0)
-    return make.normal(tokens * chosen, size), weights, order, own, logits, gate or 0, dtype
+    return y, weights, order, own, logits, gate or 0, dtype
 
 
 def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
@@ -148,6 +155,7 @@ EXPERT_SUM = Op(
         Case("shared", {"tokens": 3, "chosen": 2, "size": 40, "shared": True}),
         Case("gated", {"tokens": 5, "chosen": 4, "size": 1100, "shared": True, "gate": 6}),
         Case("wide", {"tokens": 4, "chosen": 8, "size": 48, "shared": True, "gate": 60, "dtype": torch.float32}),
+        Case("steep", {"tokens": 6, "chosen": 5, "size": 20, "steep": True}),
         Case("empty", {"tokens": 0, "chosen": 2, "size": 32, "shared": True, "gate": 4}),
         *(Case(f"{tokens}x8x2048", {"tokens": tokens, "chosen": 8, "size": 2048}, bench=True) for tokens in (1, 256)),
         Case("4096x8x2048", {"tokens": 4096, "chosen": 8, "size": 2048}, bench=True),
