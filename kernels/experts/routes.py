@@ -80,7 +80,9 @@ def expert_routes_kernel(
 
 def _triton(logits: Tensor, count: int, chosen: int, scores: Scores) -> tuple[Tensor, Tensor, Tensor]:
     if not 1 <= chosen <= count <= logits.shape[1]:
-        raise ValueError(f"{chosen} of {count} experts by {logits.shape[1]} logits: must be 1 … {count} … or more")
+        raise ValueError(
+            f"{chosen} of {count} experts by {logits.shape[1]} logits: each number must be at least the one before"
+        )
     shape, device = (logits.shape[0], chosen), logits.device
     numbers = torch.empty(shape, dtype=torch.int32, device=device)
     weights = torch.empty(shape, dtype=torch.float32, device=device)

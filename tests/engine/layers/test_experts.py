@@ -126,12 +126,12 @@ class Rank:
         return x
 
 
-def layer_of(part, world=SINGLE):
+def layer_of(part, world=SINGLE, dtype=torch.float32):
     """One layer of experts on random weights, those of all stacked."""
     layer = ExpertsLayer(part, "layers.0", world)
     weights = RandomWeights(sources(with_layers(part)), torch.float32, torch.device("cpu"))
     for one in layer.loadables:
-        one.load(weights.read, Target(torch.float32, torch.device("cpu"), invariant=True, stacked=True))
+        one.load(weights.read, Target(dtype, torch.device("cpu"), invariant=True, stacked=True))
     return layer
 
 
@@ -184,14 +184,16 @@ def test_a_row_of_experts_is_the_same_in_tiles_of_any_size_bit_for_bit(part):
 
 
 @fused
-def test_ranks_bring_shares_of_one_sum_in_float32():
-    x = torch.randn(11, HIDDEN, generator=torch.Generator().manual_seed(3))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 2e-3)])
+def test_ranks_bring_shares_of_one_sum_in_float32(dtype, tolerance):
+    x = torch.randn(11, HIDDEN, generator=torch.Generator().manual_seed(3)).to(dtype)
     ranks = [Rank(number, 2) for number in range(2)]
     for world in ranks:
-        assert _experts(layer_of(GATED, world), x).dtype == x.dtype
+        assert _experts(layer_of(GATED, world, dtype), x).dtype == dtype
     (first,), (second,) = (world.brought for world in ranks)
     assert first.dtype == second.dtype == torch.float32
-    torch.testing.assert_close(first + second, _experts(layer_of(GATED), x), atol=2e-6, rtol=1e-5)
+    whole = _experts(layer_of(GATED, dtype=dtype), x).float()
+    torch.testing.assert_close(first + second, whole, atol=tolerance, rtol=tolerance)
 
 
 def test_the_matrices_of_experts_are_held_once_in_one_piece():
