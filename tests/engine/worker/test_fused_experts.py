@@ -12,7 +12,11 @@ import transformers
 
 from engine.api.config import EngineConfig, graph_ladder
 from engine.api.messages import Sampling
+from engine.kv.layout import layout
+from engine.models.checkpoint import read_checkpoint
 from engine.worker.build import build_worker
+from engine.worker.warm import warm_steps
+from kernels.experts.work import tile_rows
 from kernels.jit import interpreted
 from tests.engine.worker.generating import BLOCK, GREEDY, VOCAB, Requests, silent
 
@@ -91,6 +95,35 @@ def check_tokens(worker: Any, wanted: Any, lengths: list[int], steps: int) -> No
 def test_tokens_are_those_of_transformers_in_steps_of_padded_sizes(config, wanted, invariant):
     """Three requests in a step of four rows. A library multiplies where sums may depend on the batch."""
     check_tokens(started(config, graph_sizes=(1, 4), invariant=invariant), wanted, [5, 40, 17], 4)
+
+
+@pytest.mark.parametrize(
+    ("running", "step", "context"), [(1, 512, 2048), (16, 512, 64), (3, 500, 100), (40, 33, 2048), (2, 2, 2), (1, 1, 8)]
+)
+def test_a_start_makes_steps_with_tiles_of_every_size_that_any_step_has(config, running, step, context):
+    """Where one prompt is shorter than a step, of several."""
+    sized = msgspec.structs.replace(config, max_running=running, max_step_tokens=step, max_context=context)
+    checkpoint = read_checkpoint(config.model)
+    form = layout(checkpoint.model, block_tokens=BLOCK, element_bytes=4)
+    plans = list(warm_steps(form, checkpoint.model, sized, compiling=True))
+    for plan in plans:
+        assert sum(row.count for row in plan.rows) <= step and len(plan.rows) <= min(running, step)
+        assert all(row.count < max(context, 2) for row in plan.rows)
+    made = {tile_rows(sum(row.count for row in plan.rows), 3, 12) for plan in plans if plan.rows}
+    most = min(step, running * max(1, min(step, context) - 1))
+    assert made == {tile_rows(tokens, 3, 12) for tokens in range(1, most + 1)}
+    slots = {row.slot for plan in plans for row in plan.rows}
+    assert slots <= set(plans[-1].dropped) <= set(range(min(running, step)))
+
+
+@pytest.mark.slow
+@in_interpreter
+def test_steps_of_every_size_run_and_leave_nothing(config, wanted):
+    sized = {"max_running": 4, "max_step_tokens": 12, "max_context": 8, "block_tokens": BLOCK, "invariant": True}
+    worker = started(config, **sized)
+    for plan in warm_steps(worker.layout, worker.model, msgspec.structs.replace(config, **sized), compiling=True):
+        worker.start(plan, {}).result()
+    check_tokens(worker, wanted, [3, 2, 5], 2)
 
 
 @on_gpu
