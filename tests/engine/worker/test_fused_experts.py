@@ -122,7 +122,8 @@ def test_steps_of_every_size_run_and_leave_nothing(config, wanted):
     sized = {"max_running": 4, "max_step_tokens": 12, "max_context": 8, "block_tokens": BLOCK, "invariant": True}
     worker = started(config, **sized)
     for plan in warm_steps(worker.layout, worker.model, msgspec.structs.replace(config, **sized), compiling=True):
-        worker.start(plan, {}).result()
+        if plan.tokens != 1:  # those are the same without experts
+            worker.start(plan, {}).result()
     check_tokens(worker, wanted, [3, 2, 5], 2)
 
 
