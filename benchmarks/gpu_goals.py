@@ -97,7 +97,7 @@ def _few(results: Results) -> float | None:
 
 
 ROWS = ("rms_norm", "layer_norm", "heads", "activation")
-LLAMA, QWEN = "llama-3.1-8b", "qwen3-0.6b"
+LLAMA, QWEN, MOE = "llama-3.1-8b", "qwen3-0.6b", "qwen3-30b-a3b"
 GOALS = (
     Goal("Llama-3.1-8B, decode of 1 row: share of the roof", 0.80, "%", _job(LLAMA, "decode:1:512", "of_roof")),
     Goal("Llama-3.1-8B, decode of 32 rows: share of the roof", 0.70, "%", _job(LLAMA, "decode:32:512", "of_roof")),
@@ -105,6 +105,8 @@ GOALS = (
     Goal("Llama-3.1-8B, chat mix, new tokens", 14_000, "tokens/s", _mix(LLAMA, "chat")),
     Goal("Qwen3-0.6B, uniform mix, new tokens", 25_000, "tokens/s", _mix(QWEN, "uniform")),
     Goal("Qwen3-0.6B, 256 rows: the device waits", 300, "us a step", _job(QWEN, "profile:256:512", "gap_us"), False),
+    Goal("Qwen3-30B-A3B, decode of 1 row: share of the roof", 0.50, "%", _job(MOE, "decode:1:512", "of_roof")),
+    Goal("Qwen3-30B-A3B, decode of 32 rows: share of the roof", 0.70, "%", _job(MOE, "decode:32:512", "of_roof")),
     Goal(
         "Llama-3.1-8B, process to first token, kernels cached",
         10,

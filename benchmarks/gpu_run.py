@@ -14,8 +14,8 @@ from engine.api.messages import Failed, FromEngine, Output, Sampling, Submit, Ti
 from engine.core.loop import Handle, Loop, build_loop
 from engine.core.plan import Late, Masks, StepPlan, StepResult
 from engine.kv.layout import Layout
-from engine.models.parts import Model, attentions
-from engine.models.sources import join, sources
+from engine.models.parts import MLP, Experts, Model, all_bodies, attentions
+from engine.models.sources import join, mlp_linears, routed_mlps, sources
 from engine.worker.build import build_worker
 
 
@@ -124,15 +124,18 @@ class Engine:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a perfect engine would move and compute: `read_bytes` of weights in a step, `kv_bytes` of a token's keys and
-    values, `flops` of a token in the layers and `head_flops` of a row in the head, `attention_flops` of a token for
-    each that it looks at."""
+    """What a perfect engine would move and compute: `read_bytes` of weights in a step but those of routed experts,
+    `kv_bytes` of a token's keys and values, `flops` of a token in the layers and `head_flops` of a row in the head,
+    `attention_flops` of a token for each that it looks at. `expert_bytes` of all routed experts, of which a token takes
+    `taken`."""
 
     read_bytes: int
     kv_bytes: int
     flops: int
     head_flops: int
     attention_flops: int
+    expert_bytes: int = 0
+    taken: float = 0.0
 
     @classmethod
     def of(cls, model: Model, layout: Layout, weight_bytes: int) -> "Costs":
@@ -142,22 +145,34 @@ class Costs:
         matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
         heads = embed if model.head.tied else 2 * embed
         parts = attentions(model)
+        routed = [body for body in all_bodies(model) if isinstance(body, Experts)]
+        experts = [body.count * _elements(routed_mlps(body)[0]) for body in routed]
+        taken = [body.chosen / body.count for body in routed]
+        unused = sum(count * (1 - share) for count, share in zip(experts, taken, strict=True))
+        # an embedding that is not the head as well is looked up, not read
+        looked_up = 0 if model.head.tied else embed
         return cls(
-            # an embedding that is not the head as well is looked up, not read
-            read_bytes=round(weight_bytes * (1 if model.head.tied else 1 - embed / elements)),
+            read_bytes=round(weight_bytes * (1 - (looked_up + sum(experts)) / elements)),
             kv_bytes=layout.page_bytes // layout.block_tokens * len(parts),
-            flops=2 * (matrices - heads),
+            flops=round(2 * (matrices - heads - unused)),
             head_flops=2 * embed,
             attention_flops=sum(4 * part.heads * part.head_dim for part in parts),
+            expert_bytes=round(weight_bytes * sum(experts) / elements),
+            taken=sum(taken) / len(taken) if taken else 0.0,
         )
 
     def decode(self, rows: int, context: float) -> tuple[float, float]:
-        """Bytes and operations of a step of so many rows with this mean context."""
-        moved = self.read_bytes + rows * context * self.kv_bytes
+        """Bytes and operations of a step of so many rows with this mean context. Of n experts of which each row takes
+        k, as evenly drawn, some row takes n · (1 - (1 - k/n)^rows): what random weights come near to."""
+        moved = self.read_bytes + self.expert_bytes * (1 - (1 - self.taken) ** rows) + rows * context * self.kv_bytes
         return moved, rows * (self.flops + self.head_flops + context * self.attention_flops)
 
     def prefill(self, tokens: int) -> float:
         return tokens * (self.flops + (tokens + 1) / 2 * self.attention_flops) + self.head_flops
+
+
+def _elements(mlp: MLP) -> int:
+    return sum(row.units * row.width * linear.inputs for linear in mlp_linears(mlp) for row in linear.rows)
 
 
 def decoding(steps: Sequence[Step], rows: int) -> list[int]:

@@ -95,6 +95,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "vocab_size": 151936,
     },
+    "qwen3-30b-a3b": _QWEN3_MOE
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "tie_word_embeddings": False,
+    },
     "llama-3.1-8b": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

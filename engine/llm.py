@@ -39,7 +39,7 @@ from engine.core.loop import build_loop
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.footprint import Holder, weight_bytes
-from engine.models.parts import Model, has_experts, keeps_nothing
+from engine.models.parts import Model, keeps_nothing
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.files import FILES
@@ -340,8 +340,7 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
 
 def _kernels(device: str, dtype: str, model: Model) -> str:
     if device == "cuda":
-        served = not has_experts(model) and model.pooler is None
-        return "triton" if installed() and served else "torch"
+        return "triton" if installed() and model.pooler is None else "torch"
     return best() if dtype == "float32" else "torch"
 
 

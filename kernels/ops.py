@@ -7,6 +7,10 @@ from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.attention.work import DECODE_WORK
 from kernels.block_copy import BLOCK_COPY
 from kernels.embedding import EMBEDDING
+from kernels.experts.matmul import EXPERT_MATMUL
+from kernels.experts.routes import EXPERT_ROUTES
+from kernels.experts.sum import EXPERT_SUM
+from kernels.experts.work import EXPERT_WORK
 from kernels.finite import FINITE_ROWS
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
@@ -38,6 +42,10 @@ OPS: tuple[Op, ...] = (
     ENCODER_ATTENTION,
     MATMUL,
     ACTIVATION,
+    EXPERT_ROUTES,
+    EXPERT_WORK,
+    EXPERT_MATMUL,
+    EXPERT_SUM,
     FINITE_ROWS,
     CAP_LOGITS,
     TOKEN_MASK,

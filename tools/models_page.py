@@ -17,7 +17,7 @@ Any checkpoint folder in Hugging Face layout whose `config.json` names one of th
 or shards), float32, bfloat16 or float16, old and new spellings of the configuration (`rope_theta` or `rope_parameters`,
 `torch_dtype` or `dtype`, `text_config`). Rotary scalings: linear, dynamic, llama3, yarn, longrope. Sliding windows free
 the blocks they leave behind. Mixtures of experts are served by the compiled kernels of a CPU, with any
-weights that those have, and by torch, on a GPU too. [Models that pool](#models-that-pool) and [quantized
+weights that those have, by the fused ones of a GPU, and by torch. [Models that pool](#models-that-pool) and [quantized
 checkpoints](#quantized-checkpoints) have sections of their own.
 
 | architecture | family | declared in |

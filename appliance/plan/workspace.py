@@ -31,6 +31,7 @@ MEETING_ROWS = 64  # whose logits ranks join at once (engine/worker/build.py)
 MEETING_ROOMS = 2  # used in turns (kernels/cpu/meeting.h)
 COLUMN_BYTES = 72  # of a slot's sampling parameters and rotation on the host (engine/sampling/columns.py)
 DEVICE_FIELDS = 12  # of a slot on a device (kernels/sampling/columns.py)
+ROUTE_WORDS = 7  # of a token's expert: its number, weight, order and pair, and a tile of three (kernels/experts)
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def workspace(
         found.append(
             product("activations (tokens × widest layer)", size.tokens, widest_layer(model, ranks), element_bytes)
         )
+        found += _routes(model, size.tokens, ranks) if kernels == "triton" else ()
         if model.head is None:
             return tuple(found)
         found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COPIES[kernels]))
@@ -71,6 +73,17 @@ def workspace(
     found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COMPILED_COPIES))
     found.append(product("draw (threads × vocab)", threads, model.embed.vocab, 8))
     return tuple(found)
+
+
+def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
+    """What Triton kernels have of a layer of experts in words of 4 bytes: the router's logits, the routes, and a sum
+    that other ranks are to add to."""
+    parts = [body for body in all_bodies(model) if isinstance(body, Experts)]
+    if not parts:
+        return ()
+    sums = model.embed.hidden if ranks > 1 else 0
+    words = max(part.count + (part.shared_gate is not None) + ROUTE_WORDS * part.chosen + sums for part in parts)
+    return (product("routes to experts (tokens × words)", tokens, words, 4),)
 
 
 def _whole(model: Model, size: StepSize, ranks: int) -> tuple[Step, ...]:
@@ -203,6 +216,7 @@ def graphs(model: Model, *, sizes: Sequence[int], element_bytes: int, ranks: int
     rows = max(sizes)
     return (
         product("activations of the largest graph", rows, widest_layer(model, ranks), element_bytes),
+        *_routes(model, rows, ranks),
         product("logits of the largest graph", rows, model.embed.vocab, 4),
         product("descriptions of graphs", len(sizes), GRAPH_BYTES),
     )
@@ -227,11 +241,9 @@ def _width(body: Body, ranks: int) -> int:
             return 2 * (2 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
         case MLP():
             return 3 * _own(body.inner, ranks)
-    # A token has a row for each expert that it takes; packed, as matrix tiles read them, they take half as much again.
-    inner = _own(body.inner, ranks)
-    packed = 2 * max(body.hidden, inner)
-    shared = 0 if body.shared is None else 3 * _own(body.shared.inner, ranks)
-    return body.chosen * (3 * inner + body.hidden + packed) + shared
+    # A token has a row for each expert that it takes; torch, which takes them one by one, has those of one in float32.
+    shared = 0 if body.shared is None else 3 * _own(body.shared.inner, ranks) + body.hidden
+    return body.chosen * (3 * _own(body.inner, ranks) + body.hidden) + 6 * body.hidden + shared
 
 
 def _own(units: int, ranks: int) -> int:

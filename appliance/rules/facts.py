@@ -8,7 +8,7 @@ from appliance.plan.machine import Machine
 from engine.api.config import WeightBits
 from engine.models.checkpoint import Checkpoint
 from engine.models.native import torch_parts
-from engine.models.parts import MLP, Experts, LayerNorm, Model, all_bodies, attentions, bodies, has_experts
+from engine.models.parts import MLP, Experts, LayerNorm, Model, all_bodies, attentions, bodies
 from engine.models.ranks import tensor_sizes
 from engine.models.schemes import CHANNEL_GROUP, Scheme, alike
 from engine.models.sources import fused_paths, join, mlp_linears, routed_mlps
@@ -33,7 +33,6 @@ class ModelFacts:
     heads: tuple[tuple[int, int], ...] = ((8, 8),)
     head_sizes: tuple[int, ...] = (64,)
     inner: tuple[int, ...] = (1024,)
-    experts: bool = False
     pools: bool = False
     unlike: tuple[WeightBits, ...] = ()
     quantized: str = ""
@@ -67,7 +66,6 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         heads=tuple(dict.fromkeys((part.heads, part.kv_heads) for part in parts)),
         head_sizes=tuple(sorted({part.head_dim for part in parts})),
         inner=tuple(sorted(set(_inner(model)))),
-        experts=has_experts(model),
         pools=model.pooler is not None,
         unlike=_unlike(checkpoint),
         quantized=str(own) if is_quantized else "",

@@ -81,14 +81,6 @@ RULES = (
         text="Triton kernels are for a GPU",
     ),
     Rule(
-        name="triton-experts",
-        keys=("kernels",),
-        facts=("model.experts",),
-        holds=lambda view: view.kernels != TRITON or not view.facts.model.experts,
-        text="Triton kernels serve models without experts",
-        because=lambda facts: "the model has experts: Triton kernels serve models without",
-    ),
-    Rule(
         name="triton-pools",
         keys=("kernels",),
         facts=("model.pools",),

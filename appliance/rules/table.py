@@ -100,16 +100,9 @@ FEATURES = (
     Line("heads of 264", model={"head_sizes": (264,)}),
     Line("65 query heads to a KV head", model={"heads": ((65, 1),)}),
     Line("an activation that only torch has", model={"by_torch": ("activation relu2 of 2 MLPs",)}),
-    Line("a mixture of experts", model={"experts": True}),
-    Line(
-        "experts of one layer in several types",
-        model={"experts": True, "unlike": ("stored",)},
-    ),
-    Line(
-        "the same, rounded to int8",
-        {"weights": "int8"},
-        model={"experts": True, "unlike": ("stored",)},
-    ),
+    Line("a mixture of experts"),
+    Line("experts of one layer in several types", model={"unlike": ("stored",)}),
+    Line("the same, rounded to int8", {"weights": "int8"}, model={"unlike": ("stored",)}),
     Line("gptq, awq or compressed-tensors", model={"quantized": "4 bits (gptq)", "method": "gptq", "held": True}),
     Line(
         "the same, rounded to int8",

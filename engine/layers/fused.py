@@ -17,12 +17,16 @@ from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
-from engine.models.parts import LayerNorm, RMSNorm, Rope, has_experts
+from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.attention.work import DECODE_WORK
 from kernels.embedding import EMBEDDING
+from kernels.experts.matmul import EXPERT_MATMUL
+from kernels.experts.routes import EXPERT_ROUTES
+from kernels.experts.sum import EXPERT_SUM
+from kernels.experts.work import EXPERT_WORK, tile_rows
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
 from kernels.rms_norm import RMS_NORM
@@ -57,12 +61,9 @@ class KVScales:
 
 
 class FusedModel:
-    """Not changed after it is made; its state is the pages. Raises ConfigError for a model with experts, or that
-    pools."""
+    """Not changed after it is made; its state is the pages. Raises ConfigError for a model that pools."""
 
     def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
-        if has_experts(text_model.model):
-            raise ConfigError("kernels=triton: the model has experts, which triton kernels do not serve; use torch")
         if text_model.pooler is not None:
             raise ConfigError("kernels=triton: the model pools, which triton kernels do not serve; use torch")
         self.vocabulary, self.branches, self.norm = text_model.vocabulary, text_model.branches, text_model.norm
@@ -140,10 +141,13 @@ class _Run:
         return normed
 
     def _body(self, body: AttentionLayer | MLPLayer | ExpertsLayer, read: Tensor) -> Tensor:
-        assert not isinstance(body, ExpertsLayer), "models with experts are refused"
-        if isinstance(body, MLPLayer):
-            return body.down(ACTIVATION(body.up(read), body.part.act, body.has_gate))
-        return self._attention(body, read)
+        match body:
+            case MLPLayer():
+                return body.down(_activated(body, read))
+            case ExpertsLayer():
+                return _experts(body, read)
+            case AttentionLayer():
+                return self._attention(body, read)
 
     def _attention(self, layer: AttentionLayer, read: Tensor) -> Tensor:
         part, step, place = layer.part, self.step, layer.place
@@ -184,6 +188,29 @@ class _Run:
         if step.spans:
             PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *asked, None, k_scale, v_scale)
         return layer.out(out.flatten(1))
+
+
+def _activated(mlp: MLPLayer, read: Tensor) -> Tensor:
+    return ACTIVATION(mlp.up(read), mlp.part.act, mlp.has_gate)
+
+
+def _experts(layer: ExpertsLayer, read: Tensor) -> Tensor:
+    """The sum is that of ExpertsLayer, in fp32 until all ranks have added to it."""
+    part, ranks = layer.part, layer.world.size
+    assert layer.ups.whole is not None and layer.downs.whole is not None, "experts for fused kernels are loaded stacked"
+    logits = layer.router.in_fp32(read)
+    numbers, weights, order = EXPERT_ROUTES(logits, part.count, part.chosen, part.scores)
+    rows = tile_rows(len(read), part.chosen, part.count)
+    pairs, tiles = EXPERT_WORK(numbers, part.count, rows)
+    up = EXPERT_MATMUL(read, layer.ups.whole, pairs, tiles, part.chosen, rows)
+    activated = ACTIVATION(up, part.act, layer.experts[0].has_gate)
+    del up
+    y = EXPERT_MATMUL(activated, layer.downs.whole, pairs, tiles, 1, rows)
+    del activated
+    shared = None if layer.shared is None else layer.shared.down.product(_activated(layer.shared, read))
+    opening = None if part.shared_gate is None else logits
+    y = EXPERT_SUM(y, weights, order, shared, opening, part.count, read.dtype if ranks == 1 else torch.float32)
+    return y if ranks == 1 else layer.world.all_reduce(y).to(read.dtype)
 
 
 def _norm(layer: NormLayer, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from engine.models.parts import Linear
 from engine.models.sources import join
 from engine.weights.packed import PackedFile
 from engine.weights.quantized import QuantizedWeights
-from engine.weights.slot import Slots, fused, slots, stored_dtype
+from engine.weights.slot import Slots, fill, fused, slots, stored_dtype
 from kernels.cpu.memory import Arena
 from kernels.cpu.packing import Packed
 from kernels.cpu.packing import pack as pack_for
@@ -29,7 +29,8 @@ class Target:
     """What weights are loaded for: the type of the activations, the device, and the team of compiled kernels that will
     multiply by them (None: torch does). `bits`: matrices are rounded to int8 or int4 as they are loaded; `known` has
     those that were rounded and packed before. `invariant`: Triton multiplies, so that no row's sums depend on the rows
-    beside it; else the library does, which picks a way by size. `quantized` has the whole numbers of a quantized
+    beside it; else the library does, which picks a way by size. `stacked`: the matrices of a layer's experts lie one
+    behind another, for kernels that take all of them. `quantized` has the whole numbers of a quantized
     checkpoint, by which compiled kernels multiply as they are; for others they are restored."""
 
     dtype: torch.dtype
@@ -38,6 +39,7 @@ class Target:
     bits: WeightBits = "stored"
     known: PackedFile | None = None
     invariant: bool = False
+    stacked: bool = False
     quantized: QuantizedWeights | None = None
     arena: Arena = field(default_factory=Arena)  # of packed weights
 
@@ -84,6 +86,31 @@ class Target:
         return replace(packed, data=self.arena.copy(packed.data))
 
 
+class Stack:
+    """Memory of `count` equal matrices, one behind another: [count, rows, inputs]. There is none before it is asked
+    for."""
+
+    whole: Tensor | None = None
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def place(self, number: int, matrix: Slots, target: Target) -> Tensor:
+        """[rows, inputs], to be filled."""
+        if self.whole is None:
+            shape = self._count, matrix.rows, matrix.inputs
+            self.whole = torch.empty(shape, dtype=target.dtype, device=target.device)
+        return self.whole[number]
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Where a matrix is put if its target wants such matrices stacked."""
+
+    stack: Stack
+    number: int
+
+
 class LinearLayer:
     """y = x W^T (+ b) of one rank; split "inputs" sums the ranks' products before the bias is added. Not `rounded`: the
     weight stays as it is stored where others are rounded."""
@@ -92,8 +119,10 @@ class LinearLayer:
     target: Target  # what it was packed for
     bias: Tensor | None = None
 
-    def __init__(self, part: Linear, path: str, world: World, *, rounded: bool = True) -> None:
-        self.part, self.path, self.world, self._rounded = part, path, world, rounded
+    def __init__(
+        self, part: Linear, path: str, world: World, *, rounded: bool = True, shelf: Shelf | None = None
+    ) -> None:
+        self.part, self.path, self.world, self._rounded, self._shelf = part, path, world, rounded, shelf
         self.slots = slots(part, world)
         self.name = join(path, "+".join(row.source for row in part.rows))
         self._reduce = part.split == "inputs" and world.size > 1
@@ -101,13 +130,17 @@ class LinearLayer:
     def load(self, read: Read, target: Target) -> None:
         """Takes its share of the sources."""
         self.target = target if self._rounded else replace(target, bits="stored")
+        if self.part.bias:
+            self.bias = fused(read, self.path, "bias", self.slots, target.dtype, target.device)
+        if self._shelf is not None and target.stacked:
+            place = self._shelf.stack.place(self._shelf.number, self.slots, target)
+            self.weight = fill(place, read, self.path, "weight", self.slots)
+            return
         self.weight = target.whole_numbers(self.path, self.slots) or self.target.pack(
             self.name,
             target.stored_dtype(read, self.path, self.slots),
             lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device),
         )
-        if self.part.bias:
-            self.bias = fused(read, self.path, "bias", self.slots, target.dtype, target.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         if not self._reduce:

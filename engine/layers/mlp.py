@@ -4,18 +4,23 @@ import torch
 from torch import Tensor
 
 from engine.distributed.world import World
-from engine.layers.linear import LinearLayer
+from engine.layers.linear import LinearLayer, Shelf, Stack
 from engine.layers.step import Step
 from engine.models.parts import MLP, Experts
 from engine.models.sources import join, mlp_linears, routed_mlps, router_linear
 from kernels.activation import ACTIVATIONS, gated
+from kernels.experts.routes import route
 
 
 class MLPLayer:
-    def __init__(self, part: MLP, path: str, world: World) -> None:
+    def __init__(
+        self, part: MLP, path: str, world: World, shelves: tuple[Shelf, Shelf] | tuple[None, None] = (None, None)
+    ) -> None:
+        """shelves: of the projection up and of that down."""
         up, down = mlp_linears(part)
         path = join(path, part.name)
-        self.up, self.down = LinearLayer(up, path, world), LinearLayer(down, path, world)
+        self.up = LinearLayer(up, path, world, shelf=shelves[0])
+        self.down = LinearLayer(down, path, world, shelf=shelves[1])
         self.part, self.act, self.has_gate = part, ACTIVATIONS[part.act], part.gate is not None
 
     @property
@@ -38,7 +43,11 @@ class ExpertsLayer:
         path = join(path, part.name)
         self.part, self.world = part, world
         self.router = LinearLayer(router_linear(part), path, world, rounded=False)
-        self.experts = [MLPLayer(mlp, path, world) for mlp in routed_mlps(part)]
+        self.ups, self.downs = Stack(part.count), Stack(part.count)
+        self.experts = [
+            MLPLayer(mlp, path, world, (Shelf(self.ups, number), Shelf(self.downs, number)))
+            for number, mlp in enumerate(routed_mlps(part))
+        ]
         self.shared = None if part.shared is None else MLPLayer(part.shared, path, world)
 
     @property
@@ -49,7 +58,7 @@ class ExpertsLayer:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         """x: [tokens, hidden]. The experts of a token are added in the order of their numbers, in fp32."""
         logits = self.router.in_fp32(x)
-        chosen, weights = route(self.part, logits[:, : self.part.count])
+        chosen, weights = route(logits[:, : self.part.count], self.part.chosen, self.part.scores)
         y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for number, expert in enumerate(self.experts):
             rows, ranks = (chosen == number).nonzero(as_tuple=True)
@@ -59,16 +68,6 @@ class ExpertsLayer:
             opened = 1.0 if self.part.shared_gate is None else logits[:, self.part.count :].sigmoid()
             y += _share(self.shared, x) * opened
         return (y if self.world.size == 1 else self.world.all_reduce(y)).to(x.dtype)
-
-
-def route(part: Experts, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """logits: [tokens, count] fp32 → numbers and weights of the chosen experts, [tokens, chosen] int64 and fp32, best
-    first."""
-    values, numbers = logits.sort(dim=-1, descending=True, stable=True)
-    values, numbers = values[:, : part.chosen], numbers[:, : part.chosen]
-    if part.scores == "softmax_chosen":
-        return numbers, values.softmax(-1)
-    return numbers, logits.softmax(-1).gather(1, numbers)
 
 
 def _share(mlp: MLPLayer, x: Tensor) -> Tensor:

@@ -61,12 +61,13 @@ class TextModel:
         team: Team | None = None,
         bits: WeightBits = "stored",
         invariant: bool = False,
+        stacked: bool = False,
     ) -> None:
         """team: threads of the compiled kernels, which then run every step, for float32 on a CPU; ranks then share
-        memory. bits: what their matrices are rounded to. invariant: see Target."""
+        memory. bits: what their matrices are rounded to. invariant, stacked: see Target."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
-        self.target = Target(dtype, self.device, team, bits, invariant=invariant)
+        self.target = Target(dtype, self.device, team, bits, invariant=invariant, stacked=stacked)
         if team is None and bits != "stored":
             raise ValueError(f"torch multiplies by weights as they are stored, not by {bits}")
         self._meeting = world.meeting if isinstance(world, Shared) else None

@@ -61,7 +61,11 @@ def fused(
 ) -> Tensor:
     """The rank's weight [rows, inputs] or bias [rows], cast, from its sources."""
     shape = (matrix.rows, matrix.inputs) if suffix == "weight" else (matrix.rows,)
-    whole = torch.empty(shape, dtype=dtype, device=device)
+    return fill(torch.empty(shape, dtype=dtype, device=device), read, path, suffix, matrix)
+
+
+def fill(whole: Tensor, read: Callable[[str], Tensor], path: str, suffix: str, matrix: Slots) -> Tensor:
+    """The same where there is memory for it."""
     for piece in matrix.pieces:
         source = read(_name(path, piece.source, suffix))
         source = source.narrow(0, piece.start, piece.rows)

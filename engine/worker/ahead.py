@@ -23,6 +23,7 @@ from engine.distributed.world import SINGLE
 from engine.kv.layout import NULL_BLOCK, Layout, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
+from engine.models.parts import Model
 from engine.models.sources import sources
 from engine.weights.random import RandomWeights
 from engine.worker.build import DTYPES
@@ -43,9 +44,9 @@ def config_for(path: Path, dtype: str, kv_dtype: str, *, invariant: bool) -> Eng
         dtype=dtype,  # type: ignore[arg-type]  # checked as it is decoded
         kv_dtype=kv_dtype,  # type: ignore[arg-type]
         kv_bytes=1,
-        max_context=4096,
+        max_context=16384,
         max_running=256,
-        max_step_tokens=2048,
+        max_step_tokens=16384,  # tiles for experts are largest where each has 64 tokens: here up to one in 256
         kernels="triton",
         invariant=invariant,
         graph_sizes=graph_ladder(256),
@@ -58,9 +59,9 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
     lacks the type of the pages."""
     if config.kv_dtype == "fp8" and not target.fp8:
         return []
-    runner, form, vocab = runner_on(torch.device("meta"), config)
+    runner, form, model = runner_on(torch.device("meta"), config)
     with recorded() as launches, torch.inference_mode():
-        for plan in warm_steps(form, vocab, config, compiling=True):
+        for plan in warm_steps(form, model, config, compiling=True):
             runner.start(plan, {})
         for size in config.graph_sizes:
             runner.start(_decode_step(size, form), {})
@@ -69,17 +70,17 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
 
 
 @torch.inference_mode()
-def runner_on(device: torch.device, config: EngineConfig) -> tuple[DeviceRunner, Layout, int]:
-    """What makes the steps of a worker with random weights on this device, the layout of its pages, its vocabulary."""
+def runner_on(device: torch.device, config: EngineConfig) -> tuple[DeviceRunner, Layout, Model]:
+    """What makes the steps of a worker with random weights on this device, the layout of its pages, its model."""
     checkpoint = read_checkpoint(config.model, weights=False)
     model, dtype, kv_dtype = checkpoint.model, DTYPES[config.dtype], DTYPES[config.kv_dtype]
     form = layout(model, block_tokens=config.block_tokens, element_bytes=kv_dtype.itemsize)
-    text_model = TextModel(model, form, SINGLE, dtype, device, invariant=config.invariant)
+    text_model = TextModel(model, form, SINGLE, dtype, device, invariant=config.invariant, stacked=True)
     text_model.fill(RandomWeights(sources(model), dtype, device))
     slots = min(config.max_running, config.max_step_tokens)
     table = RequestTable(slots=slots, max_context=config.max_context, layout=form, vocab=model.embed.vocab)
     parts = device_parts(config, checkpoint, text_model, form, table)
-    return parts.runner(make_pages(form, 2, kv_dtype, device)), form, model.embed.vocab
+    return parts.runner(make_pages(form, 2, kv_dtype, device)), form, model
 
 
 def _architecture(config: EngineConfig) -> str:

@@ -178,6 +178,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             team,
             config.weights,
             invariant=config.invariant and config.kernels == "triton",
+            stacked=config.kernels == "triton",
         )
         _load(config, checkpoint, text_model, world, lambda fraction: progress("loading", fraction))
         give_back()
@@ -233,7 +234,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         progress("warming", 0.0)
         compiling = config.kernels == "triton" and not interpreted()
         steps = warm_steps if text_model.pooler is None else warm_prompts
-        for plan in steps(form, checkpoint.model.embed.vocab, config, compiling=compiling):
+        for plan in steps(form, checkpoint.model, config, compiling=compiling):
             worker.start(plan, {}).result()
     if isinstance(runner, DeviceRunner) and config.graph_sizes:
         with measured("capturing"), _memory_errors("the graphs of decode steps"):

@@ -11,29 +11,49 @@ from engine.api.config import EngineConfig
 from engine.api.messages import Pooling, Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
+from engine.models.parts import Model, has_experts
 
 _PLAIN = (Sampling(temperature=0.0), Sampling())
 
 
-def warm_steps(layout: Layout, vocab: int, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
+def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
     """A greedy and a drawn step of one token; where kernels are compiled on first use, also a long step, a mixed one,
-    and one for each stage of sampling."""
+    and one for each stage of sampling. Of a model with experts steps of every power of two of tokens, and of the most:
+    how their rows are cut into tiles depends on how many there are, in ranges of which each has one of these
+    (kernels/experts)."""
+    vocab, slots = model.embed.vocab, min(config.max_running, config.max_step_tokens)
     samplings = [*_PLAIN, *(_stages(vocab) if compiling else ())]
     for step, sampling in enumerate(samplings):
         yield _step(step, layout, sampling, (1,))
     if compiling:
-        several = min(config.max_running, config.max_step_tokens) > 1
+        several = slots > 1
         longest = min(config.max_step_tokens, config.max_context) - 1
+        if has_experts(model) and longest > 1:
+            for tokens in _doubled(min(config.max_step_tokens, slots * longest)):
+                yield _step(0, layout, Sampling(), _prompts(tokens, longest))
         if longest > 1:
             yield _step(0, layout, Sampling(), (longest,))
         if several and longest > 2:
             yield _step(0, layout, Sampling(), (longest - 1, 1))
         if several:
             yield _step(0, layout, Sampling(top_p=0.9), (1, 1))
-    yield StepPlan(0, (), (0, 1) if min(config.max_running, config.max_step_tokens) > 1 else (0,), ())
+    used = slots if compiling and has_experts(model) else min(slots, 2)
+    yield StepPlan(0, (), tuple(range(used)), ())
 
 
-def warm_prompts(layout: Layout, vocab: int, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
+def _doubled(most: int) -> Iterator[int]:
+    """The powers of two from 2 on, and the most."""
+    yield from (1 << power for power in range(1, (most - 1).bit_length()))
+    yield most
+
+
+def _prompts(tokens: int, longest: int) -> tuple[int, ...]:
+    """So many tokens as prompts of at most `longest`."""
+    whole, rest = divmod(tokens, longest)
+    return (longest,) * whole + ((rest,) if rest else ())
+
+
+def warm_prompts(layout: Layout, model: Model, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
     """Of a model that pools: a prompt of one token, and where kernels are compiled on first use a long one."""
     longest = min(config.max_step_tokens, config.max_context)
     for step, count in enumerate((1, longest) if compiling else (1,)):

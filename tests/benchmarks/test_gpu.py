@@ -15,7 +15,7 @@ import torch
 from benchmarks import gpu
 from benchmarks.gpu_engine import KINDS, Bench, job, run, settings
 from benchmarks.gpu_goals import GOALS, Goal
-from benchmarks.gpu_parts import CPU_PLAN, Plan, Suite, cuda_plan, groups_of, read_tests
+from benchmarks.gpu_parts import CPU_PLAN, Plan, Suite, cuda_plan, groups_of, lacking, read_tests
 from benchmarks.gpu_run import Costs, Step, decoding, profiled
 from benchmarks.shapes import SHAPES
 from benchmarks.workload import chat, same, uniform
@@ -113,14 +113,47 @@ def test_a_perfect_engine_reads_its_weights_and_its_keys():
     assert Costs.of(tied, layout(tied, block_tokens=16, element_bytes=2), 1000).read_bytes == 1000
 
 
+def test_of_experts_a_perfect_engine_reads_those_that_some_row_takes():
+    """Qwen3 30B-A3B by hand: 48 layers of 128 experts with three matrices of 768 x 2,048, of which a token takes 8."""
+    moe, total = model("qwen3-30b-a3b"), 30_532_122_624
+    costs = Costs.of(moe, layout(moe, block_tokens=16, element_bytes=2), 2 * total)
+    one, embed = 48 * 3 * 768 * 2048, 151936 * 2048
+    assert costs.expert_bytes == pytest.approx(2 * 128 * one, rel=1e-9) and costs.taken == 8 / 128
+    assert costs.read_bytes == pytest.approx(2 * (total - 128 * one - embed), rel=1e-9)
+    norms = 48 * (2 * 2048 + 2 * 128) + 2048
+    assert costs.flops == 2 * (total - 2 * embed - norms - 120 * one)
+    assert costs.decode(1, 0.0)[0] == pytest.approx(costs.read_bytes + 2 * 8 * one)
+    assert costs.decode(2, 0.0)[0] == pytest.approx(costs.read_bytes + 2 * (16 - 8 * 8 / 128) * one)
+    assert costs.decode(10_000, 0.0)[0] == pytest.approx(costs.read_bytes + costs.expert_bytes)
+
+
+def test_a_shape_that_a_device_has_no_room_for_is_left_out_with_a_word(suite, capsys):
+    suite.results["limits"] = {"memory_bytes": 40 << 30}
+    suite.engine("qwen3-30b-a3b")
+    why = "its jobs want 84 GiB of memory, and the device has 40"
+    assert suite.results["parts"] == {"engine qwen3-30b-a3b": {"code": 0, "left_out": why}}
+    assert capsys.readouterr().out == f"engine qwen3-30b-a3b: left out: {why}\n"
+    assert not suite.failed and "engines" not in suite.results
+    assert lacking("qwen3-30b-a3b", 84 << 30) == lacking("llama-3.1-8b", 20 << 30) == ""
+    assert lacking("qwen3-30b-a3b", None) == "", "what is not known is no reason"
+
+
+COUNTED = {
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "llama-3.1-8b": 8_030_261_248,
+    "qwen3-30b-a3b": 30_532_122_624,
+}
+
+
 def test_shapes_have_the_sizes_of_their_models():
     from engine.models.sources import elements, sources
 
-    counts = {name: elements(sources(model(name))) for name in ("qwen3-0.6b", "qwen3-1.7b", "llama-3.1-8b")}
+    counts = {name: elements(sources(model(name))) for name in COUNTED}
     moe = sources(model("qwen3-moe-mini"))
     taken = sum(math.prod(shape) // (8 if ".experts." in name else 1) for name, shape in moe.items())
     assert round(elements(moe) / 1e9, 2) == 1.04 and round(taken / 1e9, 2) == 0.25
-    assert counts == {"qwen3-0.6b": 596_049_920, "qwen3-1.7b": 1_720_574_976, "llama-3.1-8b": 8_030_261_248}
+    assert counts == COUNTED
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
@@ -208,6 +241,7 @@ def test_goals_are_found_in_the_results():
     results = {
         "engines": {
             "llama-3.1-8b": {"jobs": jobs},
+            "qwen3-30b-a3b": {"jobs": {"decode:32:512": {"of_roof": 0.35}}},
             "qwen3-0.6b": {"jobs": {"uniform:256": {"error": "x"}, "profile:256:512": {"gap_us": 600.0}}},
         },
         "again": {"start_s": {"all": 5.0}},
@@ -221,6 +255,8 @@ def test_goals_are_found_in_the_results():
         "Llama-3.1-8B, chat mix, new tokens": ("14,000 tokens/s", "100%"),
         "Qwen3-0.6B, uniform mix, new tokens": ("–", ""),
         "Qwen3-0.6B, 256 rows: the device waits": ("600 us a step", "50%"),
+        "Qwen3-30B-A3B, decode of 1 row: share of the roof": ("–", ""),
+        "Qwen3-30B-A3B, decode of 32 rows: share of the roof": ("35%", "50%"),
         "Llama-3.1-8B, process to first token, kernels cached": ("5 s", "200%"),
         "decode attention, large cases: least share of the copy rate": ("42%", "50%"),
         "attention of spans: best share of the matmul rate": ("30%", "50%"),

@@ -37,6 +37,49 @@ def test_the_runner_of_a_gpu_does_on_two_ranks_what_it_does_on_one():
         assert_same(said(one), said(two), 1e-3)
 
 
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory):
+    """A tiny checkpoint whose MLPs are mixtures of experts, with one that all tokens take."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen2MoeConfig(
+        vocab_size=101,
+        hidden_size=32,
+        moe_intermediate_size=20,
+        shared_expert_intermediate_size=28,
+        num_experts=6,
+        num_experts_per_tok=2,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(3)
+    path = tmp_path_factory.mktemp("ranks") / "experts"
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(path)
+    return path
+
+
+IDS = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14, 15, 16, 17, 18]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available() or not installed(), reason="the interpreter is for hosts without a GPU")
+def test_ranks_share_every_expert(experts):
+    given = {**SIZES, "kernels": "triton", "device": "cpu", "dtype": "float32", "threads": 1, "graph_sizes": (1, 2, 4)}
+    with LLM(experts, **given) as one, LLM(experts, **given, tensor=2) as two:
+        assert_same(said(one, IDS), said(two, IDS), 1e-4)
+
+
+@pytest.mark.gpu
+@TWO
+@pytest.mark.parametrize("graphs", [GRAPHS, {}], ids=["graphs", "launches"])
+def test_two_gpus_share_every_expert(experts, graphs):
+    given = {**SIZES, **graphs, "kernels": "triton", "device": "cuda", "dtype": "float32"}
+    with LLM(experts, **given) as one, LLM(experts, **given, tensor=2) as two:
+        assert_same(said(one, IDS), said(two, IDS), 2e-3)
+
+
 @pytest.mark.gpu
 @TWO
 @pytest.mark.parametrize("kernels", ["triton", "torch"])

@@ -6,12 +6,11 @@ import math
 import pytest
 import torch
 
-from engine.layers.mlp import route
-from engine.models.parts import Experts
 from kernels.cpu import program
 from kernels.cpu.library import usable
 from kernels.cpu.packing import form_for, pack
 from kernels.cpu.program import ACTS, SCORES, Activate, Cap, Combine, Program, Route, StepData, Team
+from kernels.experts.routes import route
 from kernels.quantisation import rounded_rows, to_int4, to_int8
 
 POISON = 12345.0
@@ -122,8 +121,7 @@ def test_a_row_takes_the_experts_with_the_largest_logits(team, count, k, scores)
     logits[4] = 0.25
     run = Run(team, logits, k, scores)
     run.go()
-    part = Experts(hidden=1, inner=1, count=count, chosen=k, scores=scores)
-    numbers, weights = route(part, logits)
+    numbers, weights = route(logits, k, scores)
     for t in range(len(logits)):
         want_numbers, want_weights = chosen_by(logits[t], k, scores)
         assert run.chosen[t].tolist() == want_numbers == numbers[t].tolist()

@@ -354,12 +354,9 @@ def sparse() -> Checkpoint:
     return replace(facts, model=replace(facts.model, blocks=blocks))
 
 
-def test_a_model_with_experts_is_torchs_on_a_gpu_and_compiled_on_a_cpu(tmp_path: Path) -> None:
-    found = planned(tmp_path, machine=GPU_KERNELS, facts=sparse())
-    assert found.engines[0].kernels == "torch" and found.engines[0].graph_sizes == ()
-    assert reason(found, "hardware.kernels") == ("torch", "the model has experts: Triton kernels serve models without")
-    with pytest.raises(Refused, match="Triton kernels serve models without; use auto or torch"):
-        planned(tmp_path, "hardware.kernels=triton", machine=GPU_KERNELS, facts=sparse())
+def test_a_model_with_experts_has_fused_kernels_and_graphs_on_a_gpu_and_compiled_ones_on_a_cpu(tmp_path: Path) -> None:
+    found = planned(tmp_path, "engine.scheduling.max_running=6", machine=GPU_KERNELS, facts=sparse())
+    assert (found.engines[0].kernels, found.engines[0].graph_sizes) == ("triton", (1, 2, 4, 6))
     assert planned(tmp_path, machine=COMPILED, facts=sparse()).engines[0].kernels == "avx512"
 
 
@@ -376,13 +373,14 @@ def test_experts_count_as_weights_and_routers_are_not_rounded(tmp_path: Path) ->
 
 
 def test_a_row_for_each_expert_that_a_token_takes_counts_as_workspace(tmp_path: Path) -> None:
-    def taken(chosen: int) -> int:
+    def taken(chosen: int, kernels: str = "torch") -> int:
         body = replace(EXPERTS, chosen=chosen)
         model = replace(sparse().model, blocks=((Branch(body=body),),))
-        return summed(workspace(model, device="cpu", kernels="torch", size=StepSize(100, 1), element_bytes=4))
+        return summed(workspace(model, device="cpu", kernels=kernels, size=StepSize(100, 1), element_bytes=4))
 
-    # gate, up and their product, the packed rows, and what comes out
-    assert taken(5) - taken(4) == 100 * 4 * (3 * 16 + 2 * HIDDEN + HIDDEN)
+    # gate, up and their product, and what comes out; with Triton the routes too, and the router's logits
+    assert taken(5) - taken(4) == 100 * 4 * (3 * 16 + HIDDEN)
+    assert taken(5, "triton") - taken(5) == 100 * 4 * (8 + 7 * 5)
 
 
 def test_pages_of_8_bits_halve_the_blocks(tmp_path: Path) -> None:

@@ -30,14 +30,13 @@ GGUF = replace(PLAIN, quantized="gguf (other types)", method="gguf", restored=9)
 FACTS = {
     "a bare CPU": Facts(PLAIN, BARE),
     "a CPU": Facts(PLAIN, COMPILED),
-    "a CPU and unlike experts": Facts(replace(PLAIN, experts=True, unlike=("stored",)), COMPILED),
+    "a CPU and unlike experts": Facts(replace(PLAIN, unlike=("stored",)), COMPILED),
     "a CPU and a quantized checkpoint": Facts(QUANTIZED, COMPILED),
     "a CPU and a GGUF file": Facts(GGUF, COMPILED),
     "four GPUs": Facts(PLAIN, gpus(4)),
     "a GPU without Triton": Facts(PLAIN, replace(gpus(), triton=False)),
     "an old GPU": Facts(PLAIN, gpus(capability=(7, 5))),
     "a GPU without fp8": Facts(replace(PLAIN, dtype="float16"), gpus(capability=(8, 0), kernels=())),
-    "a GPU and experts": Facts(replace(PLAIN, experts=True), gpus(2)),
     "a GPU and a model that pools": Facts(replace(PLAIN, pools=True), gpus(2)),
     "a GPU and odd heads": Facts(replace(PLAIN, head_sizes=(12,)), gpus()),
     "two GPUs, of which one is too small": Facts(PLAIN, gpus(2), lambda view: "" if view.tensor > 1 else "8 GiB"),
@@ -152,7 +151,6 @@ def check_rules(situation: Situation, rules: tuple[Rule, ...], freed: frozenset[
     [
         ("a CPU", "kernels", []),
         ("a GPU without Triton", "kernels", ["triton-there"]),
-        ("a GPU and experts", "kernels", ["triton-experts"]),
         ("a GPU and a model that pools", "kernels", ["triton-pools"]),
         ("a GPU and odd heads", "kernels", ["triton-heads"]),
         ("an old GPU", "dtype", ["bfloat16"]),

@@ -274,7 +274,15 @@ class Driver:
         fused = kernels == "triton"
         team = None if fused or kernels == "torch" else Team(kernels, threads)
         self.model = TextModel(
-            self.checkpoint.model, self.layout, world, torch.float32, torch.device("cpu"), team, bits, invariant=fused
+            self.checkpoint.model,
+            self.layout,
+            world,
+            torch.float32,
+            torch.device("cpu"),
+            team,
+            bits,
+            invariant=fused,
+            stacked=fused,
         )
         self.model.load(self.checkpoint, known=known)
         self.pages = make_pages(self.layout, blocks, page_dtype, torch.device("cpu"))

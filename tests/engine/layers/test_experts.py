@@ -1,12 +1,19 @@
 """Experts in arrangements that no family has yet: layers of several sizes, a shared expert without a gate, experts and
-attention beside each other. Compiled kernels against torch, and torch against a sum that is written out."""
+attention beside each other. Compiled and fused kernels against torch, and torch against a sum that is written out."""
+
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from appliance.plan.account import summed
+from appliance.plan.workspace import PROCESS_BYTES, StepSize, workspace
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
+from engine.layers.fused import _experts
+from engine.layers.linear import Target
 from engine.layers.mlp import ExpertsLayer
 from engine.layers.model import TextModel, make_pages
 from engine.models.parts import (
@@ -26,6 +33,7 @@ from engine.models.sources import sources
 from engine.weights.random import RandomWeights
 from engine.worker.batch import build_batch
 from kernels.cpu.program import Team
+from kernels.jit import installed, recorded
 
 HIDDEN, VOCAB, TOKENS = 40, 51, 70
 SMALL = Experts(hidden=HIDDEN, inner=6, count=9, chosen=5, scores="softmax", act="gelu")
@@ -100,3 +108,159 @@ def test_torch_adds_what_the_chosen_experts_give_and_the_shared_one(block):
         if layer.shared is not None:
             want += mlp(layer.shared, row)
         torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=0)
+
+
+# -- fused kernels, for a GPU ------------------------------------------------------------------------------------------
+
+fused = pytest.mark.skipif(not installed(), reason="Triton is not installed")
+
+
+class Rank:
+    """One of several ranks, in one thread: what it brings to a sum is written down."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size, self.brought = rank, size, []
+
+    def all_reduce(self, x):
+        self.brought.append(x)
+        return x
+
+
+def layer_of(part, world=SINGLE, dtype=torch.float32):
+    """One layer of experts on random weights, those of all stacked."""
+    layer = ExpertsLayer(part, "layers.0", world)
+    weights = RandomWeights(sources(with_layers(part)), torch.float32, torch.device("cpu"))
+    for one in layer.loadables:
+        one.load(weights.read, Target(dtype, torch.device("cpu"), invariant=True, stacked=True))
+    return layer
+
+
+def with_layers(*parts, hidden=HIDDEN):
+    blocks = tuple((Branch(body=part),) for part in parts)
+    embed = Embedding(vocab=VOCAB, hidden=hidden)
+    return Model(embed=embed, blocks=blocks, norm=None, head=None, max_context=TOKENS, root="")
+
+
+GATED = Experts(
+    hidden=HIDDEN,
+    inner=20,
+    count=6,
+    chosen=4,
+    scores="softmax",
+    shared=MLP(hidden=HIDDEN, inner=28, name="shared"),
+    shared_gate="opened",
+)
+
+
+@fused
+@pytest.mark.parametrize("part", [SMALL, LARGE, GATED], ids=["many", "one", "gated"])
+@pytest.mark.parametrize("tokens", [1, 2, 30, 131])
+def test_fused_kernels_add_what_torch_adds(part, tokens):
+    """Few tokens, of which most experts have none, and more than a tile has."""
+    layer = layer_of(part)
+    x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens))
+    torch.testing.assert_close(_experts(layer, x), layer(x, None), atol=2e-6, rtol=1e-5)
+
+
+@fused
+def test_an_expert_that_takes_every_token_and_those_that_take_none():
+    layer = layer_of(GATED)
+    layer.router.weight[3] = 4 * layer.router.weight[:6].abs().sum(0)
+    x = torch.rand(90, HIDDEN, generator=torch.Generator().manual_seed(1))
+    layer.router.weight[[0, 5]] = -layer.router.weight[3]
+    assert (layer.router.in_fp32(x)[:, :6].argmax(1) == 3).all()
+    torch.testing.assert_close(_experts(layer, x), layer(x, None), atol=2e-6, rtol=1e-5)
+
+
+@fused
+@pytest.mark.parametrize("part", [SMALL, GATED], ids=["many", "gated"])
+def test_a_row_of_experts_is_the_same_in_tiles_of_any_size_bit_for_bit(part):
+    layer = layer_of(part)
+    x = torch.randn(150, HIDDEN, generator=torch.Generator().manual_seed(2))
+    whole = _experts(layer, x)
+    for row in (0, 1, 77, 149):
+        assert torch.equal(_experts(layer, x[row : row + 1])[0], whole[row])
+    assert torch.equal(_experts(layer, x[40:60]), whole[40:60])
+
+
+@fused
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 2e-3)])
+def test_ranks_bring_shares_of_one_sum_in_float32(dtype, tolerance):
+    x = torch.randn(11, HIDDEN, generator=torch.Generator().manual_seed(3)).to(dtype)
+    ranks = [Rank(number, 2) for number in range(2)]
+    for world in ranks:
+        assert _experts(layer_of(GATED, world, dtype), x).dtype == dtype
+    (first,), (second,) = (world.brought for world in ranks)
+    assert first.dtype == second.dtype == torch.float32
+    whole = _experts(layer_of(GATED, dtype=dtype), x).float()
+    torch.testing.assert_close(first + second, whole, atol=tolerance, rtol=tolerance)
+
+
+def test_the_matrices_of_experts_are_held_once_in_one_piece():
+    layer = layer_of(SMALL)
+    for stack, linears in (
+        (layer.ups.whole, [expert.up for expert in layer.experts]),
+        (layer.downs.whole, [expert.down for expert in layer.experts]),
+    ):
+        assert len(stack) == len(linears) == SMALL.count and stack.is_contiguous()
+        for number, linear in enumerate(linears):
+            assert linear.weight.data_ptr() == stack[number].data_ptr() and linear.weight.shape == stack[number].shape
+    assert filled("torch").branches[1].bodies[0].ups.whole is None, "torch has each by itself"
+
+
+class Live(TorchDispatchMode):
+    """The most bytes that tensors had at once, but for those that were there before."""
+
+    def __init__(self, *before):
+        super().__init__()
+        self.count, self.now, self.most = {}, 0, 0
+        self.before = {tensor.untyped_storage()._cdata for tensor in before}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(one, torch.Tensor):
+                self.seen(one)
+        return made
+
+    def seen(self, tensor):
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.before:
+            return
+        if key not in self.count:
+            self.count[key] = 0
+            self.now += size
+            self.most = max(self.most, self.now)
+        self.count[key] += 1
+        weakref.finalize(tensor, self.gone, key, size)
+
+    def gone(self, key, size):
+        self.count[key] -= 1
+        if not self.count[key]:
+            del self.count[key]
+            self.now -= size
+
+
+@fused
+@pytest.mark.parametrize("tokens", [1, 64, 4096])
+@pytest.mark.parametrize("shared", [0, 5632])
+@pytest.mark.parametrize("inner", [768, 4096])
+def test_a_step_takes_no_more_than_the_plan_counts(tokens, shared, inner):
+    """Of layers as wide as those that are served, on tensors without memory."""
+    hidden = 2048
+    beside = MLP(hidden=hidden, inner=shared, name="shared") if shared else None
+    gate = "opened" if shared else None
+    sizes = {"hidden": hidden, "inner": inner, "count": 128, "chosen": 8}
+    part = Experts(scores="softmax", shared=beside, shared_gate=gate, **sizes)
+    model = with_layers(part, hidden=hidden)
+    layer = ExpertsLayer(part, "layers.0", SINGLE)
+    weights = RandomWeights(sources(model), torch.bfloat16, torch.device("meta"))
+    for one in layer.loadables:
+        one.load(weights.read, Target(torch.bfloat16, torch.device("meta"), stacked=True))
+    x = torch.empty(tokens, hidden, dtype=torch.bfloat16, device="meta")
+    with recorded(), Live(*(one.weight for one in layer.loadables)) as live:
+        _experts(layer, x)
+    steps = workspace(model, device="cuda", kernels="triton", size=StepSize(tokens, 1), element_bytes=2)
+    counted = summed(steps) - PROCESS_BYTES["cuda"]
+    assert live.most <= counted <= 2 * live.most + 10 * x.nbytes

@@ -74,6 +74,17 @@ def test_other_types_of_activations_too(checkpoint, bf16_checkpoint, name, dtype
         compare(read_checkpoint(path), "torch", dtype=dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe"])
+def test_stacked_experts_too(bf16_checkpoint, name, dtype):
+    """As fused kernels want them."""
+    checkpoint = read_checkpoint(bf16_checkpoint(name).path)
+    form = layout(checkpoint.model, block_tokens=16, element_bytes=4)
+    model = TextModel(checkpoint.model, form, SINGLE, DTYPES[dtype], "cpu", stacked=True)
+    model.load(checkpoint)
+    assert part_bytes(predicted(checkpoint, "torch", dtype)) == model.held.parts
+
+
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 @pytest.mark.parametrize("by", usable())
 @pytest.mark.parametrize("name", ["llama", "llama-odd-heads-biases", "qwen3", "phi3", "cohere", "mixtral", "qwen2-moe"])

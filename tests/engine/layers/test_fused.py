@@ -6,12 +6,10 @@ import json
 import pytest
 import torch
 
-from engine.api.errors import CheckpointError, ConfigError
+from engine.api.errors import CheckpointError
 from engine.layers import fused
 from engine.layers.fused import KVScales
-from engine.models.checkpoint import read_checkpoint
 from engine.models.kv_scales import FILE, read_kv_scales
-from engine.models.parts import has_experts
 from kernels.heads import HEADS
 from kernels.jit import installed
 
@@ -30,10 +28,6 @@ def test_every_architecture_equals_transformers(case, checkpoint, driver, ids):
     """A prompt in two pieces, then tokens one at a time; longer where what is past 16 positions is another model."""
     counts = (11, 7, 1, 1) if case in ("llama-dynamic", "phi3-long") else (7, 4, 1, 1)
     saved, prompt = checkpoint(case), ids(sum(counts))
-    if has_experts(read_checkpoint(saved.path).model):
-        with pytest.raises(ConfigError, match="the model has experts, which triton kernels do not serve; use torch"):
-            driver(saved.path, kernels="triton")
-        return
     made = driver(saved.path, kernels="triton")
     request = made.add(prompt)
     for count in counts:
@@ -41,7 +35,7 @@ def test_every_architecture_equals_transformers(case, checkpoint, driver, ids):
     close(request.result, saved.logits(prompt))
 
 
-@pytest.mark.parametrize("name", ["gemma2", "qwen3-windows"])
+@pytest.mark.parametrize("name", ["gemma2", "qwen3-windows", "qwen2-moe", "qwen3-moe"])
 def test_a_row_is_the_same_beside_others_bit_for_bit(name, checkpoint, driver, ids):
     """Prompts in pieces and single tokens together in one step."""
     prompts = [ids(length, seed=length) for length in (6, 8, 11)]

@@ -103,8 +103,7 @@ def test_every_other_layer_below_max_window_layers_has_a_window_in_qwen2_moe():
     assert all(isinstance(body, MLP) for body in mlps(declared(QWEN2, mlp_only_layers=[0, 1, 2, 3])))
 
 
-def test_without_a_plan_too_models_with_experts_are_torchs_on_a_gpu(monkeypatch):
-    monkeypatch.setattr(llm, "installed", lambda: True)
-    dense = ARCHITECTURES["Qwen3ForCausalLM"]({**CONFIG, "architectures": ["Qwen3ForCausalLM"]})
-    assert llm._kernels("cuda", "bfloat16", dense) == "triton"
-    assert llm._kernels("cuda", "bfloat16", declared(QWEN3)) == "torch"
+def test_without_a_plan_too_models_with_experts_have_fused_kernels_on_a_gpu(monkeypatch):
+    for there, wanted in ((True, "triton"), (False, "torch")):
+        monkeypatch.setattr(llm, "installed", lambda there=there: there)
+        assert llm._kernels("cuda", "bfloat16", declared(QWEN3)) == wanted

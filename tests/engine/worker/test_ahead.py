@@ -30,7 +30,7 @@ folder, kv_dtype, invariant = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "in
 config = config_for(folder, "bfloat16", kv_dtype, invariant=invariant)
 known = {signature(wanted.launch): wanted for wanted in serving_launches(TARGETS["sm_90"], config=config)}
 random_ = random.Random(5)
-runner, form, vocab = runner_on(torch.device("cpu"), config)
+runner, form, _ = runner_on(torch.device("cpu"), config)
 
 
 def plan(step):
@@ -61,6 +61,16 @@ with torch.inference_mode():
                 missing[launch.kernel.fn.__name__] = repr(signature(launch))
 print(json.dumps({"known": len(known), "launches": launches, "missing": missing}))
 """
+
+
+MOE = {
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "num_experts": 12,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+    "decoder_sparse_step": 2,
+}
 
 
 def config_json(folder, **changed):
@@ -102,8 +112,10 @@ def run(*command):
         ({}, "bfloat16", "plain"),
         ({"num_attention_heads": 2, "tie_word_embeddings": False}, "bfloat16", "invariant"),
         ({"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}, "fp8", "plain"),
+        (MOE, "bfloat16", "plain"),
+        (MOE | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 80}, "bfloat16", "invariant"),
     ],
-    ids=["plain", "invariant", "window-fp8"],
+    ids=["plain", "invariant", "window-fp8", "experts", "experts-invariant"],
 )
 @pytest.mark.slow
 def test_no_step_launches_what_was_not_compiled_ahead(tmp_path, changed, kv_dtype, invariant):

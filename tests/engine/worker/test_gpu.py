@@ -11,18 +11,11 @@ import transformers
 
 from engine.api.config import EngineConfig, graph_ladder
 from engine.api.messages import Sampling
-from engine.core.plan import NewRow, Row, StepPlan
 from engine.worker.build import build_worker
 from engine.worker.worker import Worker
+from tests.engine.worker.generating import BLOCK, GREEDY, VOCAB, Requests, silent
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-
-VOCAB, BLOCK = 1000, 16
-GREEDY = Sampling(temperature=0.0, logprobs=0)
-
-
-def silent(phase: str, fraction: float) -> None:
-    """Progress that nobody watches."""
 
 
 @pytest.fixture(scope="module")
@@ -67,45 +60,6 @@ def worker(config: EngineConfig, request: pytest.FixtureRequest) -> Iterator[Wor
     made = build_worker(msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype), silent)
     yield made
     made.close()
-
-
-class Requests:
-    """Prompts of random tokens, and the steps that generate from them."""
-
-    def __init__(self, worker: Worker, lengths: list[int], sampling: Sampling = GREEDY) -> None:
-        self.worker, self.step, self.sampling = worker, 0, sampling
-        draw = torch.Generator().manual_seed(len(lengths))
-        self.ids = [torch.randint(0, VOCAB, (length,), generator=draw).tolist() for length in lengths]
-        self.blocks = [0] * len(lengths)
-        self.taken = 1
-        self.done = [0] * len(lengths)
-
-    def _row(self, slot: int, count: int) -> Row:
-        end = self.done[slot] + count
-        need = -(-end // BLOCK)
-        fresh = tuple(range(self.taken, self.taken + need - self.blocks[slot]))
-        self.taken += len(fresh)
-        self.blocks[slot] = need
-        row = Row(slot, self.done[slot], count, True, (fresh,))
-        self.done[slot] = end
-        return row
-
-    def prefill(self) -> Any:
-        self.step += 1
-        new = tuple(
-            NewRow(slot, tuple(ids), len(ids), self.sampling, (), len(ids)) for slot, ids in enumerate(self.ids)
-        )
-        rows = tuple(self._row(slot, len(ids)) for slot, ids in enumerate(self.ids))
-        return self.worker.start(StepPlan(self.step, new, (), rows), {})
-
-    def decode(self) -> Any:
-        self.step += 1
-        rows = tuple(self._row(slot, 1) for slot in range(len(self.ids)))
-        return self.worker.start(StepPlan(self.step, (), (), rows), {})
-
-    def generate(self, steps: int) -> list[list[int]]:
-        handles = [self.prefill(), *(self.decode() for _ in range(steps))]
-        return [list(column) for column in zip(*(handle.result().sampled for handle in handles), strict=True)]
 
 
 def test_tokens_are_those_of_transformers(config: EngineConfig, model: Any) -> None:

@@ -151,7 +151,7 @@ def test_tokens_of_a_step_are_where_the_next_one_reads_them(worker, best):
 
 
 def test_every_warming_step_runs_and_leaves_nothing(worker, config, best):
-    for plan in warm_steps(worker.layout, VOCAB, config, compiling=True):
+    for plan in warm_steps(worker.layout, worker.model, config, compiling=True):
         worker.start(plan, {}).result()
     row = Row(0, 0, 3, True, ((1,),))
     assert worker.start(StepPlan(1, (new(0, (5, 6, 7)),), (), (row,)), {}).result().sampled == (best((5, 6, 7)),)

@@ -1,0 +1,169 @@
+"""What a token's experts give, added up with their weights, and the shared expert's part.
+
+    y = Σ_e w_e · y_e (+ sigmoid(s) · shared, or + shared where it has no gate)
+
+Experts are added in the order of their numbers, in fp32, the shared one last. Source: transformers
+modeling_qwen2_moe.py.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels.jit import jit, launch, power_of_2, rows_of, tl
+from kernels.op import Args, Case, Make, Op, nbytes
+
+
+def _reference(
+    y: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    shared: Tensor | None = None,
+    logits: Tensor | None = None,
+    gate: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """y: [tokens · chosen, size], the experts of each token best first; weights fp32, order int32: [tokens, chosen], of
+    expert_routes; shared: [tokens, size] of y's type; logits: [tokens, ..] fp32, of which column `gate` is the shared
+    expert's → [tokens, size] of `dtype` (default: y's)."""
+    tokens, chosen = weights.shape
+    given = y.view(tokens, chosen, y.shape[1]).float() * weights[:, :, None]
+    total = torch.zeros((tokens, y.shape[1]), dtype=torch.float32, device=y.device)
+    for rank in order.long().unbind(1):
+        total += given[torch.arange(tokens, device=y.device), rank]
+    if shared is not None:
+        total += shared.float() * (1.0 if logits is None else logits[:, gate, None].sigmoid())
+    return total.to(dtype or y.dtype)
+
+
+@jit
+def expert_sum_kernel(
+    y,
+    weights,
+    order,
+    shared,
+    logits,
+    out,
+    shared_row,
+    logits_row,
+    SIZE: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    SHARED: tl.constexpr,
+    GATED: tl.constexpr,
+    GATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program for each block of a token."""
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    keep = at < SIZE
+    total = tl.zeros([BLOCK], tl.float32)
+    for number in tl.static_range(CHOSEN):
+        pair = token * CHOSEN + tl.load(order + token * CHOSEN + number)
+        value = tl.load(y + pair * SIZE + at, keep, 0.0).to(tl.float32)
+        total += tl.load(weights + pair) * value
+    if SHARED:
+        value = tl.load(shared + token * shared_row + at, keep, 0.0).to(tl.float32)
+        if GATED:
+            value = value / (1.0 + tl.exp(-tl.load(logits + token * logits_row + GATE)))
+        total += value
+    tl.store(out + token * SIZE + at, total.to(out.dtype.element_ty), keep)
+
+
+def _triton(
+    y: Tensor,
+    weights: Tensor,
+    order: Tensor,
+    shared: Tensor | None = None,
+    logits: Tensor | None = None,
+    gate: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    (tokens, chosen), size = weights.shape, y.shape[1]
+    if len(y) != tokens * chosen or not y.is_contiguous():
+        raise ValueError(f"y of {list(y.shape)}: a row for each of {chosen} experts of {tokens} tokens, contiguous")
+    out = torch.empty((tokens, size), dtype=dtype or y.dtype, device=y.device)
+    block = min(1024, power_of_2(size))
+    launch(
+        expert_sum_kernel,
+        (tokens, -(-size // block)),
+        y,
+        weights,
+        order,
+        y if shared is None else shared,
+        weights if logits is None else logits,
+        out,
+        0 if shared is None else rows_of(shared, "shared"),
+        0 if logits is None else rows_of(logits, "logits"),
+        SIZE=size,
+        CHOSEN=chosen,
+        SHARED=shared is not None,
+        GATED=logits is not None,
+        GATE=gate,
+        BLOCK=block,
+        warps=4 if block >= 512 else 1,
+    )
+    return out
+
+
+def _inputs(
+    make: Make,
+    tokens: int,
+    chosen: int,
+    size: int,
+    *,
+    shared: bool = False,
+    gate: int | None = None,
+    dtype: torch.dtype | None = None,
+    steep: bool = False,
+) -> Args:
+    """gate: the column of the shared expert's. steep: the first and the last expert cancel, and between them the others
+    vanish: every order gives another sum."""
+    weights = make.normal(tokens, chosen, dtype=torch.float32)
+    order = make.normal(tokens, chosen, dtype=torch.float32).argsort(1).int()
+    own = make.normal(tokens, size) if shared else None
+    y = make.normal(tokens * chosen, size)
+    if steep:
+        ranks, weights = y.view(tokens, chosen, size), torch.ones_like(weights)
+        first, last = (order[:, at].long()[:, None, None].expand(-1, 1, size) for at in (0, -1))
+        ranks.scatter_(1, first, 2.0**14).scatter_(1, last, -(2.0**14))
+    logits = None if gate is None else make.normal(tokens, gate + 1, dtype=torch.float32, scale=2.0)
+    return y, weights, order, own, logits, gate or 0, dtype
+
+
+def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
+    y, weights, order, shared, logits, gate, dtype = args
+    chosen, own = weights.shape[1], slice(row, row + 1)
+    pairs = y[row * chosen : (row + 1) * chosen]
+    beside = (None if one is None else one[own] for one in (shared, logits))
+    return (pairs, weights[own], order[own], *beside, gate, dtype), lambda outputs: (outputs[0][own],)
+
+
+def _traffic(y: Tensor, weights: Tensor, order: Tensor, shared: Tensor | None = None, *rest: object) -> int:
+    return nbytes(y, weights, order, shared) + y.nbytes // weights.shape[1]
+
+
+EXPERT_SUM = Op(
+    name="expert_sum",
+    reference=_reference,
+    triton=_triton,
+    inputs=_inputs,
+    cases=(
+        Case("one", {"tokens": 1, "chosen": 1, "size": 64}),
+        Case("odd", {"tokens": 7, "chosen": 3, "size": 77}),
+        Case("shared", {"tokens": 3, "chosen": 2, "size": 40, "shared": True}),
+        Case("gated", {"tokens": 5, "chosen": 4, "size": 1100, "shared": True, "gate": 6}),
+        Case("wide", {"tokens": 4, "chosen": 8, "size": 48, "shared": True, "gate": 60, "dtype": torch.float32}),
+        Case("steep", {"tokens": 6, "chosen": 5, "size": 20, "steep": True}),
+        Case("empty", {"tokens": 0, "chosen": 2, "size": 32, "shared": True, "gate": 4}),
+        *(Case(f"{tokens}x8x2048", {"tokens": tokens, "chosen": 8, "size": 2048}, bench=True) for tokens in (1, 256)),
+        Case("4096x8x2048", {"tokens": 4096, "chosen": 8, "size": 2048}, bench=True),
+        Case("4096x4x2048", {"tokens": 4096, "chosen": 4, "size": 2048, "shared": True, "gate": 60}, bench=True),
+    ),
+    tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
+    traffic=_traffic,
+    alone=_alone,
+    rows=lambda args: args[1].shape[0],
+    strided=(3, 4),
+)

@@ -1,0 +1,55 @@
+"""Requests of a worker that generate together, one token of each a step."""
+
+from typing import Any
+
+import torch
+
+from engine.api.messages import Sampling
+from engine.core.plan import NewRow, Row, StepPlan
+from engine.worker.worker import Worker
+
+VOCAB, BLOCK = 1000, 16
+GREEDY = Sampling(temperature=0.0, logprobs=0)
+
+
+def silent(phase: str, fraction: float) -> None:
+    """Progress that nobody watches."""
+
+
+class Requests:
+    """Prompts of random tokens, and the steps that generate from them."""
+
+    def __init__(self, worker: Worker, lengths: list[int], sampling: Sampling = GREEDY) -> None:
+        self.worker, self.step, self.sampling = worker, 0, sampling
+        draw = torch.Generator().manual_seed(len(lengths))
+        self.ids = [torch.randint(0, VOCAB, (length,), generator=draw).tolist() for length in lengths]
+        self.blocks = [0] * len(lengths)
+        self.taken = 1
+        self.done = [0] * len(lengths)
+
+    def _row(self, slot: int, count: int) -> Row:
+        end = self.done[slot] + count
+        need = -(-end // BLOCK)
+        fresh = tuple(range(self.taken, self.taken + need - self.blocks[slot]))
+        self.taken += len(fresh)
+        self.blocks[slot] = need
+        row = Row(slot, self.done[slot], count, True, (fresh,))
+        self.done[slot] = end
+        return row
+
+    def prefill(self) -> Any:
+        self.step += 1
+        new = tuple(
+            NewRow(slot, tuple(ids), len(ids), self.sampling, (), len(ids)) for slot, ids in enumerate(self.ids)
+        )
+        rows = tuple(self._row(slot, len(ids)) for slot, ids in enumerate(self.ids))
+        return self.worker.start(StepPlan(self.step, new, (), rows), {})
+
+    def decode(self) -> Any:
+        self.step += 1
+        rows = tuple(self._row(slot, 1) for slot in range(len(self.ids)))
+        return self.worker.start(StepPlan(self.step, (), (), rows), {})
+
+    def generate(self, steps: int) -> list[list[int]]:
+        handles = [self.prefill(), *(self.decode() for _ in range(steps))]
+        return [list(column) for column in zip(*(handle.result().sampled for handle in handles), strict=True)]
