@@ -1,7 +1,8 @@
 """Settings of kernels by device and size, as data: `kernels/tuned/*.json`, written by `python -m kernels.bench --tune`.
 
 Nothing is tuned while serving: a kernel asks for its settings and gets the entry of its device whose sizes are nearest,
-or its own default, which may depend on the device's `shared_memory`. A file names the devices that it is for by what their names begin with:
+or its own default, which may depend on the device's `shared_memory`. A file names the devices that it is for by what
+their names begin with:
 
     {"devices": ["NVIDIA H200"], "architecture": "sm_90", "ops": {"rms_norm": [
         {"sizes": {"=size": 4096, "rows": 32}, "settings": {"warps": 8}, "us": {CASE: [of the default, …], …}}]}}

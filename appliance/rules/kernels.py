@@ -60,10 +60,8 @@ RULES = (
         facts=("machine.gpus",),
         holds=lambda view: view.kernels != TRITON or not _old_gpu(view.facts),
         text="Triton kernels are for GPUs of compute capability 8.0 and later",
-        because=lambda facts: (
-            "{} has compute capability {}.{}: Triton kernels are for 8.0 and later".format(
-                _gpu_name(facts), *facts.machine.gpus[0].capability
-            )
+        because=lambda facts: "{} has compute capability {}.{}: Triton kernels are for 8.0 and later".format(
+            _gpu_name(facts), *facts.machine.gpus[0].capability
         ),
     ),
     Rule(
