@@ -72,16 +72,18 @@ def empty_rounded(rows: int, size: int, group: int, device: torch.device) -> Rou
 def to_codes(x):
     """float32 → codes of e4m3 in uint8."""
     if cuda_capability_geq(8, 9):
-        return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
-    bits = x.to(tl.int32, bitcast=True)
-    magnitude = tl.minimum(bits & 0x7FFFFFFF, 0x7F800000)
-    # 3 of the 23 bits of mantissa stay; the exponent counts from 7 and not from 127
-    normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
-    # below 2^-6 all are multiples of 2^-9, which is the last place of floats next to 2^14
-    small = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    code = tl.minimum(tl.where(magnitude < 0x3C800000, small, normal), 0x7E)
-    code = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7F, code)
-    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
+        code = x.to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+    else:
+        bits = x.to(tl.int32, bitcast=True)
+        magnitude = tl.minimum(bits & 0x7FFFFFFF, 0x7F800000)
+        # 3 of the 23 bits of mantissa stay; the exponent counts from 7 and not from 127
+        normal = ((magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20) - 960
+        # below 2^-6 all are multiples of 2^-9, which is the last place of floats next to 2^14
+        small = (magnitude.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+        whole = tl.minimum(tl.where(magnitude < 0x3C800000, small, normal), 0x7E)
+        whole = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7F, whole)
+        code = (whole | ((bits >> 24) & 0x80)).to(tl.uint8)
+    return code
 
 
 @jit
@@ -101,8 +103,10 @@ def from_codes(codes, TYPE: tl.constexpr):
 def for_products(codes):
     """Codes in uint8 as products of tiles take them: e4m3 where the target multiplies it, halves elsewhere."""
     if cuda_capability_geq(8, 9):
-        return codes.to(tl.float8e4nv, bitcast=True)
-    return from_codes(codes, tl.float16)
+        taken = codes.to(tl.float8e4nv, bitcast=True)
+    else:
+        taken = from_codes(codes, tl.float16)
+    return taken
 
 
 @jit

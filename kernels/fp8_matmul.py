@@ -193,12 +193,12 @@ FP8_MATMUL = Op(
         Case("float32", {"rows": 3, "inputs": 33, "outputs": 20, "dtype": torch.float32}),
         Case("empty", {"rows": 0, "inputs": 16, "outputs": 16}),
         *(
-            Case(f"{name}-{rows}", {"rows": rows, "inputs": inputs, "outputs": outputs}, bench=True)
+            Case(f"{name}-{rows}", {"rows": rows, "inputs": inputs, "outputs": outputs}, True, "fp8")
             for name, inputs, outputs in SHAPES
             for rows in (1, 32, 256, 4096)
         ),
         *(
-            Case(f"blocks-{name}-{rows}", {"rows": rows, "inputs": inputs, "outputs": outputs, **BLOCKS}, bench=True)
+            Case(f"blocks-{name}-{rows}", {"rows": rows, "inputs": inputs, "outputs": outputs, **BLOCKS}, True, "fp8")
             for name, inputs, outputs in SHAPES
             for rows in (32, 4096)
         ),
