@@ -17,9 +17,7 @@ from kernels.op import Args, Case, Make, Op, nbytes, sliced
 TILE = 2048  # elements of a program that has several groups
 
 
-def _reference(
-    x: Tensor, act: str, has_gate: bool, group: int, given: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def _reference(x: Tensor, act: str, has_gate: bool, group: int, given: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """x: [tokens, 2 · inner] with a gate, else [tokens, inner] → values [tokens, inner] in e4m3, scales [tokens,
     groups] float32."""
     wide = x.float()

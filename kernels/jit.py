@@ -55,7 +55,7 @@ if triton is None or interpreted():
         """Whether a kernel is compiled for such an NVIDIA GPU."""
         return False
 else:
-    from triton.language.target_info import cuda_capability_geq
+    from triton.language.target_info import cuda_capability_geq as cuda_capability_geq
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,17 @@ from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
+from engine.layers.rounded import activated, rounding_of
 from engine.models.parts import LayerNorm, RMSNorm, Rope, has_experts
-from kernels.activation import ACTIVATION
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.attention.work import DECODE_WORK
+from kernels.e4m3 import Rounded
 from kernels.embedding import EMBEDDING
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
 from kernels.rms_norm import RMS_NORM
+from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
 from kernels.rope import ROPE_ANGLES
 from kernels.sampling.cap_logits import CAP_LOGITS
 
@@ -111,7 +113,8 @@ class _Run:
         }
 
     def branch(self, branch: BranchLayer) -> None:
-        read = self._joined() if branch.before is None else self._normed(branch.before)
+        read: Tensor | Rounded
+        read = self._joined() if branch.before is None else self._normed_for(branch.before, branch)
         y = self._body(branch.bodies[0], read)
         for body in branch.bodies[1:]:
             y = y.add_(self._body(body, read))
@@ -139,13 +142,23 @@ class _Run:
         self.waiting = None
         return normed
 
-    def _body(self, body: AttentionLayer | MLPLayer | ExpertsLayer, read: Tensor) -> Tensor:
+    def _normed_for(self, layer: NormLayer, branch: BranchLayer) -> Tensor | Rounded:
+        """The norm, rounded where all bodies of the branch multiply by fp8."""
+        wanted = rounding_of(branch.bodies)
+        if wanted is None or not isinstance(layer.norm, RMSNorm):
+            return self._normed(layer)
+        residual, x = (None, self.x) if self.waiting is None else (self.x, self.waiting)
+        made = RMS_NORM_QUANTIZED(x, layer.weight, layer.norm.eps, residual, self.scale, wanted.group, wanted.given)
+        self.waiting = None
+        return Rounded(*made[:2])
+
+    def _body(self, body: AttentionLayer | MLPLayer | ExpertsLayer, read: Tensor | Rounded) -> Tensor:
         assert not isinstance(body, ExpertsLayer), "models with experts are refused"
         if isinstance(body, MLPLayer):
-            return body.down(ACTIVATION(body.up(read), body.part.act, body.has_gate))
+            return body.down(activated(body, body.up(read)))
         return self._attention(body, read)
 
-    def _attention(self, layer: AttentionLayer, read: Tensor) -> Tensor:
+    def _attention(self, layer: AttentionLayer, read: Tensor | Rounded) -> Tensor:
         part, step, place = layer.part, self.step, layer.place
         qkv = layer.qkv(read).unflatten(-1, (-1, part.head_dim))
         weight, kind, eps = None, "rms", 0.0

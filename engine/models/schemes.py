@@ -32,8 +32,8 @@ class Unserved(Exception):
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one projection is stored. `bits` 4 or 8, of whole numbers; 0: a type of ggml that is restored as it is loaded,
-    or fp8. `group`: inputs that share a scale; None: all. `zeros`: there are zero points, to which `zero_offset` is
+    """How one projection is stored. `bits` 4 or 8, of whole numbers; 0: fp8, or a type of ggml that is restored when it
+    is loaded. `group`: inputs that share a scale; None: all. `zeros`: there are zero points, to which `zero_offset` is
     added as they are read; else each is in the middle. `ordered`: inputs are grouped by an index, not by neighbourhood.
     `heads`: rows of each head lie as GGUF has them for Llama, first and second halves in turns; 0: as everywhere else.
     The form "turned" is that alone, of plain numbers. Of fp8: `scales`: what shares one; `inputs`: how activations are
@@ -94,7 +94,7 @@ def alike(schemes: Iterable[Scheme | None]) -> bool:
 
 
 def alike_fp8(schemes: Iterable[Scheme | None]) -> bool:
-    """Whether the sources of a fused matrix can be held as one matrix in fp8: scales of outputs and of a whole matrix go
+    """Whether the sources of a fused matrix can be held as one in fp8: scales of outputs and of whole matrices go
     together, blocks only with blocks, and activations are rounded in one way."""
     found = {None if one is None or one.scales is None else (one.scales == "block", one.inputs) for one in schemes}
     return len(found) == 1 and None not in found
@@ -167,7 +167,8 @@ def _compressed_fp8(group: Mapping[str, Any], form: Any, name: str) -> Scheme:
     weights, inputs = group["weights"], group.get("input_activations")
     if form not in ("float-quantized", "naive-quantized") or weights.get("num_bits") != 8:
         raise Unserved(
-            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; served is float-quantized of 8"
+            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; served is float-quantized of "
+            "8"
         )
     if weights.get("symmetric", True) is not True or weights.get("dynamic"):
         _refuse(f"{name}.weights", weights, "served are symmetric ones that are stored")

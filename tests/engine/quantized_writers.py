@@ -132,6 +132,11 @@ class Kind:
     bits: int
     group: int | None
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Projections that stay plain."""
+        return tuple(self.settings.get("ignore", ()))
+
 
 def _gptq(bits: int, group: int, *, symmetric: bool = True, v2: bool = False, ordered: bool = False) -> Kind:
     settings = {
@@ -264,7 +269,7 @@ class Written:
 
 def write(folder: Path, kind: Kind, architecture: str = "Llama", **more: Any) -> Written:
     model = random_model(architecture, **more)
-    ignored = kind.settings.get("ignore", ())
+    ignored = kind.left_out
     own: Tensors = {}
     with torch.no_grad():
         for name, module in projections(model).items():
