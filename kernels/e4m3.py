@@ -2,8 +2,8 @@
 
     scale = largest |x| / 448 of a row, or of each group of its inputs;  q = round(x / scale);  x ≈ scale · q
 
-Rounded to the nearest, ties to even; what lies beyond 448 becomes 448, NaN stays NaN. There is no infinity: one in a
-row becomes NaN, and the scale infinite. Source: arXiv:2209.05433.
+Rounded to the nearest, ties to even; what lies beyond 448 becomes 448, NaN stays NaN and has no part in the scale.
+There is no infinity: one in a row becomes NaN, and the scale infinite. Source: arXiv:2209.05433.
 
 Kernels see the codes as uint8: not every target has the type. NVIDIA GPUs of compute capability 8.9 and newer convert
 by an instruction, all others, and the interpreter, by whole numbers.
@@ -55,7 +55,7 @@ def rounded_rows(x: Tensor, group: int, given: Tensor | None = None) -> tuple[Te
     groups = groups_of(size, group)
     padded = functional.pad(x.float(), (0, groups * group - size)).unflatten(1, (groups, group))
     if given is None:
-        scales = padded.abs().amax(2).clamp(min=LEAST) * (1 / LARGEST)
+        scales = padded.abs().nan_to_num(nan=0.0, posinf=torch.inf).amax(2).clamp(min=LEAST) * (1 / LARGEST)
     else:
         scales = given.float().view(1, 1).expand(rows, groups).contiguous()
     values = to_e4m3(padded * scales.reciprocal()[:, :, None])
@@ -115,7 +115,8 @@ def rounded_tile(x, given, GIVEN: tl.constexpr):
     if GIVEN:
         scale = tl.load(given) + tl.zeros([x.shape[0]], tl.float32)
     else:
-        # 2^-100 and 1 / 448
-        scale = tl.maximum(tl.max(tl.abs(x), 1), 7.888609052210118e-31) * 0.002232142857142857
+        # A row that nobody reads may be all NaN. 2^-100 and 1 / 448.
+        largest = tl.max(tl.where(x == x, tl.abs(x), 0.0), 1)
+        scale = tl.maximum(largest, 7.888609052210118e-31) * 0.002232142857142857
     inverse = tl.div_rn(tl.full([x.shape[0]], 1.0, tl.float32), scale)
     return to_codes(x * inverse[:, None]), scale
