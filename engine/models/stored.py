@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from engine.models.parts import Model
-from engine.models.schemes import FP8_BLOCK, Quantization, Scheme, alike
-from engine.models.sources import fused_paths, sources
+from engine.models.schemes import FP8_BLOCK, Quantization, Scheme, alike, alike_fp8
+from engine.models.sources import fused_paths, routers, sources
 
 PLAIN = ("F32", "BF16", "F16", "F64")
 SCALES = ("F16", "BF16", "F32")
@@ -103,3 +103,17 @@ def held_weights(model: Model, quantization: Quantization | None) -> dict[str, S
         if alike(schemes.get(path) for path in paths):
             found |= {f"{path}.weight": schemes[path] for path in paths}
     return found
+
+
+def fp8_weights(model: Model, quantization: Quantization) -> tuple[str, ...]:
+    """The projections that Triton kernels multiply by in the fp8 of the checkpoint, by their paths; others are
+    restored: routers, the head, and a fused matrix whose sources are stored in different ways."""
+    schemes = quantization.schemes
+    found: list[str] = []
+    if not any(scheme.form == "fp8" for scheme in schemes.values()):
+        return ()
+    kept = routers(model) | {"" if model.head is None else f"{model.head.name}.weight"}
+    for paths in fused_paths(model):
+        if alike_fp8(schemes.get(path) for path in paths) and not any(f"{path}.weight" in kept for path in paths):
+            found += paths
+    return tuple(found)
