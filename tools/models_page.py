@@ -58,9 +58,9 @@ the plan says what that takes.
 | awq | 4 bits, version gemm | 4 bits |
 | compressed-tensors, pack-quantized | 4 bits, and 8 where symmetric; also `actorder` | 4 bits; 8 bits |
 | compressed-tensors, int-quantized | 8 bits, symmetric; activations plain or dynamic int8 | 8 bits |
-| compressed-tensors, float-quantized | fp8 by matrix, by output or in blocks; activations plain, dynamic, or static by matrix | fp8, on a GPU |
-| fp8 (transformers, AutoFP8) | by matrix or in blocks of 128 x 128; activations dynamic or static | fp8, on a GPU |
-| modelopt | `quant_algo: FP8` in `config.json`, by matrix; activations static | fp8, on a GPU |
+| compressed-tensors, float-quantized | fp8 by matrix, output or block; activations plain, dynamic, static | fp8 |
+| fp8 (transformers, AutoFP8) | fp8 by matrix or block; activations dynamic or static | fp8 |
+| modelopt | `quant_algo: FP8` in `config.json`: fp8 by matrix, activations static | fp8 |
 | one `.gguf` file: Llama, Mistral, Qwen2, Qwen3 | every type that the package `gguf` restores | see below |
 
 Scales stay in the checkpoint's type: float16, bfloat16 or float32. Groups have a multiple of 32 inputs, or all of a row
@@ -77,12 +77,12 @@ checkpoint leaves out stay in its type. Everything else is refused with its meth
 multiplied by together keep the scales of each (`engine/weights/fp8.py`). The product depends on the GPU and the
 checkpoint:
 
-| scales, GPU | activations | product |
-|---|---|---|
-| of matrices or outputs; compute capability 9.0 and newer, `bfloat16` | rounded to fp8, each token by its largest number, or by the checkpoint's `input_scale` | torch's |
-| the same with `hardware.batch_invariant`, in `float16`, on 8.9 | the same | Triton's |
-| of blocks; 8.9 and newer | rounded to fp8, each 128 inputs of a token by their largest number | Triton's, summed in float32 block by block |
-| any, on older GPUs; checkpoints whose activations are plain | as they are | Triton's: weights are widened in registers |
+| scales | compute capability | activations | product |
+|---|---|---|---|
+| of matrices or outputs | 9.0 and newer, `bfloat16` | rounded to fp8, by token or `input_scale` | torch's |
+| of matrices or outputs | 8.9; `float16`; `hardware.batch_invariant` | the same | Triton's |
+| of blocks | 8.9 and newer | rounded to fp8, by 128 inputs of a token | Triton's, in float32 block by block |
+| any | older; checkpoints whose activations are plain | as they are | Triton's: weights are widened as they are read |
 
 Norms and activation functions round what they write (`kernels/rms_norm_quantized.py`, `activation_quantized.py`). Where
 several matrices that read the same rows have static scales of their own, the largest is taken for all. The embedding,

@@ -255,6 +255,40 @@ def test_what_multiplies_no_e4m3_widens():
     assert products_of((8, 9), invariant=False).rounded and products_of((10, 0), invariant=True).rounded
 
 
+# Rounded at load
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["llama-odd-heads-biases", "qwen3", "gemma2"])
+def test_a_plain_checkpoint_is_rounded_by_output_and_stays_near(name, bf16_checkpoint, driver, ids):
+    saved, prompt = bf16_checkpoint(name), ids(9)
+    want = saved.logits(prompt)
+    made = driver(saved.path, kernels="triton", bits="fp8")
+    got = made.run(prompt, 5)
+    assert torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0) > 0.99
+    stored = load_all(saved.path)
+    for layer in linears(made.model):
+        weight = restored(stored, layer).float()
+        assert isinstance(layer.weight, Fp8Weight) and layer.weight.values.shape == weight.shape
+        scales = weight.abs().amax(1, keepdim=True) / 448
+        torch.testing.assert_close(layer.weight.scales, scales, rtol=1e-6, atol=0)
+        own = (weight / scales).clamp(-448, 448).to(E4M3)
+        assert (own.float() == layer.weight.values.float()).float().mean() > 0.999
+    assert made.model.vocabulary.head.dtype == torch.float32
+
+
+def load_all(folder):
+    """The tensors of all files of a checkpoint."""
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def test_only_what_multiplies_fp8_rounds_to_it(bf16_checkpoint):
+    checkpoint = read_checkpoint(bf16_checkpoint("llama").path)
+    form = layout(checkpoint.model, block_tokens=4, element_bytes=4)
+    with pytest.raises(ValueError, match="torch multiplies by weights as they are stored, not by fp8"):
+        TextModel(checkpoint.model, form, SINGLE, torch.float32, "cpu", bits="fp8")
+
+
 # Several ranks
 
 
