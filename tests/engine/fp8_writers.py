@@ -54,7 +54,7 @@ class Fp8Kind(Kind):
     @property
     def left_out(self) -> tuple[str, ...]:
         if self.settings["quant_method"] == "modelopt":
-            return tuple(f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down"))
+            return tuple(f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "gate_up", "down"))
         return (*self.settings.get("ignore", ()), *self.settings.get("modules_to_not_convert", ()))
 
     def rounded(self, x: Tensor) -> Tensor:
