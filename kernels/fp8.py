@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.e4m3 import GROUP, LARGEST, LEAST, Rounded, Rounding, to_e4m3
-from kernels.fp8_matmul import FP8_MATMUL
+from kernels.fp8_matmul import FP8_MATMUL, library_product
 from kernels.quantisation import ROWS_AT_ONCE
 from kernels.quantize_rows import QUANTIZE_ROWS
 
@@ -71,7 +71,7 @@ class Fp8Products:
         if isinstance(x, Tensor):
             x = Rounded(*QUANTIZE_ROWS(x, rounding.group, rounding.given))
         if self.library and _library_has(weight, dtype):
-            return library_product(x, weight, bias, dtype)
+            return library_product(x.values, x.scales, weight.values, weight.scales, bias, dtype)
         return FP8_MATMUL(x.values, x.scales, weight.values, weight.scales, weight.unit, bias, dtype)
 
 
@@ -86,19 +86,6 @@ def _library_has(weight: Fp8Weight, dtype: torch.dtype) -> bool:
     """torch 2.11 and 2.13: scales of rows and outputs, into bfloat16 on every such GPU, multiples of 16."""
     outputs, inputs = weight.values.shape
     return not weight.blocks and dtype == torch.bfloat16 and outputs % ALIGNED == 0 and inputs % ALIGNED == 0
-
-
-def library_product(x: Rounded, weight: Fp8Weight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """By torch, with sums that go to float32 every 128 inputs."""
-    return torch._scaled_mm(
-        x.values,
-        weight.values.t(),
-        scale_a=x.scales,
-        scale_b=weight.scales.t(),
-        bias=bias,
-        out_dtype=dtype,
-        use_fast_accum=False,
-    )
 
 
 def to_fp8(weight: Tensor) -> Fp8Weight:

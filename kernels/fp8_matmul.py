@@ -10,6 +10,7 @@ multiply e4m3, products are taken of halves, which hold it exactly.
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.e4m3 import GROUP, for_products, from_codes, groups_of, rounded_rows
 from kernels.jit import jit, launch, rows_of, tl
@@ -121,6 +122,31 @@ def _triton(
     return y
 
 
+def library_product(
+    x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """torch's own, of rounded rows with scales of rows and outputs; its sums go to float32 every 128 inputs."""
+    return torch._scaled_mm(
+        x, weight.t(), scale_a=x_scales, scale_b=scales.t(), bias=bias, out_dtype=dtype, use_fast_accum=False
+    )
+
+
+def _peer(
+    x: Tensor,
+    x_scales: Tensor | None,
+    weight: Tensor,
+    scales: Tensor,
+    unit: int,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Where torch has no product with these scales: one of weights that are widened before, without scales."""
+    wanted = dtype or x.dtype
+    if x_scales is not None and scales.shape[1] == unit == 1:
+        return library_product(x, x_scales, weight, scales, bias, wanted)
+    return functional.linear(x.to(wanted), weight.to(wanted), bias)
+
+
 def _check(x: Tensor, x_scales: Tensor | None, weight: Tensor, scales: Tensor, unit: int) -> None:
     (rows, inputs), outputs, groups = x.shape, weight.shape[0], scales.shape[1]
     if groups not in (1, groups_of(inputs, GROUP)) or scales.shape[0] != -(-outputs // unit):
@@ -215,6 +241,6 @@ FP8_MATMUL = Op(
     ),
     flops=lambda x, x_scales, weight, *rest: 2 * x.shape[0] * weight.numel(),
     alone=sliced(0, 1),
-    strided=(),
+    peer=_peer,
     tunable={"columns": (32, 64, 128, 256), "warps": (4, 8), "stages": (3, 4, 5)},
 )

@@ -248,6 +248,15 @@ class Written:
             found |= {} if tensor is None else {name: tensor}
         save_file(found, self.path / "model.safetensors")
 
+    def leave_out(self, name: str) -> None:
+        """Makes a projection in fp8 a plain one, of the same numbers."""
+        plain = load_file(self.plain / "model.safetensors")[f"{name}.weight"]
+        scales = {one: None for one in self.tensors() if one.startswith(f"{name}.") and "_scale" in one}
+        self.change(**scales, **{f"{name}.weight": plain})
+        settings = json.loads((self.path / "config.json").read_text())["quantization_config"]
+        key = next(key for key in ("ignore", "ignored_layers", "modules_to_not_convert") if key in settings)
+        self.configure(**{key: [*settings[key], name]})
+
     def configure(self, **settings: Any) -> None:
         """Changes entries of quantization_config."""
         file = self.path / "config.json"

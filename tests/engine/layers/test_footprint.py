@@ -97,6 +97,15 @@ def test_fp8_checkpoints_too(tmp_path, kind, by):
     compare(read_checkpoint(write(tmp_path, FP8_KINDS[kind]).path), by)
 
 
+@pytest.mark.parametrize("kind", ["blocks", "channel-dynamic", "autofp8-static"])
+def test_a_matrix_of_which_one_source_is_plain_too(tmp_path, kind):
+    made = write(tmp_path, FP8_KINDS[kind])
+    made.leave_out("model.layers.0.self_attn.k_proj")
+    made.leave_out("model.layers.1.mlp.gate_proj")
+    for by in ("triton", "torch"):
+        compare(read_checkpoint(made.path), by)
+
+
 @pytest.mark.parametrize("architecture", ["Llama", "Phi3"])
 @pytest.mark.parametrize("kind", FP8_KINDS)
 def test_fp8_of_each_rank_too(tmp_path, kind, architecture):

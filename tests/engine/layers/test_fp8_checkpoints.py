@@ -14,7 +14,8 @@ from engine.layers.model import TextModel
 from engine.models.checkpoint import read_checkpoint
 from engine.models.ranks import tensor_problem
 from kernels.cpu.library import best
-from kernels.fp8 import ALIGNED, Fp8Products, Fp8Weight, library_product, products_of
+from kernels.fp8 import ALIGNED, Fp8Products, Fp8Weight, products_of
+from kernels.fp8_matmul import library_product
 from kernels.jit import installed
 from tests.engine.fp8_writers import E4M3, FP8_KINDS
 from tests.engine.layers.test_footprint import FakeWorld
@@ -194,6 +195,17 @@ def test_branches_of_every_kind_read_rows_as_they_want_them(architecture, more, 
 
 
 @needs_triton
+def test_a_matrix_of_which_one_source_is_plain_is_restored(own, driver, ids):
+    made, prompt = own("blocks"), ids(5, 1)
+    made.leave_out("model.layers.0.self_attn.k_proj")
+    made.leave_out("model.layers.1.mlp.gate_proj")
+    engine = driver(made.path, kernels="triton", fp8=WIDENED)
+    torch.testing.assert_close(engine.run(prompt, 4), made.logits(prompt), atol=1e-4, rtol=0)
+    held = [isinstance(layer.weight, Fp8Weight) for layer in linears(engine.model)]
+    assert held == [False, True, True, True, True, False, False, True]  # the sixth is in no checkpoint's fp8
+
+
+@needs_triton
 def test_norms_and_activations_round_where_all_their_readers_are_in_fp8(written, driver, ids, monkeypatch):
     """A layer that is left out reads what is not rounded: layer 1's down projection here."""
     from engine.layers import fused, rounded
@@ -230,7 +242,7 @@ def test_the_library_gets_what_it_can_multiply(monkeypatch):
     from kernels import fp8
 
     asked = []
-    monkeypatch.setattr(fp8, "library_product", lambda *args: asked.append(args[1]) or library_product(*args))
+    monkeypatch.setattr(fp8, "library_product", lambda *args: asked.append(1) or library_product(*args))
     x = torch.randn(2, 256)
 
     def multiplied(weight, dtype=torch.bfloat16, capability=(9, 0), invariant=False):
