@@ -40,7 +40,7 @@ class Rounded:
 
 
 def to_e4m3(x: Tensor) -> Tensor:
-    """Any floating type → float8_e4m3fn. torch itself makes NaN of what is too large."""
+    """Any floating type → float8_e4m3fn. Some releases of torch make NaN of what is too large."""
     return x.float().clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
 
 

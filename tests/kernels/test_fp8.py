@@ -45,7 +45,7 @@ def coded(x):
 
 
 def own_codes(x):
-    """By torch, which has no saturation."""
+    """By torch, some of whose releases do not saturate."""
     return x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
 
 

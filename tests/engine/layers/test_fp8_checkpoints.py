@@ -11,6 +11,7 @@ from engine.api.errors import CheckpointError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers.model import TextModel
+from engine.layers.rounded import rounding_of
 from engine.models.checkpoint import read_checkpoint
 from engine.models.ranks import tensor_problem
 from kernels.cpu.library import best
@@ -153,6 +154,26 @@ def test_each_projection_multiplies_by_its_own_scales(kind, more, written, drive
 
 
 @needs_triton
+@pytest.mark.parametrize("kind", ["tensor-static", "autofp8-static"])
+def test_of_static_scales_of_one_matrix_the_largest_is_taken(kind, own, driver):
+    """What would saturate with one of them does not with the largest, and the MLP keeps its own."""
+    made = own(kind)
+    scales = {"q": 0.01, "k": 0.08, "v": 0.02}
+    for name, scale in scales.items():
+        path = f"model__layers__0__self_attn__{name}_proj__input_scale"
+        made.change(**{path: torch.full_like(made.tensors()[path.replace("__", ".")], scale)})
+    engine = driver(made.path, kernels="triton")
+    first, _, up, *_ = linears(engine.model)
+    assert first.weight.given.item() == pytest.approx(0.08, rel=4e-3) and up.weight.given.item() == pytest.approx(
+        0.02, rel=4e-3
+    )
+    x = torch.tensor([0.01, 30.0, -30.0, 100.0]).repeat(1, 32)
+    taken = (x / first.weight.given).clamp(-448, 448).to(E4M3).float() * first.weight.given
+    want = taken @ first.weight.restored().T
+    assert (first(x) - want).abs().max() <= 1e-5 * want.abs().max()
+
+
+@needs_triton
 @pytest.mark.parametrize("kind", ["blocks", "channel-dynamic"])
 def test_a_row_is_the_same_beside_others_bit_for_bit(kind, written, driver, ids):
     """Prompts in pieces and single tokens together in one step."""
@@ -192,6 +213,27 @@ def test_branches_of_every_kind_read_rows_as_they_want_them(architecture, more, 
     got = driver(made.path, kernels="triton").run(prompt, 4)
     assert (got - plain).norm() / plain.norm() < 0.12
     assert not torch.equal(got, widened)
+
+
+def test_rows_are_rounded_once_where_all_bodies_want_them_alike(written, driver, own):
+    def bodies(made):
+        return [branch.bodies[0] for branch in driver(made.path, kernels="triton").model.branches]
+
+    attention, mlp, *_ = bodies(written("channel-dynamic"))
+    blocks, *_ = bodies(written("blocks"))
+    static, static_mlp, *_ = bodies(written("autofp8-static"))
+    plain_made = own("channel-dynamic")
+    plain_made.leave_out("model.layers.0.self_attn.q_proj")
+    plain, *_ = bodies(plain_made)
+    both = rounding_of((attention, mlp))
+    assert (both.group, both.given) == (128, None)
+    assert rounding_of((plain,)) is None
+    assert rounding_of((attention, plain)) is None and rounding_of((plain, attention)) is None
+    narrow = written("channel-dynamic", **RAGGED)
+    assert rounding_of((attention, bodies(narrow)[0])) is None
+    assert rounding_of((blocks,)).group == 128
+    assert rounding_of((static,)).given is static.qkv.weight.given
+    assert rounding_of((static, static_mlp)) is None
 
 
 @needs_triton
