@@ -6,7 +6,8 @@ import torch
 
 from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.e4m3 import GROUP, LEAST, from_codes, rounded_rows, to_codes, to_e4m3
-from kernels.fp8_matmul import FP8_MATMUL
+from kernels.fp8 import LIBRARY
+from kernels.fp8_matmul import FP8_MATMUL, library_product
 from kernels.jit import installed, jit, launch, tl
 from kernels.quantize_rows import QUANTIZE_ROWS
 from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
@@ -15,8 +16,10 @@ pytestmark = [
     pytest.mark.skipif(not installed(), reason="Triton is not installed"),
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+    *([pytest.mark.gpu] if torch.cuda.is_available() else []),
 ]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
 CODES = torch.arange(256, dtype=torch.uint8)
 NUMBERS = CODES.view(torch.float8_e4m3fn).float()
 BLOCK = 1024
@@ -170,6 +173,20 @@ def test_products_equal_sums_in_float64(inputs, outputs, unit, group, rounded):
     got = FP8_MATMUL(*moved, unit, None, torch.float32).cpu().double()
     tolerance = 1e-6 if DEVICE == "cpu" else 2e-3  # sums on a GPU's matrix units have fewer bits
     assert (got - want).abs().max() <= tolerance * want.abs().max()
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64, 129])
+def test_the_librarys_product_is_ours(rows):
+    """Of torch's, which on a GPU is another kernel for every release and number of rows."""
+    if ON_GPU and torch.cuda.get_device_capability() < LIBRARY:
+        pytest.skip("torch has no such product for this GPU")
+    x, x_scales, weight, scales = (one.to(DEVICE) for one in drawn(rows, 512, 208, 1, 512))
+    bias = torch.randn(208, generator=torch.Generator().manual_seed(1)).bfloat16().to(DEVICE)
+    for added in (None, bias):
+        got = library_product(x, x_scales, weight, scales, added, torch.bfloat16)
+        own = FP8_MATMUL(x, x_scales, weight, scales, 1, added, torch.float32)
+        assert got.shape == own.shape and got.dtype == torch.bfloat16
+        assert (got.float() - own).abs().max() <= own.abs().max() / 128
 
 
 def test_scales_that_do_not_fit_are_refused():
