@@ -17,7 +17,7 @@ from kernels.quantisation import ROWS_AT_ONCE
 from kernels.quantize_rows import QUANTIZE_ROWS
 
 PRODUCTS = (8, 9)  # the first compute capability of NVIDIA GPUs that multiplies e4m3
-LIBRARY = (9, 0)  # the first for which torch has the product with scales of rows and outputs
+LIBRARY = (9, 10)  # major ones for which torch has the product with scales of rows and outputs in all its releases
 ALIGNED = 16  # inputs and outputs of torch's product are multiples of this
 
 
@@ -79,7 +79,7 @@ def products_of(capability: tuple[int, int] | None, *, invariant: bool) -> Fp8Pr
     """capability: of an NVIDIA GPU; None: another maker's, whose type is another one (fnuz)."""
     if capability is None or capability < PRODUCTS:
         return Fp8Products(rounded=False)
-    return Fp8Products(library=capability >= LIBRARY and not invariant)
+    return Fp8Products(library=capability[0] in LIBRARY and not invariant)
 
 
 def _library_has(weight: Fp8Weight, dtype: torch.dtype) -> bool:
@@ -91,8 +91,10 @@ def _library_has(weight: Fp8Weight, dtype: torch.dtype) -> bool:
 def to_fp8(weight: Tensor) -> Fp8Weight:
     """weight: [outputs, inputs] of any floating type, rounded with a scale for each output."""
     values = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
-    scales = weight.abs().amax(1, keepdim=True).float().clamp_(min=LEAST) / LARGEST
+    scales = torch.empty((len(weight), 1), device=weight.device)
     for at in range(0, len(weight), ROWS_AT_ONCE):
         part = slice(at, at + ROWS_AT_ONCE)
-        values[part] = to_e4m3(weight[part].float() / scales[part])
+        wide = weight[part].float()
+        scales[part] = wide.abs().amax(1, keepdim=True).clamp_(min=LEAST) / LARGEST
+        values[part] = to_e4m3(wide / scales[part])
     return Fp8Weight(values, scales)

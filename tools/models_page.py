@@ -79,8 +79,8 @@ checkpoint:
 
 | scales | compute capability | activations | product |
 |---|---|---|---|
-| of matrices or outputs | 9.0 and newer, `bfloat16` | rounded to fp8, by token or `input_scale` | torch's |
-| of matrices or outputs | 8.9; `float16`; `hardware.batch_invariant` | the same | Triton's |
+| of matrices or outputs | 9.0 to 10.3, `bfloat16` | rounded to fp8, by token or `input_scale` | torch's |
+| of matrices or outputs | 8.9, 12.0; `float16`; `hardware.batch_invariant` | the same | Triton's |
 | of blocks | 8.9 and newer | rounded to fp8, by 128 inputs of a token | Triton's, in float32 block by block |
 | any | older; checkpoints whose activations are plain | as they are | Triton's: weights are widened as they are read |
 

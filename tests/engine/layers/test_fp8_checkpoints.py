@@ -301,7 +301,8 @@ def test_the_library_gets_what_it_can_multiply(monkeypatch):
     assert not multiplied(made(outputs=24)) and not multiplied(made(inputs=72))
     assert not multiplied(Fp8Weight(made().values, torch.ones(1, 2), unit=128))
     assert not multiplied(made(rounds=False))
-    assert not multiplied(made(), invariant=True) and not multiplied(made(), capability=(8, 9))
+    assert not multiplied(made(), invariant=True) and multiplied(made(), capability=(10, 0))
+    assert not multiplied(made(), capability=(8, 9)) and not multiplied(made(), capability=(12, 0))
 
 
 def test_what_multiplies_no_e4m3_widens():
