@@ -253,8 +253,8 @@ class Model(Section):
 
 class Quantization(Section):
     weights: Literal["auto", "int8", "int4", "fp8"] = "auto"
-    """Bits of the weights: auto keeps the checkpoint's, the others are rounded when it is loaded, int8 and int4 on a
-    CPU, fp8 on a GPU."""
+    """Bits of the weights: auto keeps the checkpoint's, the others are rounded when it is loaded; int8 and int4 are for
+    compiled kernels of a CPU, fp8 is for Triton kernels of a GPU."""
     keep: bool = True
     """Keep weights that were rounded to int8 or int4 in the user's cache folder, for the next start."""
     kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = "auto"
