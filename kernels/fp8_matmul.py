@@ -94,7 +94,8 @@ def _triton(
     rounded = x_scales is not None
     # Few rows leave a GPU's processors idle unless there are many tiles; how wide a tile is changes no sum.
     columns = 128 if rows > 64 and outputs >= 2048 else 32
-    default = {"columns": columns, "warps": 4, "stages": 4 if rounded else 3}
+    warps = 4 if rounded or columns == 32 else 8  # widened weights take registers
+    default = {"columns": columns, "warps": warps, "stages": 4 if rounded else 3}
     chosen = settings("fp8_matmul", default, x.device, rows=rows, outputs=outputs, groups=groups, rounded=int(rounded))
     launch(
         fp8_matmul_kernel,
