@@ -252,10 +252,11 @@ class Model(Section):
 
 
 class Quantization(Section):
-    weights: Literal["auto", "int8", "int4"] = "auto"
-    """Bits of the weights on a CPU: auto keeps the checkpoint's, the others are rounded when it is loaded."""
+    weights: Literal["auto", "int8", "int4", "fp8"] = "auto"
+    """Bits of the weights: auto keeps the checkpoint's, the others are rounded when it is loaded; int8 and int4 are for
+    compiled kernels of a CPU, fp8 is for Triton kernels of a GPU."""
     keep: bool = True
-    """Keep rounded weights in the user's cache folder, for the next start."""
+    """Keep weights that were rounded to int8 or int4 in the user's cache folder, for the next start."""
     kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = "auto"
     """Type of the KV cache pages: auto is the activations', float16 beside weights of 8 or 4 bits; fp8 is for GPUs,
     int8 for compiled kernels of a CPU."""

@@ -322,7 +322,7 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
             "model": str(checkpoint.path),
             "device": device,
             "dtype": dtype,
-            "kv_dtype": "float16" if overrides.get("weights", "stored") != "stored" else dtype,
+            "kv_dtype": "float16" if overrides.get("weights") in ("int8", "int4") else dtype,
             "kv_bytes": 1,
             "max_context": checkpoint.model.max_context,
             "threads": torch.get_num_threads(),
@@ -360,6 +360,7 @@ def _cache_bytes(config: EngineConfig, checkpoint: Checkpoint) -> int:
         device=config.device,
         tiling=tiling(config.kernels),
         bits=config.weights,
+        fp8=config.kernels == "triton",
     )
     weights = weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
     # On a CPU all ranks take from the same memory.

@@ -43,6 +43,24 @@ def _reference(x: Tensor, act: str, has_gate: bool, limit: float | None = None) 
 
 
 @jit
+def activated(value, ACT: tl.constexpr):
+    """The function of each number, in float32."""
+    if ACT == "silu":
+        result = value / (1.0 + tl.exp(-value))
+    elif ACT == "gelu":
+        result = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+    elif ACT == "gelu_tanh":
+        # (1 + tanh(u)) / 2 is sigmoid(2u)
+        inner = 1.5957691216057308 * (value + 0.044715 * value * value * value)
+        result = value / (1.0 + tl.exp(-inner))
+    else:
+        result = tl.maximum(value, 0.0)
+        if ACT == "relu2":
+            result *= result
+    return result
+
+
+@jit
 def activation_kernel(
     x,
     y,
@@ -61,18 +79,7 @@ def activation_kernel(
     value = tl.load(x + row * x_row + at, keep, 0.0).to(tl.float32)
     if LIMITED:
         value = tl.minimum(value, limit)
-    if ACT == "silu":
-        result = value / (1.0 + tl.exp(-value))
-    elif ACT == "gelu":
-        result = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
-    elif ACT == "gelu_tanh":
-        # (1 + tanh(u)) / 2 is sigmoid(2u)
-        inner = 1.5957691216057308 * (value + 0.044715 * value * value * value)
-        result = value / (1.0 + tl.exp(-inner))
-    else:
-        result = tl.maximum(value, 0.0)
-        if ACT == "relu2":
-            result *= result
+    result = activated(value, ACT)
     if GATED:
         up = tl.load(x + row * x_row + INNER + at, keep, 0.0).to(tl.float32)
         if LIMITED:

@@ -49,6 +49,15 @@ def interpreted() -> bool:
     return triton is not None and bool(triton.knobs.runtime.interpret)
 
 
+if triton is None or interpreted():
+
+    def cuda_capability_geq(major: int, minor: int) -> bool:
+        """Whether a kernel is compiled for such an NVIDIA GPU."""
+        return False
+else:
+    from triton.language.target_info import cuda_capability_geq as cuda_capability_geq
+
+
 @dataclass(frozen=True)
 class Launch:
     """One launch as written down. `constants` are the kernel's compile-time arguments."""

@@ -1,6 +1,7 @@
 """All operations that have a kernel of their own."""
 
 from kernels.activation import ACTIVATION
+from kernels.activation_quantized import ACTIVATION_QUANTIZED
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION
@@ -12,11 +13,14 @@ from kernels.experts.routes import EXPERT_ROUTES
 from kernels.experts.sum import EXPERT_SUM
 from kernels.experts.work import EXPERT_WORK
 from kernels.finite import FINITE_ROWS
+from kernels.fp8_matmul import FP8_MATMUL
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
 from kernels.op import Op
+from kernels.quantize_rows import QUANTIZE_ROWS
 from kernels.rms_norm import RMS_NORM
+from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
 from kernels.rope import ROPE_ANGLES
 from kernels.sampling.bad_words import BAD_WORDS
 from kernels.sampling.cap_logits import CAP_LOGITS
@@ -33,6 +37,7 @@ OPS: tuple[Op, ...] = (
     STEP_INPUTS,
     EMBEDDING,
     RMS_NORM,
+    RMS_NORM_QUANTIZED,
     LAYER_NORM,
     ROPE_ANGLES,
     HEADS,
@@ -41,7 +46,10 @@ OPS: tuple[Op, ...] = (
     PREFILL_ATTENTION,
     ENCODER_ATTENTION,
     MATMUL,
+    FP8_MATMUL,
+    QUANTIZE_ROWS,
     ACTIVATION,
+    ACTIVATION_QUANTIZED,
     EXPERT_ROUTES,
     EXPERT_WORK,
     EXPERT_MATMUL,

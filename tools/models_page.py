@@ -48,9 +48,9 @@ for bit; weights may be rounded to 8 or 4 bits, and ranks share them. On a GPU t
 
 ## Quantized checkpoints
 
-Taken as they are, never rounded again: compiled kernels of a CPU multiply by the checkpoint's own whole numbers. On a
-GPU, and where torch serves, weights are restored to the type of the activations as they are loaded; the plan says what
-that takes.
+Taken as they are, never rounded again: compiled kernels of a CPU multiply by the checkpoint's own whole numbers, Triton
+kernels of a GPU by its fp8. Everywhere else weights are restored, to the type of the activations, as they are loaded;
+the plan says what that takes.
 
 | checkpoint | served | held as |
 |---|---|---|
@@ -58,6 +58,9 @@ that takes.
 | awq | 4 bits, version gemm | 4 bits |
 | compressed-tensors, pack-quantized | 4 bits, and 8 where symmetric; also `actorder` | 4 bits; 8 bits |
 | compressed-tensors, int-quantized | 8 bits, symmetric; activations plain or dynamic int8 | 8 bits |
+| compressed-tensors, float-quantized | fp8 by matrix, output or block; activations plain, dynamic, static | fp8 |
+| fp8 (transformers, AutoFP8) | fp8 by matrix or block; activations dynamic or static | fp8 |
+| modelopt | `quant_algo: FP8` in `config.json`: fp8 by matrix, activations static | fp8 |
 | one `.gguf` file: Llama, Mistral, Qwen2, Qwen3 | every type that the package `gguf` restores | see below |
 
 Scales stay in the checkpoint's type: float16, bfloat16 or float32. Groups have a multiple of 32 inputs, or all of a row
@@ -66,6 +69,30 @@ by row, as always beside weights in whole numbers. With act order, inputs are ga
 matrices that are multiplied by together (q, k, v; gate, up) must share that order, as those of one calibration do.
 Where only some of these are quantized, or in different ways, they are restored to float32. Projections that the
 checkpoint leaves out stay in its type. Everything else is refused with its method, bits and reason.
+
+### fp8
+
+`float8_e4m3fn` with scales of a whole matrix, of each output or of blocks of 128 x 128 (`weight_scale`, or
+`weight_scale_inv` as transformers names it). With Triton kernels a matrix takes a byte a number, and matrices that are
+multiplied by together keep the scales of each (`engine/weights/fp8.py`). The product depends on the GPU and the
+checkpoint:
+
+| scales | compute capability | activations | product |
+|---|---|---|---|
+| of matrices or outputs | 9.0 to 10.3, `bfloat16` | rounded to fp8, by token or `input_scale` | torch's |
+| of matrices or outputs | 8.9, 12.0; `float16`; `hardware.batch_invariant` | the same | Triton's |
+| of blocks | 8.9 and newer | rounded to fp8, by 128 inputs of a token | Triton's, in float32 block by block |
+| any | older; checkpoints whose activations are plain | as they are | Triton's: weights are widened as they are read |
+
+Norms and activation functions round what they write (`kernels/rms_norm_quantized.py`, `activation_quantized.py`). Where
+several matrices that read the same rows have static scales of their own, the largest is taken for all. The embedding,
+norms, routers and the head are never in fp8: a head that the checkpoint has so is restored. On a CPU and with torch all
+of it is restored, exactly, and activations are not rounded: the same checkpoint gives slightly other numbers there.
+Ranks cut blocks along inputs only between them; others are refused, or restored by `hardware.kernels: torch`.
+
+`quantization.weights: fp8` makes the same of a float32, bfloat16 or float16 checkpoint when it is loaded on a GPU: a
+scale for each output, activations rounded token by token. Other kinds of fp8 are refused: `e5m2`, `fnuz`, blocks of
+other sizes, scales in `e8m0`, which MX formats have.
 
 Of a GGUF file, Q4_0 and Q8_0 are held as they are, F32, F16 and BF16 as those of any checkpoint; all other types are
 restored to float32, or rounded by `quantization.weights`. The file lies in a folder with `tokenizer.json`, one of its

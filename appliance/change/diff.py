@@ -7,6 +7,7 @@ from appliance.change.clients import affected
 from appliance.change.numbers import Number, numbers
 from appliance.change.side import Side, Value, unplanned
 from appliance.declare.effects import effect
+from appliance.rules.weights import ON_CPU
 
 RESTARTS = {"none": (), "gateway": ("gateway",), "engine": ("engines",), "service": ("gateway", "engines")}
 
@@ -93,7 +94,7 @@ def _rounds(side: Side) -> bool:
     if side.plan is not None:
         return side.plan.engines[0].weight_cache is not None
     quantization = side.settings.manifest.quantization
-    return quantization.weights != "auto" and quantization.keep
+    return quantization.weights in ON_CPU and quantization.keep
 
 
 def _on_gpu(side: Side) -> bool:

@@ -17,7 +17,8 @@ from appliance.plan.ranks import Rooms, ways
 from appliance.plan.room import Room
 from appliance.plan.shortage import Ways
 from appliance.rules.facts import Facts, model_facts
-from appliance.rules.rule import Variable, View, is_compiled
+from appliance.rules.pages import FP8_CAPABILITY
+from appliance.rules.rule import TRITON, Variable, View, is_compiled
 from appliance.rules.rules import RULES
 from appliance.rules.solve import Situation, solve
 from appliance.rules.variables import LANES, MOST_RANKS, VARIABLES
@@ -95,6 +96,8 @@ def _by_torch(facts: Facts) -> str:
 def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
     """What becomes of a quantized checkpoint's weights, and what it costs."""
     own = facts.model.quantized
+    if facts.model.fp8 and not is_compiled(view.kernels):
+        return _as_fp8(checkpoint, facts, view)
     if not is_compiled(view.kernels):
         there, held = _held(checkpoint, view.dtype, None), _held(checkpoint, view.dtype, VARIANTS[0].tiling)
         return (
@@ -107,7 +110,24 @@ def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
     return f"the checkpoint's {own}{rest}"
 
 
-def _held(checkpoint: Checkpoint, dtype: Dtype, tiling: Tiling | None) -> int:
-    return weight_bytes(
-        checkpoint.model, checkpoint.tensors, checkpoint.quantization, Holder(dtype=dtype, tiling=tiling)
-    )
+def _as_fp8(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
+    """What becomes of weights in fp8 on what could multiply by them, or does."""
+    own, there = facts.model.quantized, _held(checkpoint, view.dtype, None)
+    held = _held(checkpoint, view.dtype, None, fp8=True)
+    if view.kernels != TRITON:
+        return (
+            f"the checkpoint's {own}, restored to {view.dtype} for {view.kernels}: {spell_bytes(there)} instead of the "
+            f"{spell_bytes(held)} that they take with Triton kernels of a GPU"
+        )
+    gpus, rest = facts.machine.gpus, facts.model.restored - facts.model.fp8
+    words = f"the checkpoint's {own}: {spell_bytes(held)} instead of {spell_bytes(there)} in {view.dtype}"
+    if rest:
+        words += f", {rest} of {facts.model.restored} matrices restored to {view.dtype}"
+    if gpus and gpus[0].capability < FP8_CAPABILITY:
+        words += f"; {gpus[0].name} multiplies no fp8: weights are widened as they are read, activations not rounded"
+    return words
+
+
+def _held(checkpoint: Checkpoint, dtype: Dtype, tiling: Tiling | None, *, fp8: bool = False) -> int:
+    holder = Holder(dtype=dtype, tiling=tiling, fp8=fp8)
+    return weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)

@@ -77,6 +77,9 @@ def _takes(key: str, meaning: str, size: int, rate: int) -> Account:
 
 
 def _multiplied(checkpoint: Checkpoint, room: Room) -> str:
-    """The type in which compiled kernels multiply most: whole numbers where the matrices have them."""
+    """The type in which compiled kernels multiply most, whole numbers where the matrices have them; on a GPU fp8 where
+    some matrices are in it."""
+    if any(one.what == "fp8" for one in room.holdings):
+        return "fp8"
     whole = any(one.what.startswith("int") for one in room.holdings if one.part in ("mlp", "experts"))
     return "int8" if whole or (room.compiled and held_weights(checkpoint.model, checkpoint.quantization)) else "float32"

@@ -34,6 +34,7 @@ from appliance.plan.precision import matmul_precision
 from appliance.plan.self_test import self_test, tolerance
 from appliance.rules.idle import problems as idle_keys
 from appliance.rules.rule import is_compiled
+from appliance.rules.weights import ON_CPU
 from appliance.source.facts import Facts
 from appliance.source.order import Job
 from engine.api import config as engine_config
@@ -244,7 +245,7 @@ def _lock(manifest: Manifest, locked: bool) -> Choice[str]:
 
 
 def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:
-    if weights == "stored" or not settings.manifest.quantization.keep or settings.cache is None:
+    if weights not in ON_CPU or not settings.manifest.quantization.keep or settings.cache is None:
         return None
     return str(settings.cache / "weights")
 

@@ -54,12 +54,12 @@ class Roofline:
 def limits(
     machine: Machine, *, device: str, dtype: str, weights: str, threads: int, engines: int, ranks: int = 1
 ) -> Limits | None:
-    """weights: the type that is multiplied: float32, bfloat16, int8 or int4. threads: of each rank. None: a GPU that
-    the table lacks."""
+    """weights: the type that is multiplied: float32, bfloat16, int8, int4 or fp8. threads: of each rank. None: a GPU
+    that the table lacks."""
     found: Limits | None
     if device == "cuda":
         gpu = gpu_called(machine.gpus[0].name)
-        found = None if gpu is None else _of_gpu(gpu, dtype, engines if ranks == 1 else 1)
+        found = None if gpu is None else _of_gpu(gpu, dtype, weights, engines if ranks == 1 else 1)
     else:
         found = _of_cpu(cpu_running(machine.kernels), weights, threads, engines * ranks)
     if found is None or ranks == 1:
@@ -67,8 +67,10 @@ def limits(
     return replace(found, ranks=ranks, source=f"each of {ranks} ranks, {found.source}")
 
 
-def _of_gpu(gpu: GpuModel, dtype: str, engines: int) -> Limits:
+def _of_gpu(gpu: GpuModel, dtype: str, weights: str, engines: int) -> Limits:
     operations = gpu.fp32 if dtype == "float32" else gpu.bf16
+    if weights == "fp8" and gpu.fp8:
+        operations = gpu.fp8
     among = f", shared by {engines} engines" if engines > 1 else ""
     return Limits(gpu.bandwidth // engines, operations // engines, f"{gpu.title}, data sheet{among}")
 

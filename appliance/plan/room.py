@@ -229,6 +229,7 @@ def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, .
         bits=view.weights,
         rank=rank,
         ranks=view.tensor,
+        fp8=view.kernels == TRITON,
     )
     return footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
 

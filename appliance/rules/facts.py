@@ -8,11 +8,11 @@ from appliance.plan.machine import Machine
 from engine.api.config import WeightBits
 from engine.models.checkpoint import Checkpoint
 from engine.models.native import torch_parts
-from engine.models.parts import MLP, Experts, LayerNorm, Model, all_bodies, attentions, bodies
+from engine.models.parts import MLP, Experts, LayerNorm, Model, all_bodies, attentions, bodies, has_experts
 from engine.models.ranks import tensor_sizes
 from engine.models.schemes import CHANNEL_GROUP, Scheme, alike
 from engine.models.sources import fused_paths, join, mlp_linears, routed_mlps
-from engine.models.stored import held_weights
+from engine.models.stored import fp8_weights, held_weights
 from kernels.cpu.library import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -24,8 +24,10 @@ class ModelFacts:
     """`heads`: of queries and of keys, each pair once. `inner`: sizes that tensor parallelism divides beside heads.
     `whole`: numbers of ranks that cut the checkpoint's whole numbers between groups alone. `quantized`: in words, empty
     where nothing is. `held`: compiled kernels multiply by the checkpoint's whole numbers. `restored`: quantized
-    matrices that they do not. `unlike`: with these weights the experts of one layer lie in several forms. `pools`:
-    vectors or scores come out, and no tokens. `pages`: KV heads and their size, each pair once."""
+    matrices that they do not. `fp8`: matrices in fp8 that Triton kernels multiply by as they are; `blocks`: numbers of
+    ranks that cut those between blocks alone. `experts`: it has some. `unlike`: with these weights the experts of one
+    layer lie in several forms. `pools`: vectors or scores come out, and no tokens. `pages`: KV heads and their size,
+    each pair once."""
 
     dtype: str = "float32"
     max_context: int = 4096
@@ -33,6 +35,7 @@ class ModelFacts:
     heads: tuple[tuple[int, int], ...] = ((8, 8),)
     head_sizes: tuple[int, ...] = (64,)
     inner: tuple[int, ...] = (1024,)
+    experts: bool = False
     pools: bool = False
     unlike: tuple[WeightBits, ...] = ()
     quantized: str = ""
@@ -40,6 +43,8 @@ class ModelFacts:
     held: bool = False
     restored: int = 0
     whole: tuple[int, ...] = ()
+    fp8: int = 0
+    blocks: tuple[int, ...] = ()
     by_torch: tuple[str, ...] = ()
     normed_together: bool = False
     pages: tuple[tuple[int, int], ...] = ((8, 64),)
@@ -59,6 +64,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     parts = attentions(model)
     held: dict[str, Scheme] = held_weights(model, own) if own is not None else {}
     is_quantized = own is not None and not own.is_plain
+    fp8 = 0 if own is None else len(fp8_weights(model, own))
     return ModelFacts(
         dtype=checkpoint.dtype,
         max_context=model.max_context,
@@ -66,6 +72,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         heads=tuple(dict.fromkeys((part.heads, part.kv_heads) for part in parts)),
         head_sizes=tuple(sorted({part.head_dim for part in parts})),
         inner=tuple(sorted(set(_inner(model)))),
+        experts=has_experts(model),
         pools=model.pooler is not None,
         unlike=_unlike(checkpoint),
         quantized=str(own) if is_quantized else "",
@@ -73,6 +80,8 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         held=bool(held),
         restored=_restored(checkpoint, held),
         whole=tensor_sizes(model, own, compiled=True) if held else (),
+        fp8=fp8,
+        blocks=tensor_sizes(model, own, fp8=True) if fp8 else (),
         by_torch=torch_parts(model, ACTIVATIONS),
         normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in parts),
         pages=tuple(dict.fromkeys((part.kv_heads, part.head_dim) for part in parts)),

@@ -6,7 +6,7 @@ says the same of one number.
 """
 
 from appliance.rules.facts import Facts
-from appliance.rules.rule import Rule, View, is_compiled
+from appliance.rules.rule import TRITON, Rule, View, is_compiled
 
 
 def _divides(view: View) -> bool:
@@ -17,6 +17,11 @@ def _divides(view: View) -> bool:
 def _groups_whole(view: View) -> bool:
     held = is_compiled(view.kernels) and view.facts.model.held
     return view.tensor == 1 or not held or view.tensor in view.facts.model.whole
+
+
+def _blocks_whole(view: View) -> bool:
+    model = view.facts.model
+    return view.tensor == 1 or view.kernels != TRITON or not model.fp8 or view.tensor in model.blocks
 
 
 def _gpus_each(view: View) -> bool:
@@ -62,6 +67,17 @@ RULES = (
         because=lambda facts: (
             f"compiled kernels multiply by the checkpoint's {facts.model.quantized}, which cannot be cut along inputs "
             "into so many ranks: within a group that shares a scale, or in act order"
+        ),
+    ),
+    Rule(
+        name="ranks-blocks",
+        keys=("kernels", "tensor"),
+        facts=("model.fp8", "model.blocks"),
+        holds=_blocks_whole,
+        text="Triton kernels cut a checkpoint's blocks of fp8 along inputs only between them",
+        because=lambda facts: (
+            f"Triton kernels multiply by the checkpoint's {facts.model.quantized}, and so many ranks would cut inputs "
+            "within blocks that share a scale"
         ),
     ),
     Rule(

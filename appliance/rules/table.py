@@ -86,6 +86,7 @@ WEIGHTS = (
     Line("weights as stored", {"weights": "stored"}),
     Line("weights int8", {"weights": "int8"}),
     Line("weights int4", {"weights": "int4"}),
+    Line("weights fp8", {"weights": "fp8"}),
 )
 
 
@@ -109,6 +110,12 @@ FEATURES = (
         {"weights": "int8"},
         model={"quantized": "4 bits (gptq)", "method": "gptq", "held": True},
     ),
+    Line("fp8", model={"quantized": "fp8 (fp8, a scale a matrix)", "method": "fp8", "restored": 13, "fp8": 13}),
+    Line(
+        "the same, rounded to fp8",
+        {"weights": "fp8"},
+        model={"quantized": "fp8 (fp8, a scale a matrix)", "method": "fp8", "restored": 13, "fp8": 13},
+    ),
     Line("GGUF in other types than Q4_0 and Q8_0", model={"quantized": "gguf", "method": "gguf", "restored": 1}),
     Line(
         "the same, rounded to int4",
@@ -125,6 +132,7 @@ SWITCHES = (
     Line("`hardware.graphs: false`", {"graphs": False}),
     Line("`engine.cache.block_tokens: 7`", {"block_tokens": 7}),
 )
+_BLOCKS = {"quantized": "fp8 (fp8, blocks of 128 x 128)", "method": "fp8", "restored": 13, "fp8": 13}
 RANKS = (
     Line("2 ranks", {"tensor": 2}),
     Line("2 ranks and 2 engines", {"tensor": 2, "data": 2}),
@@ -139,6 +147,8 @@ RANKS = (
         {"tensor": 2},
         model={"quantized": "4 bits (gptq)", "method": "gptq", "held": True, "whole": (1,)},
     ),
+    Line("2 ranks of fp8, cut between blocks", {"tensor": 2}, model={**_BLOCKS, "blocks": (1, 2)}),
+    Line("2 ranks of fp8, cut within one", {"tensor": 2}, model={**_BLOCKS, "blocks": (1,)}),
 )
 CAPABILITIES = (
     Line("7.5", capability=(7, 5)),

@@ -7,6 +7,7 @@ from appliance.rules import ranks
 from appliance.rules.facts import Facts
 from appliance.rules.kernels import BF16_CAPABILITY, RULES
 from appliance.rules.rule import TORCH, TRITON, Variable, View, is_compiled
+from appliance.rules.weights import ON_CPU
 
 # Attention of 4 rows over 2,048 tokens (16 heads of 128 to 8 KV heads, float16 pages, one thread, AVX-512) takes 4.1 ms
 # with blocks of 16, 4.4 to 4.7 ms of 32 to 128, but 8.5 of 24 and 12.1 of 8, which are no whole vectors.
@@ -59,13 +60,13 @@ def _kernels_why(view: View) -> str:
 
 
 def _pages(view: View) -> tuple[str, ...]:
-    if view.weights != "stored" or (is_compiled(view.kernels) and view.facts.model.held):
+    if view.weights in ON_CPU or (is_compiled(view.kernels) and view.facts.model.held):
         return ("float16",)
     return (view.dtype,)
 
 
 def _pages_why(view: View) -> str:
-    if view.weights != "stored":
+    if view.weights in ON_CPU:
         return f"half the bytes, and far more exact than {view.weights} weights"
     if is_compiled(view.kernels) and view.facts.model.held:
         return f"half the bytes, and far more exact than weights in {view.facts.model.quantized}"
@@ -122,7 +123,7 @@ VARIABLES = (
     Variable(
         key="quantization.weights",
         name="weights",
-        values=_always("stored", "int8", "int4"),
+        values=_always("stored", "int8", "int4", "fp8"),
         auto=_always("stored"),
         why=lambda view: f"the checkpoint's {view.facts.model.quantized or view.facts.model.dtype}",
         prefers="the checkpoint's numbers",
@@ -160,7 +161,7 @@ VARIABLES = (
         values=_always("float32", "bfloat16", "float16", "int8", "fp8"),
         auto=_pages,
         why=_pages_why,
-        prefers="the type of the activations; `float16` beside weights of 8 or 4 bits that kernels multiply by",
+        prefers="the type of the activations; `float16` beside weights of 8 or 4 bits that a CPU's kernels multiply by",
     ),
     Variable(
         key="engine.cache.block_tokens",

@@ -17,11 +17,13 @@ from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
+from engine.layers.rounded import activated, rounding_of
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
 from kernels.attention.decode import DECODE_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.attention.work import DECODE_WORK
+from kernels.e4m3 import Rounded
 from kernels.embedding import EMBEDDING
 from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
@@ -30,6 +32,7 @@ from kernels.experts.work import EXPERT_WORK, tile_rows
 from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
 from kernels.rms_norm import RMS_NORM
+from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
 from kernels.rope import ROPE_ANGLES
 from kernels.sampling.cap_logits import CAP_LOGITS
 
@@ -112,7 +115,8 @@ class _Run:
         }
 
     def branch(self, branch: BranchLayer) -> None:
-        read = self._joined() if branch.before is None else self._normed(branch.before)
+        read: Tensor | Rounded
+        read = self._joined() if branch.before is None else self._normed_for(branch.before, branch)
         y = self._body(branch.bodies[0], read)
         for body in branch.bodies[1:]:
             y = y.add_(self._body(body, read))
@@ -140,16 +144,27 @@ class _Run:
         self.waiting = None
         return normed
 
-    def _body(self, body: AttentionLayer | MLPLayer | ExpertsLayer, read: Tensor) -> Tensor:
+    def _normed_for(self, layer: NormLayer, branch: BranchLayer) -> Tensor | Rounded:
+        """The norm, rounded where all bodies of the branch multiply by fp8."""
+        wanted = rounding_of(branch.bodies)
+        if wanted is None or not isinstance(layer.norm, RMSNorm):
+            return self._normed(layer)
+        residual, x = (None, self.x) if self.waiting is None else (self.x, self.waiting)
+        made = RMS_NORM_QUANTIZED(x, layer.weight, layer.norm.eps, residual, self.scale, wanted.group, wanted.given)
+        self.waiting = None
+        return Rounded(*made[:2])
+
+    def _body(self, body: AttentionLayer | MLPLayer | ExpertsLayer, read: Tensor | Rounded) -> Tensor:
         match body:
             case MLPLayer():
-                return body.down(_activated(body, read))
+                return body.down(activated(body, body.up(read)))
             case ExpertsLayer():
+                assert isinstance(read, Tensor), "routers and experts read rows as they are"
                 return _experts(body, read)
             case AttentionLayer():
                 return self._attention(body, read)
 
-    def _attention(self, layer: AttentionLayer, read: Tensor) -> Tensor:
+    def _attention(self, layer: AttentionLayer, read: Tensor | Rounded) -> Tensor:
         part, step, place = layer.part, self.step, layer.place
         qkv = layer.qkv(read).unflatten(-1, (-1, part.head_dim))
         weight, kind, eps = None, "rms", 0.0
@@ -190,10 +205,6 @@ class _Run:
         return layer.out(out.flatten(1))
 
 
-def _activated(mlp: MLPLayer, read: Tensor) -> Tensor:
-    return ACTIVATION(mlp.up(read), mlp.part.act, mlp.has_gate)
-
-
 def _experts(layer: ExpertsLayer, read: Tensor) -> Tensor:
     """The sum is that of ExpertsLayer, in fp32 until all ranks have added to it."""
     part, ranks = layer.part, layer.world.size
@@ -203,11 +214,13 @@ def _experts(layer: ExpertsLayer, read: Tensor) -> Tensor:
     rows = tile_rows(len(read), part.chosen, part.count)
     pairs, tiles = EXPERT_WORK(numbers, part.count, rows)
     up = EXPERT_MATMUL(read, layer.ups.whole, pairs, tiles, part.chosen, rows)
-    activated = ACTIVATION(up, part.act, layer.experts[0].has_gate)
+    inner = ACTIVATION(up, part.act, layer.experts[0].has_gate)
     del up
-    y = EXPERT_MATMUL(activated, layer.downs.whole, pairs, tiles, 1, rows)
-    del activated
-    shared = None if layer.shared is None else layer.shared.down.product(_activated(layer.shared, read))
+    y = EXPERT_MATMUL(inner, layer.downs.whole, pairs, tiles, 1, rows)
+    del inner
+    shared = None
+    if layer.shared is not None:
+        shared = layer.shared.down.product(activated(layer.shared, layer.shared.up(read)))
     opening = None if part.shared_gate is None else logits
     y = EXPERT_SUM(y, weights, order, shared, opening, part.count, read.dtype if ranks == 1 else torch.float32)
     return y if ranks == 1 else layer.world.all_reduce(y).to(read.dtype)

@@ -19,6 +19,7 @@ from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
 from engine.layers.vocabulary import Vocabulary
 from kernels.cpu.packing import Packed
+from kernels.fp8 import Fp8Weight
 
 MAPS = Path("/proc/self/maps")
 _LINE = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ (\d+)", re.MULTILINE)
@@ -106,8 +107,15 @@ def _norm(layer: NormLayer) -> Iterator[tuple[str, Tensor]]:
     yield from (("norms", tensor) for tensor in (layer.weight, layer.bias) if tensor is not None)
 
 
-def _pieces(weight: Tensor | Packed, bias: Tensor | None) -> Iterator[Tensor]:
-    whole = (weight.data, weight.scales, weight.order) if isinstance(weight, Packed) else (weight,)
+def _pieces(weight: Tensor | Packed | Fp8Weight, bias: Tensor | None) -> Iterator[Tensor]:
+    whole: tuple[Tensor | None, ...]
+    match weight:
+        case Packed():
+            whole = weight.data, weight.scales, weight.order
+        case Fp8Weight():
+            whole = weight.tensors
+        case Tensor():
+            whole = (weight,)
     yield from (tensor for tensor in (*whole, bias) if tensor is not None)
 
 

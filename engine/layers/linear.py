@@ -18,6 +18,8 @@ from kernels.cpu.memory import Arena
 from kernels.cpu.packing import Packed
 from kernels.cpu.packing import pack as pack_for
 from kernels.cpu.program import Team
+from kernels.e4m3 import Rounded, Rounding
+from kernels.fp8 import Fp8Products, Fp8Weight, to_fp8
 from kernels.linear import linear, linear_fp32, matmul, pack
 from kernels.quantisation import to_int4, to_int8
 
@@ -27,8 +29,9 @@ Read = Callable[[str], Tensor]
 @dataclass(frozen=True)
 class Target:
     """What weights are loaded for: the type of the activations, the device, and the team of compiled kernels that will
-    multiply by them (None: torch does). `bits`: matrices are rounded to int8 or int4 as they are loaded; `known` has
-    those that were rounded and packed before. `invariant`: Triton multiplies, so that no row's sums depend on the rows
+    multiply by them (None: torch does). `bits`: matrices are rounded to int8, int4 or fp8 as they are loaded; `known`
+    has those that were rounded and packed before. `fp8`: how matrices in fp8 are multiplied by, of a checkpoint or
+    rounded here; None: they are restored. `invariant`: Triton multiplies, so that no row's sums depend on the rows
     beside it; else the library does, which picks a way by size. `stacked`: the matrices of a layer's experts lie one
     behind another, for kernels that take all of them. `quantized` has the whole numbers of a quantized
     checkpoint, by which compiled kernels multiply as they are; for others they are restored."""
@@ -41,10 +44,16 @@ class Target:
     invariant: bool = False
     stacked: bool = False
     quantized: QuantizedWeights | None = None
+    fp8: Fp8Products | None = None
     arena: Arena = field(default_factory=Arena)  # of packed weights
 
-    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x: [rows, inputs]; weight from `pack` → [rows, outputs] of x's type."""
+    def multiply(self, x: Tensor | Rounded, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> Tensor:
+        """x: [rows, inputs], rounded only as `rounding` says; weight from `pack` → [rows, outputs] of the activations'
+        type."""
+        if isinstance(weight, Fp8Weight):
+            assert self.fp8 is not None, "weights stay in fp8 where something multiplies by them"
+            return self.fp8.multiply(x, weight, bias, self.dtype)
+        assert isinstance(x, Tensor), "rows are rounded for weights in fp8"
         return matmul(x, weight, bias) if self.invariant else linear(x, weight, bias)
 
     def multiply_fp32(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -58,6 +67,12 @@ class Target:
         numbers = self.quantized.fused(path, matrix)
         return None if numbers is None else self._held(pack_for(numbers, self.team.tiling))
 
+    def stored_fp8(self, path: str, matrix: Slots) -> Fp8Weight | None:
+        """The matrix of these sources, if the checkpoint has them in fp8 and that is multiplied by."""
+        if self.fp8 is None or self.quantized is None:
+            return None
+        return self.quantized.fused_fp8(path, matrix, self.device)
+
     def stored_dtype(self, read: Read, path: str, matrix: Slots) -> torch.dtype:
         """The type in which the checkpoint holds all sources of a weight; float32 if they differ or are restored."""
         names = (join(path, piece.source) for piece in matrix.pieces)
@@ -65,9 +80,13 @@ class Target:
             return torch.float32
         return stored_dtype(read, path, matrix)
 
-    def pack(self, name: str, stored: torch.dtype, weight: Callable[[torch.dtype], Tensor]) -> Tensor | Packed:
+    def pack(
+        self, name: str, stored: torch.dtype, weight: Callable[[torch.dtype], Tensor]
+    ) -> Tensor | Packed | Fp8Weight:
         """The packed matrix of this name, which the checkpoint holds as `stored`. weight(dtype) reads it: [outputs,
         inputs] of that type."""
+        if self.bits == "fp8":
+            return to_fp8(weight(stored))
         if self.team is None:
             return weight(self.dtype) if self.invariant else pack(weight(self.dtype))
         if self.bits == "stored":
@@ -113,9 +132,9 @@ class Shelf:
 
 class LinearLayer:
     """y = x W^T (+ b) of one rank; split "inputs" sums the ranks' products before the bias is added. Not `rounded`: the
-    weight stays as it is stored where others are rounded."""
+    weight stays as it is stored where others are rounded, and is restored where others stay in fp8."""
 
-    weight: Tensor | Packed  # [rows, inputs] of this rank, packed
+    weight: Tensor | Packed | Fp8Weight  # [rows, inputs] of this rank, packed
     target: Target  # what it was packed for
     bias: Tensor | None = None
 
@@ -136,27 +155,38 @@ class LinearLayer:
             place = self._shelf.stack.place(self._shelf.number, self.slots, target)
             self.weight = fill(place, read, self.path, "weight", self.slots)
             return
-        self.weight = target.whole_numbers(self.path, self.slots) or self.target.pack(
+        as_stored = target.whole_numbers(self.path, self.slots)
+        if as_stored is None and self._rounded:
+            as_stored = target.stored_fp8(self.path, self.slots)
+        self.weight = as_stored or self.target.pack(
             self.name,
             target.stored_dtype(read, self.path, self.slots),
             lambda dtype: fused(read, self.path, "weight", self.slots, dtype, target.device),
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def rounding(self) -> Rounding | None:
+        """How rows may be rounded before they come here, as they would be here; None: not at all."""
+        if self.target.fp8 is None or not isinstance(self.weight, Fp8Weight):
+            return None
+        return self.target.fp8.rounding(self.weight)
+
+    def __call__(self, x: Tensor | Rounded) -> Tensor:
         if not self._reduce:
-            return self.target.multiply(x, self._tensor, self.bias)
+            return self.target.multiply(x, self._multiplied, self.bias)
         y = self.world.all_reduce(self.product(x))
         return y if self.bias is None else y + self.bias
 
-    def product(self, x: Tensor) -> Tensor:
+    def product(self, x: Tensor | Rounded) -> Tensor:
         """x W^T of this rank alone."""
-        return self.target.multiply(x, self._tensor)
+        return self.target.multiply(x, self._multiplied)
 
     def in_fp32(self, x: Tensor) -> Tensor:
         """x W^T (+ b) of this rank alone, in fp32."""
-        return self.target.multiply_fp32(x, self._tensor, self.bias)
+        assert isinstance(self.weight, Tensor), "what is read in fp32 is not held in fp8"
+        return self.target.multiply_fp32(x, self.weight, self.bias)
 
     @property
-    def _tensor(self) -> Tensor:
-        assert isinstance(self.weight, Tensor), "a compiled model multiplies by packed weights itself"
+    def _multiplied(self) -> Tensor | Fp8Weight:
+        assert not isinstance(self.weight, Packed), "a compiled model multiplies by packed weights itself"
         return self.weight

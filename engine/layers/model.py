@@ -30,6 +30,7 @@ from engine.weights.quantized import QuantizedWeights
 from engine.weights.random import RandomWeights
 from kernels.cpu.memory import region
 from kernels.cpu.program import Team
+from kernels.fp8 import Fp8Products
 
 
 def make_pages(layout: Layout, blocks: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -62,13 +63,14 @@ class TextModel:
         bits: WeightBits = "stored",
         invariant: bool = False,
         stacked: bool = False,
+        fp8: Fp8Products | None = None,
     ) -> None:
         """team: threads of the compiled kernels, which then run every step, for float32 on a CPU; ranks then share
-        memory. bits: what their matrices are rounded to. invariant, stacked: see Target."""
+        memory. bits: what matrices are rounded to. invariant, stacked, fp8: see Target."""
         self.model, self.layout = model, layout
         self.dtype, self.device = dtype, torch.device(device)
-        self.target = Target(dtype, self.device, team, bits, invariant=invariant, stacked=stacked)
-        if team is None and bits != "stored":
+        self.target = Target(dtype, self.device, team, bits, invariant=invariant, stacked=stacked, fp8=fp8)
+        if bits != "stored" and (fp8 is None if bits == "fp8" else team is None):
             raise ValueError(f"torch multiplies by weights as they are stored, not by {bits}")
         self._meeting = world.meeting if isinstance(world, Shared) else None
         if team is not None and (dtype != torch.float32 or self.device.type != "cpu"):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from engine.api.config import WeightBits
 from engine.distributed.world import World
 from engine.layers.batch import Batch
 from engine.layers.linear import Read, Target
@@ -14,6 +15,7 @@ from engine.models.sources import join
 from engine.weights.slot import Slot, Slots
 from kernels.cpu.packing import Packed
 from kernels.embedding import embedding
+from kernels.fp8 import Fp8Weight
 
 
 class Vocabulary:
@@ -65,15 +67,18 @@ class Vocabulary:
     def _load_head(self, read: Read, out: Head) -> None:
         target, mine = self.target, slice(self.first, self.last)
         path = self.name.removesuffix(".weight")
-        # Of four bits the head would lose most: it chooses the token.
-        rounded = replace(target, bits="int8") if target.bits == "int4" else target
+        # Of four bits the head would lose most: it chooses the token. A GPU's stays as it is.
+        head_bits: dict[WeightBits, WeightBits] = {"int4": "int8", "fp8": "stored"}
+        rounded = replace(target, bits=head_bits.get(target.bits, target.bits))
         count = self.last - self.first
         share = Slot(path if out.tied else out.name, self.first, count, 0)
-        packed = target.whole_numbers("", Slots((share,), count, 0, self.part.hidden))
+        packed: Tensor | Packed | None = target.whole_numbers("", Slots((share,), count, 0, self.part.hidden))
         if packed is None:
             tied = self.table[mine] if target.team is not None else self.table
             source = tied if out.tied else read(f"{out.name}.weight")[mine]
-            packed = rounded.pack(out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
+            made = rounded.pack(out.name, source.dtype, lambda dtype: source.to(target.device, dtype))
+            assert not isinstance(made, Fp8Weight), "the head is never in fp8"
+            packed = made
         self.head = packed
         if out.bias:
             self.bias = read(f"{out.name}.bias")[mine].to(target.device, target.dtype)

@@ -23,7 +23,7 @@ from engine.models.native import check_parts
 from engine.models.parts import Model
 from engine.models.quantized import read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
-from engine.models.schemes import Quantization
+from engine.models.schemes import Quantization, with_names
 from engine.models.sources import harmless
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
@@ -75,6 +75,7 @@ def read_checkpoint(
         tensors, quantization = read_gguf(blocks, architecture, model)
     elif weights:
         tensors = read_tensors(folder)
+        quantization = None if quantization is None else with_names(quantization, tensors)
     modules = read_modules(folder)
     model = fitted(reroot(model, tensors), config, task, modules, folder)
     if modules is not None and model.pooler is not None and tensors:
@@ -135,7 +136,7 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization:
         if name not in tensors:
             continue
         info = tensors[name]
-        if info.shape != one.shape:
+        if not one.fits(info.shape):
             raise CheckpointError(
                 f"{info.file}: {name} has shape {list(info.shape)}, but config.json makes it {list(one.shape)}"
             )

@@ -10,6 +10,7 @@ be), and whether the groups of an act-order checkpoint are neighbours after all 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, NamedTuple, Protocol
 
 from engine.api.config import Dtype, WeightBits
@@ -28,8 +29,8 @@ from engine.models.parts import (
     TokenLogits,
     bodies,
 )
-from engine.models.ranks import rows_of, share_of
-from engine.models.schemes import CHANNEL_GROUP, Quantization, Scheme, alike
+from engine.models.ranks import fp8_unit, rows_of, share_of
+from engine.models.schemes import CHANNEL_GROUP, FP8_BLOCK, Quantization, Scheme, alike, alike_fp8
 from engine.models.sources import attention_linears, join, mlp_linears, qk_norms, routed_mlps, router_linear
 from engine.models.stored import SCALE_SUFFIX
 
@@ -54,7 +55,8 @@ class Tiling(Protocol):
 
 @dataclass(frozen=True)
 class Holder:
-    """What the weights are loaded for. `tiling`: of the compiled kernels; None: torch or Triton multiplies."""
+    """What the weights are loaded for. `tiling`: of the compiled kernels; None: torch or Triton multiplies. `fp8`:
+    matrices of a checkpoint in fp8 stay so, as Triton multiplies by them."""
 
     dtype: Dtype
     device: Literal["cpu", "cuda"] = "cpu"
@@ -62,6 +64,7 @@ class Holder:
     bits: WeightBits = "stored"
     rank: int = 0
     ranks: int = 1
+    fp8: bool = False
 
     @property
     def element_bytes(self) -> int:
@@ -196,7 +199,11 @@ class _Footprint:
             name = join(path, mlp.name)
             kinds = tuple(self._stored(f"{name}.{piece}.weight") for piece in pieces)
             if self.schemes or kinds not in counted:
-                counted[kinds] = name, tuple(self._mlp("experts", mlp, name))
+                matrices = mlp_linears(mlp)
+                counted[kinds] = (
+                    name,
+                    tuple(chain(*(self._linear("experts", one, name, stacked=True) for one in matrices))),
+                )
             first, holdings = counted[kinds]
             yield from (one._replace(name=name + one.name[len(first) :]) for one in holdings)
         if part.shared is not None:
@@ -277,7 +284,10 @@ class _Footprint:
 
     # Matrices
 
-    def _linear(self, part: Part, linear: Linear, path: str, *, rounded: bool = True) -> Iterator[Holding]:
+    def _linear(
+        self, part: Part, linear: Linear, path: str, *, rounded: bool = True, stacked: bool = False
+    ) -> Iterator[Holding]:
+        """stacked: of a routed expert, which is no matrix of its own where it could stay in fp8."""
         to, cut = self.to, linear.split == "rows"
         rows = sum((self._share(one.units) if cut else one.units) * one.width for one in linear.rows)
         inputs = self._share(linear.inputs) if linear.split == "inputs" else linear.inputs
@@ -285,19 +295,56 @@ class _Footprint:
         sources, name = [join(path, one) for one in names], join(path, "+".join(names))
         numbers = self._numbers(sources)
         restoring = RESTORING_BYTES * rows * inputs if any(map(self._restored, sources)) else 0
-        if to.tiling is None:
+        in_fp8 = rounded and not stacked
+        if to.bits == "fp8" and in_fp8:
+            stored_bytes = ELEMENT_BYTES[self._stored_type(sources)]
+            yield from self._rounded_fp8(part, name, rows, inputs, stored_bytes, restoring)
+        elif to.fp8 and in_fp8 and alike_fp8(map(self.schemes.get, sources)):
+            yield from self._stored_fp8(part, name, linear, sources, rows, inputs)
+        elif to.tiling is None:
             transposed = rows * inputs * 4 if to.device == "cpu" and to.dtype == "float32" else 0
             factors = rows, inputs, to.element_bytes
             yield Holding(part, name, to.dtype, factors, temporary=transposed + restoring)
         elif numbers is not None:
             yield from self._packed_numbers(part, name, sources, numbers, rows, inputs)
         else:
-            kinds = {"F32" if self._restored(source) else self._stored(f"{source}.weight") for source in sources}
-            stored = kinds.pop() if len(kinds) == 1 else "F32"
+            stored = self._stored_type(sources)
             bits: WeightBits = to.bits if rounded else "stored"
             yield from self._packed(part, name, rows, inputs, stored, bits, restoring)
         if linear.bias:
             yield Holding(part, f"{name} (bias)", to.dtype, (rows, to.element_bytes))
+
+    def _stored_fp8(
+        self, part: Part, name: str, linear: Linear, sources: list[str], rows: int, inputs: int
+    ) -> Iterator[Holding]:
+        """The checkpoint's own fp8, with a scale for each output, or for as many as share a block wherever they lie."""
+        scheme = self.schemes[sources[0]]
+        yield Holding(part, name, "fp8", (rows, inputs, 1), temporary=rows * inputs)
+        scales: tuple[int, ...] = (rows, 4)
+        if scheme.scales == "block":
+            scales = -(-rows // fp8_unit(self._places(linear))), -(-inputs // FP8_BLOCK), 4
+        yield Holding(part, f"{name} (scales)", "float32", scales)
+        if scheme.inputs == "static":
+            yield Holding(part, f"{name} (scale of the inputs)", "float32", (4,))
+
+    def _places(self, linear: Linear) -> Iterator[tuple[int, int]]:
+        """Where the pieces of a rank's matrix begin, in their sources and in the matrix."""
+        at = 0
+        for piece in linear.rows:
+            first, units = (0, piece.units)
+            if linear.split == "rows":
+                first, units = share_of(piece.units, self.to.rank, self.to.ranks) or (0, piece.units)
+            yield piece.at + first * piece.width, at
+            at += units * piece.width
+
+    def _rounded_fp8(
+        self, part: Part, name: str, rows: int, inputs: int, stored_bytes: int, restoring: int
+    ) -> Iterator[Holding]:
+        """Plain numbers that are rounded to fp8, an output by a scale."""
+        chunk = min(rows, ROUNDED_ROWS) * inputs * 4 * 3
+        temporary = rows * inputs * stored_bytes + chunk + restoring
+        yield Holding(part, name, "fp8", (rows, inputs, 1), temporary=temporary)
+        yield Holding(part, f"{name} (scales)", "float32", (rows, 4))
 
     def _packed(
         self, part: Part, name: str, rows: int, inputs: int, stored: str, bits: WeightBits, restoring: int = 0
@@ -352,6 +399,11 @@ class _Footprint:
     def _stored(self, name: str) -> str:
         info = self.tensors.get(name)
         return "F32" if info is None or info.dtype not in ELEMENT_BYTES else info.dtype
+
+    def _stored_type(self, sources: list[str]) -> str:
+        """In which the checkpoint holds all of these weights; F32 where they differ or are restored."""
+        kinds = {"F32" if self._restored(source) else self._stored(f"{source}.weight") for source in sources}
+        return kinds.pop() if len(kinds) == 1 else "F32"
 
     def _restored(self, path: str) -> bool:
         """Whether a weight is read as other numbers than its file has."""

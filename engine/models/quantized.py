@@ -3,27 +3,31 @@
 compressed-tensors: a projection is quantized if a `targets` entry of some group names it and no entry of `ignore` does;
 an entry is a module's path, `re:` and a regular expression from the path's start, or a class of torch. The others (fp8,
 awq, gptq, bitsandbytes …): all but the head and those of a list under one of SKIPPED, whose entries are the start of a
-path or a regular expression, up to a dot, or the end of a path. Sources: compressed_tensors.utils.match,
-transformers.quantizers.quantizers_utils.should_convert_module.
+path or a regular expression, up to a dot, or the end of a path. modelopt: all but what a
+shell's pattern under one of EXCLUDED names. Sources: compressed_tensors.utils.match,
+transformers.quantizers.quantizers_utils.should_convert_module, modelopt's exporter for checkpoints of Hugging Face.
 
 What is not served is refused with method, bits and reason (`engine.models.schemes`).
 """
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.models.parts import Model
-from engine.models.schemes import Quantization, Scheme, Unserved, awq, compressed, gptq
+from engine.models.schemes import Quantization, Scheme, Unserved, awq, compressed, fp8, gptq, modelopt
 from engine.models.sources import linear_paths
 
 SKIPPED = ("modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
+EXCLUDED = ("exclude_modules", "ignore")
 _CLASSES = ("Linear", "Module")
-_WHOLE = {"gptq": gptq, "awq": awq}  # methods that store all their projections alike
+# methods that store all their projections alike
+_WHOLE = {"gptq": gptq, "awq": awq, "fp8": fp8, "modelopt": modelopt}
 _INSTEAD = (
-    "use a checkpoint in gptq or awq of 4 bits, compressed-tensors (pack-quantized or int-quantized) or GGUF, "
-    "or the float32, bfloat16 or float16 one of the same model"
+    "use a checkpoint in gptq or awq of 4 bits, fp8, compressed-tensors (pack-quantized, int-quantized or "
+    "float-quantized) or GGUF, or the float32, bfloat16 or float16 one of the same model"
 )
 
 
@@ -81,6 +85,9 @@ def _groups_of(settings: Mapping[str, Any], paths: tuple[str, ...], head: str, w
         ignored = _entries(settings, "ignore", where)
         found = {path: next((n for n, own in targets.items() if _matches(own, path, where)), None) for path in paths}
         return {path: name for path, name in found.items() if name is not None and not _matches(ignored, path, where)}
+    if settings.get("quant_method") == "modelopt":
+        excluded = [entry for key in EXCLUDED for entry in _entries(settings, key, where)]
+        return {path: "" for path in paths if not any(fnmatchcase(path, one) for one in excluded)}
     with_head = settings.get("quant_method") == "gptq" and settings.get("lm_head") is True
     skipped = [*([] if with_head else [head]), *(entry for key in SKIPPED for entry in _entries(settings, key, where))]
     return {path: "" for path in paths if not _skips(skipped, path, where)}

@@ -5,11 +5,12 @@ heads may be fewer than the ranks: then several ranks hold the same one. Layers 
 (engine/distributed/world.py) by which plans count (engine/models/footprint.py).
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 
 from engine.models.parts import MLP, Attention, Experts, Model, all_bodies
-from engine.models.schemes import Quantization, alike
-from engine.models.sources import projections
+from engine.models.schemes import FP8_BLOCK, Quantization, alike, alike_fp8
+from engine.models.sources import projections, stacked_paths
 
 MOST_RANKS = 64
 
@@ -30,9 +31,17 @@ def rows_of(vocab: int, rank: int, ranks: int) -> tuple[int, int]:
     return first, (rank + 1) * vocab // ranks - first
 
 
-def tensor_problem(model: Model, quantization: Quantization | None, size: int, *, compiled: bool) -> str | None:
+def fp8_unit(places: Iterable[tuple[int, int]]) -> int:
+    """How many rows of a fused matrix in fp8 share a scale, where its sources have blocks of scales: as many as lie in
+    one block wherever the pieces begin. places: first row of each piece in its source and in the matrix."""
+    return math.gcd(FP8_BLOCK, *(row for place in places for row in place))
+
+
+def tensor_problem(
+    model: Model, quantization: Quantization | None, size: int, *, compiled: bool = False, fp8: bool = False
+) -> str | None:
     """Why this many ranks cannot share the model, or None. `compiled`: kernels multiply by the checkpoint's whole
-    numbers, whose groups of inputs cannot be cut."""
+    numbers, whose groups of inputs cannot be cut; `fp8`: by its fp8, whose blocks cannot."""
     if size == 1:
         return None
     for units, what in dict.fromkeys(_units(model)):
@@ -42,15 +51,19 @@ def tensor_problem(model: Model, quantization: Quantization | None, size: int, *
         return f"{size} ranks cannot share a vocabulary of {model.embed.vocab}"
     if compiled and quantization is not None:
         return next(_cut_groups(model, quantization, size), None)
+    if fp8 and quantization is not None:
+        return next(_cut_blocks(model, quantization, size), None)
     return None
 
 
-def tensor_sizes(model: Model, quantization: Quantization | None, *, compiled: bool) -> tuple[int, ...]:
+def tensor_sizes(
+    model: Model, quantization: Quantization | None, *, compiled: bool = False, fp8: bool = False
+) -> tuple[int, ...]:
     """Every number of ranks that can share the model, 1 among them."""
     return tuple(
         size
         for size in range(1, MOST_RANKS + 1)
-        if tensor_problem(model, quantization, size, compiled=compiled) is None
+        if tensor_problem(model, quantization, size, compiled=compiled, fp8=fp8) is None
     )
 
 
@@ -79,3 +92,16 @@ def _cut_groups(model: Model, quantization: Quantization, size: int) -> Iterator
             yield f"{name} groups its inputs in an order of its own (act order), which {size} ranks would cut"
         elif scheme.group is not None and inputs % scheme.group:
             yield f"{size} ranks would each get {inputs} inputs of {name}, no multiple of its groups of {scheme.group}"
+
+
+def _cut_blocks(model: Model, quantization: Quantization, size: int) -> Iterator[str]:
+    stacked = stacked_paths(model)
+    for path, linear in projections(model):
+        schemes = [quantization.schemes.get(f"{path}.{piece.source}") for piece in linear.rows]
+        if linear.split != "inputs" or schemes[0] is None or schemes[0].scales != "block" or not alike_fp8(schemes):
+            continue
+        name, inputs = f"{path}.{linear.rows[0].source}", linear.inputs // size
+        if name in stacked:  # restored before they are cut
+            continue
+        if inputs % FP8_BLOCK:
+            yield f"{size} ranks would each get {inputs} inputs of {name}, no multiple of its blocks of {FP8_BLOCK}"

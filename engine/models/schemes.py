@@ -7,18 +7,23 @@ gptq                q packed along the inputs, zero points less 1 (v1) or as the
 awq                 q packed along the outputs, eight to a word in AWQ_ORDER (version gemm). Source: AutoAWQ
 compressed-tensors  pack-quantized: q + 8 or q + 128 packed along the inputs, scales [outputs, groups or 1];
                     int-quantized, naive-quantized: int8 as it is. Source: compressed-tensors 0.20
+fp8                 w = scale · q, q in float8_e4m3fn as it is; a scale for the matrix, for each output or for each
+                    block of 128 x 128. Of compressed-tensors (float-quantized), of transformers' and AutoFP8's method
+                    fp8, and of ModelOpt's FP8. Source: compressed-tensors 0.20, transformers 5, AutoFP8
 gguf                blocks of a type of ggml each with its scale. Source: gguf 0.19, `engine.models.gguf`
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output, of eight, that lies in each four bits of a word from the lowest on
 CHANNEL_GROUP = 128  # 4 bits with one scale an output are held in groups of this, all with that scale
 GROUP_MULTIPLE = 32
+FP8_BLOCK = 128  # outputs and inputs of a block of an fp8 matrix that share a scale
 
-Form = Literal["gptq", "awq", "packed", "int8", "gguf", "turned"]
+Form = Literal["gptq", "awq", "packed", "int8", "gguf", "turned", "fp8"]
+Scales = Literal["tensor", "channel", "block"]
 
 
 class Unserved(Exception):
@@ -27,11 +32,13 @@ class Unserved(Exception):
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one projection is stored. `bits` 4 or 8; 0: a type of ggml that is restored as it is loaded. `group`: inputs
-    that share a scale; None: all. `zeros`: there are zero points, to which `zero_offset` is added as they are read;
-    else each is in the middle. `ordered`: inputs are grouped by an index, not by neighbourhood. `heads`: rows of each
-    head lie as GGUF has them for Llama, first and second halves in turns; 0: as everywhere else. The form "turned" is
-    that alone, of plain numbers."""
+    """How one projection is stored. `bits` 4 or 8, of whole numbers; 0: fp8, or a type of ggml that is restored when it
+    is loaded. `group`: inputs that share a scale; None: all. `zeros`: there are zero points, to which `zero_offset` is
+    added as they are read; else each is in the middle. `ordered`: inputs are grouped by an index, not by neighbourhood.
+    `heads`: rows of each head lie as GGUF has them for Llama, first and second halves in turns; 0: as everywhere else.
+    The form "turned" is that alone, of plain numbers. Of fp8: `scales`: what shares one; `inputs`: how activations are
+    rounded where fp8 is multiplied, by a scale of the checkpoint or one of each token; None: they are not. `named`: the
+    tensors of the weight's scales and of the activations'."""
 
     form: Form
     bits: int
@@ -40,11 +47,23 @@ class Scheme:
     zero_offset: int = 0
     ordered: bool = False
     heads: int = 0
+    scales: Scales | None = None
+    inputs: Literal["static", "dynamic"] | None = None
+    named: tuple[str, str] = ("weight_scale", "input_scale")
 
     def __str__(self) -> str:
+        if self.scales is not None:
+            return f"fp8, {_SCALES_IN_WORDS[self.scales]}"
         if not self.bits:
             return "other types"
         return f"{self.bits} bits, {'a scale an output' if self.group is None else f'groups of {self.group}'}"
+
+
+_SCALES_IN_WORDS = {
+    "tensor": "a scale a matrix",
+    "channel": "a scale an output",
+    "block": f"blocks of {FP8_BLOCK} x {FP8_BLOCK}",
+}
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,13 @@ class Quantization:
 def alike(schemes: Iterable[Scheme | None]) -> bool:
     """Whether the sources of a fused matrix can be held as one matrix of whole numbers."""
     found = {None if scheme is None or not scheme.bits else (scheme.bits, scheme.group) for scheme in schemes}
+    return len(found) == 1 and None not in found
+
+
+def alike_fp8(schemes: Iterable[Scheme | None]) -> bool:
+    """Whether the sources of a fused matrix can be held as one in fp8: scales of outputs and of whole matrices go
+    together, blocks only with blocks, and activations are rounded in one way."""
+    found = {None if one is None or one.scales is None else (one.scales == "block", one.inputs) for one in schemes}
     return len(found) == 1 and None not in found
 
 
@@ -114,8 +140,10 @@ def compressed(settings: Mapping[str, Any], name: str) -> Scheme:
         if settings.get(key) and settings[key].get("format") != "dense":
             _refuse(key, settings[key], "it must be left out")
     weights, inputs = group.get("weights"), group.get("input_activations")
+    if isinstance(weights, dict) and weights.get("type") == "float":
+        return _compressed_fp8(group, form, name)
     if not isinstance(weights, dict) or weights.get("type", "int") != "int":
-        _refuse(f"{name}.weights", weights, "served are whole numbers")
+        _refuse(f"{name}.weights", weights, "served are whole numbers, and float of 8 bits")
     if inputs is not None and (inputs.get("num_bits") != 8 or inputs.get("type") != "int" or not inputs.get("dynamic")):
         _refuse(f"{name}.input_activations", inputs, "served are none, and dynamic int8")
     bits, symmetric, strategy = weights.get("num_bits"), weights.get("symmetric", True), weights.get("strategy")
@@ -132,6 +160,84 @@ def compressed(settings: Mapping[str, Any], name: str) -> Scheme:
         f"config_groups.{name} is {which}{form} of {bits} bits; served are pack-quantized of 4 bits, pack-quantized "
         "and int-quantized of 8 where symmetric"
     )
+
+
+def _compressed_fp8(group: Mapping[str, Any], form: Any, name: str) -> Scheme:
+    """Of a group whose weights are of type float."""
+    weights, inputs = group["weights"], group.get("input_activations")
+    if form not in ("float-quantized", "naive-quantized") or weights.get("num_bits") != 8:
+        raise Unserved(
+            f"config_groups.{name} is {form} of {weights.get('num_bits')} bits in floats; served is float-quantized of "
+            "8"
+        )
+    if weights.get("symmetric", True) is not True or weights.get("dynamic"):
+        _refuse(f"{name}.weights", weights, "served are symmetric ones that are stored")
+    strategy = weights.get("strategy")
+    scales = _one_of(f"{name}.weights.strategy", strategy, ("tensor", "channel", "block"))
+    if scales == "block":
+        _check_block(f"{name}.weights.block_structure", weights.get("block_structure"))
+    if group.get("output_activations"):
+        _refuse(f"{name}.output_activations", group["output_activations"], "it must be left out")
+    return Scheme("fp8", 0, None, scales=scales, inputs=None if inputs is None else _compressed_inputs(inputs, name))
+
+
+def _compressed_inputs(inputs: Mapping[str, Any], name: str) -> Literal["static", "dynamic"]:
+    key = f"{name}.input_activations"
+    if inputs.get("num_bits") != 8 or inputs.get("type") != "float" or inputs.get("symmetric", True) is not True:
+        _refuse(key, inputs, "beside fp8 weights served are none, and symmetric float of 8 bits")
+    if inputs.get("dynamic") is True:
+        return "dynamic"
+    if inputs.get("dynamic") or inputs.get("strategy") != "tensor":
+        _refuse(key, inputs, "served are dynamic ones, and static ones of strategy tensor")
+    return "static"
+
+
+def fp8(settings: Mapping[str, Any]) -> Scheme:
+    """Of transformers and AutoFP8. A scale of the whole matrix may be named in either way (`with_names`)."""
+    _one_of("fmt", settings.get("fmt", "e4m3"), ("e4m3", "float8_e4m3fn"))
+    _one_of("expert_dtype", settings.get("expert_dtype", "fp8"), ("fp8",))
+    if settings.get("modules_to_convert"):
+        _refuse("modules_to_convert", settings["modules_to_convert"], "it must be left out")
+    scheme = str(settings.get("activation_scheme", "dynamic")).lower()
+    inputs: Any = _one_of("activation_scheme", scheme, ("dynamic", "static"))
+    block = settings.get("weight_block_size")
+    if block is None:
+        return Scheme("fp8", 0, None, scales="tensor", inputs=inputs)
+    _check_block("weight_block_size", block)
+    return Scheme("fp8", 0, None, scales="block", inputs=inputs, named=INVERSES)
+
+
+def modelopt(settings: Mapping[str, Any]) -> Scheme:
+    """Of ModelOpt: the tensors of AutoFP8."""
+    algorithm = settings.get("quant_algo")
+    if algorithm != "FP8":
+        _refuse("quant_algo", algorithm, "of modelopt served is FP8")
+    return Scheme("fp8", 0, None, scales="tensor", inputs="static")
+
+
+INVERSES = ("weight_scale_inv", "activation_scale")  # transformers' names; they are scales all the same
+
+
+def with_names(quantization: Quantization, tensors: Container[str]) -> Quantization:
+    """With the names that a checkpoint of the method fp8 gives to the scales of whole matrices."""
+    schemes = {
+        path: replace(scheme, named=INVERSES)
+        if scheme.scales == "tensor" and f"{path}.{INVERSES[0]}" in tensors and f"{path}.weight_scale" not in tensors
+        else scheme
+        for path, scheme in quantization.schemes.items()
+    }
+    return replace(quantization, schemes=schemes)
+
+
+def _check_block(key: str, value: Any) -> None:
+    if not isinstance(value, list) or value != [FP8_BLOCK, FP8_BLOCK]:
+        _refuse(key, value, f"served is [{FP8_BLOCK}, {FP8_BLOCK}]")
+
+
+def _one_of(key: str, value: Any, served: tuple[str, ...]) -> Any:
+    if value not in served:
+        _refuse(key, value, f"served are {', '.join(served)}" if len(served) > 1 else f"served is {served[0]}")
+    return value
 
 
 def _group(size: Any, key: str) -> int | None:

@@ -180,6 +180,18 @@ def routers(model: Model) -> frozenset[str]:
     )
 
 
+def stacked_paths(model: Model) -> frozenset[str]:
+    """The projections of routed experts: Triton takes those of a layer together, in the type of the activations."""
+    return frozenset(
+        join(path, body.name, mlp.name, piece.source)
+        for path, body in _placed_bodies(model)
+        if isinstance(body, Experts)
+        for mlp in routed_mlps(body)
+        for linear in mlp_linears(mlp)
+        for piece in linear.rows
+    )
+
+
 def fused_paths(model: Model) -> tuple[tuple[str, ...], ...]:
     """The matrices that are multiplied by, each as the paths of its sources; that of a tied head is the embedding."""
     found: dict[tuple[str, ...], None] = {}

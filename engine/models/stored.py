@@ -3,21 +3,26 @@
 from dataclasses import dataclass
 
 from engine.models.parts import Model
-from engine.models.schemes import Quantization, Scheme, alike
-from engine.models.sources import fused_paths, sources
+from engine.models.schemes import FP8_BLOCK, Quantization, Scheme, alike, alike_fp8
+from engine.models.sources import fused_paths, routers, sources, stacked_paths
 
 PLAIN = ("F32", "BF16", "F16", "F64")
 SCALES = ("F16", "BF16", "F32")
+FP8 = ("F8_E4M3",)
 SCALE_SUFFIX = {"gptq": "scales", "awq": "scales", "packed": "weight_scale", "int8": "weight_scale"}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """`types` as headers spell them; none: any type of ggml. `optional`: a checkpoint may lack it."""
+    """`types` as headers spell them; none: any type of ggml. `optional`: a checkpoint may lack it. One number may have
+    no axis at all."""
 
     shape: tuple[int, ...]
     types: tuple[str, ...] = PLAIN
     optional: bool = False
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        return shape == self.shape or (self.shape == (1,) and shape == ())
 
 
 def stored_tensors(model: Model, quantization: Quantization | None) -> dict[str, Stored]:
@@ -74,6 +79,13 @@ def _parts(scheme: Scheme, rows: int, inputs: int) -> dict[str, Stored]:
             return {"weight": Stored((rows, inputs), ("I8",)), "weight_scale": Stored((rows, groups), SCALES)}
         case "gguf" | "turned":
             return {"weight": Stored((rows, inputs), ())}
+        case "fp8":
+            blocks = _words(rows, FP8_BLOCK), _words(inputs, FP8_BLOCK)
+            shape = {"block": blocks, "channel": (rows, 1)}.get(scheme.scales or "", (1,))
+            found = {"weight": Stored((rows, inputs), FP8), scheme.named[0]: Stored(shape, SCALES)}
+            if scheme.inputs == "static":
+                found[scheme.named[1]] = Stored((1,), SCALES)
+            return found
 
 
 def _words(count: int, each: int) -> int:
@@ -91,3 +103,18 @@ def held_weights(model: Model, quantization: Quantization | None) -> dict[str, S
         if alike(schemes.get(path) for path in paths):
             found |= {f"{path}.weight": schemes[path] for path in paths}
     return found
+
+
+def fp8_weights(model: Model, quantization: Quantization) -> tuple[str, ...]:
+    """The projections that Triton kernels multiply by in the fp8 of the checkpoint, by their paths; others are
+    restored: routers, routed experts, the head, and a fused matrix whose sources are stored in different ways."""
+    schemes = quantization.schemes
+    found: list[str] = []
+    if not any(scheme.form == "fp8" for scheme in schemes.values()):
+        return ()
+    kept = {name.removesuffix(".weight") for name in routers(model)} | stacked_paths(model)
+    kept |= {"" if model.head is None else model.head.name}
+    for paths in fused_paths(model):
+        if alike_fp8(schemes.get(path) for path in paths) and kept.isdisjoint(paths):
+            found += paths
+    return tuple(found)

@@ -16,6 +16,7 @@ TORCH_DTYPES = {
     "I64": torch.int64,
     "I32": torch.int32,
     "I8": torch.int8,
+    "F8_E4M3": torch.float8_e4m3fn,
 }
 
 

@@ -1,8 +1,8 @@
 """Quantized projections of a checkpoint, read into the whole numbers they are, with no rounding.
 
 engine/models/schemes.py says what the forms are, engine/models/stored.py which tensors they have.
-What compiled kernels multiply by stays whole numbers (`numbers`); for all others a projection reads as if its
-checkpoint had it in float32 (`read`).
+What compiled kernels multiply by stays whole numbers (`numbers`), and what Triton kernels multiply by in fp8 stays that
+(`fused_fp8`); for all others a projection reads as if its checkpoint had it in float32 (`read`).
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 
 from engine.api.errors import CheckpointError
-from engine.models.schemes import AWQ_ORDER, CHANNEL_GROUP, Quantization, Scheme, alike
+from engine.models.parts import Model
+from engine.models.schemes import AWQ_ORDER, CHANNEL_GROUP, Quantization, Scheme, alike, alike_fp8
+from engine.models.sources import join, sources
+from engine.models.stored import FP8, stored_tensors
 from engine.weights.files import Weights
+from engine.weights.fp8 import fused_fp8, restored
+from engine.weights.random import RandomWeights
 from engine.weights.slot import Slots
+from kernels.fp8 import Fp8Weight
 from kernels.quantisation import Int4Weight, Int8Groups, Int8Weight
 
 Numbers = Int4Weight | Int8Groups | Int8Weight
@@ -26,7 +32,9 @@ BLOCK = 32  # inputs of a block of Q4_0 and Q8_0
 class QuantizedWeights:
     """Reads like `Weights`. `shapes`: of the tensors that the declaration names."""
 
-    def __init__(self, weights: Weights, quantization: Quantization, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, weights: Weights | RandomWeights, quantization: Quantization, shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
         self.schemes = quantization.schemes
         self.read_names: set[str] = set()
         self._weights, self._shapes = weights, shapes
@@ -38,6 +46,8 @@ class QuantizedWeights:
         scheme = self.schemes.get(path) if path != name else self._turned_bias(name)
         if scheme is None:
             return self._weights.read(name)
+        if scheme.form == "fp8":
+            return restored(self._weights.read, path, scheme)
         if not scheme.bits:
             return _turned(self._restored(name), scheme.heads)
         return self.numbers(path).restored()
@@ -64,10 +74,21 @@ class QuantizedWeights:
                 return _eight(weight, self._weights.read(f"{path}.weight_scale"), scheme.group, None)
             case "gguf" | "turned":
                 return self._blocks(path, scheme, *shape)
+            case "fp8":
+                raise AssertionError(f"{path} is in fp8, which is no whole numbers")
+
+    def fused_fp8(self, path: str, matrix: Slots, device: torch.device) -> Fp8Weight | None:
+        """A rank's share of a fused matrix in fp8. None where some source is not, or sources differ in form. Raises
+        CheckpointError where the share cuts blocks."""
+        names = [join(path, piece.source) for piece in matrix.pieces]
+        if not alike_fp8(self.schemes.get(name) for name in names):
+            return None
+        self.read_names |= {f"{name}.weight" for name in names}
+        return fused_fp8(self._weights.read, path, matrix, self.schemes, device)
 
     def fused(self, path: str, matrix: Slots) -> Numbers | None:
         """A rank's share of a fused matrix. None where some source is restored, or sources differ in form."""
-        names = [f"{path}.{piece.source}" if path else piece.source for piece in matrix.pieces]
+        names = [join(path, piece.source) for piece in matrix.pieces]
         if not alike(self.schemes.get(name) for name in names):
             return None
         pieces = [
@@ -233,6 +254,21 @@ class QuantizedWeights:
 
     def _file(self, path: str) -> Path:
         return next(info.file for name, info in self._weights.tensors.items() if name.startswith(f"{path}."))
+
+
+def random_weights(
+    model: Model, quantization: Quantization | None, dtype: torch.dtype, device: torch.device
+) -> RandomWeights | QuantizedWeights:
+    """Random numbers in the form of the checkpoint where that is fp8, else plain ones."""
+    schemes = {} if quantization is None else quantization.schemes
+    eight = {path: scheme for path, scheme in schemes.items() if scheme.form == "fp8"}
+    if not eight or quantization is None:
+        return RandomWeights(sources(model), dtype, device)
+    own = replace(quantization, schemes=eight)
+    stored = stored_tensors(model, own)
+    shapes = {name: one.shape for name, one in stored.items()}
+    fp8 = frozenset(name for name, one in stored.items() if one.types == FP8)
+    return QuantizedWeights(RandomWeights(shapes, dtype, device, fp8), own, sources(model))
 
 
 def _eight(values: Tensor, scales: Tensor, group: int | None, order: Tensor | None) -> Numbers:

@@ -2,28 +2,41 @@
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
 
 class RandomWeights:
-    """Reads like `Weights`. A tensor is the same whenever it is read; norms are 1, matrices keep activations of order
-    one. `device` may be `meta`: then nothing is drawn."""
+    """Reads like `Weights`. A tensor is the same whenever it is read; norms and the scales of matrices in fp8 are 1,
+    matrices keep activations of order one. `device` may be `meta`: then nothing is drawn. fp8: tensors in e4m3."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        dtype: torch.dtype,
+        device: torch.device,
+        fp8: Collection[str] = (),
+    ) -> None:
         self.read_names: set[str] = set()
-        self._shapes, self._dtype, self._device = shapes, dtype, device
+        self._shapes, self._dtype, self._device, self._fp8 = shapes, dtype, device, fp8
 
     def read(self, name: str) -> Tensor:
         self.read_names.add(name)
         shape = self._shapes[name]
-        if self._device.type == "meta":
-            return torch.empty(shape, dtype=self._dtype, device=self._device)
+        if name in self._fp8:
+            return self._matrix(name, shape).to(torch.float8_e4m3fn)
+        if name.endswith(("_scale", "_scale_inv")):
+            return torch.ones(shape, device=self._device)
         if len(shape) == 1:
             fill = 1.0 if name.endswith("weight") else 0.0
             return torch.full(shape, fill, dtype=self._dtype, device=self._device)
+        return self._matrix(name, shape)
+
+    def _matrix(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        if self._device.type == "meta":
+            return torch.empty(shape, dtype=self._dtype, device=self._device)
         draw = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
         values = torch.empty(shape, dtype=self._dtype, device=self._device)
         return values.normal_(0.0, 1 / math.sqrt(shape[-1]), generator=draw)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from engine.api.config import EngineConfig, graph_ladder
+from engine.api.config import EngineConfig, WeightBits, graph_ladder
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.distributed.world import SINGLE
@@ -24,19 +24,21 @@ from engine.kv.layout import NULL_BLOCK, Layout, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
 from engine.models.parts import Model
-from engine.models.sources import sources
-from engine.weights.random import RandomWeights
+from engine.weights.quantized import random_weights
 from engine.worker.build import DTYPES
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts
 from engine.worker.table import RequestTable
 from engine.worker.warm import warm_steps
+from kernels.fp8 import Fp8Products, products_of
 from kernels.jit import recorded
 from kernels.report import Source, Wanted, add_options, report
 from kernels.tools.aot import Target
 
 
-def config_for(path: Path, dtype: str, kv_dtype: str, *, invariant: bool) -> EngineConfig:
+def config_for(
+    path: Path, dtype: str, kv_dtype: str, *, invariant: bool, weights: WeightBits = "stored"
+) -> EngineConfig:
     """As an appliance would resolve it, at sizes that change no kernel."""
     return EngineConfig(
         model=str(path),
@@ -51,6 +53,7 @@ def config_for(path: Path, dtype: str, kv_dtype: str, *, invariant: bool) -> Eng
         invariant=invariant,
         graph_sizes=graph_ladder(256),
         load="random",
+        weights=weights,
     )
 
 
@@ -59,28 +62,37 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
     lacks the type of the pages."""
     if config.kv_dtype == "fp8" and not target.fp8:
         return []
-    runner, form, model = runner_on(torch.device("meta"), config)
+    runner, form, model = runner_on(torch.device("meta"), config, _products(target, config))
     with recorded() as launches, torch.inference_mode():
         for plan in warm_steps(form, model, config, compiling=True):
             runner.start(plan, {})
         for size in config.graph_sizes:
             runner.start(_decode_step(size, form), {})
     name = f"{_architecture(config)} {config.dtype}" + (f" {config.kv_dtype}" if config.kv_dtype == "fp8" else "")
+    name += " fp8 weights" if config.weights == "fp8" else ""
     return [Wanted(launch.kernel.fn.__name__.removesuffix("_kernel"), name, launch) for launch in launches]
 
 
 @torch.inference_mode()
-def runner_on(device: torch.device, config: EngineConfig) -> tuple[DeviceRunner, Layout, Model]:
-    """What makes the steps of a worker with random weights on this device, the layout of its pages, its model."""
+def runner_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tuple[DeviceRunner, Layout, Model]:
+    """What makes the steps of a worker with random weights on this device, the layout of its pages, its model. fp8: how
+    it multiplies by weights in fp8."""
     checkpoint = read_checkpoint(config.model, weights=False)
     model, dtype, kv_dtype = checkpoint.model, DTYPES[config.dtype], DTYPES[config.kv_dtype]
     form = layout(model, block_tokens=config.block_tokens, element_bytes=kv_dtype.itemsize)
-    text_model = TextModel(model, form, SINGLE, dtype, device, invariant=config.invariant, stacked=True)
-    text_model.fill(RandomWeights(sources(model), dtype, device))
+    options = {"bits": config.weights, "invariant": config.invariant, "stacked": True, "fp8": fp8}
+    text_model = TextModel(model, form, SINGLE, dtype, device, **options)
+    text_model.fill(random_weights(model, checkpoint.quantization, dtype, device))
     slots = min(config.max_running, config.max_step_tokens)
     table = RequestTable(slots=slots, max_context=config.max_context, layout=form, vocab=model.embed.vocab)
     parts = device_parts(config, checkpoint, text_model, form, table)
     return parts.runner(make_pages(form, 2, kv_dtype, device)), form, model
+
+
+def _products(target: Target, config: EngineConfig) -> Fp8Products:
+    """As a process on this target would multiply by weights in fp8."""
+    capability = divmod(int(target.arch), 10) if target.backend == "cuda" else None
+    return products_of(capability, invariant=config.invariant)
 
 
 def _architecture(config: EngineConfig) -> str:
@@ -99,10 +111,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted: list[Source] = [
         partial(
             serving_launches,
-            config=config_for(path, dtype, dtype if kv == "auto" else kv, invariant=invariant == "yes"),
+            config=config_for(
+                path,
+                dtype,
+                dtype if kv == "auto" else kv,
+                invariant=invariant == "yes",
+                weights="stored" if weights == "auto" else weights,
+            ),
         )
-        for path, dtype, kv, invariant in product(
-            options.checkpoint, options.dtype, options.kv_dtype, options.invariant
+        for path, dtype, kv, weights, invariant in product(
+            options.checkpoint, options.dtype, options.kv_dtype, options.weights, options.invariant
         )
     ]
     return report(wanted, options)
@@ -117,6 +135,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("checkpoint", nargs="+", type=Path, help="folder with a config.json")
     parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float16", "float32"), default=["bfloat16"])
     parser.add_argument("--kv-dtype", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as --dtype")
+    parser.add_argument("--weights", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as stored")
     parser.add_argument("--invariant", nargs="+", choices=("no", "yes"), default=["no"])
     add_options(parser)
     return parser.parse_args(arguments)

@@ -24,9 +24,8 @@ from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.parts import Model
-from engine.models.sources import sources
 from engine.weights.packed import PackedFile
-from engine.weights.random import RandomWeights
+from engine.weights.quantized import random_weights
 from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
@@ -40,6 +39,7 @@ from engine.worker.warm import warm_prompts, warm_steps
 from engine.worker.worker import Worker
 from kernels.cpu.library import MissingKernels, cpu_name
 from kernels.cpu.program import Team
+from kernels.fp8 import Fp8Products, products_of
 from kernels.jit import installed, interpreted
 
 DTYPES = {
@@ -179,6 +179,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             config.weights,
             invariant=config.invariant and config.kernels == "triton",
             stacked=config.kernels == "triton",
+            fp8=_fp8_products(config, device),
         )
         _load(config, checkpoint, text_model, world, lambda fraction: progress("loading", fraction))
         give_back()
@@ -295,10 +296,13 @@ def _device(config: EngineConfig, rank: int) -> torch.device:
 
 def _team(config: EngineConfig) -> Team | None:
     if config.kernels in ("torch", "triton"):
-        if config.weights != "stored":
-            raise ConfigError(f"weights={config.weights}: only compiled kernels multiply by them, not {config.kernels}")
+        if config.weights != "stored" and (config.weights, config.kernels) != ("fp8", "triton"):
+            who = "triton" if config.weights == "fp8" else "compiled"
+            raise ConfigError(f"weights={config.weights}: only {who} kernels multiply by them, not {config.kernels}")
         _check_kernels(config)
         return None
+    if config.weights == "fp8":
+        raise ConfigError(f"weights=fp8: only triton kernels multiply by them, not {config.kernels}")
     if config.device != "cpu" or config.dtype != "float32":
         raise ConfigError(
             f"kernels={config.kernels}: they compute in float32 on a CPU, not {config.dtype} on {config.device}"
@@ -326,6 +330,16 @@ def _check_kernels(config: EngineConfig) -> None:
         raise ConfigError("kernels=triton: they are for a GPU; on a CPU they run with TRITON_INTERPRET=1, to be tested")
 
 
+def _fp8_products(config: EngineConfig, device: torch.device) -> Fp8Products | None:
+    """How Triton kernels multiply by weights in fp8 on this device; what is interpreted is as new as any."""
+    if config.kernels != "triton":
+        return None
+    if device.type != "cuda":
+        return Fp8Products()
+    capability = None if torch.version.hip else torch.cuda.get_device_capability(device)
+    return products_of(capability, invariant=config.invariant)
+
+
 def _load(
     config: EngineConfig,
     checkpoint: Checkpoint,
@@ -334,7 +348,7 @@ def _load(
     progress: Callable[[float], None],
 ) -> None:
     if config.load == "random":
-        text_model.fill(RandomWeights(sources(checkpoint.model), text_model.dtype, text_model.device))
+        text_model.fill(random_weights(checkpoint.model, checkpoint.quantization, text_model.dtype, text_model.device))
         return
     known = _known(config, checkpoint, text_model.target.team, world)
     text_model.load(checkpoint, progress, known)

@@ -18,16 +18,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.jit import interpreted, jit, tl, triton
+from kernels.jit import cuda_capability_geq, jit, tl
 from kernels.op import Make
-
-if triton is None or interpreted():
-
-    def cuda_capability_geq(major: int, minor: int) -> bool:
-        """Whether a kernel is compiled for such an NVIDIA GPU."""
-        return False
-else:
-    from triton.language.target_info import cuda_capability_geq
 
 LOG2_E = math.log2(math.e)
 SEEN_ALL = 2**30  # a window that no sequence reaches

@@ -132,6 +132,11 @@ class Kind:
     bits: int
     group: int | None
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Projections that stay plain."""
+        return tuple(self.settings.get("ignore", ()))
+
 
 def _gptq(bits: int, group: int, *, symmetric: bool = True, v2: bool = False, ordered: bool = False) -> Kind:
     settings = {
@@ -243,6 +248,15 @@ class Written:
             found |= {} if tensor is None else {name: tensor}
         save_file(found, self.path / "model.safetensors")
 
+    def leave_out(self, name: str) -> None:
+        """Makes a projection in fp8 a plain one, of the same numbers."""
+        plain = load_file(self.plain / "model.safetensors")[f"{name}.weight"]
+        scales = {one: None for one in self.tensors() if one.startswith(f"{name}.") and "_scale" in one}
+        self.change(**scales, **{f"{name}.weight": plain})
+        settings = json.loads((self.path / "config.json").read_text())["quantization_config"]
+        key = next(key for key in ("ignore", "ignored_layers", "modules_to_not_convert") if key in settings)
+        self.configure(**{key: [*settings[key], name]})
+
     def configure(self, **settings: Any) -> None:
         """Changes entries of quantization_config."""
         file = self.path / "config.json"
@@ -264,7 +278,7 @@ class Written:
 
 def write(folder: Path, kind: Kind, architecture: str = "Llama", **more: Any) -> Written:
     model = random_model(architecture, **more)
-    ignored = kind.settings.get("ignore", ())
+    ignored = kind.left_out
     own: Tensors = {}
     with torch.no_grad():
         for name, module in projections(model).items():

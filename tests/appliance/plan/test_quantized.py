@@ -10,9 +10,10 @@ import torch
 from appliance import exits
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Given
-from appliance.plan.machine import Machine
+from appliance.plan.machine import Gpu, Machine
 from appliance.plan.plan import Plan
 from appliance.plan.prove import prove
+from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.quantized_writers import KINDS, Written, write
 
 HOST = Machine(cores=2, cores_from="affinity", memory_free=2**34, memory_from="MemAvailable", no_gpu="no driver")
@@ -24,7 +25,7 @@ def folder(tmp_path: Path) -> Callable[[str], Written]:
     """A checkpoint of this kind with a tokenizer, and a manifest beside."""
 
     def make(kind: str) -> Written:
-        made = write(tmp_path, KINDS[kind])
+        made = write(tmp_path, (KINDS | FP8_KINDS)[kind])
         (made.path / "tokenizer.json").write_text('{"model": {}}')
         (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {made.path}}}}}\n")
         return made
@@ -53,6 +54,57 @@ def test_the_plan_names_the_checkpoints_own_bits(folder: Callable[[str], Written
     assert weights(proved(made)) == words
     assert weights(proved(made, HOST)).startswith(f"{words}, restored to float32 for torch: ")
     assert proved(made, HOST).memory.weights > 2 * proved(made).memory.weights
+
+
+H100 = Gpu("NVIDIA H100", 80 * 2**30, 79 * 2**30, (9, 0))
+ON_GPU = replace(HOST, gpus=(H100,), triton=True)
+OLDER = replace(ON_GPU, gpus=(replace(H100, name="NVIDIA A100-SXM4-80GB", capability=(8, 0)),))
+
+
+def test_fp8_is_multiplied_by_triton_kernels_and_restored_elsewhere(folder: Callable[[str], Written]) -> None:
+    made = folder("blocks")
+    own = "the checkpoint's fp8 (fp8, blocks of 128 x 128)"
+    found, restored = proved(made, ON_GPU), proved(made, HOST)
+    assert weights(found).startswith(f"{own}: ") and weights(found).endswith(" in float32")
+    assert weights(restored).startswith(f"{own}, restored to float32 for torch: ")
+    assert weights(restored).endswith(" that they take with Triton kernels of a GPU")
+    assert weights(proved(made)) == f"{own}, 13 of 13 matrices restored to float32"
+    assert proved(made).memory.weights >= restored.memory.weights > 2.5 * found.memory.weights
+    assert weights(proved(made, OLDER)).endswith(
+        "; NVIDIA A100-SXM4-80GB multiplies no fp8: weights are widened as they are read, activations not rounded"
+    )
+    assert proved(made, OLDER).memory.weights == found.memory.weights
+
+
+def test_a_matrix_of_which_one_source_is_plain_is_restored(folder: Callable[[str], Written]) -> None:
+    made = folder("autofp8-dynamic")
+    made.leave_out("model.layers.0.self_attn.k_proj")
+    assert weights(proved(made, ON_GPU)).endswith(" in float32, 2 of 13 matrices restored to float32")
+
+
+def test_the_ceiling_of_fp8_is_that_of_its_arithmetic(folder: Callable[[str], Written]) -> None:
+    made = folder("channel-dynamic")
+    for machine, operations in ((ON_GPU, "1,979,000,000,000,000"), (OLDER, "19,500,000,000,000")):
+        found = proved(made, machine).outlook.roofline
+        assert found is not None
+        assert operations in str(next(one for one in found.accounts if one.key == "prefill"))
+
+
+def test_a_plain_checkpoint_takes_a_byte_a_number_where_it_is_rounded(folder: Callable[[str], Written]) -> None:
+    made = folder("blocks")
+    manifest = made.path.parent / "m.yaml"
+    manifest.write_text(manifest.read_text().replace(str(made.path), str(made.plain)))
+    (made.plain / "tokenizer.json").write_text('{"model": {}}')
+    plain = proved(made, ON_GPU)
+    manifest.write_text(manifest.read_text() + "quantization: {weights: fp8}\n")
+    rounded = proved(made, ON_GPU)
+    assert (rounded.engines[0].weights, rounded.engines[0].kernels) == ("fp8", "triton")
+    assert rounded.engines[0].kv_dtype == "float32" and rounded.engines[0].weight_cache is None
+    assert rounded.memory.parts["mlp"] == 2 * (3 * 128 * 256 + 4 * (512 + 128))
+    assert plain.memory.parts["mlp"] == 2 * 4 * 3 * 128 * 256
+    assert rounded.memory.parts["head"] == plain.memory.parts["head"]
+    with pytest.raises(Refused, match="only Triton kernels multiply by weights that are rounded to fp8"):
+        proved(made)
 
 
 @pytest.mark.parametrize(

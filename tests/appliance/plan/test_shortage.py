@@ -76,13 +76,16 @@ def test_every_way_out_fits_and_the_others_do_not(tmp_path: Path, free_mib: int)
     assert problem.remedy == (Write(f"{shares[0]:g}") if shares else None)
 
 
-def test_more_gpus_are_a_way_out(tmp_path: Path) -> None:
+def test_more_gpus_and_fewer_bits_are_ways_out(tmp_path: Path) -> None:
     """1.8 GiB of weights, and beside them what the process and the ranks' exchange take."""
     machine = replace(GPU_KERNELS, gpus=(Gpu("small", 2300 * MIB, 2300 * MIB, (9, 0)),) * 4)
     refused = told(tmp_path, machine, inner=10_000_000)
     assert refused is not None
     found = ways(refused)
-    assert {key for key, _ in found} == {"parallelism.tensor"}  # neither another share nor the CPU
+    # neither another share nor the CPU
+    assert {key for key, _ in found} == {"parallelism.tensor", "quantization.weights"}
+    assert ("quantization.weights", "fp8") in found
+    assert told(tmp_path, machine, "quantization.weights=fp8", inner=10_000_000) is None
     for size in ("2", "4"):
         fits = told(tmp_path, machine, f"parallelism.tensor={size}", inner=10_000_000) is None
         assert fits == (("parallelism.tensor", size) in found), size

@@ -29,6 +29,7 @@ from engine.llm import LLM, Params
 from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import best, usable
 from kernels.jit import installed, interpreted
+from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.quantized_writers import KINDS
 from tests.engine.quantized_writers import write as write_quantized
 
@@ -162,6 +163,25 @@ def wide_groups(folder: Path) -> Saved:
     return Saved(made.path, model=made.model, exact=False)
 
 
+def fp8(folder: Path) -> Saved:
+    folder.mkdir()
+    made = write_quantized(folder, FP8_KINDS["autofp8-dynamic"])
+    return Saved(made.path, model=made.model, exact=False)
+
+
+def wide_blocks(folder: Path) -> Saved:
+    """256 inputs behind the heads, and 512 behind the MLP, are whole blocks for two ranks."""
+    folder.mkdir()
+    made = write_quantized(folder, FP8_KINDS["blocks"], hidden_size=256, intermediate_size=512)
+    return Saved(made.path, model=made.model, exact=False)
+
+
+def narrow_blocks(folder: Path) -> Saved:
+    folder.mkdir()
+    made = write_quantized(folder, FP8_KINDS["blocks"])
+    return Saved(made.path, model=made.model, exact=False)
+
+
 def gguf(folder: Path) -> Saved:
     from tests.engine.layers import test_gguf
 
@@ -183,9 +203,12 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
     "a mixture of experts": lambda folder: save(folder, "Mixtral", **EXPERTS),
     "experts of one layer in several types": unlike,
     "gptq, awq or compressed-tensors": gptq,
+    "fp8": fp8,
     "GGUF in other types than Q4_0 and Q8_0": gguf,
     "2 ranks of gptq, cut between groups": gptq,
     "2 ranks of gptq, cut within one": wide_groups,
+    "2 ranks of fp8, cut between blocks": wide_blocks,
+    "2 ranks of fp8, cut within one": narrow_blocks,
     "layers with different KV heads": uneven,
     "a layer norm over all heads of a projection": normed,
     "": save,
@@ -316,8 +339,12 @@ def test_the_models_have_what_their_rows_say(saved: Callable[[Cell], Saved]) -> 
             read = model_facts(read_checkpoint(own.path, bool(own.sets)))
             for name, value in cell.row.model.items():
                 found = getattr(read, name)
-                same = bool(found) == bool(value) if name in ("quantized", "restored", "by_torch") else found == value
-                if name == "whole":
+                same = (
+                    bool(found) == bool(value)
+                    if name in ("quantized", "restored", "fp8", "by_torch")
+                    else found == value
+                )
+                if name in ("whole", "blocks"):
                     same = (2 in found) == (2 in value)
                 assert same, (str(cell), name, found)
 

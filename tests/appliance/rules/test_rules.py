@@ -20,6 +20,7 @@ from appliance.plan.prove import prove
 from appliance.plan.ranks import Rooms
 from appliance.rules import kernels as kernel_rules
 from appliance.rules.facts import Facts, ModelFacts, model_facts
+from appliance.rules.pages import FP8_CAPABILITY
 from appliance.rules.ranks import RULES as RANKS
 from appliance.rules.rule import Rule, View
 from appliance.rules.rules import RULES
@@ -27,7 +28,7 @@ from appliance.rules.variables import LANES, VARIABLES
 from engine.models.checkpoint import Checkpoint
 from engine.models.parts import MLP, Attention, Branch, Embedding, Head, LayerNorm, Model, RMSNorm, Rope
 from engine.models.ranks import tensor_problem
-from engine.models.schemes import Quantization, Scheme
+from engine.models.schemes import FP8_BLOCK, Quantization, Scheme
 from engine.models.sources import linear_paths
 from kernels.cpu.library import VARIANTS
 from tests.appliance.rules.test_solve import FACTS, PLAIN, pool, situations
@@ -77,7 +78,7 @@ def test_rules_have_names_of_their_own_and_tie_variables() -> None:
 
 def test_every_rule_excludes_something_and_leaves_something() -> None:
     held: dict[str, set[bool]] = {rule.name: set() for rule in RULES}
-    more = replace(PLAIN, heads=((66, 1),), inner=(100,), held=True, quantized="4 bits", vocab=2)
+    more = replace(PLAIN, heads=((66, 1),), inner=(100,), held=True, fp8=3, quantized="4 bits", vocab=2)
     for facts in (*FACTS.values(), replace(FACTS["four GPUs"], model=more)):
         for situation in situations(facts, seed=5, count=300):
             view = replace(View(facts), **situation.written)
@@ -99,6 +100,8 @@ def test_variables_are_keys_of_the_manifest_with_their_values() -> None:
 def test_limits_are_those_of_the_kernels() -> None:
     """Kernels of a GPU cannot be imported before launch: the numbers stand in the rules once more."""
     common = (ROOT / "kernels" / "attention" / "common.py").read_text()
+    assert f"PRODUCTS = {FP8_CAPABILITY}  #" in (ROOT / "kernels" / "fp8.py").read_text()
+    assert f"GROUP = {FP8_BLOCK}  #" in (ROOT / "kernels" / "e4m3.py").read_text()
     assert f"MOST_IN_A_GROUP = {kernel_rules.MOST_IN_A_GROUP}\n" in common
     assert "pages.shape[-1] % 8" in common and kernel_rules.HEAD_MULTIPLE == 8
     simd = (ROOT / "kernels" / "cpu" / "simd.h").read_text()
@@ -171,8 +174,8 @@ def tell(folder: Path, text: str, machine: Machine = CPU, facts: Checkpoint | No
             "quantization:\n  weights: int4\nhardware:\n  kernels: torch\n  device: cpu\n",
             CPU,
             "m.yaml:6:12: hardware.kernels: torch cannot go with quantization.weights: int4 (m.yaml:4:12): only "
-            "compiled kernels of a CPU multiply by weights that are rounded at load; use auto, avx512, avx2 or base, "
-            "or quantization.weights: auto",
+            "compiled kernels of a CPU multiply by weights that are rounded to int8 or int4; use auto, avx512, avx2 or "
+            "base, or quantization.weights: auto",
         ),
         (
             "hardware: {graphs: true}\n",

@@ -27,6 +27,7 @@ from engine.worker.batch import build_batch
 from kernels.cpu.library import usable
 from kernels.cpu.meeting import Abandoned, Meeting
 from kernels.cpu.program import Team
+from kernels.fp8 import Fp8Products
 from kernels.step_inputs import STEP_INPUTS
 
 transformers_logging.disable_progress_bar()
@@ -261,8 +262,9 @@ class Driver:
         bits: WeightBits = "stored",
         known: PackedFile | None = None,
         scales: KVScales | None = None,
+        fp8: Fp8Products | None = None,
     ):
-        """kernels: torch, triton (in its interpreter) or a compiled variant."""
+        """kernels: torch, triton (in its interpreter) or a compiled variant. fp8: how triton multiplies by fp8."""
         self.checkpoint = read_checkpoint(path)
         self.layout = layout(
             self.checkpoint.model,
@@ -283,6 +285,7 @@ class Driver:
             bits,
             invariant=fused,
             stacked=fused,
+            fp8=(fp8 or Fp8Products()) if fused else None,
         )
         self.model.load(self.checkpoint, known=known)
         self.pages = make_pages(self.layout, blocks, page_dtype, torch.device("cpu"))

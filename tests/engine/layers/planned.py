@@ -17,5 +17,6 @@ def predicted(
         bits=bits,
         rank=world.rank,
         ranks=world.size,
+        fp8=kernels == "triton",
     )
     return footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)

@@ -12,10 +12,12 @@ from engine.kv.layout import layout
 from engine.layers.model import TextModel
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.footprint import mapped_bytes, part_bytes
-from engine.models.ranks import rows_of, share_of
+from engine.models.ranks import rows_of, share_of, tensor_problem
 from engine.weights.packed import PackedFile
 from kernels.cpu.library import tiling, usable
 from kernels.cpu.program import Team
+from kernels.fp8 import Fp8Products
+from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.layers import test_gguf
 from tests.engine.layers.conftest import CASES
 from tests.engine.layers.planned import predicted
@@ -39,8 +41,10 @@ class FakeWorld:
 
 def loaded(checkpoint: Checkpoint, kernels: str, dtype: str = "float32", bits: str = "stored", world: Any = SINGLE):
     form = layout(checkpoint.model, block_tokens=16, element_bytes=4, ranks=world.size)
-    team = None if kernels == "torch" else Team(kernels, 1)
-    model = TextModel(checkpoint.model, form, world, DTYPES[dtype], "cpu", team, bits)
+    fused = kernels == "triton"
+    team = None if fused or kernels == "torch" else Team(kernels, 1)
+    fp8 = Fp8Products() if fused else None
+    model = TextModel(checkpoint.model, form, world, DTYPES[dtype], "cpu", team, bits, fp8=fp8)
     model.load(checkpoint)
     return model
 
@@ -96,6 +100,40 @@ def test_weights_rounded_at_load_too(bf16_checkpoint, name, by, bits):
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_checkpoints_too(tmp_path, kind, by):
     compare(read_checkpoint(write(tmp_path, KINDS[kind]).path), by)
+
+
+@pytest.mark.parametrize("by", ["triton", *KERNELS])
+@pytest.mark.parametrize("kind", FP8_KINDS)
+def test_fp8_checkpoints_too(tmp_path, kind, by):
+    compare(read_checkpoint(write(tmp_path, FP8_KINDS[kind]).path), by)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "channel-dynamic", "autofp8-static"])
+def test_a_matrix_of_which_one_source_is_plain_too(tmp_path, kind):
+    made = write(tmp_path, FP8_KINDS[kind])
+    made.leave_out("model.layers.0.self_attn.k_proj")
+    made.leave_out("model.layers.1.mlp.gate_proj")
+    for by in ("triton", "torch"):
+        compare(read_checkpoint(made.path), by)
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "Phi3"])
+@pytest.mark.parametrize("kind", FP8_KINDS)
+def test_fp8_of_each_rank_too(tmp_path, kind, architecture):
+    """Pieces of a fused matrix begin within a block; of Phi3 they come from one source."""
+    more = {"hidden_size": 192, "head_dim": 48, "intermediate_size": 512} if architecture == "Llama" else {}
+    checkpoint = read_checkpoint(write(tmp_path, FP8_KINDS[kind], architecture, **more).path)
+    if architecture == "Phi3":
+        compare(checkpoint, "triton")
+        return
+    for rank in range(2):
+        if tensor_problem(checkpoint.model, checkpoint.quantization, 2, fp8=True) is None:
+            compare(checkpoint, "triton", world=FakeWorld(rank, 2))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma2", "starcoder2"])
+def test_weights_rounded_to_fp8_too(bf16_checkpoint, name):
+    compare(read_checkpoint(bf16_checkpoint(name).path), "triton", dtype="float16", bits="fp8")
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -9,7 +9,7 @@ from transformers.quantizers import quantizers_utils
 from engine.api.errors import CheckpointError
 from engine.models.llama import declare
 from engine.models.quantized import quantized_paths, read_quantization
-from engine.models.schemes import Scheme
+from engine.models.schemes import Scheme, with_names
 from engine.models.sources import linear_paths
 
 CONFIG = {
@@ -129,12 +129,16 @@ def test_the_refusal_names_method_count_and_both_kinds_of_layers():
         read_quantization({"quantization_config": settings}, MODEL, "/m/config.json")
     assert str(caught.value) == (
         "/m/config.json: the checkpoint is quantized (compressed-tensors), which is not served: "
-        "a.weights is {'num_bits': 8, 'type': 'float'}; served are whole numbers; 81 of 85 projections "
+        "a.weights.strategy is None; served are tensor, channel, block; 81 of 85 projections "
         "are, such as model.layers.0.self_attn.q_proj, but not model.layers.0.mlp.gate_proj, "
         "model.layers.0.mlp.up_proj, model.layers.0.mlp.down_proj and 1 more; "
-        "use a checkpoint in gptq or awq of 4 bits, compressed-tensors (pack-quantized or int-quantized) or GGUF, "
-        "or the float32, bfloat16 or float16 one of the same model"
+        "use a checkpoint in gptq or awq of 4 bits, fp8, compressed-tensors (pack-quantized, int-quantized or "
+        "float-quantized) or GGUF, or the float32, bfloat16 or float16 one of the same model"
     )
+
+
+def eight(scales, inputs, named=("weight_scale", "input_scale")):
+    return Scheme("fp8", 0, None, scales=scales, inputs=inputs, named=named)
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
@@ -185,6 +189,90 @@ def test_what_the_settings_say_of_each_projection(settings, scheme, words):
     assert words in (None, str(found))
 
 
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+INVERSES = ("weight_scale_inv", "activation_scale")
+
+
+def floats(weights=None, inputs=None, **more):
+    own = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"} | (weights or {})
+    return packed() | {"format": "float-quantized"} | more | {
+        "config_groups": {"g": {"targets": ["Linear"], "weights": own, "input_activations": inputs}}
+    }  # fmt: skip
+
+
+TOKEN = {"num_bits": 8, "type": "float", "dynamic": True, "strategy": "token"}
+STATIC = {"num_bits": 8, "type": "float", "dynamic": False, "strategy": "tensor"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "scheme", "words"),
+    [
+        (FP8, eight("block", "dynamic", INVERSES), "fp8 (fp8, blocks of 128 x 128)"),
+        ({**FP8, "fmt": "e4m3", "scale_fmt": "ue8m0"}, eight("block", "dynamic", INVERSES), None),
+        (
+            {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
+            eight("tensor", "static"),
+            "fp8 (fp8, a scale a matrix)",
+        ),
+        ({**FP8, "weight_block_size": None}, eight("tensor", "dynamic"), None),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}, eight("tensor", "static"), None),
+        (floats(), eight("channel", None), "fp8 (compressed-tensors, a scale an output)"),
+        (floats({}, TOKEN), eight("channel", "dynamic"), None),
+        (floats({"strategy": "tensor"}, STATIC), eight("tensor", "static"), None),
+        (
+            floats({"strategy": "block", "block_structure": [128, 128]}, {**TOKEN, "strategy": "group"}),
+            eight("block", "dynamic"),
+            "fp8 (compressed-tensors, blocks of 128 x 128)",
+        ),
+    ],
+)
+def test_what_the_settings_say_of_fp8(settings, scheme, words):
+    found = read(settings)
+    assert set(found.schemes) == set(PATHS[:-1]) and set(found.schemes.values()) == {scheme}
+    assert words in (None, str(found))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {**FP8, "weight_block_size": [64, 128]},
+            r"weight_block_size is \[64, 128\]; served is \[128, 128\]; 84 of 85",
+        ),
+        ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2'; served are e4m3, float8_e4m3fn"),
+        ({**FP8, "activation_scheme": "none"}, "activation_scheme is 'none'; served are dynamic, static"),
+        ({**FP8, "expert_dtype": "fp4"}, "expert_dtype is 'fp4'; served is fp8"),
+        ({**FP8, "modules_to_convert": ["embed"]}, r"modules_to_convert is \['embed'\]; it must be left out"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'; of modelopt served is FP8"),
+        (floats({"num_bits": 4}), "float-quantized of 4 bits in floats; served is float-quantized of 8"),
+        (floats(format="mxfp8-quantized"), "g is mxfp8-quantized of 8 bits in floats"),
+        (floats({"strategy": "group", "group_size": 128}), "strategy is 'group'; served are tensor, channel, block"),
+        (floats({"strategy": "block", "block_structure": [64, 64]}), r"block_structure is \[64, 64\]"),
+        (floats({"symmetric": False}), "served are symmetric ones"),
+        (floats({}, {**STATIC, "strategy": "token"}), "served are dynamic ones, and static ones of strategy tensor"),
+        (floats({}, {**TOKEN, "dynamic": "local"}), "served are dynamic ones, and static ones"),
+        (floats({}, {**TOKEN, "type": "int"}), "beside fp8 weights served are none, and symmetric float of 8 bits"),
+    ],
+)
+def test_fp8_that_is_not_served_says_why(settings, words):
+    with pytest.raises(CheckpointError, match=words):
+        read(settings)
+
+
+def test_modelopt_leaves_out_what_patterns_of_a_shell_name():
+    found = quantized(quant_method="modelopt", exclude_modules=["lm_head", "model.layers.1.*", "*.o_proj"])
+    left = [path for path in PATHS if path not in found]
+    assert left == [p for p in PATHS if p == "lm_head" or p.startswith("model.layers.1.") or p.endswith(".o_proj")]
+
+
+def test_scales_of_whole_matrices_have_the_names_that_the_checkpoint_gives_them():
+    made = read({**FP8, "weight_block_size": None})
+    names = {f"{PATHS[0]}.weight_scale_inv", f"{PATHS[1]}.weight_scale"}
+    found = with_names(made, names).schemes
+    assert [found[path].named[0] for path in PATHS[:3]] == ["weight_scale_inv", "weight_scale", "weight_scale"]
+    assert with_names(read(FP8), names) == read(FP8)
+
+
 def test_groups_of_several_kinds_and_a_quantized_head():
     settings = packed()
     eight = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
@@ -211,14 +299,17 @@ def test_groups_of_several_kinds_and_a_quantized_head():
         ({**AWQ, "bits": 8}, r"\(awq, 8 bits\), which is not served: bits is 8; awq is served in 4 bits"),
         ({**AWQ, "version": "gemv"}, "version is 'gemv'; served is gemm"),
         ({**AWQ, "zero_point": False}, "zero_point is False; it must be true"),
-        ({"quant_method": "fp8"}, r"\(fp8\), which is not served: served are gptq, awq, compressed-tensors; 84 of 85"),
-        ({"quant_method": "bitsandbytes"}, r"\(bitsandbytes\), which is not served"),
+        (
+            {"quant_method": "bitsandbytes"},
+            r"\(bitsandbytes\), which is not served: served are gptq, awq, fp8, modelopt, compressed-tensors; 84 of 85",
+        ),
         ({}, r"\(unknown\), which is not served"),
         (packed({"num_bits": 3}), "pack-quantized of 3 bits; served are pack-quantized of 4 bits"),
         (packed({"num_bits": 8, "symmetric": False}), "asymmetric pack-quantized of 8 bits"),
         (packed({"strategy": "block"}), "strategy is 'block'; served are group and channel"),
         (packed({"group_size": 16}), r"g\.weights\.group_size is 16; served are multiples of 32"),
-        (packed({"type": "float"}), "served are whole numbers"),
+        (packed({"type": "float"}), "g is pack-quantized of 4 bits in floats; served is float-quantized of 8"),
+        (packed({"type": "other"}), "served are whole numbers, and float of 8 bits"),
         (packed(format="marlin-24"), "marlin-24 of 4 bits"),
         (packed({}, {"num_bits": 8, "type": "float", "dynamic": True}), "served are none, and dynamic int8"),
         (packed({}, {"num_bits": 8, "type": "int", "dynamic": False}), "served are none, and dynamic int8"),

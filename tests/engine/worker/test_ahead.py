@@ -11,6 +11,8 @@ import pytest
 from kernels.jit import installed
 
 ROOT = Path(__file__).resolve().parents[3]
+FP8_BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
 
 # Interpreted kernels have no signature: so in a process that does not interpret. Launches are written down, not made.
@@ -23,14 +25,15 @@ import torch
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.worker.ahead import config_for, runner_on, serving_launches
+from kernels.fp8 import products_of
 from kernels.tools.aot import TARGETS, signature
 from kernels.jit import recorded
 
-folder, kv_dtype, invariant = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "invariant"
-config = config_for(folder, "bfloat16", kv_dtype, invariant=invariant)
+folder, kv_dtype, invariant, weights = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "invariant", sys.argv[4]
+config = config_for(folder, "bfloat16", kv_dtype, invariant=invariant, weights=weights)
 known = {signature(wanted.launch): wanted for wanted in serving_launches(TARGETS["sm_90"], config=config)}
 random_ = random.Random(5)
-runner, form, _ = runner_on(torch.device("cpu"), config)
+runner, form, _ = runner_on(torch.device("cpu"), config, products_of((9, 0), invariant=config.invariant))
 
 
 def plan(step):
@@ -107,21 +110,30 @@ def run(*command):
 
 
 @pytest.mark.parametrize(
-    ("changed", "kv_dtype", "invariant"),
+    ("changed", "kv_dtype", "invariant", "weights"),
     [
-        ({}, "bfloat16", "plain"),
-        ({"num_attention_heads": 2, "tie_word_embeddings": False}, "bfloat16", "invariant"),
-        ({"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}, "fp8", "plain"),
-        (MOE, "bfloat16", "plain"),
-        (MOE | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 80}, "bfloat16", "invariant"),
+        ({}, "bfloat16", "plain", "stored"),
+        ({"num_attention_heads": 2, "tie_word_embeddings": False}, "bfloat16", "invariant", "stored"),
+        ({"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}, "fp8", "plain", "stored"),
+        (MOE, "bfloat16", "plain", "stored"),
+        (MOE | {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 80}, "bfloat16", "invariant", "stored"),
+        (MOE | {"quantization_config": FP8_BLOCKS}, "bfloat16", "plain", "stored"),
+        ({}, "bfloat16", "plain", "fp8"),
+        ({}, "bfloat16", "invariant", "fp8"),
+        ({"quantization_config": FP8_BLOCKS}, "bfloat16", "plain", "stored"),
+        ({"quantization_config": FP8_STATIC}, "bfloat16", "plain", "stored"),
     ],
-    ids=["plain", "invariant", "window-fp8", "experts", "experts-invariant"],
+    ids=[
+        *("plain", "invariant", "window-fp8", "experts", "experts-invariant", "experts-fp8", "rounded"),
+        *("rounded-invariant", "fp8-blocks", "fp8-static"),
+    ],
 )
 @pytest.mark.slow
-def test_no_step_launches_what_was_not_compiled_ahead(tmp_path, changed, kv_dtype, invariant):
+def test_no_step_launches_what_was_not_compiled_ahead(tmp_path, changed, kv_dtype, invariant, weights):
     """Steps of many forms, of tensors with memory, against what a few steps on none have told."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = run(str(tmp_path / "script.py"), str(config_json(tmp_path / "model", **changed)), kv_dtype, invariant)
+    folder = config_json(tmp_path / "model", **changed)
+    done = run(str(tmp_path / "script.py"), str(folder), kv_dtype, invariant, weights)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["missing"] == {}

@@ -54,10 +54,10 @@ def config(model: Any, tmp_path_factory: pytest.TempPathFactory) -> EngineConfig
     )
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(params=[("float32", "stored"), ("bfloat16", "stored"), ("bfloat16", "fp8")], ids="-".join)
 def worker(config: EngineConfig, request: pytest.FixtureRequest) -> Iterator[Worker]:
-    dtype = request.param
-    made = build_worker(msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype), silent)
+    dtype, weights = request.param
+    made = build_worker(msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype, weights=weights), silent)
     yield made
     made.close()
 
@@ -99,9 +99,14 @@ def test_a_captured_step_is_the_step_itself(config: EngineConfig) -> None:
         assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_invariant_request_is_the_same_in_any_batch_bit_for_bit(config: EngineConfig, dtype: str) -> None:
-    made = build_worker(msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype, invariant=True), silent)
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [("float32", "stored"), ("bfloat16", "stored"), ("bfloat16", "fp8"), ("float16", "fp8")]
+)
+def test_an_invariant_request_is_the_same_in_any_batch_bit_for_bit(
+    config: EngineConfig, dtype: str, weights: str
+) -> None:
+    asked = msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype, weights=weights, invariant=True)
+    made = build_worker(asked, silent)
     scores = []
     for others in (0, 1, 7, 31):
         requests = Requests(made, [33] + [11] * others, GREEDY)
@@ -122,6 +127,21 @@ def test_pages_of_8_bits_keep_most_tokens(config: EngineConfig) -> None:
         found.append(handle.result().logprobs[0].logprob)
         made.close()
     assert found[0] == pytest.approx(found[1], abs=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_weights_in_fp8_take_a_byte_a_number_and_cost_little(config: EngineConfig, dtype: str) -> None:
+    """Torch's product in bfloat16, our own in the others, or weights that are widened."""
+    found, held = [], []
+    for weights in ("stored", "fp8"):
+        asked = msgspec.structs.replace(config, dtype=dtype, kv_dtype=dtype, weights=weights)
+        made = build_worker(asked, silent)
+        found.append(Requests(made, [60], GREEDY).prefill().result().logprobs[0].logprob)
+        held.append(made.held["mlp"])
+        made.close()
+    assert found[0] == pytest.approx(found[1], abs=0.1)
+    outputs, numbers = 3 * (2 * 512 + 256), 3 * 3 * 256 * 512
+    assert held == [numbers * (4 if dtype == "float32" else 2), numbers + 4 * outputs]
 
 
 def test_a_measured_pool_fits_beside_what_was_measured(config: EngineConfig) -> None:

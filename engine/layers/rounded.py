@@ -1,0 +1,35 @@
+"""Rows that are rounded to fp8 by the kernel that makes them, where all that reads them multiplies by fp8."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from engine.layers.block import AttentionLayer
+from engine.layers.linear import LinearLayer
+from engine.layers.mlp import ExpertsLayer, MLPLayer
+from kernels.activation import ACTIVATION
+from kernels.activation_quantized import ACTIVATION_QUANTIZED
+from kernels.e4m3 import Rounded, Rounding
+
+
+def rounding_of(bodies: Sequence[AttentionLayer | MLPLayer | ExpertsLayer]) -> Rounding | None:
+    """How the rows that these bodies read can be rounded for all of them; None where one wants them as they are, or
+    another way."""
+    wanted = [_first(body).rounding if not isinstance(body, ExpertsLayer) else None for body in bodies]
+    first = wanted[0]
+    if first is None or any(one is None or one.group != first.group for one in wanted):
+        return None
+    # A scale that is given belongs to one matrix.
+    return first if len(wanted) == 1 or all(one is not None and one.given is None for one in wanted) else None
+
+
+def _first(body: AttentionLayer | MLPLayer) -> LinearLayer:
+    return body.qkv if isinstance(body, AttentionLayer) else body.up
+
+
+def activated(body: MLPLayer, y: Tensor) -> Tensor | Rounded:
+    """act(gate) · up of the projection y, as the projection behind it reads it."""
+    wanted = body.down.rounding
+    if wanted is None:
+        return ACTIVATION(y, body.part.act, body.has_gate)
+    return Rounded(*ACTIVATION_QUANTIZED(y, body.part.act, body.has_gate, wanted.group, wanted.given))
