@@ -12,6 +12,8 @@ from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
 from kernels.op import Op
+from kernels.pool_end import POOL_END
+from kernels.pool_rows import POOL_ROWS
 from kernels.rms_norm import RMS_NORM
 from kernels.rope import ROPE_ANGLES
 from kernels.sampling.bad_words import BAD_WORDS
@@ -23,10 +25,12 @@ from kernels.sampling.sample import SAMPLE
 from kernels.sampling.token_mask import TOKEN_MASK
 from kernels.sampling.top_logprobs import TOP_LOGPROBS
 from kernels.step_inputs import NEXT_TOKENS, STAGED_WRITES, STEP_INPUTS
+from kernels.step_segments import STEP_SEGMENTS
 
 OPS: tuple[Op, ...] = (
     STAGED_WRITES,
     STEP_INPUTS,
+    STEP_SEGMENTS,
     EMBEDDING,
     RMS_NORM,
     LAYER_NORM,
@@ -39,6 +43,8 @@ OPS: tuple[Op, ...] = (
     MATMUL,
     ACTIVATION,
     FINITE_ROWS,
+    POOL_ROWS,
+    POOL_END,
     CAP_LOGITS,
     TOKEN_MASK,
     LOGIT_BIAS,
