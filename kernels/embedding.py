@@ -28,10 +28,10 @@ def _reference(
     segment_rows: Tensor | None = None,
 ) -> Tensor:
     """ids, positions, segments: [tokens] int32; table, position_rows, segment_rows: [rows, hidden], of any floating
-    type → [tokens, hidden] of `dtype`."""
+    type; without rows of positions or segments their numbers do not count → [tokens, hidden] of `dtype`."""
     y = embedding(ids, table, dtype, scale)
     for numbers, rows in ((positions, position_rows), (segments, segment_rows)):
-        if numbers is not None and rows is not None:
+        if rows is not None:
             y = y.float() + rows.index_select(0, numbers).float()
     return y.to(dtype)
 
@@ -79,6 +79,9 @@ def _triton(
     segment_rows: Tensor | None = None,
 ) -> Tensor:
     hidden = table.shape[1]
+    for name, numbers, rows in (("positions", positions, position_rows), ("segments", segments, segment_rows)):
+        if rows is not None and numbers is None:
+            raise ValueError(f"{name}: there are rows of them; each token needs the number of its own")
     y = torch.empty((ids.shape[0], hidden), dtype=dtype, device=table.device)
     block = min(1024, power_of_2(hidden))
     launch(
@@ -94,8 +97,8 @@ def _triton(
         float(torch.tensor(scale, dtype=dtype)),
         HIDDEN=hidden,
         SCALED=scale != 1.0,
-        POSITIONS=positions is not None,
-        SEGMENTS=segments is not None,
+        POSITIONS=position_rows is not None,
+        SEGMENTS=segment_rows is not None,
         BLOCK=block,
         warps=4 if block >= 512 else 1,
     )

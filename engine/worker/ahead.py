@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from engine.api.config import EngineConfig, graph_ladder
+from engine.api.config import EngineConfig, TaskConfig, graph_ladder
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.distributed.world import SINGLE
@@ -26,16 +26,16 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.sources import sources
 from engine.weights.random import RandomWeights
 from engine.worker.build import DTYPES
-from engine.worker.device import DeviceRunner
 from engine.worker.device_parts import device_parts
 from engine.worker.table import RequestTable
-from engine.worker.warm import warm_steps
+from engine.worker.warm import warm
+from engine.worker.worker import Runner
 from kernels.jit import recorded
 from kernels.report import Source, Wanted, add_options, report
 from kernels.tools.aot import Target
 
 
-def config_for(path: Path, dtype: str, kv_dtype: str, *, invariant: bool) -> EngineConfig:
+def config_for(path: Path, dtype: str, kv_dtype: str, *, invariant: bool, task: str = "auto") -> EngineConfig:
     """As an appliance would resolve it, at sizes that change no kernel."""
     return EngineConfig(
         model=str(path),
@@ -50,6 +50,7 @@ def config_for(path: Path, dtype: str, kv_dtype: str, *, invariant: bool) -> Eng
         invariant=invariant,
         graph_sizes=graph_ladder(256),
         load="random",
+        task=TaskConfig(task=task),  # type: ignore[arg-type]
     )
 
 
@@ -58,20 +59,21 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
     lacks the type of the pages."""
     if config.kv_dtype == "fp8" and not target.fp8:
         return []
-    runner, form, vocab = runner_on(torch.device("meta"), config)
+    runner, form, _ = runner_on(torch.device("meta"), config)
+    checkpoint = read_checkpoint(config.model, weights=False, task=config.task)
     with recorded() as launches, torch.inference_mode():
-        for plan in warm_steps(form, vocab, config, compiling=True):
+        for plan in warm(checkpoint.model, form, config, compiling=True):
             runner.start(plan, {})
-        for size in config.graph_sizes:
+        for size in config.graph_sizes if checkpoint.model.pooler is None else ():
             runner.start(_decode_step(size, form), {})
-    name = f"{_architecture(config)} {config.dtype}" + (f" {config.kv_dtype}" if config.kv_dtype == "fp8" else "")
+    name = f"{checkpoint.architecture} {config.dtype}" + (f" {config.kv_dtype}" if config.kv_dtype == "fp8" else "")
     return [Wanted(launch.kernel.fn.__name__.removesuffix("_kernel"), name, launch) for launch in launches]
 
 
 @torch.inference_mode()
-def runner_on(device: torch.device, config: EngineConfig) -> tuple[DeviceRunner, Layout, int]:
+def runner_on(device: torch.device, config: EngineConfig) -> tuple[Runner, Layout, int]:
     """What makes the steps of a worker with random weights on this device, the layout of its pages, its vocabulary."""
-    checkpoint = read_checkpoint(config.model, weights=False)
+    checkpoint = read_checkpoint(config.model, weights=False, task=config.task)
     model, dtype, kv_dtype = checkpoint.model, DTYPES[config.dtype], DTYPES[config.kv_dtype]
     form = layout(model, block_tokens=config.block_tokens, element_bytes=kv_dtype.itemsize)
     text_model = TextModel(model, form, SINGLE, dtype, device, invariant=config.invariant)
@@ -80,10 +82,6 @@ def runner_on(device: torch.device, config: EngineConfig) -> tuple[DeviceRunner,
     table = RequestTable(slots=slots, max_context=config.max_context, layout=form, vocab=model.embed.vocab)
     parts = device_parts(config, checkpoint, text_model, form, table)
     return parts.runner(make_pages(form, 2, kv_dtype, device)), form, model.embed.vocab
-
-
-def _architecture(config: EngineConfig) -> str:
-    return read_checkpoint(config.model, weights=False).architecture
 
 
 def _decode_step(rows: int, form: Layout) -> StepPlan:
@@ -98,7 +96,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted: list[Source] = [
         partial(
             serving_launches,
-            config=config_for(path, dtype, dtype if kv == "auto" else kv, invariant=invariant == "yes"),
+            config=config_for(
+                path, dtype, dtype if kv == "auto" else kv, invariant=invariant == "yes", task=options.task
+            ),
         )
         for path, dtype, kv, invariant in product(
             options.checkpoint, options.dtype, options.kv_dtype, options.invariant
@@ -117,6 +117,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float16", "float32"), default=["bfloat16"])
     parser.add_argument("--kv-dtype", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as --dtype")
     parser.add_argument("--invariant", nargs="+", choices=("no", "yes"), default=["no"])
+    parser.add_argument("--task", choices=("auto", "generate", "embed", "classify", "score"), default="auto")
     add_options(parser)
     return parser.parse_args(arguments)
 
