@@ -340,8 +340,7 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
 
 def _kernels(device: str, dtype: str, model: Model) -> str:
     if device == "cuda":
-        served = not has_experts(model) and model.pooler is None
-        return "triton" if installed() and served else "torch"
+        return "triton" if installed() and not has_experts(model) else "torch"
     return best() if dtype == "float32" else "torch"
 
 

@@ -62,6 +62,11 @@ IDLE = (
         because="the model is served to pool its prompts, and no token is drawn",
     ),
     Idle(
+        {"hardware.graphs": False},
+        *(_pools, POOLS),
+        because="the model is served to pool its prompts, and has no decode steps, of which alone graphs are captured",
+    ),
+    Idle(
         {f"limits.{name}": ANY for name in (*_REPLIES, *_GRAMMARS)},
         *(_pools, POOLS),
         because="the model is served to pool its prompts, and there are no replies to limit",

@@ -100,6 +100,8 @@ FEATURES = (
     Line("heads of 264", model={"head_sizes": (264,)}),
     Line("65 query heads to a KV head", model={"heads": ((65, 1),)}),
     Line("an activation that only torch has", model={"by_torch": ("activation relu2 of 2 MLPs",)}),
+    Line("an encoder that pools", model={"pools": True}),
+    Line("a decoder that pools", model={"pools": True}),
     Line("a mixture of experts", model={"experts": True}),
     Line(
         "experts of one layer in several types",

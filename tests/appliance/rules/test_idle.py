@@ -31,6 +31,7 @@ VALUES = {
     "engine.sampling.top_p": "0.5",
     "engine.sampling.min_p": "0.5",
     "model.pooling.max_input": "9000",
+    "hardware.graphs": "true",
 }
 SERVED = {  # of each row of the table, a model that it is about
     "models that pool": ("bert", ()),
