@@ -104,6 +104,12 @@ GOALS = (
     Goal("Llama-3.1-8B, prefill of 2,048 tokens", 40_000, "tokens/s", _job(LLAMA, "prefill:2048", "tokens_per_s")),
     Goal("Llama-3.1-8B, chat mix, new tokens", 14_000, "tokens/s", _mix(LLAMA, "chat")),
     Goal("Qwen3-0.6B, uniform mix, new tokens", 25_000, "tokens/s", _mix(QWEN, "uniform")),
+    Goal(
+        "BERT-large, prompts of 512 tokens",
+        400_000,
+        "tokens/s",
+        _job("bert-large", "embed:256:512", "tokens_per_s"),
+    ),
     Goal("Qwen3-0.6B, 256 rows: the device waits", 300, "us a step", _job(QWEN, "profile:256:512", "gap_us"), False),
     Goal(
         "Llama-3.1-8B, process to first token, kernels cached",

@@ -62,11 +62,6 @@ IDLE = (
         because="the model is served to pool its prompts, and no token is drawn",
     ),
     Idle(
-        {"hardware.graphs": False},
-        *(_pools, POOLS),
-        because="the model is served to pool its prompts, and has no decode steps, of which alone graphs are captured",
-    ),
-    Idle(
         {f"limits.{name}": ANY for name in (*_REPLIES, *_GRAMMARS)},
         *(_pools, POOLS),
         because="the model is served to pool its prompts, and there are no replies to limit",
@@ -96,6 +91,11 @@ IDLE = (
         },
         *(_pools, POOLS),
         because="the model is served to pool its prompts, and has no logits that golden prompts could be held to",
+    ),
+    Idle(
+        {"hardware.graphs": False},
+        *(_pools, POOLS),
+        because="the model is served to pool its prompts, and has no decode steps, of which alone graphs are captured",
     ),
     Idle(
         {

@@ -26,7 +26,7 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.sources import sources
 from engine.weights.random import RandomWeights
 from engine.worker.build import DTYPES
-from engine.worker.device_parts import device_parts
+from engine.worker.device_parts import DeviceParts, device_parts
 from engine.worker.table import RequestTable
 from engine.worker.warm import warm
 from engine.worker.worker import Runner
@@ -73,15 +73,22 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
 @torch.inference_mode()
 def runner_on(device: torch.device, config: EngineConfig) -> tuple[Runner, Layout, int]:
     """What makes the steps of a worker with random weights on this device, the layout of its pages, its vocabulary."""
+    parts = parts_on(device, config)
+    pages = make_pages(parts.layout, 2, DTYPES[config.kv_dtype], device)
+    return parts.runner(pages), parts.layout, parts.model.vocabulary.part.vocab
+
+
+@torch.inference_mode()
+def parts_on(device: torch.device, config: EngineConfig) -> DeviceParts:
+    """Of a worker with random weights on this device."""
     checkpoint = read_checkpoint(config.model, weights=False, task=config.task)
-    model, dtype, kv_dtype = checkpoint.model, DTYPES[config.dtype], DTYPES[config.kv_dtype]
-    form = layout(model, block_tokens=config.block_tokens, element_bytes=kv_dtype.itemsize)
+    model, dtype = checkpoint.model, DTYPES[config.dtype]
+    form = layout(model, block_tokens=config.block_tokens, element_bytes=DTYPES[config.kv_dtype].itemsize)
     text_model = TextModel(model, form, SINGLE, dtype, device, invariant=config.invariant)
     text_model.fill(RandomWeights(sources(model), dtype, device))
     slots = min(config.max_running, config.max_step_tokens)
     table = RequestTable(slots=slots, max_context=config.max_context, layout=form, vocab=model.embed.vocab)
-    parts = device_parts(config, checkpoint, text_model, form, table)
-    return parts.runner(make_pages(form, 2, kv_dtype, device)), form, model.embed.vocab
+    return device_parts(config, checkpoint, text_model, form, table)
 
 
 def _decode_step(rows: int, form: Layout) -> StepPlan:
