@@ -24,7 +24,7 @@ from engine.worker.device_parts import device_parts
 from engine.worker.pooled import PooledRunner
 from engine.worker.table import RequestTable
 from kernels.jit import installed
-from tests.engine.layers.pooled_cases import CASES, save
+from tests.engine.layers.pooled_cases import CASES, save, values
 from tests.engine.layers.test_encoders import Saved, prompt, task_of
 from tests.engine.test_pooling import late, modules
 
@@ -109,11 +109,6 @@ class Steps:
         }
         found = self.step({slot: len(one.ids) for slot, one in new.items()}, new, tuple(self.prompts))
         return [values(found, row) for row in range(len(prompts))]
-
-
-def values(result: StepResult, row: int) -> torch.Tensor:
-    pooled = result.pooled[row]
-    return torch.from_numpy(np.frombuffer(pooled.values, "<f4").reshape(pooled.shape).copy())
 
 
 @pytest.fixture(scope="session")
