@@ -3,7 +3,10 @@ of pooling against the runner that torch computes in, prompts in pieces and besi
 token takes the interpreter some hundredths of a second."""
 
 import json
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,12 @@ from engine.distributed.world import SINGLE, World
 from engine.kv.layout import blocks_of, layout
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
+from engine.models.parts import Attention, Branch
 from engine.worker.device_parts import device_parts
 from engine.worker.pooled import PooledRunner
 from engine.worker.table import RequestTable
 from kernels.jit import installed
+from tests.engine.layers.conftest import Threads, ThreadWorld
 from tests.engine.layers.pooled_cases import CASES, save, values
 from tests.engine.layers.test_encoders import Saved, prompt, task_of
 from tests.engine.test_pooling import late, modules
@@ -49,7 +54,15 @@ class Prompt:
 class Steps:
     """A runner that is given plans, as a scheduler would give them, with shuffled blocks and poisoned pages."""
 
-    def __init__(self, path: Path, *, kernels: str = "triton", task: TaskConfig = AUTO, world: World = SINGLE) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        kernels: str = "triton",
+        task: TaskConfig = AUTO,
+        world: World = SINGLE,
+        change: Callable[[Branch], Branch] = lambda branch: branch,
+    ) -> None:
         config = EngineConfig(
             model=str(path),
             kv_bytes=1,
@@ -60,6 +73,8 @@ class Steps:
             kernels=kernels,
         )
         checkpoint = read_checkpoint(path, task=task)
+        blocks = tuple(tuple(map(change, block)) for block in checkpoint.model.blocks)
+        checkpoint = replace(checkpoint, model=replace(checkpoint.model, blocks=blocks))
         form = layout(checkpoint.model, block_tokens=BLOCK, element_bytes=4, ranks=world.size)
         fused = kernels == "triton"
         self.model = TextModel(checkpoint.model, form, world, torch.float32, "cpu", invariant=fused)
@@ -188,6 +203,34 @@ def test_a_window_reaches_as_far_to_either_side(saved):
     assert reached == list(range(6, 13))
 
 
+@dataclass
+class Turns(ThreadWorld):
+    """Ranks that take turns, as there is one interpreter: the others go on while one waits for them."""
+
+    lock: threading.Lock
+
+    def all_gather(self, x: torch.Tensor) -> torch.Tensor:
+        self.lock.release()
+        try:
+            return super().all_gather(x)
+        finally:
+            self.lock.acquire()
+
+
+@pytest.mark.parametrize("name", ["bert-score", "gemma3-both-ways"])
+def test_two_ranks_compute_what_one_computes(name, saved):
+    checkpoint, ids, threads, lock = saved(name), prompt(7, 5), Threads(2), threading.Lock()
+    pooling = Pooling(task_of(checkpoint.kind), activate=False)
+
+    def work(rank: int) -> torch.Tensor:
+        with lock:
+            return Steps(checkpoint.path, world=Turns(threads, rank, 2, lock)).pool([ids], pooling)[0]
+
+    with ThreadPoolExecutor(2) as ranks:
+        for got in ranks.map(work, range(2)):
+            close(got, checkpoint.output(ids))
+
+
 # Every kind of pooling, beside the runner in which torch computes
 
 
@@ -247,6 +290,31 @@ def test_vectors_are_cut_before_they_are_normalised(saved, tmp_path):
     close(cut, whole[:8] / whole[:8].norm())
     (plain,) = steps.pool([ids], Pooling("embed", dimensions=16, activate=False))
     assert torch.equal(plain, whole[:16])
+
+
+def attention(**changed: Any) -> Callable[[Branch], Branch]:
+    def change(branch: Branch) -> Branch:
+        body = branch.body
+        return replace(branch, body=replace(body, **changed)) if isinstance(body, Attention) else branch
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("bert-odd", attention(softcap=2.0, scale=0.7)),
+        ("gemma3-both-ways", attention(rope=None)),
+        ("bert-odd", lambda branch: replace(branch, scale=0.4)),
+        ("modernbert", lambda branch: replace(branch, scale=0.4)),
+    ],
+    ids=["softcap", "head norms without rope", "scaled sums that are normed", "scaled sums"],
+)
+def test_what_parts_can_say_and_no_published_encoder_does_is_what_torch_makes_of_it(name, change, saved):
+    prompts = [prompt(length, length) for length in (7, 1)]
+    ours, torchs = (Steps(saved(name).path, kernels=kernels, change=change) for kernels in ("triton", "torch"))
+    for got, want in zip(ours.pool(prompts, TOKENS), torchs.pool(prompts, TOKENS), strict=True):
+        close(got, want)
 
 
 def test_rows_of_a_step_may_want_different_things(saved):
