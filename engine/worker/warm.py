@@ -15,10 +15,8 @@ from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
 from engine.models.parts import Model
 
 _PLAIN = (Sampling(temperature=0.0), Sampling())
-_POOLED: tuple[PoolingTask, ...] = (
-    "token_embed",
-    "embed",
-)  # a vector, or numbers of each token: others launch the same
+# Other tasks launch what one of these does.
+_POOLED: tuple[PoolingTask, ...] = ("token_embed", "embed")
 
 
 def warm(model: Model, layout: Layout, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:

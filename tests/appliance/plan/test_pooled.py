@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -109,7 +108,7 @@ def on_gpu(tmp_path: Path, checkpoint: Path, *sets: str) -> Plan:
     path = tmp_path / "m.yaml"
     path.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {checkpoint}}}}}\n")
     options = tuple(Option("--set", *one.split("=", 1)) for one in sets)
-    return prove(Given(path, options, {}), replace(hardware("h200x1"), triton=True))
+    return prove(Given(path, options, {}), hardware("h200x1"))
 
 
 @pytest.mark.parametrize("name", ["bert", "modernbert-tokens", "qwen3-score"])
@@ -117,6 +116,17 @@ def test_a_gpu_pools_by_triton_kernels_and_captures_nothing(tmp_path: Path, fold
     engine = on_gpu(tmp_path, folder(name)).engines[0]
     assert (engine.device, engine.kernels, engine.graph_sizes, engine.graph_bytes) == ("cuda", "triton", (), 0)
     assert (engine.kv_bytes == 0, engine.kv_measured) == ((name in WHOLE), name not in WHOLE)
+
+
+def test_graphs_that_a_shared_file_asks_for_take_nothing(tmp_path: Path, folder: Callable) -> None:
+    (tmp_path / "site.yaml").write_text("hardware: {graphs: true}\n")
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        f"apiVersion: slipway/v2\nextends: site.yaml\nmodel: {{source: {{path: {folder('qwen3-score')}}}}}\n"
+    )
+    made = prove(Given(path, (), {}), hardware("h200x1"))
+    assert (made.engines[0].graph_sizes, made.memory.graphs) == ((), 0)
+    assert [problem.key for problem in made.notices] == ["hardware.graphs"]
 
 
 def test_heads_that_triton_kernels_do_not_serve_are_left_to_torch(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ def test_what_parts_can_say_and_no_published_encoder_does_is_what_torch_makes_of
 
 def test_rows_of_a_step_may_want_different_things(saved):
     steps, ids = Steps(saved("bert").path), [prompt(length, length) for length in (7, 4, 1, 9, 5)]
-    asked = [EMBED, Pooling("token_embed"), Pooling("embed", activate=False), TOKENS, EMBED]
+    asked = [EMBED, Pooling("token_embed"), Pooling("embed", activate=False), TOKENS, Pooling("embed", dimensions=9)]
     new = {slot: Prompt(one, pooling) for slot, (one, pooling) in enumerate(zip(ids, asked, strict=True))}
     found = steps.step({slot: len(ids[slot]) for slot in (3, 0, 4, 1, 2)}, new)
     for row, slot in enumerate((3, 0, 4, 1, 2)):
@@ -334,17 +334,18 @@ def test_a_prompt_of_a_decoder_may_come_in_pieces(pool, saved):
     """Two others stand elsewhere; they end before it, and the slot of one is taken by another."""
     task, ids = TaskConfig(pool=pool), [prompt(length, length) for length in (14, 5, 7, 3)]
     steps = Steps(saved("qwen3").path, task=task)
-    new = {slot: Prompt(ids[number], EMBED) for slot, number in ((4, 0), (1, 1), (2, 2))}
+    plain = Pooling("embed", activate=False)  # no unit length hides how long a vector came out
+    new = {slot: Prompt(ids[number], plain) for slot, number in ((4, 0), (1, 1), (2, 2))}
     found: dict[int, torch.Tensor] = {}
     first = steps.step({4: 4, 1: 4, 2: 6}, new)
     assert first.pooled == {}
     second = steps.step({1: 1, 4: 1, 2: 1}, {})
     found[1], found[2] = values(second, 0), values(second, 2)
-    third = steps.step({1: 3, 4: 7}, {1: Prompt(ids[3], EMBED)}, (1, 2))
+    third = steps.step({1: 3, 4: 7}, {1: Prompt(ids[3], plain)}, (1, 2))
     assert set(third.pooled) == {0}
     found[3] = values(third, 0)
     found[0] = values(steps.step({4: 2}, {}), 0)
-    wanted = Steps(saved("qwen3").path, kernels="torch", task=task).pool(ids, EMBED)
+    wanted = Steps(saved("qwen3").path, kernels="torch", task=task).pool(ids, plain)
     for number, got in found.items():
         close(got, wanted[number])
 
