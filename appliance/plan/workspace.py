@@ -52,7 +52,7 @@ def workspace(
     process = Step("process", number(PROCESS_BYTES[device]), PROCESS_BYTES[device])
     found = [process, *_exchange(model, device, kernels, size, ranks)]
     if model.pooler is not None:
-        # token_embed keeps the states of every token in float32, and its stages theirs; on a GPU those of the step before
+        # token_embed keeps the states of every token in float32, and its stages theirs; on a GPU those of the last step
         # are still on their way.
         copies = 3 if kernels == "triton" else 2
         found.append(product("pooled states (tokens × hidden)", size.tokens, copies * model.embed.hidden, 4))
