@@ -188,9 +188,7 @@ class _Run:
         if step.spans:
             PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *asked, None, *scales)
 
-    def _turning(
-        self, layer: AttentionLayer
-    ) -> tuple[Tensor | None, NormKind, float, Tensor | None, Tensor | None, bool]:
+    def _turning(self, layer: AttentionLayer) -> Turning:
         """What HEADS does to queries and keys: weight, kind and eps of a norm, cos and sin, how pairs lie."""
         weight: Tensor | None = None
         kind: NormKind = "rms"

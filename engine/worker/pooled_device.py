@@ -62,7 +62,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Batch:
+class Alike:
     """Rows of a step that want the same: of vectors those that complete their prompt, of tokens all. `counts`: of what
     is finished for each of them, one vector or its tokens of this step."""
 
@@ -94,10 +94,10 @@ class PooledDeviceRunner:
         )
         hidden = self._model.forward(step)
         prompts = [self._open[slot] for slot in rows.slots.tolist()]
-        batches = _batches(prompts, rows)
-        finished = self._finished(batches, prompts, rows, step, hidden)
+        alike = _alike(prompts, rows)
+        finished = self._finished(alike, prompts, rows, step, hidden)
         arriving = self._results.fetch((FINITE_ROWS(hidden, step.query_start), *finished))
-        found = _found(batches, prompts, rows, arriving)
+        found = _found(alike, prompts, rows, arriving)
 
         def result() -> StepResult:
             failed = dict.fromkeys(np.flatnonzero(arriving.wait()[0]).tolist(), NOT_FINITE)
@@ -107,23 +107,23 @@ class PooledDeviceRunner:
         return result
 
     def _finished(
-        self, batches: Sequence[Batch], prompts: Sequence[Open], rows: PlanRows, step: DeviceStep, hidden: Tensor
+        self, alike: Sequence[Alike], prompts: Sequence[Open], rows: PlanRows, step: DeviceStep, hidden: Tensor
     ) -> list[Tensor]:
-        """Of each batch [vectors or tokens, width] fp32."""
+        """Of those alike [vectors or tokens, width] fp32."""
         vectors = None
         if not all(prompt.wants.of_each_token for prompt in prompts):
             first = self._upload.first[: len(prompts)]
             vectors = self._pooler.gather(hidden, step.query_start, step.slot, first)
         made = []
-        for batch in batches:
-            if batch.wanted.of_each_token:
-                starts = (np.cumsum(rows.count) - rows.count)[batch.rows]
-                tokens = np.repeat(starts - (np.cumsum(batch.counts) - batch.counts), batch.counts)
+        for some in alike:
+            if some.wanted.of_each_token:
+                starts = (np.cumsum(rows.count) - rows.count)[some.rows]
+                tokens = np.repeat(starts - (np.cumsum(some.counts) - some.counts), some.counts)
                 x = self._chosen(hidden, tokens + np.arange(len(tokens))).float()
             else:
                 assert vectors is not None, "some row wants a vector"
-                x = self._chosen(vectors, batch.rows)
-            made.append(self._pooler.finish(x, prompts[batch.rows[0]].pooling))
+                x = self._chosen(vectors, some.rows)
+            made.append(self._pooler.finish(x, prompts[some.rows[0]].pooling))
         return made
 
     def _chosen(self, x: Tensor, rows: np.ndarray) -> Tensor:
@@ -131,27 +131,27 @@ class PooledDeviceRunner:
         return x if len(rows) == len(x) else x[indexes(rows, self._device)]
 
 
-def _batches(prompts: Sequence[Open], rows: PlanRows) -> list[Batch]:
+def _alike(prompts: Sequence[Open], rows: PlanRows) -> list[Alike]:
     found: dict[Wanted, list[int]] = {}
     for row, (prompt, end) in enumerate(zip(prompts, rows.ends.tolist(), strict=True)):
         if prompt.wants.of_each_token or end == prompt.tokens:
             found.setdefault(prompt.wants, []).append(row)
     return [
-        Batch(wanted, np.array(which), rows.count[which] if wanted.of_each_token else np.ones(len(which), np.int64))
+        Alike(wanted, np.array(which), rows.count[which] if wanted.of_each_token else np.ones(len(which), np.int64))
         for wanted, which in found.items()
     ]
 
 
 def _found(
-    batches: Sequence[Batch], prompts: Sequence[Open], rows: PlanRows, arriving: Arriving
+    alike: Sequence[Alike], prompts: Sequence[Open], rows: PlanRows, arriving: Arriving
 ) -> dict[int, Callable[[], Pooled]]:
     """What is to be read of each row that completes its prompt; pieces of the others are kept."""
     found: dict[int, Callable[[], Pooled]] = {}
-    for number, batch in enumerate(batches, 1):
-        ends = np.cumsum(batch.counts)
-        for row, start, end in zip(batch.rows.tolist(), (ends - batch.counts).tolist(), ends.tolist(), strict=True):
+    for number, some in enumerate(alike, 1):
+        ends = np.cumsum(some.counts)
+        for row, start, end in zip(some.rows.tolist(), (ends - some.counts).tolist(), ends.tolist(), strict=True):
             prompt, piece = prompts[row], Piece(arriving, number, slice(start, end))
-            if not batch.wanted.of_each_token:
+            if not some.wanted.of_each_token:
                 found[row] = lambda piece=piece: packed(piece.read()[0])
                 continue
             prompt.pieces.append(piece)
