@@ -292,7 +292,8 @@ class Hardware(Section):
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """How torch multiplies float32 matrices: highest exactly, high in TF32, medium in bfloat16, where a device can."""
     graphs: bool | Auto = "auto"
-    """Capture decode steps as CUDA graphs at start; auto does where Triton kernels compute, which alone have them."""
+    """Capture decode steps as CUDA graphs at start; auto does where Triton kernels compute, which alone have them, and
+    tokens are drawn."""
     kv_cache_memory: BytesOrAuto = "auto"
     """Memory for the KV cache of one engine, such as 4GiB; auto is what memory_share leaves after the weights."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85

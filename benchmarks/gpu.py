@@ -85,7 +85,7 @@ def parts(suite: Suite, absent: Sequence[str], peer: str | None) -> Iterator[tup
     if engines:
         yield "again", suite.again
     if peer == "vllm":
-        for shape in suite.plan.engines:
+        for shape in filter(suite.plan.mixes, suite.plan.engines):
             yield f"vllm {shape}", partial(suite.peer, shape)
 
 

@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_engine llama-3.1-8b --jobs decode:32:512 prefill:2048 chat:1000 --out FILE
 
 Jobs: `decode:ROWS:CONTEXT`, `profile:ROWS:CONTEXT` (the same steps under torch's profiler: what runs in them, and how
-long the device waits for the host), `prefill:TOKENS`, `chat:REQUESTS`, `uniform:REQUESTS` (benchmarks/workload.py).
+long the device waits for the host), `prefill:TOKENS`, `chat:REQUESTS`, `uniform:REQUESTS` (benchmarks/workload.py);
+of models that pool `embed:PROMPTS:TOKENS` and `texts:PROMPTS` of many lengths.
 Scheduling and sampling are part of every time; text is not made. Results are written after each job, so that a run that
 is cut short keeps what it has.
 """
@@ -23,9 +24,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_run import Costs, Engine, decoding, profiled
+from benchmarks.gpu_run import Costs, Engine, decoding, pooled_flops, profiled
 from benchmarks.shapes import SHAPES, declare
-from benchmarks.workload import MIXES, same
+from benchmarks.workload import MIXES, TEXT, same, texts
 from engine.api.config import EngineConfig, graph_ladder
 
 STEPS = 150  # decode steps of a measurement
@@ -47,6 +48,8 @@ KINDS: dict[str, Kind] = {
     "decode": Kind(("ROWS", "CONTEXT"), lambda rows, context: rows, lambda rows, context: context + 1024),
     "profile": Kind(("ROWS", "CONTEXT"), lambda rows, context: rows, lambda rows, context: context + 1024),
     "prefill": Kind(("TOKENS",), lambda tokens: 1, lambda tokens: tokens + 8),
+    "embed": Kind(("PROMPTS", "TOKENS"), lambda count, tokens: min(count, MOST_ROWS), lambda count, tokens: tokens),
+    "texts": Kind(("PROMPTS",), lambda count: min(count, MOST_ROWS), lambda count: TEXT.most),
     **{mix: Kind(("REQUESTS",), lambda count: min(count, MOST_ROWS), lambda count: 2056) for mix in MIXES},
 }
 
@@ -93,15 +96,23 @@ class Bench:
         self.costs = Costs.of(worker.model, worker.layout, worker.weight_bytes)
 
     def run(self, asked: Job) -> dict[str, Any]:
+        if asked.kind == "texts":
+            return self.pool(texts(*asked.numbers, self.vocab))
+        if asked.kind == "embed":
+            return self.pool([one.prompt for one in same(*asked.numbers, 0, self.vocab)])
         runs = {"decode": self.decode, "profile": self.profile, "prefill": self.prefill}
         if asked.kind in MIXES:
             return self.mix(asked.kind, *asked.numbers)
         return runs[asked.kind](*asked.numbers)
 
     def first(self) -> float:
-        """Seconds to a first token."""
+        """Seconds to a first token, or vector."""
         start = time.perf_counter()
-        self.engine.serve(same(1, 16, 1, self.vocab))
+        requests = same(1, 16, 1, self.vocab)
+        if self.engine.worker.model.pooler is None:
+            self.engine.serve(requests)
+        else:
+            self.engine.pool([one.prompt for one in requests])
         return time.perf_counter() - start
 
     def _decode(self, rows: int, context: int, steps: int) -> tuple[list[int], float]:
@@ -162,6 +173,28 @@ class Bench:
             "tokens_per_s": tokens / middle,
             "tflop_per_s": self.costs.prefill(tokens) / middle / 1e12,
             "of_matmul": self.costs.prefill(tokens) / middle / self.matmul,
+        }
+
+    def pool(self, prompts: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+        """The median of some rounds, each of all prompts at once."""
+        times = []
+        for _ in range(PREFILLS):
+            self.engine.worker.steps.clear()
+            start = time.perf_counter()
+            self.engine.pool(prompts)
+            times.append(time.perf_counter() - start)
+        lengths, middle = [len(ids) for ids in prompts], statistics.median(times)
+        flops = pooled_flops(self.costs, lengths)
+        return {
+            "prompts": len(prompts),
+            "tokens": sum(lengths),
+            "ms": middle * 1e3,
+            "ms_range": [min(times) * 1e3, max(times) * 1e3],
+            "tokens_per_s": sum(lengths) / middle,
+            "prompts_per_s": len(prompts) / middle,
+            "steps": len(self.engine.worker.steps),
+            "tflop_per_s": flops / middle / 1e12,
+            "of_matmul": flops / middle / self.matmul,
         }
 
     def mix(self, kind: str, count: int) -> dict[str, Any]:

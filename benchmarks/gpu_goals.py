@@ -104,6 +104,12 @@ GOALS = (
     Goal("Llama-3.1-8B, prefill of 2,048 tokens", 40_000, "tokens/s", _job(LLAMA, "prefill:2048", "tokens_per_s")),
     Goal("Llama-3.1-8B, chat mix, new tokens", 14_000, "tokens/s", _mix(LLAMA, "chat")),
     Goal("Qwen3-0.6B, uniform mix, new tokens", 25_000, "tokens/s", _mix(QWEN, "uniform")),
+    Goal(
+        "BERT-large, prompts of 512 tokens",
+        400_000,
+        "tokens/s",
+        _job("bert-large", "embed:256:512", "tokens_per_s"),
+    ),
     Goal("Qwen3-0.6B, 256 rows: the device waits", 300, "us a step", _job(QWEN, "profile:256:512", "gap_us"), False),
     Goal("Qwen3-30B-A3B, decode of 1 row: share of the roof", 0.50, "%", _job(MOE, "decode:1:512", "of_roof")),
     Goal("Qwen3-30B-A3B, decode of 32 rows: share of the roof", 0.70, "%", _job(MOE, "decode:32:512", "of_roof")),

@@ -41,6 +41,10 @@ class Plan:
     engines: dict[str, tuple[str, ...]]
     again: str | None
 
+    def mixes(self, shape: str) -> list[str]:
+        """Jobs that another engine can do too."""
+        return [job for job in self.engines[shape] if job.startswith(("chat:", "uniform:"))]
+
 
 def cuda_plan(quick: bool) -> Plan:
     chat, uniform = ("chat:200", "uniform:64") if quick else ("chat:1000", "uniform:256")
@@ -57,6 +61,7 @@ def cuda_plan(quick: bool) -> Plan:
             "llama-3.1-8b": tuple(one for one in jobs if not one.startswith("uniform")),
             "qwen3-0.6b": jobs,
             "qwen3-30b-a3b": (*decodes, "prefill:2048"),
+            "bert-large": ("embed:256:512", "texts:200" if quick else "texts:2000"),
         },
         again=None if quick else "llama-3.1-8b",
     )
@@ -67,7 +72,10 @@ CPU_PLAN = Plan(
     bench=("rms_norm", "--case", "odd", "--device", "cpu", "--dtype", "float32", "--rounds", "2"),
     tests=("rms_norm",),
     report=("--op", "rms_norm"),
-    engines={"small": ("decode:1:16", "decode:4:16", "prefill:100", "chat:4")},
+    engines={
+        "small": ("decode:1:16", "decode:4:16", "prefill:100", "chat:4"),
+        "bert-small": ("embed:4:32", "texts:5"),
+    },
     again="small",
 )
 
@@ -219,7 +227,7 @@ class Suite:
 
     def peer(self, shape: str) -> None:
         """After our own run, with the whole memory of the device."""
-        jobs = [job for job in self.plan.engines[shape] if job.startswith(("chat:", "uniform:"))]
+        jobs = self.plan.mixes(shape)
         file = f"vllm-{shape}.json"
         command = ["-m", "benchmarks.gpu_peer", shape, "--out", str(self.out / file), "--jobs", *jobs]
         self.run(f"vllm {shape}", command, LIMITS["vllm"])

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.workload import Request
 from engine.api.config import EngineConfig
-from engine.api.messages import Failed, FromEngine, Output, Sampling, Submit, Timing
+from engine.api.messages import Failed, FromEngine, Output, Pooling, Sampling, Submit, Timing
 from engine.core.loop import Handle, Loop, build_loop
 from engine.core.plan import Late, Masks, StepPlan, StepResult
 from engine.kv.layout import Layout
@@ -87,13 +87,27 @@ class Engine:
 
     def serve(self, requests: Sequence[Request]) -> list[Reply]:
         """Waits until all have ended. Raises RuntimeError for a refused request, and what a step raised."""
-        replies: dict[str, Reply] = {}
         submits = []
         for request in requests:
             self._sent += 1
-            replies[str(self._sent)] = Reply()
             sampling = Sampling(temperature=request.temperature, seed=self._sent)
             submits.append(Submit(str(self._sent), request.prompt, sampling, request.tokens, ignore_eos=True))
+        replies = self._served(submits)
+        wrong = [reply.tokens for reply, one in zip(replies, requests, strict=True) if reply.tokens != one.tokens]
+        if wrong:
+            raise RuntimeError(f"{len(wrong)} requests have another length than they asked for")
+        return replies
+
+    def pool(self, prompts: Sequence[tuple[int, ...]]) -> list[Reply]:
+        """The same for prompts of which vectors are made."""
+        submits = []
+        for ids in prompts:
+            self._sent += 1
+            submits.append(Submit(str(self._sent), ids, Sampling(), 0, pooling=Pooling("embed")))
+        return self._served(submits)
+
+    def _served(self, submits: Sequence[Submit]) -> list[Reply]:
+        replies = {submit.id: Reply() for submit in submits}
         self._loop.post(list(submits))
         left = len(submits)
         while left:
@@ -109,11 +123,6 @@ class Engine:
                         reply.tokens += len(delta.ids)
                         reply.timing = delta.timing or reply.timing
                         left -= delta.finish is not None
-        wrong = [
-            reply.tokens for reply, one in zip(replies.values(), requests, strict=True) if reply.tokens != one.tokens
-        ]
-        if wrong:
-            raise RuntimeError(f"{len(wrong)} requests have another length than they asked for")
         return list(replies.values())
 
     def close(self) -> None:
@@ -143,19 +152,20 @@ class Costs:
         embed = math.prod(shapes[f"{join(model.root, model.embed.name)}.weight"])
         elements = sum(math.prod(shape) for shape in shapes.values())
         matrices = sum(math.prod(shape) for shape in shapes.values() if len(shape) > 1)
-        heads = embed if model.head.tied else 2 * embed
+        tied = model.head is not None and model.head.tied
+        added = (part.count * model.embed.hidden for part in (model.embed.positions, model.embed.segments) if part)
+        looked_up = embed * (2 if model.head is not None and not tied else 1) + sum(added)
         parts = attentions(model)
         routed = [body for body in all_bodies(model) if isinstance(body, Experts)]
         experts = [body.count * _elements(routed_mlps(body)[0]) for body in routed]
         taken = [body.chosen / body.count for body in routed]
         unused = sum(count * (1 - share) for count, share in zip(experts, taken, strict=True))
-        # an embedding that is not the head as well is looked up, not read
-        looked_up = 0 if model.head.tied else embed
         return cls(
-            read_bytes=round(weight_bytes * (1 - (looked_up + sum(experts)) / elements)),
+            # an embedding that is not the head as well is looked up, not read
+            read_bytes=round(weight_bytes * (1 - ((0 if tied else embed) + sum(experts)) / elements)),
             kv_bytes=layout.page_bytes // layout.block_tokens * len(parts),
-            flops=round(2 * (matrices - heads - unused)),
-            head_flops=2 * embed,
+            flops=round(2 * (matrices - looked_up - unused)),
+            head_flops=0 if model.head is None else 2 * embed,
             attention_flops=sum(4 * part.heads * part.head_dim for part in parts),
             expert_bytes=round(weight_bytes * sum(experts) / elements),
             taken=sum(taken) / len(taken) if taken else 0.0,
@@ -173,6 +183,11 @@ class Costs:
 
 def _elements(mlp: MLP) -> int:
     return sum(row.units * row.width * linear.inputs for linear in mlp_linears(mlp) for row in linear.rows)
+
+
+def pooled_flops(costs: Costs, lengths: Sequence[int]) -> int:
+    """Of prompts whose tokens look at all of their own."""
+    return sum(length * (costs.flops + length * costs.attention_flops) for length in lengths)
 
 
 def decoding(steps: Sequence[Step], rows: int) -> list[int]:

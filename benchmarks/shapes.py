@@ -55,6 +55,17 @@ _QWEN3_MOE = _QWEN3 | {
     "mlp_only_layers": [],
     "norm_topk_prob": True,
 }
+_BERT = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+    "pad_token_id": 0,
+    "torch_dtype": "bfloat16",
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-0.5b": _QWEN2
     | {
@@ -107,6 +118,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "tie_word_embeddings": False,
     },
+    "bert-large": _BERT
+    | {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16},
+    "bert-small": _BERT
+    | {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 8192,
+    },
     "llama-3.1-8b": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -153,7 +174,7 @@ def make(shape: str, out: Path) -> Path:
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for name, size in sources(declaration(config["architectures"][0])(config)).items():
-        if len(size) == 1 and "norm" in name:
+        if len(size) == 1 and "norm" in name.lower() and name.endswith("weight"):
             tensors[name] = torch.ones(size, dtype=torch.bfloat16)
         else:
             scale = 1 / math.sqrt(size[-1])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from benchmarks.load import Shape
 
 CHAT_PROMPT, CHAT_REPLY = Shape(110, 1.2, 1024), Shape(140, 0.9, 1024)
+TEXT = Shape(110, 1.2, 512)
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ def uniform(count: int, vocab: int, seed: int = 0) -> list[Request]:
 
 
 MIXES: dict[str, Callable[[int, int], list[Request]]] = {"chat": chat, "uniform": uniform}
+
+
+def texts(count: int, vocab: int, seed: int = 0) -> list[tuple[int, ...]]:
+    """Prompts to pool, of lengths like those of the chat mix, cut at the 512 tokens that most encoders read."""
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(vocab) for _ in range(TEXT.draw(rng))) for _ in range(count)]
 
 
 def same(count: int, length: int, tokens: int, vocab: int) -> list[Request]:

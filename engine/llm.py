@@ -340,7 +340,7 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
 
 def _kernels(device: str, dtype: str, model: Model) -> str:
     if device == "cuda":
-        return "triton" if installed() and model.pooler is None else "torch"
+        return "triton" if installed() else "torch"
     return best() if dtype == "float32" else "torch"
 
 

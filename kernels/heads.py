@@ -2,6 +2,8 @@
 
     q, k ← rope(norm(q), norm(k)), v as it is;  k and v into their pages, q in place
 
+Without pages, as where attention reads both ways and nothing is kept: q and k in place, and v is left alone.
+
 The norm is a root mean square or layer norm of each head, if the model has one (`kind`); rope turns the first 2 · half
 elements of a head (kernels/rope.py). One rounding at the end, none between.
 """
@@ -22,9 +24,9 @@ FP8_MOST = 448.0  # largest finite float8_e4m3fn
 
 def _reference(
     qkv: Tensor,
-    pages: Tensor,
+    pages: Tensor | None,
     layer: int,
-    slots: Tensor,
+    slots: Tensor | None,
     heads: int,
     weight: Tensor | None,
     kind: NormKind,
@@ -34,16 +36,16 @@ def _reference(
     interleaved: bool,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:
     """qkv: [tokens, heads + 2 · kv_heads, dim], changed in place where it is q; pages: [blocks, layers, 2,
     block_tokens, kv_heads, dim], of any type; slots: [tokens] int32, block · block_tokens + offset, negative where
     nothing is to be written; weight: [heads + kv_heads, dim] fp32 or None; cos, sin: [tokens, half] fp32 or None. Pages
     hold k / k_scale and v / v_scale; what is not finite is written as 0, as a later owner of the block reads its rest
-    with weight 0.
-    → qkv and pages."""
-    kv_heads, block_tokens = pages.shape[4], pages.shape[3]
+    with weight 0. Pages and slots None: k is changed in place too.
+    → qkv and pages, or qkv alone."""
+    turned = _turned_heads(qkv, heads)
     wide = qkv.float()
-    qk, v = wide[:, : heads + kv_heads], wide[:, heads + kv_heads :]
+    qk, v = wide[:, :turned], wide[:, turned:]
     if weight is not None:
         centred = qk - qk.mean(-1, keepdim=True) if kind == "layer" else qk
         qk = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight
@@ -52,15 +54,24 @@ def _reference(
         part = qk[..., : 2 * half]
         a, b = (part[..., ::2], part[..., 1::2]) if interleaved else part.chunk(2, -1)
         c, s = cos.unsqueeze(1), sin.unsqueeze(1)
-        turned = a * c - b * s, b * c + a * s
-        mixed = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+        pair = a * c - b * s, b * c + a * s
+        mixed = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
         qk = torch.cat((mixed, qk[..., 2 * half :]), -1)
+    if pages is None or slots is None:
+        qkv[:, :turned] = qk.to(qkv.dtype)
+        return qkv
     qkv[:, :heads] = qk[:, :heads].to(qkv.dtype)
+    block_tokens = pages.shape[3]
     written = slots >= 0
     block, offset = slots[written].long() // block_tokens, slots[written].long() % block_tokens
     for plane, x, scale in ((0, qk[:, heads:], k_scale), (1, v, v_scale)):
         pages[block, layer, plane, offset] = _stored(x[written] / scale, pages.dtype)
     return qkv, pages
+
+
+def _turned_heads(qkv: Tensor, heads: int) -> int:
+    """Heads of queries and of keys."""
+    return heads + (qkv.shape[1] - heads) // 2
 
 
 def _stored(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -98,6 +109,7 @@ def heads_kernel(
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     NORM: tl.constexpr,
+    PAGED: tl.constexpr,
     FP8: tl.constexpr,
     MOST: tl.constexpr,
     AT_ONCE: tl.constexpr,
@@ -152,30 +164,31 @@ def heads_kernel(
 
     type = qkv.dtype.element_ty
     q = is_q[:, None]
-    tl.store(row + at_a[None, :], a.to(type), pairs & q)
-    tl.store(row + at_b[None, :], b.to(type), pairs & q)
+    stays = q if PAGED else turned
+    tl.store(row + at_a[None, :], a.to(type), pairs & stays)
+    tl.store(row + at_b[None, :], b.to(type), pairs & stays)
     if REST > 0:
-        tl.store(row + at_rest[None, :], rest.to(type), rests & q)
-
-    slot = tl.load(slots + token).to(tl.int64)
-    if slot >= 0:
-        block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
-        plane = (block * LAYERS + layer) * 2 * BLOCK_TOKENS
-        kv_head = tl.where(is_v, head - HEADS - KV_HEADS, head - HEADS)
-        in_plane = tl.where(is_v, BLOCK_TOKENS, 0) + offset
-        place = pages + ((plane + in_plane) * KV_HEADS + kv_head)[:, None] * DIM
-        inverse = tl.where(is_v, v_inverse, k_inverse)[:, None]
-        _page_store(place + at_a[None, :], a, inverse, pairs & ~q, FP8, MOST)
-        _page_store(place + at_b[None, :], b, inverse, pairs & ~q, FP8, MOST)
-        if REST > 0:
-            _page_store(place + at_rest[None, :], rest, inverse, rests & ~q, FP8, MOST)
+        tl.store(row + at_rest[None, :], rest.to(type), rests & stays)
+    if PAGED:
+        slot = tl.load(slots + token).to(tl.int64)
+        if slot >= 0:
+            block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
+            plane = (block * LAYERS + layer) * 2 * BLOCK_TOKENS
+            kv_head = tl.where(is_v, head - HEADS - KV_HEADS, head - HEADS)
+            in_plane = tl.where(is_v, BLOCK_TOKENS, 0) + offset
+            place = pages + ((plane + in_plane) * KV_HEADS + kv_head)[:, None] * DIM
+            inverse = tl.where(is_v, v_inverse, k_inverse)[:, None]
+            _page_store(place + at_a[None, :], a, inverse, pairs & ~q, FP8, MOST)
+            _page_store(place + at_b[None, :], b, inverse, pairs & ~q, FP8, MOST)
+            if REST > 0:
+                _page_store(place + at_rest[None, :], rest, inverse, rests & ~q, FP8, MOST)
 
 
 def _triton(
     qkv: Tensor,
-    pages: Tensor,
+    pages: Tensor | None,
     layer: int,
-    slots: Tensor,
+    slots: Tensor | None,
     heads: int,
     weight: Tensor | None,
     kind: NormKind,
@@ -185,8 +198,9 @@ def _triton(
     interleaved: bool,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
-) -> tuple[Tensor, Tensor]:
+) -> Tensor | tuple[Tensor, Tensor]:
     tokens, all_heads, dim = qkv.shape
+    turned = _turned_heads(qkv, heads)
     half = 0 if cos is None else cos.shape[1]
     span = half or dim // 2
     rest = dim - 2 * span
@@ -194,10 +208,10 @@ def _triton(
         raise ValueError(f"heads: the heads of a token must lie together, not {qkv.stride(1)} apart")
     launch(
         heads_kernel,
-        (tokens, -(-all_heads // HEADS_AT_ONCE)),
+        (tokens, -(-(turned if pages is None else all_heads) // HEADS_AT_ONCE)),
         qkv,
-        pages,
-        slots,
+        qkv if pages is None else pages,
+        qkv if slots is None else slots,
         qkv if weight is None else weight,
         qkv if cos is None else cos,
         qkv if sin is None else sin,
@@ -206,22 +220,23 @@ def _triton(
         eps,
         1.0 / k_scale,
         1.0 / v_scale,
-        LAYERS=pages.shape[1],
-        BLOCK_TOKENS=pages.shape[3],
+        LAYERS=1 if pages is None else pages.shape[1],
+        BLOCK_TOKENS=1 if pages is None else pages.shape[3],
         HEADS=heads,
-        KV_HEADS=pages.shape[4],
+        KV_HEADS=turned - heads,
         DIM=dim,
         HALF=half,
         INTERLEAVED=interleaved,
         NORM="none" if weight is None else kind,
-        FP8=pages.element_size() == 1,
+        PAGED=pages is not None,
+        FP8=pages is not None and pages.element_size() == 1,
         MOST=FP8_MOST,
         AT_ONCE=HEADS_AT_ONCE,
         PAIRS=power_of_2(span),
         REST=power_of_2(rest) if rest else 0,
         warps=4 if dim >= 64 else 1,
     )
-    return qkv, pages
+    return qkv if pages is None else (qkv, pages)
 
 
 def _inputs(
@@ -237,6 +252,7 @@ def _inputs(
     block_tokens: int = 4,
     layers: int = 2,
     spoiled: bool = False,
+    kept: bool = True,
 ) -> Args:
     blocks = tokens // block_tokens + 2
     slots = make.permutation(blocks * block_tokens)[:tokens].contiguous()
@@ -252,9 +268,9 @@ def _inputs(
         qkv[0, heads, 0], qkv[-1, heads + kv_heads, 1], qkv[-1, -1, -1] = torch.nan, torch.inf, -torch.inf
     return (
         qkv,
-        make.zeros(blocks, layers, 2, block_tokens, kv_heads, dim, dtype=pages),
+        make.zeros(blocks, layers, 2, block_tokens, kv_heads, dim, dtype=pages) if kept else None,
         layers - 1,
-        slots,
+        slots if kept else None,
         heads,
         weight,
         norm or "rms",
@@ -267,15 +283,21 @@ def _inputs(
     )
 
 
-def _traffic(qkv: Tensor, pages: Tensor, layer: int, slots: Tensor, heads: int, *rest: object) -> int:
-    """q is read and written, k and v are read, and written in the pages' type."""
+def _traffic(qkv: Tensor, pages: Tensor | None, layer: int, slots: Tensor | None, heads: int, *rest: object) -> int:
+    """q is read and written, k and v are read, and written in the pages' type; without pages k is like q, and v is
+    left."""
+    head, turned = qkv[:, :1].nbytes, _turned_heads(qkv, heads)
+    if pages is None:
+        return 2 * turned * head + nbytes(*rest[3:5])
     written = 2 * qkv.shape[0] * pages.shape[4] * qkv.shape[2] * pages.element_size()
-    return qkv.nbytes + qkv.shape[0] * heads * qkv.shape[2] * qkv.element_size() + written + nbytes(slots, *rest[3:5])
+    return qkv.nbytes + heads * head + written + nbytes(slots, *rest[3:5])
 
 
 def _alone(args: Args, row: int):
     """A token writes q of its own and one place of the pages."""
     own = tuple(arg[row : row + 1] if at in (0, 3, 8, 9) and arg is not None else arg for at, arg in enumerate(args))
+    if args[1] is None:
+        return own, lambda outputs: (outputs[0][row : row + 1],)
     slot, pages = int(args[3][row]), args[1]
     block, offset = divmod(max(slot, 0), pages.shape[3])
 
@@ -313,6 +335,11 @@ HEADS = Op(
         Case("fp8", {"tokens": 4, "heads": 4, "kv_heads": 2, "dim": 16, "half": 0, "pages": FP8}),
         Case("spoiled", {"tokens": 3, "heads": 4, "kv_heads": 2, "dim": 16, "half": 4, "spoiled": True}),
         Case("many-heads", {"tokens": 2, "heads": 24, "kv_heads": 2, "dim": 8, "half": 4}),
+        Case("whole", {"tokens": 4, "heads": 5, "kv_heads": 5, "dim": 16, "half": 8, "kept": False}),
+        Case(
+            "whole-norm",
+            {"tokens": 3, "heads": 6, "kv_heads": 2, "dim": 24, "half": 4, "norm": "rms", "kept": False},
+        ),
         Case("empty", {"tokens": 0, "heads": 4, "kv_heads": 2, "dim": 16, "half": 8}),
         Case("llama-decode-256", {"tokens": 256, **_LLAMA}, bench=True),
         Case("llama-4096", {"tokens": 4096, **_LLAMA}, bench=True),
@@ -336,6 +363,11 @@ HEADS = Op(
             {"tokens": 4096, "heads": 64, "kv_heads": 8, "dim": 128, "half": 64, "norm": "layer", "block_tokens": 16},
             bench=True,
         ),
+        Case(
+            "modernbert-8192",
+            {"tokens": 8192, "heads": 12, "kv_heads": 12, "dim": 64, "half": 32, "kept": False},
+            bench=True,
+        ),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2},
     traffic=_traffic,
@@ -344,7 +376,7 @@ HEADS = Op(
         Case("qwen3-8", {"tokens": 8, **_QWEN3}),
         Case("qwen3-512", {"tokens": 512, **_QWEN3}),
     ),
-    compiled_lacks=("fp8",),
+    compiled_lacks=("fp8", "whole", "whole-norm"),
     at_home=bodies.at_home,
     alone=_alone,
     strided=(0,),

@@ -18,6 +18,8 @@ from kernels.heads import HEADS
 from kernels.layer_norm import LAYER_NORM
 from kernels.linear import MATMUL
 from kernels.op import Op
+from kernels.pool_end import POOL_END
+from kernels.pool_rows import POOL_ROWS
 from kernels.quantize_rows import QUANTIZE_ROWS
 from kernels.rms_norm import RMS_NORM
 from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
@@ -31,10 +33,12 @@ from kernels.sampling.sample import SAMPLE
 from kernels.sampling.token_mask import TOKEN_MASK
 from kernels.sampling.top_logprobs import TOP_LOGPROBS
 from kernels.step_inputs import NEXT_TOKENS, STAGED_WRITES, STEP_INPUTS
+from kernels.step_segments import STEP_SEGMENTS
 
 OPS: tuple[Op, ...] = (
     STAGED_WRITES,
     STEP_INPUTS,
+    STEP_SEGMENTS,
     EMBEDDING,
     RMS_NORM,
     RMS_NORM_QUANTIZED,
@@ -55,6 +59,8 @@ OPS: tuple[Op, ...] = (
     EXPERT_MATMUL,
     EXPERT_SUM,
     FINITE_ROWS,
+    POOL_ROWS,
+    POOL_END,
     CAP_LOGITS,
     TOKEN_MASK,
     LOGIT_BIAS,

@@ -44,7 +44,8 @@ decoder with these files embeds, and `model.task` asks for what no file says:
 Encoders, and decoders whose attention reads both ways (EmbeddingGemma), keep no cache: a prompt is computed in one
 step, which must be as long (`engine.scheduling.max_step_tokens`). Decoders embed with chunks and, where the last token
 alone counts, with cached prefixes. With compiled kernels of a CPU a prompt's numbers depend on nothing beside it, bit
-for bit; weights may be rounded to 8 or 4 bits, and ranks share them. On a GPU torch computes, Triton kernels refuse.
+for bit; weights may be rounded to 8 or 4 bits, and ranks share them. On a GPU Triton's fused kernels compute all
+prompts of a step together.
 
 ## Quantized checkpoints
 

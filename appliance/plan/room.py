@@ -28,7 +28,7 @@ from engine.api.golden import ROOM_TOKENS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import Holder, Holding, footprint, loading_bytes, part_bytes, temporary_bytes
-from engine.models.parts import keeps_nothing
+from engine.models.parts import Model, keeps_nothing
 from engine.models.ranks import rows_of
 from kernels.cpu.library import tiling
 
@@ -60,6 +60,7 @@ class Room:
     ranks: tuple[tuple[Holding, ...], ...]
     fixed: tuple[Step, ...]
     graphs: tuple[Step, ...]
+    model: Model
     pages: Layout
     running: Choice[int]
     step: Choice[int]
@@ -91,7 +92,8 @@ class Room:
         return int(self.fixed[0].value) + on_device
 
     def tables(self, context: int) -> tuple[Step, ...]:
-        return tables(self.pages, device=self.view.device, size=self.size, max_context=context)
+        pooled = self.model if self.view.kernels == TRITON and self.model.pooler is not None else None
+        return tables(self.pages, device=self.view.device, size=self.size, max_context=context, pooled=pooled)
 
     def workspace(self, context: int) -> int:
         return summed((*self.fixed, *self.graphs, *self.tables(context)))
@@ -120,7 +122,8 @@ def measure(
     model, pages, compiled = checkpoint.model, _pages(checkpoint, view), tiling(view.kernels) is not None
     running, step = batch_limit(manifest, checkpoint, machine, view), _step_tokens(manifest, checkpoint, view.device)
     size = StepSize(step.value, running.value)
-    sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON else ()
+    draws = model.pooler is None
+    sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON and draws else ()
     host, host_account = host_memory(
         device=view.device,
         engines=view.data * view.tensor,
@@ -148,6 +151,7 @@ def measure(
         ranks=ranks,
         fixed=fixed,
         graphs=graphs(model, sizes=sizes, element_bytes=element_bytes, ranks=view.tensor),
+        model=model,
         pages=pages,
         running=running,
         step=step,

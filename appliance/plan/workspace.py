@@ -53,8 +53,10 @@ def workspace(
     process = Step("process", number(PROCESS_BYTES[device]), PROCESS_BYTES[device])
     found = [process, *_exchange(model, device, kernels, size, ranks)]
     if model.pooler is not None:
-        # token_embed keeps the states of every token in float32, and its stages theirs.
-        found.append(product("pooled states (tokens × hidden)", size.tokens, 2 * model.embed.hidden, 4))
+        # token_embed keeps the states of every token in float32, and its stages theirs; on a GPU those of the last step
+        # are still on their way.
+        copies = 3 if kernels == "triton" else 2
+        found.append(product("pooled states (tokens × hidden)", size.tokens, copies * model.embed.hidden, 4))
     if kernels in COPIES:
         found.append(
             product("activations (tokens × widest layer)", size.tokens, widest_layer(model, ranks), element_bytes)
@@ -183,8 +185,11 @@ def attention_partials(model: Model, size: StepSize, kv_tokens: int, ranks: int 
     return product("parts of attention (pieces × heads × width)", pieces, heads, dim + VECTOR, 4)
 
 
-def tables(layout: Layout, *, device: str, size: StepSize, max_context: int) -> tuple[Step, ...]:
-    """The request table: a token id for every position a request can have, and a place for every block."""
+def tables(
+    layout: Layout, *, device: str, size: StepSize, max_context: int, pooled: Model | None = None
+) -> tuple[Step, ...]:
+    """The request table: a token id for every position a request can have, and a place for every block. pooled: the
+    model whose prompts a GPU's kernels pool."""
     width, blocks = max_context + 1, blocks_of(max_context + 1, layout.block_tokens)
     groups, slots = len(layout.groups), size.slots
     if device == "cpu":
@@ -199,7 +204,16 @@ def tables(layout: Layout, *, device: str, size: StepSize, max_context: int) -> 
         product("block tables (groups × requests × blocks)", groups, slots, _aligned(blocks), 4),
         product("sampling parameters (fields × requests)", DEVICE_FIELDS + 1, _aligned(slots), 4),
         product("rows of a step (words)", 3 * rows + _aligned(wide + 64 * slots + 4096), 4),
+        *(() if pooled is None else _pooled_tables(pooled, slots)),
     )
+
+
+def _pooled_tables(model: Model, slots: int) -> tuple[Step, ...]:
+    """Of each slot where its segments begin, and what was gathered of its prompt (engine/layers/fused_pooler.py)."""
+    kinds = 0 if model.embed.segments is None else model.embed.segments.count
+    begins = product("starts of segments (requests × segments)", _aligned(slots * (kinds - 1)), 4)
+    states = product("states of prompts under way (requests × hidden)", slots, model.embed.hidden, 8)
+    return (begins, states) if kinds > 1 else (states,)
 
 
 def pinned_bytes(*, size: StepSize, max_context: int) -> int:

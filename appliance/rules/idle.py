@@ -93,6 +93,11 @@ IDLE = (
         because="the model is served to pool its prompts, and has no logits that golden prompts could be held to",
     ),
     Idle(
+        {"hardware.graphs": False},
+        *(_pools, POOLS),
+        because="the model is served to pool its prompts, and has no decode steps, of which alone graphs are captured",
+    ),
+    Idle(
         {
             "quantization.kv_cache": ANY,
             "hardware.kv_cache_memory": ANY,

@@ -79,14 +79,6 @@ RULES = (
         text="Triton kernels are for a GPU",
     ),
     Rule(
-        name="triton-pools",
-        keys=("kernels",),
-        facts=("model.pools",),
-        holds=lambda view: view.kernels != TRITON or not view.facts.model.pools,
-        text="Triton kernels serve models that generate",
-        because=lambda facts: "the model is served to pool its prompts: Triton kernels serve models that generate",
-    ),
-    Rule(
         name="triton-heads",
         keys=("kernels",),
         facts=("model.head_sizes",),

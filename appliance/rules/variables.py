@@ -59,6 +59,12 @@ def _kernels_why(view: View) -> str:
     return "the fastest compiled kernels for this CPU"
 
 
+def _graphs_why(view: View) -> str:
+    if view.graphs:
+        return "decode steps of Triton kernels"
+    return "a model that pools has no decode steps" if view.kernels == TRITON else f"{view.kernels} kernels have none"
+
+
 def _pages(view: View) -> tuple[str, ...]:
     if view.weights in ON_CPU or (is_compiled(view.kernels) and view.facts.model.held):
         return ("float16",)
@@ -142,9 +148,9 @@ VARIABLES = (
         key="hardware.graphs",
         name="graphs",
         values=_always(True, False),
-        auto=lambda view: (view.kernels == TRITON,),
-        why=lambda view: "decode steps of Triton kernels" if view.graphs else f"{view.kernels} kernels have none",
-        prefers="`true` with Triton kernels",
+        auto=lambda view: (view.kernels == TRITON and not view.facts.model.pools,),
+        why=_graphs_why,
+        prefers="`true` with Triton kernels, for models that generate",
     ),
     Variable(
         key="hardware.batch_invariant",

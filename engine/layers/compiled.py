@@ -93,7 +93,7 @@ class CompiledModel:
         if self.whole is not None:
             tables, slots, pages = self.whole.placed(batch)
         if self.sums:
-            self.x[: batch.tokens] = self.vocabulary.summed(batch, torch.float32)
+            self.x[: batch.tokens] = self.vocabulary.summed(batch.ids, batch.positions, batch.segments, torch.float32)
         data = StepData(
             batch.tokens,
             ids=batch.ids,

@@ -2,8 +2,9 @@
 
 The same declared parts that `block.py` runs with torch; what they compute is said there. What differs is where a kernel
 begins and ends: a branch's result waits to be added to the residual by the norm that follows, and one kernel takes
-queries, keys and values from their projection to where attention reads them. Nothing waits for the device and no shape
-depends on what it holds, so that a step can be captured as a graph.
+queries, keys and values from their projection to where attention reads them: to pages, or, where a prompt is read both
+ways and nothing of it is kept, to where they are. Nothing waits for the device and no shape depends on what it holds,
+so that a step can be captured as a graph.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.api.errors import ConfigError
-from engine.layers.block import AttentionLayer, BranchLayer
+from engine.layers.block import AttentionLayer, BranchLayer, Place
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
@@ -21,6 +21,7 @@ from engine.layers.rounded import activated, rounding_of
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
 from kernels.attention.decode import DECODE_ATTENTION
+from kernels.attention.encoder import ENCODER_ATTENTION
 from kernels.attention.prefill import PREFILL_ATTENTION
 from kernels.attention.work import DECODE_WORK
 from kernels.e4m3 import Rounded
@@ -29,12 +30,14 @@ from kernels.experts.matmul import EXPERT_MATMUL
 from kernels.experts.routes import EXPERT_ROUTES
 from kernels.experts.sum import EXPERT_SUM
 from kernels.experts.work import EXPERT_WORK, tile_rows
-from kernels.heads import HEADS
+from kernels.heads import HEADS, NormKind
 from kernels.layer_norm import LAYER_NORM
 from kernels.rms_norm import RMS_NORM
 from kernels.rms_norm_quantized import RMS_NORM_QUANTIZED
 from kernels.rope import ROPE_ANGLES
 from kernels.sampling.cap_logits import CAP_LOGITS
+
+Turning = tuple[Tensor | None, NormKind, float, Tensor | None, Tensor | None, bool]
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class DeviceStep:
     pages: Tensor  # [blocks, layers_per_block, 2, block_tokens, kv_heads, head_dim]
     singles: bool
     spans: bool
+    segments: Tensor | None = None  # [tokens] int32, where the model has a row for each segment
 
 
 @dataclass(frozen=True)
@@ -64,11 +68,9 @@ class KVScales:
 
 
 class FusedModel:
-    """Not changed after it is made; its state is the pages. Raises ConfigError for a model that pools."""
+    """Not changed after it is made; its state is the pages."""
 
     def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
-        if text_model.pooler is not None:
-            raise ConfigError("kernels=triton: the model pools, which triton kernels do not serve; use torch")
         self.vocabulary, self.branches, self.norm = text_model.vocabulary, text_model.branches, text_model.norm
         self.dtype, self.layout = text_model.dtype, text_model.layout
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in text_model.ropes}
@@ -86,6 +88,16 @@ class FusedModel:
             run.branch(branch)
         return run.end()
 
+    def entered(self, step: DeviceStep) -> Tensor:
+        """What the first layer reads, [tokens, hidden]."""
+        vocabulary = self.vocabulary
+        if vocabulary.world.size > 1:
+            x = vocabulary.summed(step.ids, step.positions, step.segments, self.dtype)
+        else:
+            added = step.positions, vocabulary.position_rows, step.segments, vocabulary.segments
+            x = EMBEDDING(step.ids, vocabulary.table, self.dtype, vocabulary.part.scale, *added)
+        return x if vocabulary.norm is None else fused_norm(vocabulary.norm, x)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""
         y, out = self.vocabulary.products(hidden), self.vocabulary.out
@@ -97,11 +109,7 @@ class _Run:
 
     def __init__(self, model: FusedModel, step: DeviceStep) -> None:
         self.model, self.step = model, step
-        vocabulary = model.vocabulary
-        if vocabulary.world.size == 1:
-            self.x = EMBEDDING(step.ids, vocabulary.table, model.dtype, vocabulary.part.scale)
-        else:
-            self.x = vocabulary.embed(step.ids, model.dtype)
+        self.x = model.entered(step)
         self.waiting: Tensor | None = None
         self.scale = 1.0
         self.angles: dict[Rope, tuple[Tensor, Tensor]] = {
@@ -121,8 +129,10 @@ class _Run:
         for body in branch.bodies[1:]:
             y = y.add_(self._body(body, read))
         if branch.after is not None:
-            y = _norm(branch.after, y)
+            y = fused_norm(branch.after, y)
         self.waiting, self.scale = y, branch.scale
+        if branch.last is not None:
+            self.x = self._normed(branch.last)
 
     def end(self) -> Tensor:
         return self._joined() if self.model.norm is None else self._normed(self.model.norm)
@@ -135,7 +145,7 @@ class _Run:
 
     def _normed(self, layer: NormLayer) -> Tensor:
         if self.waiting is None:
-            return _norm(layer, self.x)
+            return fused_norm(layer, self.x)
         match layer.norm:
             case RMSNorm(eps=eps):
                 normed, self.x = RMS_NORM(self.waiting, layer.weight, eps, self.x, self.scale)
@@ -165,44 +175,49 @@ class _Run:
                 return self._attention(body, read)
 
     def _attention(self, layer: AttentionLayer, read: Tensor | Rounded) -> Tensor:
-        part, step, place = layer.part, self.step, layer.place
-        qkv = layer.qkv(read).unflatten(-1, (-1, part.head_dim))
-        weight, kind, eps = None, "rms", 0.0
-        if isinstance(layer.norm, HeadNorm):
-            weight, eps = layer.norm.weight, layer.norm.norm.eps
-            kind = "layer" if isinstance(layer.norm.norm, LayerNorm) else "rms"
-        elif isinstance(layer.norm, ProjectionNorm):
+        qkv = layer.qkv(read).unflatten(-1, (-1, layer.part.head_dim))
+        if isinstance(layer.norm, ProjectionNorm):
             _norm_projections(layer.norm, qkv, layer.heads, layer.turned)
-        cos, sin = self.angles[part.rope] if part.rope is not None else (None, None)
-        interleaved = part.rope is not None and part.rope.interleaved
-        k_scale, v_scale = self.model._scales[id(layer)]
-        places = step.places[place.group]
-        HEADS(
-            qkv,
-            step.pages,
-            place.layer,
-            places,
-            layer.heads,
-            weight,
-            kind,
-            eps,
-            cos,
-            sin,
-            interleaved,
-            k_scale,
-            v_scale,
-        )
-        q = qkv[:, : layer.heads]
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        table = step.tables[place.group]
+        out = torch.empty(qkv[:, : layer.heads].shape, dtype=qkv.dtype, device=qkv.device)
+        if layer.place is None:
+            self._whole(layer, qkv, out)
+        else:
+            self._paged(layer, layer.place, qkv, out)
+        return layer.out(out.flatten(1))
+
+    def _whole(self, layer: AttentionLayer, qkv: Tensor, out: Tensor) -> None:
+        """Each row over all its tokens of this step, before and behind."""
+        part = layer.part
+        if part.rope is not None or isinstance(layer.norm, HeadNorm):
+            HEADS(qkv, None, 0, None, layer.heads, *self._turning(layer))
+        q, k, v = qkv[:, : layer.heads], qkv[:, layer.heads : layer.turned], qkv[:, layer.turned :]
+        ENCODER_ATTENTION(q, k, v, self.step.query_start, out, layer.scale, False, part.window, part.softcap)
+
+    def _paged(self, layer: AttentionLayer, place: Place, qkv: Tensor, out: Tensor) -> None:
+        """Each row over what its pages hold, to which its tokens of this step are added first."""
+        part, step = layer.part, self.step
+        scales = self.model._scales[id(layer)]
+        HEADS(qkv, step.pages, place.layer, step.places[place.group], layer.heads, *self._turning(layer), *scales)
+        q, table = qkv[:, : layer.heads], step.tables[place.group]
         rows = step.slot, step.query_start, step.lengths
         asked = layer.scale, part.window, part.softcap, layer.sinks
         if step.singles:
             work = self.work[part.window]
-            DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, work, out, *asked, k_scale, v_scale)
+            DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, work, out, *asked, *scales)
         if step.spans:
-            PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *asked, None, k_scale, v_scale)
-        return layer.out(out.flatten(1))
+            PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *asked, None, *scales)
+
+    def _turning(self, layer: AttentionLayer) -> Turning:
+        """What HEADS does to queries and keys: weight, kind and eps of a norm, cos and sin, how pairs lie."""
+        weight: Tensor | None = None
+        kind: NormKind = "rms"
+        eps = 0.0
+        if isinstance(layer.norm, HeadNorm):
+            weight, eps = layer.norm.weight, layer.norm.norm.eps
+            kind = "layer" if isinstance(layer.norm.norm, LayerNorm) else "rms"
+        rope = layer.part.rope
+        cos, sin = self.angles[rope] if rope is not None else (None, None)
+        return weight, kind, eps, cos, sin, rope is not None and rope.interleaved
 
 
 def _experts(layer: ExpertsLayer, read: Tensor) -> Tensor:
@@ -226,7 +241,7 @@ def _experts(layer: ExpertsLayer, read: Tensor) -> Tensor:
     return y if ranks == 1 else layer.world.all_reduce(y).to(read.dtype)
 
 
-def _norm(layer: NormLayer, x: Tensor) -> Tensor:
+def fused_norm(layer: NormLayer, x: Tensor) -> Tensor:
     match layer.norm:
         case RMSNorm(eps=eps):
             return RMS_NORM(x, layer.weight, eps)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, normalize
+from torch.nn.functional import normalize
 
 from engine.api.messages import Pooling
 from engine.layers.linear import Read, Target
@@ -46,12 +46,14 @@ class Gathered:
 
 class DenseLayer:
     weight: Tensor  # [outputs, inputs] float32
+    target: Target  # what multiplies by it
     bias: Tensor | None = None
 
     def __init__(self, part: Dense | TokenLogits) -> None:
         self.part, self.act = part, ACTS[part.act if isinstance(part, Dense) else "none"]
 
     def load(self, read: Read, target: Target) -> None:
+        self.target = target
         match self.part:
             case TokenLogits(tokens=tokens, source=source):
                 rows = read(f"{source}.weight")[list(tokens)]
@@ -68,7 +70,7 @@ class DenseLayer:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.act(linear(x, self.weight, self.bias))
+        return self.act(self.target.multiply(x, self.weight, self.bias))
 
 
 class DifferenceLayer:

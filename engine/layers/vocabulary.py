@@ -93,18 +93,23 @@ class Vocabulary:
 
     def entered(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         """What the first layer reads, [tokens, hidden]."""
-        x = self.summed(batch, dtype)
+        x = self.summed(batch.ids, batch.positions, batch.segments, dtype)
         return x if self.norm is None else self.norm(x)
 
-    def summed(self, batch: Batch, dtype: torch.dtype) -> Tensor:
-        """Rows of tokens, positions and segments together, [tokens, hidden]."""
-        x = self.embed(batch.ids, dtype)
-        if self.positions is not None and self.part.positions is not None:
-            x = x.add_(embedding(batch.positions + self.part.positions.offset, self.positions, dtype))
+    def summed(self, ids: Tensor, positions: Tensor, segments: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Rows of tokens, positions and segments together, [tokens, hidden]. The three: [tokens] integers."""
+        x = self.embed(ids, dtype)
+        if self.position_rows is not None:
+            x = x.add_(embedding(positions, self.position_rows, dtype))
         if self.segments is not None:
-            numbers = torch.zeros_like(batch.ids) if batch.segments is None else batch.segments
-            x = x.add_(embedding(numbers, self.segments, dtype))
+            x = x.add_(embedding(torch.zeros_like(ids) if segments is None else segments, self.segments, dtype))
         return x
+
+    @property
+    def position_rows(self) -> Tensor | None:
+        """[positions, hidden] from the row of position 0 on."""
+        part = self.part.positions
+        return None if self.positions is None or part is None else self.positions[part.offset :]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] → [rows, vocab] fp32."""

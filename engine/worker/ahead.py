@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from engine.api.config import EngineConfig, WeightBits, graph_ladder
+from engine.api.config import EngineConfig, TaskConfig, WeightBits, graph_ladder
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.distributed.world import SINGLE
@@ -26,10 +26,10 @@ from engine.models.checkpoint import read_checkpoint
 from engine.models.parts import Model
 from engine.weights.quantized import random_weights
 from engine.worker.build import DTYPES
-from engine.worker.device import DeviceRunner
-from engine.worker.device_parts import device_parts
+from engine.worker.device_parts import DeviceParts, device_parts
 from engine.worker.table import RequestTable
-from engine.worker.warm import warm_steps
+from engine.worker.warm import warm
+from engine.worker.worker import Runner
 from kernels.fp8 import Fp8Products, products_of
 from kernels.jit import recorded
 from kernels.report import Source, Wanted, add_options, report
@@ -37,7 +37,7 @@ from kernels.tools.aot import Target
 
 
 def config_for(
-    path: Path, dtype: str, kv_dtype: str, *, invariant: bool, weights: WeightBits = "stored"
+    path: Path, dtype: str, kv_dtype: str, *, invariant: bool, weights: WeightBits = "stored", task: str = "auto"
 ) -> EngineConfig:
     """As an appliance would resolve it, at sizes that change no kernel."""
     return EngineConfig(
@@ -54,6 +54,7 @@ def config_for(
         graph_sizes=graph_ladder(256),
         load="random",
         weights=weights,
+        task=TaskConfig(task=task),  # type: ignore[arg-type]
     )
 
 
@@ -64,9 +65,9 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
         return []
     runner, form, model = runner_on(torch.device("meta"), config, _products(target, config))
     with recorded() as launches, torch.inference_mode():
-        for plan in warm_steps(form, model, config, compiling=True):
+        for plan in warm(model, form, config, compiling=True):
             runner.start(plan, {})
-        for size in config.graph_sizes:
+        for size in config.graph_sizes if model.pooler is None else ():
             runner.start(_decode_step(size, form), {})
     name = f"{_architecture(config)} {config.dtype}" + (f" {config.kv_dtype}" if config.kv_dtype == "fp8" else "")
     name += " fp8 weights" if config.weights == "fp8" else ""
@@ -74,19 +75,26 @@ def serving_launches(target: Target, *, config: EngineConfig) -> list[Wanted]:
 
 
 @torch.inference_mode()
-def runner_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tuple[DeviceRunner, Layout, Model]:
+def runner_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tuple[Runner, Layout, Model]:
     """What makes the steps of a worker with random weights on this device, the layout of its pages, its model. fp8: how
     it multiplies by weights in fp8."""
-    checkpoint = read_checkpoint(config.model, weights=False)
-    model, dtype, kv_dtype = checkpoint.model, DTYPES[config.dtype], DTYPES[config.kv_dtype]
-    form = layout(model, block_tokens=config.block_tokens, element_bytes=kv_dtype.itemsize)
+    parts, model = parts_on(device, config, fp8)
+    pages = make_pages(parts.layout, 2, DTYPES[config.kv_dtype], device)
+    return parts.runner(pages), parts.layout, model
+
+
+@torch.inference_mode()
+def parts_on(device: torch.device, config: EngineConfig, fp8: Fp8Products) -> tuple[DeviceParts, Model]:
+    """Of a worker with random weights on this device."""
+    checkpoint = read_checkpoint(config.model, weights=False, task=config.task)
+    model, dtype = checkpoint.model, DTYPES[config.dtype]
+    form = layout(model, block_tokens=config.block_tokens, element_bytes=DTYPES[config.kv_dtype].itemsize)
     options = {"bits": config.weights, "invariant": config.invariant, "stacked": True, "fp8": fp8}
     text_model = TextModel(model, form, SINGLE, dtype, device, **options)
     text_model.fill(random_weights(model, checkpoint.quantization, dtype, device))
     slots = min(config.max_running, config.max_step_tokens)
     table = RequestTable(slots=slots, max_context=config.max_context, layout=form, vocab=model.embed.vocab)
-    parts = device_parts(config, checkpoint, text_model, form, table)
-    return parts.runner(make_pages(form, 2, kv_dtype, device)), form, model
+    return device_parts(config, checkpoint, text_model, form, table), model
 
 
 def _products(target: Target, config: EngineConfig) -> Fp8Products:
@@ -96,7 +104,7 @@ def _products(target: Target, config: EngineConfig) -> Fp8Products:
 
 
 def _architecture(config: EngineConfig) -> str:
-    return read_checkpoint(config.model, weights=False).architecture
+    return read_checkpoint(config.model, weights=False, task=config.task).architecture
 
 
 def _decode_step(rows: int, form: Layout) -> StepPlan:
@@ -117,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 dtype if kv == "auto" else kv,
                 invariant=invariant == "yes",
                 weights="stored" if weights == "auto" else weights,
+                task=options.task,
             ),
         )
         for path, dtype, kv, weights, invariant in product(
@@ -137,6 +146,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kv-dtype", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as --dtype")
     parser.add_argument("--weights", nargs="+", choices=("auto", "fp8"), default=["auto"], help="auto: as stored")
     parser.add_argument("--invariant", nargs="+", choices=("no", "yes"), default=["no"])
+    parser.add_argument("--task", choices=("auto", "generate", "embed", "classify", "score"), default="auto")
     add_options(parser)
     return parser.parse_args(arguments)
 

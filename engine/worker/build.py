@@ -31,11 +31,12 @@ from engine.worker.device_parts import device_parts, measured_pool
 from engine.worker.host import HostRunner
 from engine.worker.memory import Meter, give_back, in_use, returned_at_once
 from engine.worker.pooled import PooledRunner
+from engine.worker.pooled_device import PooledDeviceRunner
 from engine.worker.rank_messages import Meeting
 from engine.worker.ranked import RankedWorker
 from engine.worker.ranks import Ranks
 from engine.worker.table import RequestTable
-from engine.worker.warm import warm_prompts, warm_steps
+from engine.worker.warm import warm
 from engine.worker.worker import Worker
 from kernels.cpu.library import MissingKernels, cpu_name
 from kernels.cpu.program import Team
@@ -185,7 +186,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
         give_back()
         text_model.reserve(config.max_step_tokens, min(config.max_running, config.max_step_tokens))
     reserve = _reserve(config, form)
-    runner: HostRunner | DeviceRunner | PooledRunner
+    runner: HostRunner | DeviceRunner | PooledRunner | PooledDeviceRunner
     table = RequestTable(
         slots=min(config.max_running, config.max_step_tokens),
         max_context=config.max_context,
@@ -204,7 +205,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
             progress("allocating", 0.0)
             pages = make_pages(form, blocks + reserve, DTYPES[config.kv_dtype], device)
             runner = parts.runner(pages, config.graph_sizes)
-        table_bytes = parts.device_table.nbytes
+        table_bytes = parts.table_bytes
     else:
         with measured("allocating"), _memory_errors(f"a KV cache of {config.kv_bytes:,} bytes"):
             progress("allocating", 0.0)
@@ -234,8 +235,7 @@ def _build(config: EngineConfig, rank: int, join: Join, progress: Progress, took
     with measured("warming"), _memory_errors("the first step"):
         progress("warming", 0.0)
         compiling = config.kernels == "triton" and not interpreted()
-        steps = warm_steps if text_model.pooler is None else warm_prompts
-        for plan in steps(form, checkpoint.model, config, compiling=compiling):
+        for plan in warm(checkpoint.model, form, config, compiling=compiling):
             worker.start(plan, {}).result()
     if isinstance(runner, DeviceRunner) and config.graph_sizes:
         with measured("capturing"), _memory_errors("the graphs of decode steps"):

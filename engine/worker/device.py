@@ -15,9 +15,10 @@ from engine.api.errors import NOT_FINITE
 from engine.core.plan import Late, Masks, StepPlan, StepResult, wait
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import Layout
-from engine.layers.fused import DeviceStep, FusedModel
+from engine.layers.fused import FusedModel
 from engine.sampling.device import DeviceSampler
 from engine.sampling.rows import Rows
+from engine.worker.device_step import StagedSteps, indexes
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.digest import digest
 from engine.worker.graphs import Graphs
@@ -26,7 +27,7 @@ from engine.worker.rows import PlanRows, plan_rows, step_result
 from engine.worker.scoring import score_prompts
 from engine.worker.table import RequestTable
 from kernels.finite import FINITE_ROWS
-from kernels.step_inputs import NEXT_TOKENS, STEP_INPUTS
+from kernels.step_inputs import NEXT_TOKENS
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class DeviceRunner:
         graph_sizes: Sequence[int] = (),
     ) -> None:
         """graph_sizes: of the decode steps that `capture` will capture."""
-        self._model, self._layout, self._pages = model, layout, pages
+        self._model, self._pages = model, pages
         self._host, self._table = table, device_table
-        slots = device_table.tokens.shape[0]
-        self._upload = StepUpload(device_table, slots)
+        self._upload = StepUpload(device_table, device_table.tokens.shape[0])
+        self._steps = StagedSteps(device_table, self._upload, layout, pages)
         self._sampler = DeviceSampler(model.vocabulary.part.vocab, pages.device)
         self._results = Results(pages.device)
         self._graphs: Graphs[Outputs] = Graphs(graph_sizes, self._decode, pages.device)
@@ -80,9 +81,9 @@ class DeviceRunner:
         out = self._forward(rows)
         slot, lengths, logits = self._upload.slot[:count], out.lengths[:count], out.logits
         if len(rows.sampling) < count or logits is None:
-            at = self._indexes(rows.sampling)
+            at = indexes(rows.sampling, self._pages.device)
             slot, lengths = slot[at], lengths[at]
-            last = self._indexes(np.cumsum(rows.count)[rows.sampling] - 1)
+            last = indexes(np.cumsum(rows.count)[rows.sampling] - 1, self._pages.device)
             logits = self._model.logits(out.hidden[last]) if logits is None else logits[at]
         logits = logits[: len(slot)]
         kept = (logits.float().clone(),) if plan.digested else ()  # sampling changes logits
@@ -124,34 +125,7 @@ class DeviceRunner:
         return self._run(size, size, singles=True, spans=False)
 
     def _run(self, rows: int, tokens: int, *, singles: bool, spans: bool) -> Outputs:
-        table, upload = self._table, self._upload
-        slot, query_start = upload.slot[:rows], upload.query_start[: rows + 1]
-        ids, positions, rope_lengths, lengths, places = STEP_INPUTS(
-            table.tokens,
-            table.rope_lengths,
-            table.tables,
-            slot,
-            upload.first[:rows],
-            query_start,
-            tokens,
-            self._layout.block_tokens,
-        )
-        step = DeviceStep(
-            ids=ids,
-            positions=positions,
-            rope_lengths=rope_lengths,
-            places=places,
-            slot=slot,
-            query_start=query_start,
-            lengths=lengths,
-            tables=table.tables,
-            pages=self._pages,
-            singles=singles,
-            spans=spans,
-        )
+        step = self._steps.step(rows, tokens, singles=singles, spans=spans)
         hidden = self._model.forward(step)
         logits = None if spans else self._model.logits(hidden)
-        return Outputs(hidden, logits, lengths, FINITE_ROWS(hidden, query_start))
-
-    def _indexes(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(self._pages.device, non_blocking=True)
+        return Outputs(hidden, logits, step.lengths, FINITE_ROWS(hidden, step.query_start))

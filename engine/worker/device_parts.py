@@ -7,14 +7,17 @@ import torch
 from torch import Tensor
 
 from engine.api.config import EngineConfig
+from engine.api.messages import Pooling
 from engine.kv.layout import Layout, blocks_of
 from engine.layers.fused import DeviceStep, FusedModel, KVScales
+from engine.layers.fused_pooler import FusedPooler
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint
 from engine.models.kv_scales import read_kv_scales
 from engine.models.parts import attentions
 from engine.worker.device import DeviceRunner
 from engine.worker.device_table import DeviceTable
+from engine.worker.pooled_device import PooledDeviceRunner
 from engine.worker.table import RequestTable
 
 SAMPLING_COPIES = 3  # of the logits, that sampling may hold beside them
@@ -27,8 +30,16 @@ class DeviceParts:
     layout: Layout
     table: RequestTable
     device_table: DeviceTable
+    pooler: FusedPooler | None
 
-    def runner(self, pages: Tensor, graph_sizes: Sequence[int] = ()) -> DeviceRunner:
+    @property
+    def table_bytes(self) -> int:
+        """Of what the device keeps of requests beside their pages."""
+        return self.device_table.nbytes + (0 if self.pooler is None else self.pooler.nbytes)
+
+    def runner(self, pages: Tensor, graph_sizes: Sequence[int] = ()) -> DeviceRunner | PooledDeviceRunner:
+        if self.pooler is not None:
+            return PooledDeviceRunner(self.model, self.pooler, self.layout, pages, self.device_table)
         return DeviceRunner(self.model, self.layout, pages, self.table, self.device_table, graph_sizes)
 
 
@@ -39,9 +50,18 @@ def device_parts(
     if config.kv_dtype == "fp8":
         found = read_kv_scales(checkpoint.path, len(attentions(checkpoint.model)))
         scales = KVScales(found, found)
-    slots = min(config.max_running, config.max_step_tokens)
-    device_table = DeviceTable(slots=slots, max_context=config.max_context, layout=form, device=text_model.device)
-    return DeviceParts(FusedModel(text_model, scales), form, table, device_table)
+    slots, device, embed = min(config.max_running, config.max_step_tokens), text_model.device, checkpoint.model.embed
+    device_table = DeviceTable(
+        slots=slots,
+        max_context=config.max_context,
+        layout=form,
+        device=device,
+        segments=0 if embed.segments is None else embed.segments.count,
+    )
+    pooler = None
+    if text_model.pooler is not None:
+        pooler = FusedPooler(text_model.pooler, slots=slots, hidden=embed.hidden, device=device)
+    return DeviceParts(FusedModel(text_model, scales), form, table, device_table, pooler)
 
 
 def measured_pool(config: EngineConfig, text_model: TextModel, parts: DeviceParts, reserve: int = 0) -> int:
@@ -54,19 +74,23 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
     free, _ = torch.cuda.mem_get_info(device)
     planned = config.weight_bytes + config.workspace_bytes + config.kv_bytes
     beside = step + config.graph_bytes + reserve * parts.layout.block_bytes
-    left = planned - text_model.weight_bytes - parts.device_table.nbytes - beside
+    left = planned - text_model.weight_bytes - parts.table_bytes - beside
     return max(0, min(config.kv_bytes, left, free - beside - SPARE_BYTES))
 
 
 @torch.inference_mode()
 def step_bytes(parts: DeviceParts, tokens: int, dtype: torch.dtype) -> int:
     """The most that a step of so many tokens takes beside weights and pages, measured by making one, with logits for as
-    many rows as a step can have."""
+    many rows as a step can have, or with numbers of every token where the model pools."""
     memory = parts.device_table.memory
     pages = make_pages(parts.layout, 1, dtype if parts.layout.element_bytes > 1 else torch.float8_e4m3fn, memory.device)
     torch.cuda.reset_peak_memory_stats(memory.device)
     before = torch.cuda.memory_allocated(memory.device)
     hidden = parts.model.forward(_one_row(parts.layout, pages, tokens))
+    if parts.pooler is not None:
+        pooled = parts.pooler.finish(hidden.float(), Pooling("token_embed"))
+        # those of the step before are still on their way
+        return torch.cuda.max_memory_allocated(memory.device) - before + pooled.nbytes
     rows = min(tokens, parts.device_table.tokens.shape[0])
     logits = parts.model.logits(hidden[:rows])
     peak = torch.cuda.max_memory_allocated(memory.device) - before
@@ -93,4 +117,5 @@ def _one_row(layout: Layout, pages: Tensor, tokens: int) -> DeviceStep:
         pages=pages,
         singles=False,
         spans=tokens > 1,
+        segments=zeros,
     )

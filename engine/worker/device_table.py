@@ -28,14 +28,20 @@ Run = tuple[int, np.ndarray]  # place in the table's memory, words
 
 class DeviceTable:
     """`tokens`: [slots, max_context + 1] ids; `tables`: [groups, slots, blocks]; `rope_lengths`: [slots]; `columns`:
-    sampling. All int32 or bit-cast from it, for the life of the engine at one place."""
+    sampling; `segments`: [slots, segments - 1], where those but the first begin, None for a model without rows for
+    them. All int32 or bit-cast from it, for the life of the engine at one place."""
 
-    def __init__(self, *, slots: int, max_context: int, layout: Layout, device: torch.device) -> None:
+    def __init__(
+        self, *, slots: int, max_context: int, layout: Layout, device: torch.device, segments: int = 0
+    ) -> None:
+        """segments: for which the model has a row each."""
         # one more than a request can have: a step planned before its request turned out to be full still writes there
         width = _aligned(max_context + 1)
         blocks = _aligned(blocks_of(max_context + 1, layout.block_tokens))
         groups = len(layout.groups)
         sizes = [slots * width, groups * slots * blocks, _aligned(slots), len(FIELDS) * _aligned(slots)]
+        begins = max(0, segments - 1)
+        sizes.append(slots * begins)
         starts = np.cumsum([0, *map(_aligned, sizes)]).tolist()
         self.memory = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         pieces = [self.memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
@@ -44,6 +50,7 @@ class DeviceTable:
         self.rope_lengths = pieces[2]
         fields = pieces[3].view(len(FIELDS), -1)
         self.columns = DeviceColumns.of(fields)
+        self.segments = pieces[4].view(slots, begins) if segments else None
         self._starts, self._width, self._blocks, self._line = starts, width, blocks, fields.shape[1]
         self._filled = np.zeros((slots, groups), np.int64)
         self._slots = slots
@@ -52,14 +59,17 @@ class DeviceTable:
     def nbytes(self) -> int:
         return self.memory.nbytes
 
-    def changes(self, plan: StepPlan, columns: Columns) -> Iterator[Run]:
-        """What this plan changes, `columns` knowing its new requests already."""
-        token_start, table_start, rope_start, field_start = self._starts[:4]
+    def changes(self, plan: StepPlan, columns: Columns | None) -> Iterator[Run]:
+        """What this plan changes, `columns` knowing its new requests already; None where nothing is drawn."""
+        token_start, table_start, rope_start, field_start, segment_start = self._starts[:5]
+        begins = 0 if self.segments is None else self.segments.shape[1]
         for new in plan.new:
             self._filled[new.slot] = 0
             yield token_start + new.slot * self._width, np.array(new.ids, np.int32)
             yield rope_start + new.slot, np.array([new.rope_length], np.int32)
-        if plan.new:
+            if begins:
+                yield segment_start + new.slot * begins, _begins(new.segments, begins)
+        if plan.new and columns is not None:
             slots = np.array([new.slot for new in plan.new])
             for field, values in enumerate(staged(columns, slots)):
                 for slot, value in zip(slots.tolist(), values, strict=True):
@@ -93,7 +103,7 @@ class StepUpload:
         self.slot, self.first, self.query_start = self.memory[: self._head].view(3, self._rows).unbind()
         self._staged = -1
 
-    def send(self, plan: StepPlan, rows: PlanRows, columns: Columns) -> None:
+    def send(self, plan: StepPlan, rows: PlanRows, columns: Columns | None) -> None:
         """Puts the plan's changes in place and its rows where a step reads them."""
         runs = list(self._table.changes(plan, columns))
         head = self._packed_rows(rows)
@@ -151,6 +161,15 @@ class StepUpload:
             words[self._head + source : self._head + source + len(values)] = values
             source += len(values)
         return count, chosen, self._head + source
+
+
+def _begins(segments: tuple[int, ...], count: int) -> np.ndarray:
+    """First positions of the segments behind the first, of so many tokens each; of those that are not there, one that
+    no prompt has."""
+    found = np.full(count, np.iinfo(np.int32).max, np.int32)
+    starts = np.cumsum(segments[:-1], dtype=np.int32)
+    found[: len(starts)] = starts
+    return found
 
 
 def _aligned(count: int) -> int:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from engine.api.messages import Pooled, Pooling
@@ -17,6 +17,8 @@ from engine.worker.batch import build_batch
 from engine.worker.host import rows_not_finite
 from engine.worker.rows import PlanRows, plan_rows
 from engine.worker.table import RequestTable
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -58,10 +60,7 @@ class PooledRunner:
 
     def _take(self, plan: StepPlan) -> None:
         self._table.apply(plan)
-        for slot in plan.dropped:
-            self._open.pop(slot, None)
-        for new in plan.new:
-            self._open[new.slot] = _opened(new)
+        follow(plan, self._open, lambda new, pooling: Open(pooling, new.prompt_tokens, new.segments))
 
     def _batch(self, rows: PlanRows) -> Batch:
         table = self._table
@@ -86,16 +85,19 @@ class PooledRunner:
         return np.concatenate(pieces)
 
 
-def _opened(new: NewRow) -> Open:
-    assert new.pooling is not None, "the scheduler admits no other request to a model that pools"
-    return Open(new.pooling, new.prompt_tokens, new.segments)
+def follow(plan: StepPlan, prompts: dict[int, T], opened: Callable[[NewRow, Pooling], T]) -> None:
+    """Prompts that are being computed, by slot, as this plan changes them."""
+    for slot in plan.dropped:
+        prompts.pop(slot, None)
+    for new in plan.new:
+        assert new.pooling is not None, "the scheduler admits no other request to a model that pools"
+        prompts[new.slot] = opened(new, new.pooling)
 
 
 def _result(plan: StepPlan, found: dict[int, Tensor], failed: dict[int, str]) -> StepResult:
-    pooled = {row: _packed(values) for row, values in found.items() if row not in failed}
+    pooled = {row: packed(values.float().numpy(force=True)) for row, values in found.items() if row not in failed}
     return StepResult(plan.step, (-1,) * len(plan.rows), failed=failed, pooled=pooled)
 
 
-def _packed(values: Tensor) -> Pooled:
-    array = values.to("cpu", torch.float32).contiguous().numpy().astype("<f4", copy=False)
-    return Pooled(array.shape, array.tobytes())
+def packed(values: np.ndarray) -> Pooled:
+    return Pooled(values.shape, values.astype("<f4", copy=False).tobytes())

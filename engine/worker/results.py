@@ -8,14 +8,17 @@ from torch import Tensor
 
 
 class Arriving:
-    """Copies that were asked for. Keeps the sources, whose memory must not be used again before they are read."""
+    """Copies that were asked for. Until they are there it keeps the sources, whose memory must not be used again before
+    they are read."""
 
     def __init__(self, sources: Sequence[Tensor], copies: list[Tensor], done: "torch.cuda.Event | None") -> None:
-        self._sources, self._copies, self._done = sources, copies, done
+        self._sources: Sequence[Tensor] = sources
+        self._copies, self._done = copies, done
 
     def wait(self) -> list[np.ndarray]:
         if self._done is not None:
             self._done.synchronize()
+        self._sources = ()
         return [copy.numpy() for copy in self._copies]
 
 

@@ -4,16 +4,25 @@ They write to the null block and leave the table as they found it.
 """
 
 from collections.abc import Iterator
+from itertools import product
 
 import msgspec
 
 from engine.api.config import EngineConfig
-from engine.api.messages import Pooling, Sampling
+from engine.api.messages import Pooling, PoolingTask, Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.kv.layout import NULL_BLOCK, Layout, blocks_of
 from engine.models.parts import Model, has_experts
 
 _PLAIN = (Sampling(temperature=0.0), Sampling())
+# Other tasks launch what one of these does.
+_POOLED: tuple[PoolingTask, ...] = ("token_embed", "embed")
+
+
+def warm(model: Model, layout: Layout, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
+    """The steps for this model. compiling: kernels are compiled on first use."""
+    steps = warm_steps if model.pooler is None else warm_prompts
+    return steps(layout, model, config, compiling=compiling)
 
 
 def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
@@ -54,11 +63,14 @@ def _prompts(tokens: int, longest: int) -> tuple[int, ...]:
 
 
 def warm_prompts(layout: Layout, model: Model, config: EngineConfig, *, compiling: bool) -> Iterator[StepPlan]:
-    """Of a model that pools: a prompt of one token, and where kernels are compiled on first use a long one."""
+    """Of a model that pools: a prompt of one token, and where kernels are compiled on first use a long one, each pooled
+    as a whole and token by token; with experts of every power of two of tokens, as in `warm_steps`."""
     longest = min(config.max_step_tokens, config.max_context)
-    for step, count in enumerate((1, longest) if compiling else (1,)):
+    several = (1, *_doubled(longest)) if has_experts(model) else (1, longest)
+    counts = several if compiling else (1,)
+    for step, (count, task) in enumerate(product(counts, _POOLED if compiling else _POOLED[:1])):
         plan = _step(step, layout, Sampling(), (count,))
-        new = tuple(msgspec.structs.replace(one, pooling=Pooling("token_embed")) for one in plan.new)
+        new = tuple(msgspec.structs.replace(one, pooling=Pooling(task)) for one in plan.new)
         rows = tuple(msgspec.structs.replace(row, sample=False) for row in plan.rows)
         yield msgspec.structs.replace(plan, new=new, rows=rows)
     yield StepPlan(0, (), (0,), ())

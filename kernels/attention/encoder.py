@@ -29,6 +29,8 @@ from kernels.jit import jit, launch, power_of_2, tl
 from kernels.op import Args, Case, Make, Op
 from kernels.tuning import LARGE_TILES, settings, shared_memory
 
+LEAST_WIDE = 16  # elements that matrix units multiply at once
+
 
 def _reference(
     q: Tensor,
@@ -256,7 +258,7 @@ def _triton(
         CAUSAL=causal,
         WINDOW=window or SEEN_ALL,
         SOFTCAP=softcap is not None,
-        WIDE=power_of_2(dim),
+        WIDE=max(LEAST_WIDE, power_of_2(dim)),
         BLOCK=chosen["block"],
         TILE=chosen["tile"],
         warps=chosen["warps"],
@@ -342,6 +344,7 @@ ENCODER_ATTENTION = Op(
         Case("causal", {"lengths": (65, 3), "heads": 3, "kv_heads": 1, "dim": 80, "causal": True}),
         Case("window", {"lengths": (150, 30), "heads": 2, "kv_heads": 2, "dim": 32, "window": 21}),
         Case("causal-window", {"lengths": (140,), "heads": 2, "kv_heads": 2, "dim": 32, "causal": True, "window": 9}),
+        Case("narrow", {"lengths": (5, 20), "heads": 4, "kv_heads": 2, "dim": 8}),
         Case("softcap", {"lengths": (33,), "heads": 2, "kv_heads": 2, "dim": 32, "softcap": 2.0}),
         Case("empty", {"lengths": (), "heads": 2, "kv_heads": 2, "dim": 32}),
         Case("64x512", BERT | {"lengths": (512,) * 64}, bench=True),

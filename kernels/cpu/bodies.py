@@ -35,8 +35,12 @@ def with_packed_weight(team: Team, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return (args[0], pack(args[1], team.tiling), *args[2:])
 
 
-def embedding(team: Team, ids: Tensor, table: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
+def embedding(
+    team: Team, ids: Tensor, table: Tensor, dtype: torch.dtype, scale: float = 1.0, *added: Tensor | None
+) -> Tensor:
     """See kernels/embedding.py."""
+    if added:
+        raise NotImplementedError("compiled kernels add rows of positions and segments in an operation of their own")
     out = torch.empty((len(ids), table.shape[1]))
     op = cpu.Embed(
         table=table.data_ptr(),
@@ -152,9 +156,9 @@ def activation(team: Team, x: Tensor, act: str, has_gate: bool, limit: float | N
 def heads(
     team: Team,
     qkv: Tensor,
-    pages: Tensor | Arranged,
+    pages: Tensor | Arranged | None,
     layer: int,
-    slots: Tensor,
+    slots: Tensor | None,
     heads: int,
     weight: Tensor | None,
     kind: str,
@@ -166,6 +170,8 @@ def heads(
     v_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """See kernels/heads.py."""
+    if pages is None or slots is None:
+        raise NotImplementedError("compiled kernels lay keys and values into pages")
     home = _home(pages)
     kv_heads, dim = home.shape[4], qkv.shape[2]
     given, qkv = qkv, qkv.clone()  # the compiled kernels turn k where it stands, too

@@ -16,9 +16,9 @@ from benchmarks import gpu
 from benchmarks.gpu_engine import KINDS, Bench, job, run, settings
 from benchmarks.gpu_goals import GOALS, Goal
 from benchmarks.gpu_parts import CPU_PLAN, Plan, Suite, cuda_plan, groups_of, lacking, read_tests
-from benchmarks.gpu_run import Costs, Step, decoding, profiled
+from benchmarks.gpu_run import Costs, Step, decoding, pooled_flops, profiled
 from benchmarks.shapes import SHAPES
-from benchmarks.workload import chat, same, uniform
+from benchmarks.workload import chat, same, texts, uniform
 from engine.kv.layout import layout
 from engine.models.config import normalised
 from engine.models.families import declaration
@@ -46,6 +46,13 @@ def test_the_chat_mix_is_seeded_and_of_the_lengths_it_says():
     assert sorted(replies)[1000] == pytest.approx(140, rel=0.06) and sum(replies) / 2000 == pytest.approx(205, rel=0.06)
     assert max(prompts) == max(replies) == 1024
     assert all(0 <= token < 1000 for request in made for token in request.prompt)
+
+
+def test_texts_are_seeded_and_no_longer_than_an_encoder_reads():
+    made = texts(500, 1000)
+    assert made == texts(500, 1000) and made != texts(500, 1000, seed=1)
+    assert sorted(map(len, made))[250] == pytest.approx(110, rel=0.15) and max(map(len, made)) == 512
+    assert min(map(len, made)) >= 1
 
 
 def test_prompts_of_one_length_share_no_beginning():
@@ -109,6 +116,11 @@ def test_a_perfect_engine_reads_its_weights_and_its_keys():
         2 * (costs.flops + costs.head_flops + 10 * costs.attention_flops),
     )
     assert costs.prefill(3) == 3 * costs.flops + (1 + 2 + 3) * costs.attention_flops + costs.head_flops
+    bert = model("bert-large")
+    pooled = Costs.of(bert, layout(bert, block_tokens=16, element_bytes=2), 1000)
+    assert pooled.flops == 24 * 2 * (4 * 1024**2 + 2 * 1024 * 4096) and (pooled.head_flops, pooled.kv_bytes) == (0, 0)
+    assert pooled.attention_flops == 24 * 4 * 1024
+    assert pooled_flops(pooled, [3, 1]) == 4 * pooled.flops + (9 + 1) * pooled.attention_flops
     tied = model("qwen3-0.6b")
     assert Costs.of(tied, layout(tied, block_tokens=16, element_bytes=2), 1000).read_bytes == 1000
 
@@ -143,6 +155,7 @@ COUNTED = {
     "qwen3-1.7b": 1_720_574_976,
     "llama-3.1-8b": 8_030_261_248,
     "qwen3-30b-a3b": 30_532_122_624,
+    "bert-large": 334_092_288,  # without the pooler of next sentences
 }
 
 
@@ -160,7 +173,13 @@ def test_shapes_have_the_sizes_of_their_models():
 
 
 def test_jobs_are_read_as_they_are_named():
-    for text, rows, length in (("decode:32:512", 32, 1536), ("prefill:2048", 1, 2056), ("chat:1000", 512, 2056)):
+    for text, rows, length in (
+        ("decode:32:512", 32, 1536),
+        ("prefill:2048", 1, 2056),
+        ("chat:1000", 512, 2056),
+        ("embed:256:512", 256, 512),
+        ("texts:2000", 512, 512),
+    ):
         assert (job(text).name, job(text).rows, job(text).length) == (text, rows, length)
     for wrong in ("decode:32", "prefill:1:2", "other:1", "chat:x", "chat"):
         with pytest.raises(argparse.ArgumentTypeError, match="must be one of decode:ROWS:CONTEXT"):
@@ -242,6 +261,7 @@ def test_goals_are_found_in_the_results():
         "engines": {
             "llama-3.1-8b": {"jobs": jobs},
             "qwen3-30b-a3b": {"jobs": {"decode:32:512": {"of_roof": 0.35}}},
+            "bert-large": {"jobs": {"embed:256:512": {"tokens_per_s": 500_000.0}}},
             "qwen3-0.6b": {"jobs": {"uniform:256": {"error": "x"}, "profile:256:512": {"gap_us": 600.0}}},
         },
         "again": {"start_s": {"all": 5.0}},
@@ -254,6 +274,7 @@ def test_goals_are_found_in_the_results():
         "Llama-3.1-8B, prefill of 2,048 tokens": ("44,000 tokens/s", "110%"),
         "Llama-3.1-8B, chat mix, new tokens": ("14,000 tokens/s", "100%"),
         "Qwen3-0.6B, uniform mix, new tokens": ("–", ""),
+        "BERT-large, prompts of 512 tokens": ("500,000 tokens/s", "125%"),
         "Qwen3-0.6B, 256 rows: the device waits": ("600 us a step", "50%"),
         "Qwen3-30B-A3B, decode of 1 row: share of the roof": ("–", ""),
         "Qwen3-30B-A3B, decode of 32 rows: share of the roof": ("35%", "50%"),
@@ -334,7 +355,7 @@ def test_kernels_of_the_engines_are_compiled_from_their_configurations(suite):
     command = suite.models(suite.out / "shapes", ["--target", "sm_90", "--cache", str(suite.out / "kernels")])
     assert command[:2] == ["-m", "engine.worker.ahead"]
     options = parsed(command[2:])
-    assert [path.name for path in options.checkpoint] == ["small"] and options.target == ["sm_90"]
+    assert [path.name for path in options.checkpoint] == ["small", "bert-small"] and options.target == ["sm_90"]
     assert (options.checkpoint[0] / "config.json").exists()
 
 
@@ -391,10 +412,10 @@ def test_parts_without_their_packages_are_left_out(suite):
     def names(*absent):
         return [name for name, _ in gpu.parts(suite, absent, None)]
 
-    assert names() == ["limits", "compile", "tests", "engine small", "bench", "again"]
+    assert names() == ["limits", "compile", "tests", "engine small", "bench", "engine bert-small", "again"]
     assert names("msgspec") == ["limits", "compile", "tests", "bench"]
-    assert names("triton") == ["limits", "engine small", "again"]
-    assert names("pytest") == ["limits", "compile", "engine small", "bench", "again"]
+    assert names("triton") == ["limits", "engine small", "engine bert-small", "again"]
+    assert names("pytest") == ["limits", "compile", "engine small", "bench", "engine bert-small", "again"]
     assert [name for name, _ in gpu.parts(suite, (), "vllm")][-1] == "vllm small"
 
 
@@ -428,6 +449,10 @@ def test_the_whole_suite_runs_on_a_cpu_with_only_the_packages_it_needs(tmp_path)
     assert set(jobs) == set(CPU_PLAN.engines["small"])
     assert all(found.get("tokens_per_s") or found.get("new_tokens_per_s") for found in jobs.values())
     assert jobs["decode:4:16"]["rows"] == 4 and jobs["decode:4:16"]["steps"] > 100
+    pooled = results["engines"]["bert-small"]["jobs"]
+    assert set(pooled) == set(CPU_PLAN.engines["bert-small"])
+    assert pooled["embed:4:32"]["tokens"] == 128 and pooled["embed:4:32"]["steps"] == 1
+    assert all(found["tokens_per_s"] > 0 for found in pooled.values())
     start = results["again"]["start_s"]
     assert {"process and imports", "reading", "loading", "allocating", "warming", "first token"} <= set(start)
     assert start["all"] >= start["process and imports"] + start["engine"] + start["first token"]

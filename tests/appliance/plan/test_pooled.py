@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
+import torch
+import transformers
 
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Given, Option
@@ -17,7 +19,7 @@ from engine.layers.compiled import WHOLE_BLOCK
 from engine.models.checkpoint import read_checkpoint
 from engine.models.footprint import PARTS
 from tests.appliance.plan.test_reality import HOST, SMALL, built
-from tests.engine.layers.pooled_cases import CASES, WHOLE, save
+from tests.engine.layers.pooled_cases import CASES, SIZES, WHOLE, save
 from tests.engine.test_pooling import late
 
 TOKENIZER = {"version": "1.0", "model": {"type": "BPE", "vocab": {"no": 5, "yes": 9}, "merges": []}}
@@ -102,14 +104,55 @@ def test_memory_for_a_cache_that_is_not_there_is_refused(tmp_path: Path, folder:
     assert "hardware.kv_cache_memory" in told and "there is no cache; leave it out" in told
 
 
-def test_triton_kernels_are_refused_and_a_gpu_takes_torch(tmp_path: Path, folder: Callable) -> None:
+def on_gpu(tmp_path: Path, checkpoint: Path, *sets: str) -> Plan:
     path = tmp_path / "m.yaml"
-    path.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {folder('bert')}}}}}\n")
-    gpu = replace(hardware("h200x1"), triton=True)
-    found = prove(Given(path, (), {}), gpu)
-    assert (found.engines[0].device, found.engines[0].kernels, found.engines[0].kv_bytes) == ("cuda", "torch", 0)
-    with pytest.raises(Refused, match="the model is served to pool its prompts"):
-        prove(Given(path, (Option("--set", "hardware.kernels", "triton"),), {}), gpu)
+    path.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {checkpoint}}}}}\n")
+    options = tuple(Option("--set", *one.split("=", 1)) for one in sets)
+    return prove(Given(path, options, {}), hardware("h200x1"))
+
+
+@pytest.mark.parametrize("name", ["bert", "modernbert-tokens", "qwen3-score"])
+def test_a_gpu_pools_by_triton_kernels_and_captures_nothing(tmp_path: Path, folder: Callable, name: str) -> None:
+    engine = on_gpu(tmp_path, folder(name)).engines[0]
+    assert (engine.device, engine.kernels, engine.graph_sizes, engine.graph_bytes) == ("cuda", "triton", (), 0)
+    assert (engine.kv_bytes == 0, engine.kv_measured) == ((name in WHOLE), name not in WHOLE)
+
+
+def test_graphs_that_a_shared_file_asks_for_take_nothing(tmp_path: Path, folder: Callable) -> None:
+    (tmp_path / "site.yaml").write_text("hardware: {graphs: true}\n")
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        f"apiVersion: slipway/v2\nextends: site.yaml\nmodel: {{source: {{path: {folder('qwen3-score')}}}}}\n"
+    )
+    made = prove(Given(path, (), {}), hardware("h200x1"))
+    assert (made.engines[0].graph_sizes, made.memory.graphs) == ((), 0)
+    assert [problem.key for problem in made.notices] == ["hardware.graphs"]
+
+
+def test_heads_that_triton_kernels_do_not_serve_are_left_to_torch(tmp_path: Path) -> None:
+    config = transformers.BertConfig(**{**SIZES, "hidden_size": 36, "num_attention_heads": 3})
+    transformers.BertModel(config).save_pretrained(tmp_path / "bert")
+    (tmp_path / "bert" / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    assert on_gpu(tmp_path, tmp_path / "bert").engines[0].kernels == "torch"
+    with pytest.raises(Refused, match="the model has heads of 12: Triton kernels serve multiples of 8"):
+        on_gpu(tmp_path, tmp_path / "bert", "hardware.kernels=triton")
+
+
+def test_what_reads_both_ways_has_no_pages_of_any_type(tmp_path: Path, folder: Callable) -> None:
+    with pytest.raises(Refused, match="kv_cache: .fp8. has no effect: .* there is no cache; leave it out"):
+        on_gpu(tmp_path, folder("bert"), "quantization.kv_cache=fp8")
+    assert on_gpu(tmp_path, folder("qwen3"), "quantization.kv_cache=fp8").engines[0].kv_dtype == "fp8"
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "modernbert", "qwen3", "gemma3-classifier"])
+def test_a_gpus_table_is_as_large_as_planned(tmp_path: Path, folder: Callable, name: str) -> None:
+    from engine.worker.ahead import parts_on
+
+    made = on_gpu(tmp_path, folder(name), "engine.scheduling={max_running: 7, max_step_tokens: 64}")
+    engine = msgspec.structs.replace(made.engines[0], load="random")
+    rows = next(step for account in made.memory.accounts for step in account.steps if step.name.startswith("rows of a"))
+    parts = parts_on(torch.device("meta"), engine)
+    assert parts.table_bytes == made.memory.tables - rows.value
 
 
 @pytest.mark.parametrize(

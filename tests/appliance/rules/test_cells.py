@@ -25,6 +25,7 @@ from appliance.rules.facts import model_facts
 from appliance.rules.table import COMPILED, TABLES, Cell, cells, machine
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineError
+from engine.api.messages import Pooling
 from engine.llm import LLM, Params
 from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import best, usable
@@ -64,6 +65,7 @@ class Saved:
     sets: tuple[str, ...] = ()
     model: Callable[[], Any] | None = None
     exact: bool = True  # with float32 and torch; False: weights are whole numbers to compiled kernels
+    vector: Callable[[list[int]], torch.Tensor] | None = None  # of a prompt, where the model pools
 
     def greedy(self) -> list[list[int]]:
         assert self.model is not None
@@ -87,6 +89,24 @@ def save(folder: Path, architecture: str = "Qwen3", **more: Any) -> Saved:
     made.to(torch.bfloat16).save_pretrained(folder)
     made.to(torch.float32)
     return Saved(folder, model=lambda: made)
+
+
+def pooled(folder: Path, kind: str, pool: Callable[[torch.Tensor], torch.Tensor], *sets: str) -> Saved:
+    classed = getattr(transformers, kind)
+    torch.manual_seed(11)
+    config = classed.config_class(**SIZES, **({"head_dim": 8} if kind.startswith("Qwen3") else {}))
+    made = transformers.AutoModel.from_config(config, **EAGER).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_((torch.randn_like(parameter) * 0.25 + (parameter if parameter.ndim == 1 else 0)).bfloat16())
+    made.to(torch.bfloat16).save_pretrained(folder)
+    made.to(torch.float32)
+
+    def vector(ids: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.nn.functional.normalize(pool(made(torch.tensor([ids])).last_hidden_state[0]), dim=0)
+
+    return Saved(folder, sets=sets, vector=vector)
 
 
 def declared(folder: Path, change: str) -> Saved:
@@ -200,6 +220,10 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
         folder, "Llama", hidden_size=520, num_attention_heads=65, num_key_value_heads=1
     ),
     "an activation that only torch has": lambda folder: save(folder, "Llama", hidden_act="relu2"),
+    "an encoder that pools": lambda folder: pooled(
+        folder, "BertModel", lambda x: x.mean(0), "hardware.kv_cache_memory=auto"
+    ),
+    "a decoder that pools": lambda folder: pooled(folder, "Qwen3Model", lambda x: x[-1]),
     "a mixture of experts": lambda folder: save(folder, "Mixtral", **EXPERTS),
     "experts of one layer in several types": unlike,
     "gptq, awq or compressed-tensors": gptq,
@@ -319,7 +343,21 @@ def here() -> Machine:
     return replace(read_machine(gpus=False), kernels=usable())
 
 
+def check_pools(config: EngineConfig, own: Saved) -> None:
+    fields = {name: getattr(config, name) for name in EngineConfig.__struct_fields__ if name != "model"}
+    with LLM(config.model, **fields) as llm:
+        found = llm.pool(PROMPTS, Pooling("embed"))
+    assert own.vector is not None
+    for ids, vector in zip(PROMPTS, found, strict=True):
+        # with bf16 as far as its products are rounded
+        limit = 1e-4 if is_exact(config, own) else 5e-2
+        torch.testing.assert_close(torch.tensor(vector), own.vector(ids), atol=limit, rtol=0)
+
+
 def check_generates(config: EngineConfig, own: Saved) -> None:
+    if own.vector is not None:
+        check_pools(config, own)
+        return
     found = generate(config)
     assert [len(ids) for ids in found] == [TOKENS] * len(PROMPTS)
     if own.model is not None and is_exact(config, own):

@@ -10,6 +10,8 @@ import pytest
 from appliance.declare.keys import find
 from appliance.declare.problems import Refused
 from appliance.declare.settings import Given, Option
+from appliance.plan.hardware import hardware
+from appliance.plan.machine import Machine
 from appliance.plan.plan import Plan
 from appliance.plan.prove import prove
 from appliance.rules.idle import ANY, IDLE
@@ -31,6 +33,7 @@ VALUES = {
     "engine.sampling.top_p": "0.5",
     "engine.sampling.min_p": "0.5",
     "model.pooling.max_input": "9000",
+    "hardware.graphs": "true",
 }
 SERVED = {  # of each row of the table, a model that it is about
     "models that pool": ("bert", ()),
@@ -54,10 +57,10 @@ def value_of(key: str) -> str:
     return VALUES.get(key, "7")
 
 
-def planned(tmp_path: Path, path: Path, *sets: str, beside: str = "") -> Plan:
+def planned(tmp_path: Path, path: Path, *sets: str, beside: str = "", host: Machine = HOST) -> Plan:
     file = tmp_path / "m.yaml"
     file.write_text(f"apiVersion: slipway/v2\n{beside}model: {{source: {{path: {path}}}}}\n")
-    return prove(Given(file, tuple(Option("--set", *one.split("=", 1)) for one in sets), {}), HOST)
+    return prove(Given(file, tuple(Option("--set", *one.split("=", 1)) for one in sets), {}), host)
 
 
 @pytest.mark.parametrize(("whose", "key", "so"), WRITTEN, ids=[f"{key} of {whose}" for whose, key, _ in WRITTEN])
@@ -73,7 +76,7 @@ def test_a_key_without_an_effect_is_refused(
 
 
 def test_what_says_what_is_so_may_stand(tmp_path: Path, checkpoint: Callable) -> None:
-    said = {key: so for one in IDLE[:6] for key, so in one.keys.items() if so is not ANY}
+    said = {key: so for one in IDLE[:7] for key, so in one.keys.items() if so is not ANY}
     words = {key: str(so).lower() for key, so in said.items()}
     words |= dict.fromkeys(("model.format", "quantization.kv_cache", "engine.cache.block_tokens"), "auto")
     words |= {"limits.max_output_tokens": "null", "lifecycle.self_test.tolerance": "auto"}
@@ -82,8 +85,10 @@ def test_what_says_what_is_so_may_stand(tmp_path: Path, checkpoint: Callable) ->
 
 
 def test_a_model_for_which_they_act_takes_them(tmp_path: Path, checkpoint: Callable) -> None:
-    first = [key for one in IDLE[:7] for key in one.keys if key != "hardware.kv_cache_memory"]
+    elsewhere = ("hardware.kv_cache_memory", "hardware.graphs")
+    first = [key for one in IDLE[:8] for key in one.keys if key not in elsewhere]
     planned(tmp_path, checkpoint("decoder"), *(f"{key}={value_of(key)}" for key in dict.fromkeys(first)))
+    planned(tmp_path, checkpoint("decoder"), "hardware.graphs=true", host=hardware("h200x1"))
     cached = ("engine.cache.prefix=true", "engine.cache.block_tokens=7", "quantization.kv_cache=float16")
     planned(tmp_path, checkpoint("decoder"), "model.task=embed", "model.pooling.max_input=90000", *cached)
     planned(tmp_path, checkpoint("decoder"), "model.task=score", "model.pooling.score_tokens=['no', 'yes']", *cached)

@@ -151,7 +151,8 @@ def check_rules(situation: Situation, rules: tuple[Rule, ...], freed: frozenset[
     [
         ("a CPU", "kernels", []),
         ("a GPU without Triton", "kernels", ["triton-there"]),
-        ("a GPU and a model that pools", "kernels", ["triton-pools"]),
+        ("a GPU and experts", "kernels", []),
+        ("a GPU and a model that pools", "kernels", []),
         ("a GPU and odd heads", "kernels", ["triton-heads"]),
         ("an old GPU", "dtype", ["bfloat16"]),
         ("a CPU and unlike experts", "kernels", ["compiled-experts"]),
@@ -164,6 +165,12 @@ def test_a_preferred_value_was_passed_over_for_these_rules(name: str, variable: 
     assert view is not None
     own = next(one for one in VARIABLES if one.name == variable)
     assert [rule.name for rule in passed_over(situation, view, own)] == rules
+
+
+def test_graphs_are_captured_where_tokens_are_drawn() -> None:
+    for name, graphs in (("four GPUs", True), ("a GPU and a model that pools", False), ("a CPU", False)):
+        view = solve(Situation(FACTS[name]))
+        assert view is not None and view.graphs is graphs
 
 
 def test_a_written_type_passes_compiled_kernels_over() -> None:

@@ -3,8 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+
+from engine.core.plan import StepResult
 
 VOCAB = 97
 SIZES = {
@@ -75,3 +78,9 @@ def save(name: str, path: Path) -> Path:
             parameter.copy_(torch.randn_like(parameter) * 0.15 + (parameter if parameter.ndim == 1 else 0))
     model.save_pretrained(path)
     return path
+
+
+def values(result: StepResult, row: int) -> torch.Tensor:
+    """What a row of a step was pooled to."""
+    pooled = result.pooled[row]
+    return torch.from_numpy(np.frombuffer(pooled.values, "<f4").reshape(pooled.shape).copy())

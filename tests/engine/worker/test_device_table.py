@@ -1,5 +1,6 @@
 """What is staged for a device is what the host's table has, and nothing is there before it was staged."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -101,6 +102,25 @@ def test_columns_of_other_slots_stay(pair):
     pair.run(StepPlan(1, (new(0, 3, temperature=0.75),), (), ()))
     pair.run(StepPlan(2, (new(4, 3, temperature=0.25),), (), ()))
     assert pair.device.columns.temperature[[0, 4]].tolist() == [0.75, 0.25]
+
+
+def test_segments_begin_where_a_prompt_says_and_nowhere_where_it_says_nothing():
+    table = DeviceTable(slots=SLOTS, max_context=CONTEXT, layout=FORM, device=torch.device("cpu"), segments=3)
+    upload = StepUpload(table, SLOTS)
+    for step, (segments, begins) in enumerate(
+        (((4, 2, 3), [4, 6]), ((9,), [2**31 - 1] * 2), ((5, 4), [5, 2**31 - 1]), ((), [2**31 - 1] * 2))
+    ):
+        plan = StepPlan(step, (msgspec.structs.replace(new(1, 9), segments=segments),), (), ())
+        upload.send(plan, plan_rows(plan), None)
+        assert table.segments[1].tolist() == begins
+        assert table.tokens[1, :9].tolist() == list(new(1, 9).ids)
+    assert not table.segments[[0, 2]].any() and not table.columns.temperature.any()
+
+
+def test_a_model_without_rows_for_segments_keeps_none(pair):
+    assert pair.device.segments is None
+    one = DeviceTable(slots=SLOTS, max_context=CONTEXT, layout=FORM, device=torch.device("cpu"), segments=1)
+    assert one.segments.shape == (SLOTS, 0) and one.nbytes == pair.device.nbytes
 
 
 def test_every_sampling_column_has_its_field():

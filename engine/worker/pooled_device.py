@@ -1,0 +1,160 @@
+"""A step on a GPU of a model that pools: the host is ahead as in device.py, and nobody waits for the device but who
+reads a result, one step later.
+
+Rows that want the same are finished together: vectors of the prompts that this step completes, and the numbers of each
+token of the others, which are kept on the host until their prompt is complete.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from engine.api.errors import NOT_FINITE
+from engine.api.messages import Pooled, Pooling
+from engine.core.plan import Late, Masks, StepPlan, StepResult
+from engine.kv.layout import Layout
+from engine.layers.fused import DeviceStep, FusedModel
+from engine.layers.fused_pooler import FusedPooler
+from engine.layers.pooler import OF_EACH_TOKEN
+from engine.worker.device_step import StagedSteps, indexes
+from engine.worker.device_table import DeviceTable, StepUpload
+from engine.worker.pooled import follow, packed
+from engine.worker.results import Arriving, Results
+from engine.worker.rows import PlanRows, plan_rows
+from kernels.finite import FINITE_ROWS
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some rows of one of the tensors that are on their way."""
+
+    arriving: Arriving
+    number: int
+    rows: slice
+
+    def read(self) -> np.ndarray:
+        return self.arriving.wait()[self.number][self.rows]
+
+
+@dataclass
+class Open:
+    """A prompt that is being computed. `pieces`: the numbers of its tokens so far, where each is asked for."""
+
+    pooling: Pooling
+    tokens: int
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def wants(self) -> "Wanted":
+        asked = self.pooling
+        return Wanted(asked.task in OF_EACH_TOKEN, asked.dimensions, asked.activate is not False)
+
+
+class Wanted(NamedTuple):
+    """What rows must share to be finished together."""
+
+    of_each_token: bool
+    dimensions: int | None
+    activated: bool
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Rows of a step that want the same: of vectors those that complete their prompt, of tokens all. `counts`: of what
+    is finished for each of them, one vector or its tokens of this step."""
+
+    wanted: Wanted
+    rows: np.ndarray
+    counts: np.ndarray
+
+
+class PooledDeviceRunner:
+    def __init__(
+        self, model: FusedModel, pooler: FusedPooler, layout: Layout, pages: Tensor, device_table: DeviceTable
+    ) -> None:
+        self._model, self._pooler, self._device = model, pooler, pages.device
+        self._upload = StepUpload(device_table, device_table.tokens.shape[0])
+        self._steps = StagedSteps(device_table, self._upload, layout, pages)
+        self._results = Results(pages.device)
+        self._open: dict[int, Open] = {}
+
+    def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
+        rows = plan_rows(plan)
+        self._upload.send(plan, rows, None)
+        follow(plan, self._open, lambda new, pooling: Open(pooling, new.prompt_tokens))
+        if not len(rows.slots):
+            return lambda: StepResult(plan.step, ())
+        self._upload.check(plan)
+        alone = rows.count == 1
+        step = self._steps.step(
+            len(rows.slots), int(rows.count.sum()), singles=bool(alone.any()), spans=not alone.all()
+        )
+        hidden = self._model.forward(step)
+        prompts = [self._open[slot] for slot in rows.slots.tolist()]
+        alike = _alike(prompts, rows)
+        finished = self._finished(alike, prompts, rows, step, hidden)
+        arriving = self._results.fetch((FINITE_ROWS(hidden, step.query_start), *finished))
+        found = _found(alike, prompts, rows, arriving)
+
+        def result() -> StepResult:
+            failed = dict.fromkeys(np.flatnonzero(arriving.wait()[0]).tolist(), NOT_FINITE)
+            pooled = {row: read() for row, read in found.items() if row not in failed}
+            return StepResult(plan.step, (-1,) * len(plan.rows), failed=failed, pooled=pooled)
+
+        return result
+
+    def _finished(
+        self, alike: Sequence[Alike], prompts: Sequence[Open], rows: PlanRows, step: DeviceStep, hidden: Tensor
+    ) -> list[Tensor]:
+        """Of those alike [vectors or tokens, width] fp32."""
+        vectors = None
+        if not all(prompt.wants.of_each_token for prompt in prompts):
+            first = self._upload.first[: len(prompts)]
+            vectors = self._pooler.gather(hidden, step.query_start, step.slot, first)
+        made = []
+        for some in alike:
+            if some.wanted.of_each_token:
+                starts = (np.cumsum(rows.count) - rows.count)[some.rows]
+                tokens = np.repeat(starts - (np.cumsum(some.counts) - some.counts), some.counts)
+                x = self._chosen(hidden, tokens + np.arange(len(tokens))).float()
+            else:
+                assert vectors is not None, "some row wants a vector"
+                x = self._chosen(vectors, some.rows)
+            made.append(self._pooler.finish(x, prompts[some.rows[0]].pooling))
+        return made
+
+    def _chosen(self, x: Tensor, rows: np.ndarray) -> Tensor:
+        """These rows, which are in ascending order; mostly all."""
+        return x if len(rows) == len(x) else x[indexes(rows, self._device)]
+
+
+def _alike(prompts: Sequence[Open], rows: PlanRows) -> list[Alike]:
+    found: dict[Wanted, list[int]] = {}
+    for row, (prompt, end) in enumerate(zip(prompts, rows.ends.tolist(), strict=True)):
+        if prompt.wants.of_each_token or end == prompt.tokens:
+            found.setdefault(prompt.wants, []).append(row)
+    return [
+        Alike(wanted, np.array(which), rows.count[which] if wanted.of_each_token else np.ones(len(which), np.int64))
+        for wanted, which in found.items()
+    ]
+
+
+def _found(
+    alike: Sequence[Alike], prompts: Sequence[Open], rows: PlanRows, arriving: Arriving
+) -> dict[int, Callable[[], Pooled]]:
+    """What is to be read of each row that completes its prompt; pieces of the others are kept."""
+    found: dict[int, Callable[[], Pooled]] = {}
+    for number, some in enumerate(alike, 1):
+        ends = np.cumsum(some.counts)
+        for row, start, end in zip(some.rows.tolist(), (ends - some.counts).tolist(), ends.tolist(), strict=True):
+            prompt, piece = prompts[row], Piece(arriving, number, slice(start, end))
+            if not some.wanted.of_each_token:
+                found[row] = lambda piece=piece: packed(piece.read()[0])
+                continue
+            prompt.pieces.append(piece)
+            if rows.ends[row] == prompt.tokens:
+                found[row] = lambda pieces=tuple(prompt.pieces): packed(np.concatenate([one.read() for one in pieces]))
+    return found
