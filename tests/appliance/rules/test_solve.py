@@ -37,6 +37,7 @@ FACTS = {
     "a GPU without Triton": Facts(PLAIN, replace(gpus(), triton=False)),
     "an old GPU": Facts(PLAIN, gpus(capability=(7, 5))),
     "a GPU without fp8": Facts(replace(PLAIN, dtype="float16"), gpus(capability=(8, 0), kernels=())),
+    "a GPU and experts": Facts(replace(PLAIN, experts=True), gpus(2)),
     "a GPU and a model that pools": Facts(replace(PLAIN, pools=True), gpus(2)),
     "a GPU and odd heads": Facts(replace(PLAIN, head_sizes=(12,)), gpus()),
     "two GPUs, of which one is too small": Facts(PLAIN, gpus(2), lambda view: "" if view.tensor > 1 else "8 GiB"),
