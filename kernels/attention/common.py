@@ -24,6 +24,7 @@ from kernels.op import Make
 LOG2_E = math.log2(math.e)
 SEEN_ALL = 2**30  # a window that no sequence reaches
 MOST_IN_A_GROUP = 64
+LEAST_WIDE = 16  # elements that matrix units multiply at once
 SCORE_ELEMENTS = 1 << 27  # of one slice of scores in the reference
 
 

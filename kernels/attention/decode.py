@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.common import (
+    LEAST_WIDE,
     LOG2_E,
     SEEN_ALL,
     attend,
@@ -87,7 +88,7 @@ def _load(place, seen, ELEMENTS: tl.constexpr, PAIRS: tl.constexpr, TYPE: tl.con
     if PAIRS:
         first, second = halves(tl.load(place, keep if ELEMENTS == HALF else keep & (half < ELEMENTS), 0))
     else:
-        first = tl.load(place, keep, 0.0)
+        first = tl.load(place, keep if ELEMENTS >= HALF else keep & (half < ELEMENTS), 0.0)
         more = keep if ELEMENTS == 2 * HALF else keep & (half < ELEMENTS - HALF)
         second = tl.load(place + HALF, more, 0.0)
     return first.to(TYPE), second.to(TYPE)
@@ -347,7 +348,7 @@ def _triton(
         PAIRS=pairs,
         TYPE=compute_type(q, pages),
         GROUP=max(16, power_of_2(heads // kv_heads)),
-        HALF=power_of_2(dim) // 2,
+        HALF=max(LEAST_WIDE, power_of_2(dim) // 2),
         TILE=chosen["tile"],
         warps=chosen["warps"],
         stages=chosen["stages"],
@@ -429,6 +430,8 @@ DECODE_ATTENTION = Op(
         Case("window", SMALL | {"rows": ((1, 100), (1, 5), (2, 30)), "dim": 80, "window": 20, "sinks": True}),
         Case("group", SMALL | {"rows": ((1, 70),), "heads": 40, "kv_heads": 2, "dim": 64, "softcap": 3.0}),
         Case("wide", SMALL | {"rows": ((1, 50), (1, 17)), "heads": 7, "kv_heads": 1, "dim": 192}),
+        Case("narrow", SMALL | {"rows": ((1, 50), (1, 300)), "dim": 8}),
+        Case("narrow-fp8", SMALL | {"rows": ((1, 50),), "dim": 16, "fp8": True}),
         Case("fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True}),
         Case("empty", SMALL | {"rows": ()}),
         Case("64x8192", LLAMA | {"rows": ((1, 8192),) * 64}, bench=True),
@@ -446,7 +449,7 @@ DECODE_ATTENTION = Op(
         paged_traffic(q, pages, query_start, lengths, window, single=True)
     ),
     compiled=bodies.decode_attention,
-    compiled_lacks=("fp8",),
+    compiled_lacks=("fp8", "narrow-fp8"),
     at_home=bodies.at_home,
     alone=_alone,
     rows=lambda args: args[6].shape[0],

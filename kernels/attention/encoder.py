@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.common import (
+    LEAST_WIDE,
     LOG2_E,
     SEEN_ALL,
     attend,
@@ -28,8 +29,6 @@ from kernels.attention.common import (
 from kernels.jit import jit, launch, power_of_2, tl
 from kernels.op import Args, Case, Make, Op
 from kernels.tuning import LARGE_TILES, settings, shared_memory
-
-LEAST_WIDE = 16  # elements that matrix units multiply at once
 
 
 def _reference(

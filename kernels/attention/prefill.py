@@ -19,6 +19,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.common import (
+    LEAST_WIDE,
     LOG2_E,
     SEEN_ALL,
     attend,
@@ -371,7 +372,7 @@ def _triton(
         SPANS=spans is not None,
         PAIRS=pairs,
         TYPE=compute_type(q, pages),
-        WIDE=power_of_2(dim) // (2 if pairs else 1),
+        WIDE=max(LEAST_WIDE, power_of_2(dim) // (2 if pairs else 1)),
         BLOCK=chosen["block"],
         TILE=chosen["tile"],
         warps=chosen["warps"],
@@ -465,6 +466,8 @@ PREFILL_ATTENTION = Op(
     cases=(
         Case("one", SMALL | {"rows": ((2, 2),)}),
         Case("mixed", SMALL | {"rows": ((9, 40), (1, 30), (0, 0), (70, 70), (2, 131)), "heads": 6}),
+        Case("narrow", SMALL | {"rows": ((50, 90), (3, 5)), "dim": 8}),
+        Case("narrow-fp8", SMALL | {"rows": ((20, 30),), "dim": 16, "fp8": True}),
         Case("window", SMALL | {"rows": ((50, 190), (3, 5)), "window": 20, "sinks": True, "dim": 80}),
         Case("group", SMALL | {"rows": ((33, 150),), "heads": 7, "kv_heads": 1, "softcap": 3.0, "block_tokens": 13}),
         Case("spans", SMALL | {"rows": ((60, 100), (5, 9)), "spans": ((0, 43, 50), (0, 60, 99), (1, 6, 8))}),
@@ -494,7 +497,7 @@ PREFILL_ATTENTION = Op(
     ),
     flops=_flops,
     compiled=bodies.prefill_attention,
-    compiled_lacks=("spans", "fp8"),
+    compiled_lacks=("spans", "fp8", "narrow-fp8"),
     at_home=bodies.at_home,
     alone=_alone,
     rows=lambda args: args[6].shape[0],
