@@ -93,7 +93,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         worker = self.engine.worker
-        self.costs = Costs.of(worker.model, worker.layout, worker.weight_bytes)
+        self.costs = Costs.of(worker.model, worker.layout, worker.weight_bytes, worker.embed_bytes)
 
     def run(self, asked: Job) -> dict[str, Any]:
         if asked.kind == "texts":

@@ -97,10 +97,11 @@ def _few(results: Results) -> float | None:
 
 
 ROWS = ("rms_norm", "layer_norm", "heads", "activation")
-LLAMA, QWEN, MOE = "llama-3.1-8b", "qwen3-0.6b", "qwen3-30b-a3b"
+LLAMA, FP8, QWEN, MOE = "llama-3.1-8b", "llama-3.1-8b-fp8", "qwen3-0.6b", "qwen3-30b-a3b"
 GOALS = (
     Goal("Llama-3.1-8B, decode of 1 row: share of the roof", 0.80, "%", _job(LLAMA, "decode:1:512", "of_roof")),
     Goal("Llama-3.1-8B, decode of 32 rows: share of the roof", 0.70, "%", _job(LLAMA, "decode:32:512", "of_roof")),
+    Goal("Llama-3.1-8B in fp8, decode of 1 row: share of the roof", 0.70, "%", _job(FP8, "decode:1:512", "of_roof")),
     Goal("Llama-3.1-8B, prefill of 2,048 tokens", 40_000, "tokens/s", _job(LLAMA, "prefill:2048", "tokens_per_s")),
     Goal("Llama-3.1-8B, chat mix, new tokens", 14_000, "tokens/s", _mix(LLAMA, "chat")),
     Goal("Qwen3-0.6B, uniform mix, new tokens", 25_000, "tokens/s", _mix(QWEN, "uniform")),

@@ -60,6 +60,7 @@ def cuda_plan(quick: bool) -> Plan:
         engines={
             "llama-3.1-8b": tuple(one for one in jobs if not one.startswith("uniform")),
             "qwen3-0.6b": jobs,
+            "llama-3.1-8b-fp8": (*decodes, "prefill:2048"),
             "qwen3-30b-a3b": (*decodes, "prefill:2048"),
             "bert-large": ("embed:256:512", "texts:200" if quick else "texts:2000"),
         },

@@ -47,6 +47,7 @@ class Watched:
         self.layout: Layout = worker.layout
         self.blocks: int = worker.blocks
         self.weight_bytes: int = worker.weight_bytes
+        self.embed_bytes: int = worker.held["embedding"]
         self.kv_bytes: int = worker.kv_bytes
         self.seconds: dict[str, float] = worker.seconds
         self.steps: list[Step] = []
@@ -147,7 +148,8 @@ class Costs:
     taken: float = 0.0
 
     @classmethod
-    def of(cls, model: Model, layout: Layout, weight_bytes: int) -> "Costs":
+    def of(cls, model: Model, layout: Layout, weight_bytes: int, embed_bytes: int | None = None) -> "Costs":
+        """embed_bytes: of the embedding, where its numbers do not have as many bytes as those of all weights."""
         shapes = sources(model)
         embed = math.prod(shapes[f"{join(model.root, model.embed.name)}.weight"])
         elements = sum(math.prod(shape) for shape in shapes.values())
@@ -160,14 +162,16 @@ class Costs:
         experts = [body.count * _elements(routed_mlps(body)[0]) for body in routed]
         taken = [body.chosen / body.count for body in routed]
         unused = sum(count * (1 - share) for count, share in zip(experts, taken, strict=True))
+        embed_bytes = round(weight_bytes * embed / elements) if embed_bytes is None else embed_bytes
+        expert_bytes = round(weight_bytes * sum(experts) / elements)
         return cls(
             # an embedding that is not the head as well is looked up, not read
-            read_bytes=round(weight_bytes * (1 - ((0 if tied else embed) + sum(experts)) / elements)),
+            read_bytes=weight_bytes - expert_bytes - (0 if tied else embed_bytes),
             kv_bytes=layout.page_bytes // layout.block_tokens * len(parts),
             flops=round(2 * (matrices - looked_up - unused)),
             head_flops=0 if model.head is None else 2 * embed,
             attention_flops=sum(4 * part.heads * part.head_dim for part in parts),
-            expert_bytes=round(weight_bytes * sum(experts) / elements),
+            expert_bytes=expert_bytes,
             taken=sum(taken) / len(taken) if taken else 0.0,
         )
 

@@ -154,6 +154,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         "eos_token_id": 128001,
     },
 }
+SHAPES["llama-3.1-8b-fp8"] = SHAPES["llama-3.1-8b"] | {
+    "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}
+}
 
 
 def declare(shape: str, out: Path) -> Path:

@@ -125,6 +125,15 @@ def test_a_perfect_engine_reads_its_weights_and_its_keys():
     assert Costs.of(tied, layout(tied, block_tokens=16, element_bytes=2), 1000).read_bytes == 1000
 
 
+def test_of_fp8_a_perfect_engine_reads_a_byte_a_number():
+    """Llama 3.1 8B by hand: matrices of one byte a number, the embedding, the head and the norms as they were."""
+    llama, embed = model("llama-3.1-8b-fp8"), 128256 * 4096
+    matrices = 8_030_261_248 - 2 * embed
+    costs = Costs.of(llama, layout(llama, block_tokens=16, element_bytes=2), matrices + 4 * embed, 2 * embed)
+    assert costs.read_bytes == matrices + 2 * embed
+    assert costs.flops == Costs.of(llama, layout(llama, block_tokens=16, element_bytes=2), 1000).flops
+
+
 def test_of_experts_a_perfect_engine_reads_those_that_some_row_takes():
     """Qwen3 30B-A3B by hand: 48 layers of 128 experts with three matrices of 768 x 2,048, of which a token takes 8."""
     moe, total = model("qwen3-30b-a3b"), 30_532_122_624
@@ -271,6 +280,7 @@ def test_goals_are_found_in_the_results():
     assert found == {
         "Llama-3.1-8B, decode of 1 row: share of the roof": ("40%", "50%"),
         "Llama-3.1-8B, decode of 32 rows: share of the roof": ("–", ""),
+        "Llama-3.1-8B in fp8, decode of 1 row: share of the roof": ("–", ""),
         "Llama-3.1-8B, prefill of 2,048 tokens": ("44,000 tokens/s", "110%"),
         "Llama-3.1-8B, chat mix, new tokens": ("14,000 tokens/s", "100%"),
         "Qwen3-0.6B, uniform mix, new tokens": ("–", ""),
