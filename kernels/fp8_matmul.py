@@ -93,8 +93,9 @@ def _triton(
     y = torch.empty((rows, outputs), dtype=dtype or x.dtype, device=x.device)
     rounded = x_scales is not None
     # Few rows leave a GPU's processors idle unless there are many tiles; how wide a tile is changes no sum.
-    columns = 128 if rows > 64 and outputs >= 2048 else 32
-    warps = 4 if rounded or columns == 32 else 8  # widened weights take registers
+    narrow = rounded or x.dtype.itemsize == 2
+    columns = 128 if rows > 64 and outputs >= 2048 and narrow else 32
+    warps = 4 if rounded or (columns == 32 and narrow) else 8  # widened weights take registers
     default = {"columns": columns, "warps": warps, "stages": 4 if rounded else 3}
     chosen = settings("fp8_matmul", default, x.device, rows=rows, outputs=outputs, groups=groups, rounded=int(rounded))
     launch(
