@@ -87,13 +87,14 @@ checkpoint:
 
 Norms and activation functions round what they write (`kernels/rms_norm_quantized.py`, `activation_quantized.py`). Where
 several matrices that read the same rows have static scales of their own, the largest is taken for all. The embedding,
-norms, routers and the head are never in fp8: a head that the checkpoint has so is restored. On a CPU and with torch all
-of it is restored, exactly, and activations are not rounded: the same checkpoint gives slightly other numbers there.
+norms, routers, routed experts and the head are never in fp8: where the checkpoint has them so they are restored, to the
+type of the activations. On a CPU and with torch all of it is restored, exactly, and activations are not rounded: the
+same checkpoint gives slightly other numbers there.
 Ranks cut blocks along inputs only between them; others are refused, or restored by `hardware.kernels: torch`.
 
 `quantization.weights: fp8` makes the same of a float32, bfloat16 or float16 checkpoint when it is loaded on a GPU: a
-scale for each output, activations rounded token by token. Other kinds of fp8 are refused: `e5m2`, `fnuz`, blocks of
-other sizes, scales in `e8m0`, which MX formats have.
+scale for each output, activations rounded token by token; a model with experts is refused, as most of it would stay as
+it is. Other kinds of fp8 are refused: `e5m2`, `fnuz`, blocks of other sizes, scales in `e8m0`, which MX formats have.
 
 Of a GGUF file, Q4_0 and Q8_0 are held as they are, F32, F16 and BF16 as those of any checkpoint; all other types are
 restored to float32, or rounded by `quantization.weights`. The file lies in a folder with `tokenizer.json`, one of its
