@@ -6,14 +6,22 @@ kind, stored under the names of one format, and restored in float32. Nothing her
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.engine.quantized_writers import Kind
+from tests.engine.quantized_writers import Kind, Written, write
 
 BLOCK = 128
+EXPERTS = {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+# What a checkpoint with experts leaves out, by the names of its format: the writer quantizes no routers.
+PLAIN = {
+    "channel-dynamic": {"ignore": ["lm_head", "re:.*mlp.gate$", "model.layers.1.mlp.down_proj"]},
+    "autofp8-static": {"ignored_layers": ["lm_head", "mlp.gate"]},
+    "blocks": {"modules_to_not_convert": ["lm_head", "mlp.gate", "model.layers.1.self_attn.o_proj"]},
+}
 LARGEST = 448.0
 E4M3 = torch.float8_e4m3fn
 
@@ -126,3 +134,10 @@ FP8_KINDS = {
     "autofp8-dynamic": _kind({**AUTO, "activation_scheme": "dynamic"}, "tensor", "dynamic", NAMES, (1,)),
     "modelopt": _kind(MODELOPT, "tensor", "static", NAMES, ()),
 }  # fmt: skip
+
+
+def write_experts(folder: Path, kind: str) -> Written:
+    """A mixture of experts of this kind, all of it in fp8 but routers and the head."""
+    made = write(folder, FP8_KINDS[kind], "Qwen3Moe", **EXPERTS)
+    made.configure(**PLAIN[kind])
+    return made

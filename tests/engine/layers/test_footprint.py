@@ -17,7 +17,7 @@ from engine.weights.packed import PackedFile
 from kernels.cpu.library import tiling, usable
 from kernels.cpu.program import Team
 from kernels.fp8 import Fp8Products
-from tests.engine.fp8_writers import FP8_KINDS
+from tests.engine.fp8_writers import FP8_KINDS, write_experts
 from tests.engine.layers import test_gguf
 from tests.engine.layers.conftest import CASES
 from tests.engine.layers.planned import predicted
@@ -44,7 +44,7 @@ def loaded(checkpoint: Checkpoint, kernels: str, dtype: str = "float32", bits: s
     fused = kernels == "triton"
     team = None if fused or kernels == "torch" else Team(kernels, 1)
     fp8 = Fp8Products() if fused else None
-    model = TextModel(checkpoint.model, form, world, DTYPES[dtype], "cpu", team, bits, fp8=fp8)
+    model = TextModel(checkpoint.model, form, world, DTYPES[dtype], "cpu", team, bits, stacked=fused, fp8=fp8)
     model.load(checkpoint)
     return model
 
@@ -129,6 +129,14 @@ def test_fp8_of_each_rank_too(tmp_path, kind, architecture):
     for rank in range(2):
         if tensor_problem(checkpoint.model, checkpoint.quantization, 2, fp8=True) is None:
             compare(checkpoint, "triton", world=FakeWorld(rank, 2))
+
+
+@pytest.mark.parametrize("kind", ["blocks", "channel-dynamic"])
+def test_experts_in_fp8_too(tmp_path, kind):
+    """With fused kernels they are restored, and all else stays in fp8."""
+    checkpoint = read_checkpoint(write_experts(tmp_path, kind).path)
+    compare(checkpoint, "triton", dtype="float16")
+    compare(checkpoint, "torch")
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "phi3", "gemma2", "starcoder2"])

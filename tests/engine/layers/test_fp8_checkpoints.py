@@ -18,7 +18,7 @@ from kernels.cpu.library import best
 from kernels.fp8 import ALIGNED, Fp8Products, Fp8Weight, products_of
 from kernels.fp8_matmul import library_product
 from kernels.jit import installed
-from tests.engine.fp8_writers import E4M3, FP8_KINDS
+from tests.engine.fp8_writers import E4M3, FP8_KINDS, write_experts
 from tests.engine.layers.test_footprint import FakeWorld
 from tests.engine.layers.test_quantized_checkpoints import linears, restored
 from tests.engine.quantized_writers import write
@@ -70,20 +70,15 @@ def test_compiled_kernels_multiply_by_the_restored_weights(kind, written, driver
     [
         ("Qwen2", {"tie_word_embeddings": True}),
         ("Phi3", {}),
-        ("Qwen3Moe", {"head_dim": 32, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128}),
+        ("Qwen3Moe", {}),
     ],
 )
 @pytest.mark.parametrize("kind", ["blocks", "autofp8-static", "channel-dynamic"])
 def test_other_architectures_biases_experts_and_sources_of_several_rows(
     kind, architecture, more, tmp_path, driver, ids
 ):
-    made, prompt = write(tmp_path, FP8_KINDS[kind], architecture, **more), ids(11, 2)
-    if architecture == "Qwen3Moe" and kind == "channel-dynamic":  # compressed-tensors leaves out what `ignore` has
-        made.configure(ignore=["lm_head", "re:.*mlp.gate$", "model.layers.1.mlp.down_proj"])
-    if architecture == "Qwen3Moe" and kind == "autofp8-static":
-        made.configure(ignored_layers=["lm_head", "mlp.gate"])
-    if architecture == "Qwen3Moe" and kind == "blocks":
-        made.configure(modules_to_not_convert=["lm_head", "mlp.gate", "model.layers.1.self_attn.o_proj"])
+    made = write_experts(tmp_path, kind) if architecture == "Qwen3Moe" else None
+    made, prompt = made or write(tmp_path, FP8_KINDS[kind], architecture, **more), ids(11, 2)
     torch.testing.assert_close(driver(made.path).run(prompt, 4), made.logits(prompt), atol=1e-4, rtol=0)
 
 
@@ -130,6 +125,19 @@ def test_widened_weights_give_the_logits_of_restored_ones(kind, written, driver,
     made, prompt = written(kind, **RAGGED), ids(9, 3)
     got = driver(made.path, kernels="triton", fp8=WIDENED).run(prompt, 4)
     torch.testing.assert_close(got, made.logits(prompt), atol=1e-4, rtol=0)
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", ["blocks", "channel-dynamic"])
+def test_experts_are_restored_beside_what_stays_in_fp8(kind, tmp_path, driver, ids):
+    made, prompt = write_experts(tmp_path, kind), ids(9, 4)
+    engine = driver(made.path, kernels="triton", fp8=WIDENED)
+    torch.testing.assert_close(engine.run(prompt, 4), made.logits(prompt), atol=1e-4, rtol=0)
+    attention, experts = (branch.bodies[0] for branch in engine.model.branches[:2])
+    assert isinstance(attention.qkv.weight, Fp8Weight)
+    assert all(expert.up.weight.dtype == torch.float32 for expert in experts.experts)
+    got, plain = driver(made.path, kernels="triton").run(prompt, 4), made.logits(prompt)
+    assert 0 < (got - plain).norm() / plain.norm() < 0.1
 
 
 @needs_triton
