@@ -1,4 +1,5 @@
-"""Asks the CUDA driver for its devices and prints them as JSON. Run as a program by `appliance.plan.machine`.
+"""Asks the CUDA driver for its devices and its release, and prints them as JSON. Run as a program by
+`appliance.plan.machine`.
 
 Uses libcuda by ctypes, so that it needs neither torch nor nvidia-smi and sees just what the engine will see. Constants
 and signatures: cuda.h of CUDA 12.
@@ -53,14 +54,15 @@ class Driver:
 
 def main() -> None:
     gpus: list[dict[str, Any]] = []
-    error = ""
+    error, version = "", None
     try:
         driver = Driver()
+        version = driver.number("cuDriverGetVersion")  # 1000 · major + 10 · minor
         driver.call("cuInit", 0)
         gpus = [driver.device(index) for index in range(driver.number("cuDeviceGetCount"))]
     except DriverError as failure:
         error = str(failure)
-    print(json.dumps({"gpus": gpus, "error": error}))
+    print(json.dumps({"gpus": gpus, "error": error, "version": version}))
 
 
 if __name__ == "__main__":

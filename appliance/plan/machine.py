@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from appliance.plan.cuda_build import Build, installed_build, unusable
 from appliance.plan.topology import Topology, read_topology
 from kernels.cpu.library import usable
 
@@ -150,14 +151,19 @@ def find_gpus(root: Path) -> tuple[tuple[Gpu, ...], str]:
         return (), f"the NVIDIA driver did not answer within {PROBE_TIMEOUT_S} s"
     if answer.returncode != 0:
         return (), f"asking the NVIDIA driver ended with code {answer.returncode}: {answer.stderr.strip()[-200:]}"
-    return parse_gpus(answer.stdout)
+    return parse_gpus(answer.stdout, installed_build())
 
 
-def parse_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
-    """The answer of `appliance.plan.cuda_driver`."""
+def parse_gpus(text: str, build: Build | None) -> tuple[tuple[Gpu, ...], str]:
+    """The answer of `appliance.plan.cuda_driver`, where the installed torch can use what it shows."""
     answer = json.loads(text)
     gpus = tuple(Gpu(g["name"], g["memory"], g["free"], (g["major"], g["minor"])) for g in answer["gpus"])
-    return gpus, "" if gpus else answer["error"] or "CUDA shows no device to this process"
+    if not gpus:
+        return (), answer["error"] or "CUDA shows no device to this process"
+    version = answer["version"]
+    driver = None if version is None else (version // 1000, version % 1000 // 10)
+    reason = unusable(build, driver, ((gpu.name, gpu.capability) for gpu in gpus))
+    return () if reason else gpus, reason
 
 
 def _read(path: Path) -> str | None:

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from appliance.plan.cuda_build import BUILT_FOR, Build, installed_build, parse_build, unusable
 from appliance.plan.machine import available_memory, count_cores, cpu_quota, find_gpus, free_memory, parse_gpus
 
 GIB = 2**30
@@ -93,9 +95,56 @@ def test_a_driver_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     assert bool(gpus) != bool(reason)
 
 
+H100 = '{"gpus": [{"name": "H100", "memory": 85, "free": 80, "major": 9, "minor": 0}], "error": "", "version": 12040}'
+
+
 def test_the_answer_of_the_driver_becomes_gpus() -> None:
-    text = '{"gpus": [{"name": "H100", "memory": 85, "free": 80, "major": 9, "minor": 0}], "error": ""}'
-    gpus, reason = parse_gpus(text)
+    gpus, reason = parse_gpus(H100, Build("2.11.0+cu126", "12.6"))
     assert (gpus[0].name, gpus[0].free, gpus[0].capability, reason) == ("H100", 80, (9, 0), "")
-    assert parse_gpus('{"gpus": [], "error": ""}') == ((), "CUDA shows no device to this process")
-    assert parse_gpus('{"gpus": [], "error": "cuInit: no device (100)"}') == ((), "cuInit: no device (100)")
+    none = '{"gpus": [], "error": "", "version": null}'
+    assert parse_gpus(none, None) == ((), "CUDA shows no device to this process")
+    told = '{"gpus": [], "error": "cuInit: no device (100)", "version": 12040}'
+    assert parse_gpus(told, None) == ((), "cuInit: no device (100)")
+
+
+def test_gpus_that_torch_cannot_use_are_none_and_why_is_said() -> None:
+    assert parse_gpus(H100, Build("2.13.0+cpu", None)) == (
+        (),
+        "torch 2.13.0+cpu is built without CUDA: install a build with it",
+    )
+    assert parse_gpus(H100, Build("2.11.0+cu130", "13.0"))[1] == (
+        "torch 2.11.0+cu130 is built with CUDA 13.0, and the driver serves 12.4: update the driver, or install a torch "
+        "for CUDA 12"
+    )
+    assert parse_gpus(H100.replace("12040", "13010"), Build("2.11.0+cu130", "13.0"))[1] == ""
+    assert parse_gpus(H100, None)[1] == parse_gpus(H100.replace("12040", "null"), Build("2", "13.0"))[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("capability", "toolkits"),
+    [
+        ((6, 1), ["12.6"]),
+        ((7, 0), ["12.6", "12.8", "12.9"]),
+        ((7, 5), ["12.6", "12.8", "12.9", "13.0"]),
+        ((8, 9), ["12.6", "12.8", "12.9", "13.0"]),  # by the code for 8.6
+        ((10, 3), ["12.8", "12.9", "13.0"]),  # by the code for 10.0
+        ((12, 1), ["12.8", "12.9", "13.0"]),
+        ((11, 0), []),
+    ],
+)
+def test_each_toolkit_has_code_for_its_architectures(capability: tuple[int, int], toolkits: list[str]) -> None:
+    reasons = {toolkit: unusable(Build("2", toolkit), (99, 0), [("it", capability)]) for toolkit in BUILT_FOR}
+    assert [toolkit for toolkit, reason in reasons.items() if not reason] == toolkits
+    instead = f"install a torch for CUDA {' or '.join(toolkits)}" if toolkits else "no known build has"
+    words = f"torch 2 has no code for it (compute capability {capability[0]}.{capability[1]}): {instead}"
+    assert {reason for reason in reasons.values() if reason} <= {words}
+    assert unusable(Build("2", "14.2"), (99, 0), [("it", capability)]) == "", "what is not known is no reason"
+
+
+def test_torch_says_what_it_is_built_with_without_being_imported() -> None:
+    found = installed_build()
+    assert found is not None and (found.version, found.toolkit) == (torch.__version__, torch.version.cuda)
+    text = "__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
+    assert parse_build(text) == Build("2.11.0+cu130", "13.0")
+    assert parse_build(text.replace("hip: Optional[str] = None", "hip: Optional[str] = '6.4'")) is None
+    assert parse_build("nothing") is None

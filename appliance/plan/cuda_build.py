@@ -1,0 +1,81 @@
+"""Whether the installed torch can use the GPUs that the driver shows. Its files are read: importing takes a second.
+
+BUILT_FOR: the architectures that torch's own wheels hold machine code for, by the CUDA toolkit that they are built with
+(RELEASE.md of PyTorch 2.9 to 2.11; `torch.cuda.get_arch_list()` of a wheel). Code for X.Y runs on GPUs of X.Y and
+later of the same X: that for 10.0 on 10.3, that for 8.6 on 8.9. A driver serves all toolkits of its own major release
+and of those before (CUDA Compatibility guide).
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+Capability = tuple[int, int]
+
+BUILT_FOR: dict[str, tuple[Capability, ...]] = {
+    "12.6": ((5, 0), (6, 0), (7, 0), (7, 5), (8, 0), (8, 6), (9, 0)),
+    "12.8": ((7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
+    "12.9": ((7, 0), (7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
+    "13.0": ((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
+}
+_ENTRY = re.compile(r"^(__version__|cuda|hip)\b[^=]*= (?:'([^']*)'|None)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Build:
+    """`toolkit`: the CUDA release that torch was built with, None without CUDA."""
+
+    version: str
+    toolkit: str | None
+
+    @property
+    def release(self) -> tuple[int, ...]:
+        return tuple(int(part) for part in (self.toolkit or "0").split(".")[:2])
+
+
+def installed_build() -> Build | None:
+    """Of the torch that an engine would import; None where there is none, or its files say nothing."""
+    found = find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    try:
+        return parse_build((Path(found.origin).parent / "version.py").read_text())
+    except OSError:
+        return None
+
+
+def parse_build(text: str) -> Build | None:
+    """torch/version.py."""
+    entries = {name: value or None for name, value in _ENTRY.findall(text)}
+    version = entries.get("__version__")
+    return None if version is None or entries.get("hip") else Build(version, entries.get("cuda"))
+
+
+def unusable(build: Build | None, driver: Capability | None, gpus: Iterable[tuple[str, Capability]]) -> str:
+    """Why torch cannot use these GPUs, or empty. driver: the newest CUDA release that it serves; gpus: name and compute
+    capability of each. What is not known is no reason."""
+    if build is None:
+        return ""
+    if build.toolkit is None:
+        return f"torch {build.version} is built without CUDA: install a build with it"
+    if driver is not None and driver[0] < build.release[0]:
+        return (
+            f"torch {build.version} is built with CUDA {build.toolkit}, and the driver serves {driver[0]}.{driver[1]}: "
+            f"update the driver, or install a torch for CUDA {driver[0]}"
+        )
+    built = BUILT_FOR.get(build.toolkit)
+    for name, capability in gpus:
+        if built is not None and not _serves(built, capability):
+            others = [toolkit for toolkit, archs in BUILT_FOR.items() if _serves(archs, capability)]
+            instead = f"install a torch for CUDA {' or '.join(others)}" if others else "no known build has"
+            return (
+                f"torch {build.version} has no code for {name} (compute capability {capability[0]}.{capability[1]}): "
+                f"{instead}"
+            )
+    return ""
+
+
+def _serves(built: tuple[Capability, ...], capability: Capability) -> bool:
+    return any(one[0] == capability[0] and one[1] <= capability[1] for one in built)
