@@ -63,6 +63,7 @@ RULES = (
         because=lambda facts: "{} has compute capability {}.{}: Triton kernels are for 8.0 and later".format(
             _gpu_name(facts), *facts.machine.gpus[0].capability
         ),
+        chosen=True,
     ),
     Rule(
         name="gpu-there",
