@@ -1,7 +1,7 @@
 """Whether the installed torch can use the GPUs that the driver shows. Its files are read: importing takes a second.
 
 BUILT_FOR: the architectures that torch's own wheels hold machine code for, by the CUDA toolkit that they are built with
-(RELEASE.md of PyTorch 2.9 to 2.11; `torch.cuda.get_arch_list()` of a wheel). Code for X.Y runs on GPUs of X.Y and
+(release notes of PyTorch 2.9 to 2.11; `torch.cuda.get_arch_list()` of a wheel). Code for X.Y runs on GPUs of X.Y and
 later of the same X: that for 10.0 on 10.3, that for 8.6 on 8.9. A driver serves all toolkits of its own major release
 and of those before (CUDA Compatibility guide).
 """

@@ -208,7 +208,8 @@ def _settings(q: Tensor, kv_heads: int) -> dict[str, Any]:
     dim = power_of_2(q.shape[2])
     roomy = shared_memory(q.device) >= LARGE_TILES
     if q.dtype.itemsize == 4:
-        default = {"block": 64, "tile": max(16, 4096 // dim), "warps": 8, "stages": 2 if roomy or dim <= 128 else 1}
+        tile = max(16, min(128, 4096 // dim))
+        default = {"block": 64, "tile": tile, "warps": 8, "stages": 2 if roomy or dim <= 128 else 1}
     elif not roomy and dim > 128:
         default = {"block": 64, "tile": 32, "warps": 4, "stages": 2}
     else:
