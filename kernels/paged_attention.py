@@ -145,8 +145,9 @@ def paged_attention(
     softcap: float | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], written to the pages already, or None where all that is
-    read are pages; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks: [heads] → [tokens, heads, dim] of q's type."""
+    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], written to the pages already, or None where only pages
+    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks: [heads] → [tokens, heads, dim] of q's
+    type."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = pages.view(-1, *pages.shape[-3:])  # [blocks · layers · 2, block_tokens, kv_heads, dim]
     for bucket, planes in zip(reads.cuts.buckets, reads.buckets, strict=True):
@@ -222,7 +223,7 @@ def _by_scores(
     """The same with softcap or sinks, in slices of the queries so that the scores stay small."""
     tokens, heads, _ = q.shape
     if mask is None:
-        mask = _mask(tokens, 0, 0, tokens, None, q.device)
+        mask = _mask(tokens, 0, 0, tokens, None, 0, q.device)
     step = max(1, SCORE_ELEMENTS // (heads * k.shape[0]))
     grouped = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
     keys, values = k.permute(1, 2, 0).unsqueeze(1), v.permute(1, 0, 2).unsqueeze(1)

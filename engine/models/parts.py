@@ -247,8 +247,8 @@ class Embedding:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Logits = softcap(scale · (h W^T + b)). `tied`: W is the embedding. `bias`: b is that of the layer `name`; `added`:
-    the name of b where it is a row of its own, [1, vocab], which a checkpoint may lack."""
+    """Logits = softcap(scale · (h W^T + b)). `tied`: W is the embedding. `bias`: b is that of the layer `name`.
+    `added`: the name of b where it is a row of its own, [1, vocab], which a checkpoint may lack."""
 
     tied: bool
     scale: float = 1.0
