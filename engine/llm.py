@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.api.config import EngineConfig, TaskConfig
+from engine.api.config import MAX_RUNNING, EngineConfig, TaskConfig
 from engine.api.errors import ConfigError, EngineGone, RequestError
 from engine.api.messages import (
     Abort,
@@ -141,6 +141,7 @@ class LLM:
         checkpoint = read_checkpoint(self.config.model, self.config.trust_remote_code, task=self.config.task)
         self.vocab = checkpoint.model.embed.vocab
         self._eos = tuple(token for token in checkpoint.eos_token_ids if token < self.vocab)
+        self._begins = checkpoint.begin_ids
         folder = checkpoint.path
         self.tokenizer = Tokenizer(folder) if any((folder / name).exists() for name in FILES) else None
         self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
@@ -161,7 +162,8 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: Params | Sampling | Sequence[Params | Sampling] | None = None
     ) -> list[Generation]:
-        """One Generation per prompt, in their order. A prompt is text or token ids; `params` are for all, or one each.
+        """One Generation per prompt, in their order. A prompt is text or token ids, what the encoder reads if there is
+        one in front; `params` are for all, or one each.
         Raises RequestError for a request that cannot be served; the others are aborted then."""
         each = _each_prompt(prompts)
         wanted = _each_params(params, len(each))
@@ -228,7 +230,7 @@ class LLM:
         ids = tuple(prompt)
         submit = Submit(
             str(next(self._numbers)),
-            ids,
+            (*ids, *self._begins),
             params.sampling(),
             params.max_tokens,
             eos_token_ids=self._eos,
@@ -236,6 +238,7 @@ class LLM:
             ignore_eos=params.ignore_eos,
             grammar=params.grammar,
             thinking=params.thinking,
+            source=len(ids) if self._begins else 0,
         )
         return submit, _Reply(submit, params, self.tokenizer)
 
@@ -341,12 +344,14 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
 def _kernels(device: str, dtype: str, model: Model) -> str:
     if device == "cuda":
         return "triton" if installed() else "torch"
-    return best() if dtype == "float32" else "torch"
+    return best() if dtype == "float32" and model.encoder is None else "torch"
 
 
 def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:
-    """A prompt that is read both ways must fit into a step."""
+    """A prompt that is read both ways must fit into a step, beside a token of everybody if it is a source."""
     context = overrides.get("max_context", model.max_context)
+    if model.encoder is not None:
+        return max(STEP_TOKENS, min(model.max_source, context) + overrides.get("max_running", MAX_RUNNING))
     return max(STEP_TOKENS, context) if keeps_nothing(model) else STEP_TOKENS
 
 

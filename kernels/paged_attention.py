@@ -64,31 +64,59 @@ class Reads:
     spans: tuple[Tensor | None, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of the pages and tables that a step reads. columns: blocks in a row of the tables; page_elements: those in one
+    layer's K of one block."""
+
+    block_tokens: int
+    columns: int
+    page_elements: int
+    device: torch.device
+
+
 def cut_rows(
     first: Sequence[int],
     count: Sequence[int],
+    sizes: Sizes,
     *,
     window: int | None,
-    block_tokens: int,
-    columns: int,
-    page_elements: int,
-    device: torch.device,
+    begins: Sequence[int] | None = None,
 ) -> Cuts:
-    """Row i computes `count[i]` positions from `first[i]`. columns: blocks in a row of the tables; page_elements: those
-    in one layer's K of one block."""
+    """Row i computes `count[i]` positions from `first[i]`, and reads none before `begins[i]`, which are all 0 where
+    nothing is said."""
     singles: list[_Single] = []
     spans = []
     token = 0
-    for row, (begin, size) in enumerate(zip(first, count, strict=True)):
-        low = 0 if window is None else max(0, begin - window + 1) // block_tokens
+    for row, (at, size, begin) in enumerate(zip(first, count, begins or (0,) * len(first), strict=True)):
+        low = (begin if window is None else max(begin, at - window + 1)) // sizes.block_tokens
         if size == 1:
-            singles.append((begin // block_tokens + 1 - low, row, token, low, begin))
+            singles.append((at // sizes.block_tokens + 1 - low, row, token, low, at, begin))
         else:
-            spans.append(_span(row, begin, size, token, low, window, block_tokens, device))
+            spans.append(_span(row, at, size, token, low, begin, window, sizes))
         token += size
-    most = max(1, GATHER_ELEMENTS // page_elements)
-    buckets = [_bucket(members, columns, block_tokens, window, device) for members in _similar(singles, most)]
-    return Cuts(tuple(buckets), tuple(spans))
+    return Cuts(_buckets(singles, window, sizes), tuple(spans))
+
+
+def cut_sources(lengths: Sequence[int], count: Sequence[int], sizes: Sizes) -> Cuts:
+    """Each of the `count[i]` tokens of row i reads the first `lengths[i]` positions of its table, all of them."""
+    singles: list[_Single] = []
+    spans = []
+    token = 0
+    for row, (length, size) in enumerate(zip(lengths, count, strict=True)):
+        blocks = -(-length // sizes.block_tokens)
+        if size == 1:
+            singles.append((blocks, row, token, 0, length - 1, 0))
+        else:
+            everything = torch.zeros((size, length), device=sizes.device)
+            spans.append(Span(token, token + size, row, slice(0, blocks), length, everything))
+        token += size
+    return Cuts(_buckets(singles, None, sizes), tuple(spans))
+
+
+def _buckets(singles: "list[_Single]", window: int | None, sizes: Sizes) -> tuple[Bucket, ...]:
+    most = max(1, GATHER_ELEMENTS // sizes.page_elements)
+    return tuple(_bucket(members, window, sizes) for members in _similar(singles, most))
 
 
 def plan_reads(cuts: Cuts, table: Tensor, layers: int) -> Reads:
@@ -107,8 +135,8 @@ def plan_reads(cuts: Cuts, table: Tensor, layers: int) -> Reads:
 
 def paged_attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
     pages: Tensor,
     layer: int,
     reads: Reads,
@@ -117,8 +145,9 @@ def paged_attention(
     softcap: float | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], written to the pages already;
-    pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks: [heads] → [tokens, heads, dim] of q's type."""
+    """q: [tokens, heads, dim]; k, v: [tokens, kv_heads, dim], written to the pages already, or None where only pages
+    are read; pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; sinks: [heads] → [tokens, heads, dim] of q's
+    type."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     flat = pages.view(-1, *pages.shape[-3:])  # [blocks · layers · 2, block_tokens, kv_heads, dim]
     for bucket, planes in zip(reads.cuts.buckets, reads.buckets, strict=True):
@@ -134,6 +163,7 @@ def paged_attention(
     for span, planes in zip(reads.cuts.spans, reads.spans, strict=True):
         own = slice(span.start, span.stop)
         if planes is None:
+            assert k is not None and v is not None, "a row that reads no pages reads its own keys"
             keys, values = k[own], v[own]
         else:
             keys, values = (
@@ -193,7 +223,7 @@ def _by_scores(
     """The same with softcap or sinks, in slices of the queries so that the scores stay small."""
     tokens, heads, _ = q.shape
     if mask is None:
-        mask = _mask(tokens, 0, 0, tokens, None, q.device)
+        mask = _mask(tokens, 0, 0, tokens, None, 0, q.device)
     step = max(1, SCORE_ELEMENTS // (heads * k.shape[0]))
     grouped = q.unflatten(1, (k.shape[1], -1)).permute(1, 2, 0, 3)
     keys, values = k.permute(1, 2, 0).unsqueeze(1), v.permute(1, 0, 2).unsqueeze(1)
@@ -207,39 +237,34 @@ def _by_scores(
     return torch.cat(pieces, 2).permute(2, 0, 1, 3).flatten(1, 2)
 
 
-_Single = tuple[int, int, int, int, int]  # blocks, row, token, first block, position
+_Single = tuple[int, int, int, int, int, int]  # blocks, row, token, first block, position, first position
 
 
-def _span(
-    row: int,
-    first: int,
-    count: int,
-    token: int,
-    low: int,
-    window: int | None,
-    block_tokens: int,
-    device: torch.device,
-) -> Span:
-    """`low`: the first block that is read."""
-    stop = token + count
-    if first == 0:
+def _span(row: int, first: int, count: int, token: int, low: int, begin: int, window: int | None, sizes: Sizes) -> Span:
+    """`low`: the first block that is read, `begin`: the first position, but for the window."""
+    stop, device = token + count, sizes.device
+    if first == begin:
         masked = window is not None and window < count
-        return Span(token, stop, row, None, count, _mask(count, 0, 0, count, window, device) if masked else None)
-    begin = low * block_tokens
-    length = first + count - begin
-    columns = slice(low, -(-(first + count) // block_tokens))
-    return Span(token, stop, row, columns, length, _mask(count, first, begin, length, window, device))
+        return Span(token, stop, row, None, count, _mask(count, 0, 0, count, window, 0, device) if masked else None)
+    at = low * sizes.block_tokens
+    length = first + count - at
+    columns = slice(low, -(-(first + count) // sizes.block_tokens))
+    return Span(token, stop, row, columns, length, _mask(count, first, at, length, window, begin, device))
 
 
-def _mask(count: int, first: int, low: int, length: int, window: int | None, device: torch.device) -> Tensor:
+def _mask(
+    count: int, first: int, low: int, length: int, window: int | None, begin: int, device: torch.device
+) -> Tensor:
     """[count, length] fp32: 0 where position first + i reads position low + j, else -inf."""
     query = torch.arange(first, first + count, device=device).unsqueeze(1)
-    return _bias(query, torch.arange(low, low + length, device=device), window)
+    return _bias(query, torch.arange(low, low + length, device=device), window, begin)
 
 
-def _bias(query: Tensor, key: Tensor, window: int | None) -> Tensor:
-    """0 where the position `query` reads the position `key`, else -inf."""
-    hidden = key > query if window is None else (key > query) | (key <= query - window)
+def _bias(query: Tensor, key: Tensor, window: int | None, begin: Tensor | int) -> Tensor:
+    """0 where the position `query` reads the position `key`, else -inf; none reads one before `begin`."""
+    hidden = (key > query) | (key < begin)
+    if window is not None:
+        hidden |= key <= query - window
     return torch.zeros(hidden.shape, device=key.device).masked_fill_(hidden, float("-inf"))
 
 
@@ -256,14 +281,12 @@ def _similar(singles: list[_Single], most: int) -> list[list[_Single]]:
     return [sorted(bucket, key=lambda one: one[1]) for bucket in buckets]
 
 
-def _bucket(
-    members: list[_Single], columns: int, block_tokens: int, window: int | None, device: torch.device
-) -> Bucket:
-    table = torch.tensor(members, device=device)
-    _, rows, tokens, low, position = table.unbind(1)
+def _bucket(members: list[_Single], window: int | None, sizes: Sizes) -> Bucket:
+    table = torch.tensor(members, device=sizes.device)
+    _, rows, tokens, *places = table.unbind(1)
     width = max(member[0] for member in members)
-    low, position = low.unsqueeze(1), position.unsqueeze(1)
-    key = low * block_tokens + torch.arange(width * block_tokens, device=device)
+    low, position, begin = (place.unsqueeze(1) for place in places)
+    key = low * sizes.block_tokens + torch.arange(width * sizes.block_tokens, device=sizes.device)
     # Past its own end a row reads the last column again; the bias hides it.
-    reached = (low + torch.arange(width, device=device)).clamp_(max=columns - 1)
-    return Bucket(tokens, rows.unsqueeze(1), reached, _bias(position, key, window).unsqueeze(1))
+    reached = (low + torch.arange(width, device=sizes.device)).clamp_(max=sizes.columns - 1)
+    return Bucket(tokens, rows.unsqueeze(1), reached, _bias(position, key, window, begin).unsqueeze(1))

@@ -13,6 +13,7 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 KVDtype = Literal["float32", "bfloat16", "float16", "fp8", "int8"]
 WeightBits = Literal["stored", "int8", "int4", "fp8"]
 MatmulPrecision = Literal["highest", "high", "medium"]
+MAX_RUNNING = 256
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     workspace_bytes: int = 0
     max_context: int
     block_tokens: int = 16
-    max_running: int = 256
+    max_running: int = MAX_RUNNING
     max_step_tokens: int = 512
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     prefix_cache: bool = True

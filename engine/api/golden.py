@@ -68,9 +68,12 @@ class Digest(msgspec.Struct, frozen=True, array_like=True):
     sketch: tuple[float, ...]
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class Prompt(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An encoder reads the first `source` of its tokens, where there is one in front."""
+
     name: str
     ids: tuple[int, ...]
+    source: int = 0
 
 
 class Golden(msgspec.Struct, frozen=True):
@@ -95,11 +98,14 @@ class Recorded(msgspec.Struct, frozen=True):
 # -- which prompts ----------------------------------------------------------------------------------------------------
 
 
-def prompts(count: int, *, vocab: int, block_tokens: int, longest: int, texts: tuple[Prompt, ...]) -> list[Prompt]:
+def prompts(
+    count: int, *, vocab: int, block_tokens: int, longest: int, texts: tuple[Prompt, ...], sourced: bool = False
+) -> list[Prompt]:
     """So many prompts of at most `longest` tokens: a short one and one that fills more than a block, both of ids from
-    all over the vocabulary; then texts; then further ones like the first two, of other ids."""
+    all over the vocabulary; then texts; then further ones like the first two, of other ids. `sourced`: all but the last
+    token of each are a source."""
     longest = min(longest, ROOM_TOKENS) - REPLY_TOKENS
-    if longest < 1:
+    if longest < 1 + sourced:
         return []
     lengths = (min(SHORT, longest), min(2 * block_tokens + 3, longest))
     kinds = zip(_KINDS, lengths, strict=True)
@@ -109,6 +115,8 @@ def prompts(count: int, *, vocab: int, block_tokens: int, longest: int, texts: t
         kind = number % 2
         name = f"{_KINDS[kind]}-{number // 2 + 2}"
         found.append(Prompt(name, _spread_ids(len(_KINDS) + number, lengths[kind], vocab)))
+    if sourced:
+        found = [Prompt(one.name, one.ids, len(one.ids) - 1) for one in found if len(one.ids) > 1]
     return found[:count]
 
 

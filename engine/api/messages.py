@@ -86,7 +86,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     and engines share.
 
     With `pooling` nothing is sampled: `max_tokens` is 0 and the one delta has `pooled`. `segments` are the tokens of
-    each segment of the prompt, whose token types are 0, 1, …; empty: one segment."""
+    each segment of the prompt, whose token types are 0, 1, …; empty: one segment.
+
+    A model with an encoder in front reads the first `source` tokens of the prompt; the others begin the reply."""
 
     id: str
     prompt: tuple[int, ...]
@@ -106,6 +108,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     deadline: float | None = None
     pooling: Pooling | None = None
     segments: tuple[int, ...] = ()
+    source: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):

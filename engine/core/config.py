@@ -48,10 +48,37 @@ class PooledTasks:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What a model with an encoder in front has positions for, in tokens: of a source, and of a reply with what it
+    begins with."""
+
+    longest: int
+    reply: int
+
+    def check(self, submit: Submit, room: int) -> None:
+        """Raises RequestError. room: the longest source that fits into a step, beside one token of everybody."""
+        source, begins = submit.source, len(submit.prompt) - submit.source
+        longest = min(self.longest, room)
+        if not 1 <= source <= longest:
+            raise RequestError(
+                f"the prompt, which the encoder reads, has {source} tokens; it must have 1 to {longest}", "prompt"
+            )
+        if not 1 <= begins < self.reply:
+            raise RequestError(
+                f"the reply begins with {begins} tokens of the prompt; it must begin with 1 to {self.reply - 1}",
+                "decoder_prompt",
+            )
+        if submit.sampling.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs: a source is read both ways, and its tokens have none", "prompt_logprobs"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """`blocks` count the null block. `ropes` are the distinct rotations of the model, `vocab_size` its logits.
     `pooled`: the model pools, and gives no tokens. `whole`: a prompt is computed in one step, because it is read both
-    ways."""
+    ways. `sources`: the model reads one of each request, and nothing is cached of it for others."""
 
     layout: Layout
     blocks: int
@@ -64,6 +91,7 @@ class SchedulerConfig:
     ropes: tuple[Rope, ...] = ()
     pooled: PooledTasks | None = None
     whole: bool = False
+    sources: Sources | None = None
 
     @property
     def slots(self) -> int:
@@ -74,6 +102,12 @@ class SchedulerConfig:
         """How long a sequence may grow whose tokens are rotated for this length, before all are rotated anew."""
         originals = [rope.scaling.original for rope in self.ropes if isinstance(rope.scaling, LongScaling)]
         return min((original for original in originals if original >= length), default=self.max_context)
+
+    def longest(self, submit: Submit) -> int:
+        """Tokens of this request's sequence at most, whatever it asks for."""
+        if self.sources is None:
+            return self.max_context
+        return min(self.max_context, submit.source + self.sources.reply)
 
     def variants(self, length: int) -> tuple[bytes, ...]:
         """What the keys of a sequence rotated for this length depend on, beside its tokens."""
@@ -101,13 +135,17 @@ class SchedulerConfig:
             self.pooled.check(submit)
         elif submit.pooling is not None:
             raise RequestError(f"{submit.pooling.task} was asked for; this model is served to generate", "task")
+        if self.sources is not None:
+            self.sources.check(submit, self.max_step_tokens - self.slots)
+        elif submit.source:
+            raise RequestError("source: this model has no encoder that could read one", "source")
         if self.whole and length > self.max_step_tokens:
             raise RequestError(
                 f"the prompt has {length} tokens; it is read both ways, in one step, and max_step_tokens="
                 f"{self.max_step_tokens}",
                 "prompt",
             )
-        longest = min(length + submit.max_tokens, self.max_context)
+        longest = min(length + submit.max_tokens, self.longest(submit))
         blocks = self.layout.blocks_for(longest, self.max_step_tokens)
         if blocks > self.blocks - 1:
             raise RequestError(

@@ -56,7 +56,7 @@ class Run:
         have, block_tokens = blocks_of(first, self._layout.block_tokens), self._layout.block_tokens
         fresh = blocks_of(end, block_tokens) - have
         added = tuple(tuple(next(self._free) for _ in range(fresh)) for _ in self._layout.groups)
-        new = () if first else (NewRow(SLOT, ids, len(ids), _GREEDY, (), len(ids)),)
+        new = () if first else (NewRow(SLOT, ids, len(ids), _GREEDY, (), len(ids), source=self.prompt.source),)
         self._computed = end
         return StepPlan(0, new, (), (Row(SLOT, first, end - first, sample, added),), digested=True)
 
@@ -77,19 +77,21 @@ class Run:
 
 class Probe:
     """One step of one token, written to where nothing is kept: a sign of life. A model that pools is asked for
-    `pooling`."""
+    `pooling`; where there is an encoder in front, it reads a source of one token first (`sourced`)."""
 
-    def __init__(self, layout: Layout, pooling: Pooling | None = None) -> None:
+    def __init__(self, layout: Layout, pooling: Pooling | None = None, *, sourced: bool = False) -> None:
         self._groups = len(layout.groups)
         self._pooling = pooling
+        self._source = int(sourced)
         self._made = False
 
     def plan(self) -> StepPlan | None:
         if self._made:
             return None
         self._made = True
-        new = NewRow(SLOT, (0,), 1, _GREEDY, (), 1, self._pooling)
-        row = Row(SLOT, 0, 1, self._pooling is None, ((NULL_BLOCK,),) * self._groups)
+        count = 1 + self._source
+        new = NewRow(SLOT, (0,) * count, count, _GREEDY, (), count, self._pooling, source=self._source)
+        row = Row(SLOT, 0, count, self._pooling is None, ((NULL_BLOCK,),) * self._groups)
         return StepPlan(0, (new,), (), (row,))
 
     def take(self, result: StepResult) -> None:

@@ -33,7 +33,7 @@ from engine.api.messages import (
     ToEngine,
 )
 from engine.api.pulse import State
-from engine.core.config import PooledTasks, SchedulerConfig
+from engine.core.config import PooledTasks, SchedulerConfig, Sources
 from engine.core.golden import Probe, Run, Watch
 from engine.core.grammars import Grammars, OpenCompiler
 from engine.core.plan import Late, Masks, StepPlan, StepResult
@@ -101,10 +101,11 @@ class Loop:
         clock: Callable[[], float] = time.monotonic,
         watch: Watch | None = None,
         pooling: Pooling | None = None,
+        sourced: bool = False,
     ) -> None:
-        """`pooling`: what an idle engine asks itself for, if its model pools."""
+        """`pooling`: what an idle engine asks itself for, if its model pools; `sourced`: that reads a source first."""
         self.scheduler = scheduler
-        self._pooling = pooling
+        self._pooling, self._sourced = pooling, sourced
         self.drained = False
         self._worker, self._send, self._clock = worker, send, clock
         self._at_rest = rest or _nothing
@@ -195,7 +196,7 @@ class Loop:
         """Between two of its steps whatever came in is seen to, and a request ends it."""
         began = self._clock()
         golden = None if self._watch is None else self._watch.next(began, self._idle_since)
-        run: Run | Probe = golden or Probe(self._worker.layout, self._pooling)
+        run: Run | Probe = golden or Probe(self._worker.layout, self._pooling, sourced=self._sourced)
         while (plan := run.plan()) is not None:
             if self._stopping or not self._idle:
                 break
@@ -406,6 +407,7 @@ def build_loop(
         ropes=tuple(ropes),
         pooled=pooled_tasks(worker.model),
         whole=keeps_nothing(worker.model),
+        sources=sources_of(worker.model),
     )
     grammars, told, rest = Grammars(open_compiler), list[Happened](), None
 
@@ -429,6 +431,7 @@ def build_loop(
         beat=beat,
         watch=watch,
         pooling=None if pooled is None else Pooling(pooled.tasks[0]),
+        sourced=settings.sources is not None,
     )
 
 
@@ -443,7 +446,12 @@ def build_watch(config: EngineConfig, worker: Worker, texts: tuple[Prompt, ...] 
     chosen = [prompt for prompt in known if len(prompt.ids) + REPLY_TOKENS <= longest]
     names = {prompt.name for prompt in known}
     own = prompts(
-        wanted.prompts, vocab=worker.model.embed.vocab, block_tokens=block_tokens, longest=longest, texts=texts
+        wanted.prompts,
+        vocab=worker.model.embed.vocab,
+        block_tokens=block_tokens,
+        longest=longest,
+        texts=texts,
+        sourced=worker.model.encoder is not None,
     )
     chosen = [*chosen, *(prompt for prompt in own if prompt.name not in names)][: wanted.prompts]
     if not chosen:
@@ -464,6 +472,13 @@ def pooled_tasks(model: Model) -> PooledTasks | None:
         any_dimensions=pooler.any_dimensions,
         segments=1 if segments is None else segments.count,
     )
+
+
+def sources_of(model: Model) -> Sources | None:
+    """What a model with an encoder in front can read."""
+    if model.encoder is None:
+        return None
+    return Sources(longest=model.max_source, reply=model.max_context - model.max_source)
 
 
 def _tasks(pooler: Pooler) -> tuple[PoolingTask, ...]:

@@ -28,7 +28,8 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     """A request that enters (or, after a preemption, re-enters) the worker's table. `ids` are all known tokens; the
     first `prompt_tokens` of them are the prompt (penalties and logprobs tell them from the reply). `rope_length`: the
     length whose rotary scaling its known tokens use (see `models.parts.Rope`). With `pooling` it is pooled once its
-    prompt is computed, whose `segments` have so many tokens."""
+    prompt is computed, whose `segments` have so many tokens. The first `source` tokens are what an encoder reads; its
+    first row computes all of them."""
 
     slot: int
     ids: tuple[int, ...]
@@ -38,6 +39,7 @@ class NewRow(msgspec.Struct, frozen=True, array_like=True):
     rope_length: int
     pooling: Pooling | None = None
     segments: tuple[int, ...] = ()
+    source: int = 0
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):

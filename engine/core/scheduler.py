@@ -74,7 +74,8 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, tell: Tell | None = None) -> None:
         layout = config.layout
         self.config = config
-        self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=config.prefix_cache)
+        prefix = config.prefix_cache and config.sources is None
+        self.cache = Cache(layout.groups, layout.block_tokens, config.blocks, prefix=prefix)
         self.counters = Counters()
         self.step = 0
         self._tell = tell or _untold
@@ -135,7 +136,7 @@ class Scheduler:
         self.check(submit)
         self._now = now
         self._arrivals += 1
-        sequence = Sequence(submit, self._arrivals, now, self.config.max_context)
+        sequence = Sequence(submit, self._arrivals, now, self.config.longest(submit))
         finish, reason = sequence.finish() if submit.emitted else (None, None)
         if finish is not None:
             return Delta(submit.id, finish=finish, stop_reason=reason, timing=sequence.timing())
@@ -279,7 +280,9 @@ class Scheduler:
         """Lets the first waiting sequence run, if there is a place, and blocks for all its tokens beside one more for
         each that runs (else those would soon preempt it again)."""
         sequence, spare = self._waiting.first, self.cache.spare(len(self._running))
-        if sequence.pending or (self.config.whole and sequence.total > draft.budget):
+        source = sequence.submit.source
+        at_once = sequence.total if self.config.whole else source + 1 if source else 1
+        if sequence.pending or at_once > draft.budget:
             return False
         if not self._free_slots:
             self._block(sequence, Blocked("places", self._slots, 0))
@@ -322,6 +325,7 @@ class Scheduler:
                 sequence.rope_length,
                 sequence.submit.pooling,
                 sequence.submit.segments,
+                source,
             )
         )
         self._add_row(draft, sequence, count, tuple(map(tuple, sequence.tables.blocks)))

@@ -62,7 +62,7 @@ class Sequence:
         "total",
     )
 
-    def __init__(self, submit: Submit, arrival: int, now: float, max_context: int) -> None:
+    def __init__(self, submit: Submit, arrival: int, now: float, longest: int) -> None:
         self.submit = submit
         self.id = submit.id
         self.owner = submit.owner
@@ -75,7 +75,7 @@ class Sequence:
         self.total = len(self.ids)
         self.computed = 0
         self.charged = 0  # positions before it were computed once or found in the cache
-        self.limit = min(self.prompt_tokens + submit.max_tokens, max_context)
+        self.limit = min(self.prompt_tokens + submit.max_tokens, longest)
         self.last = self.limit - 1 if submit.max_tokens else self.limit  # without a reply the whole prompt is scored
         self.min_total = self.prompt_tokens + submit.sampling.min_tokens
         self.stops: dict[int, int | None] = {token: token for token in submit.stop_token_ids}

@@ -6,8 +6,22 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Entering:
+    """Sources that a step reads, one after another: `slots` is where keys and values of each token go, as in Batch."""
+
+    ids: Tensor  # [tokens] int64
+    positions: Tensor  # [tokens] int64
+    slots: tuple[Tensor, ...]  # per group: [tokens] int64
+    count: tuple[int, ...]  # tokens of each source
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Tokens of all rows, one row after another. `slots`: block · block_tokens + offset, where a token's K and V go."""
+    """Tokens of all rows, one row after another. `slots`: block · block_tokens + offset, where a token's K and V go.
+
+    Where a decoder attends to sources, a sequence begins with its source: `begins` are the positions that the decoder's
+    own tokens begin at, and what its layers read first. These tokens alone are in the batch, and count from there in
+    `positions`; sources that the step reads are `entering`."""
 
     ids: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64
@@ -19,6 +33,8 @@ class Batch:
     first: tuple[int, ...]  # first position of each row
     count: tuple[int, ...]  # positions of each row
     segments: Tensor | None = None  # [tokens] int64, number of the token's segment, of models that tell them apart
+    begins: tuple[int, ...] | None = None
+    entering: Entering | None = None
 
     @property
     def rows(self) -> int:

@@ -97,20 +97,69 @@ class AttentionLayer:
         return self.out(y.flatten(1))
 
 
+class SourceAttentionLayer:
+    """Attention to what an encoder made of each row's source, whose keys and values are projected once and kept."""
+
+    def __init__(self, part: Attention, path: str, world: World, place: Place) -> None:
+        q, kv, out = attention_linears(part)
+        path = join(path, part.name)
+        self.part, self.place = part, place
+        self.q, self.kv, self.out = (LinearLayer(linear, path, world) for linear in (q, kv, out))
+        self.kv_heads = self.kv.slots.pieces[0].rows // part.head_dim
+        self.scale = part.head_dim**-0.5 if part.scale is None else part.scale
+
+    @property
+    def loadables(self) -> list[Loadable]:
+        return [self.q, self.kv, self.out]
+
+    def keep(self, states: Tensor, step: Step) -> None:
+        """states: [tokens, hidden] of the sources that enter."""
+        kv = self.kv(states).unflatten(-1, (-1, self.part.head_dim))
+        at = step.source_writes[self.place.group][self.place.layer]
+        write_kv(step.pages, at, kv[:, : self.kv_heads], kv[:, self.kv_heads :])
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """x: [tokens, hidden]."""
+        q = self.q(x).unflatten(-1, (-1, self.part.head_dim))
+        group, layer = self.place.group, self.place.layer
+        options = {"scale": self.scale, "softcap": self.part.softcap}
+        y = paged_attention(q, None, None, step.pages, layer, step.source_reads[group], **options)
+        return self.out(y.flatten(1))
+
+
+class Places:
+    """Gives the attention layers of a model their places, one after another."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._free = iter(places(layout))
+        self._last: Place | None = None
+
+    def take(self, part: Attention) -> Place | None:
+        """None where nothing is kept. What is read of a source is kept with the attention before it."""
+        if not part.causal and not part.source:
+            return None
+        if not part.source:
+            self._last = next(self._free)
+        return self._last
+
+
 class BranchLayer:
     """last(x + scale · after(body(before(x)))); several bodies are summed."""
 
-    def __init__(self, part: Branch, path: str, world: World, take_place: Callable[[], Place]) -> None:
+    def __init__(self, part: Branch, path: str, world: World, taken: Places) -> None:
         self.scale = part.scale
         self.before = NormLayer(part.before, path) if part.before is not None else None
         self.after = NormLayer(part.after, path) if part.after is not None else None
         self.last = NormLayer(part.last, path) if part.last is not None else None
-        self.bodies: list[AttentionLayer | MLPLayer | ExpertsLayer] = []
+        self.bodies: list[AttentionLayer | SourceAttentionLayer | MLPLayer | ExpertsLayer] = []
         for body in bodies(part):
             match body:
+                case Attention(source=True):
+                    place = taken.take(body)
+                    assert place is not None, "a block attends to itself before it attends to a source"
+                    self.bodies.append(SourceAttentionLayer(body, path, world, place))
                 case Attention():
-                    place = take_place() if body.causal else None
-                    self.bodies.append(AttentionLayer(body, path, world, place))
+                    self.bodies.append(AttentionLayer(body, path, world, taken.take(body)))
                 case MLP():
                     self.bodies.append(MLPLayer(body, path, world))
                 case Experts():

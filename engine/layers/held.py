@@ -8,15 +8,17 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from torch import Tensor
 
-from engine.layers.block import AttentionLayer, BranchLayer, Sinks
+from engine.layers.block import AttentionLayer, BranchLayer, Sinks, SourceAttentionLayer
 from engine.layers.linear import LinearLayer
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.pooler import PoolerLayer
+from engine.layers.source import EncoderLayers
 from engine.layers.vocabulary import Vocabulary
 from kernels.cpu.packing import Packed
 from kernels.fp8 import Fp8Weight
@@ -38,13 +40,18 @@ class Held:
 
 
 def held(
-    vocabulary: Vocabulary, branches: Sequence[BranchLayer], norm: NormLayer | None, pooler: PoolerLayer | None = None
+    vocabulary: Vocabulary,
+    branches: Sequence[BranchLayer],
+    norm: NormLayer | None,
+    pooler: PoolerLayer | None = None,
+    encoder: EncoderLayers | None = None,
 ) -> Held:
     files = _Files()
     parts: dict[str, int] = {}
     seen: set[tuple[int, int]] = set()
     mapped = 0
-    for part, tensor in _tensors(vocabulary, branches, norm, pooler):
+    tensors = _tensors(vocabulary, branches, norm, pooler)
+    for part, tensor in tensors if encoder is None else chain(tensors, _encoder(encoder)):
         parts.setdefault(part, 0)
         place = tensor.data_ptr(), tensor.nbytes
         if place in seen or not tensor.nbytes:
@@ -68,13 +75,28 @@ def _tensors(
         yield from (("head", tensor) for tensor in _pieces(vocabulary.head, vocabulary.bias))
     if pooler is not None:
         yield from (("head", tensor) for tensor in pooler.tensors)
+    yield from _blocks(branches)
+    if norm is not None:
+        yield from _norm(norm)
+
+
+def _encoder(encoder: EncoderLayers) -> Iterator[tuple[str, Tensor]]:
+    if encoder.embedding.positions is not None:
+        yield "embedding", encoder.embedding.positions
+    for norm in (encoder.embedding.norm, encoder.norm):
+        if norm is not None:
+            yield from _norm(norm)
+    yield from _blocks(encoder.branches)
+
+
+def _blocks(branches: Sequence[BranchLayer]) -> Iterator[tuple[str, Tensor]]:
     for branch in branches:
         for layer in (branch.before, branch.after, branch.last):
             if layer is not None:
                 yield from _norm(layer)
         for body in branch.bodies:
             match body:
-                case AttentionLayer():
+                case AttentionLayer() | SourceAttentionLayer():
                     for one in body.loadables:
                         yield from _loadable("attention", one)
                 case MLPLayer():
@@ -83,8 +105,6 @@ def _tensors(
                 case ExpertsLayer():
                     for one in body.loadables:
                         yield from _loadable("experts", one)
-    if norm is not None:
-        yield from _norm(norm)
 
 
 def _loadable(

@@ -12,12 +12,13 @@ from engine.distributed.shared import Shared
 from engine.distributed.world import World
 from engine.kv.layout import Layout
 from engine.layers.batch import Batch
-from engine.layers.block import BranchLayer, places
+from engine.layers.block import BranchLayer, Places, SourceAttentionLayer
 from engine.layers.compiled import CompiledModel
 from engine.layers.held import Held, held
 from engine.layers.linear import Target
 from engine.layers.norm import NormLayer
 from engine.layers.pooler import PoolerLayer
+from engine.layers.source import EncoderLayers
 from engine.layers.step import plan_step
 from engine.layers.vocabulary import Vocabulary
 from engine.models.checkpoint import Checkpoint, check_tensors
@@ -79,9 +80,14 @@ class TextModel:
             raise ValueError(f"compiled kernels of {world.size} ranks meet in memory that they share")
         self.compiled: CompiledModel | None = None
         self.vocabulary = Vocabulary(model, world)
-        free_places = iter(places(layout))
+        taken = Places(layout)
+        self.encoder: EncoderLayers | None = None
+        if model.encoder is not None:
+            if team is not None:
+                raise ValueError("compiled kernels serve no model with an encoder in front; set kernels to torch")
+            self.encoder = EncoderLayers(model.encoder, model.root, world, self.vocabulary, taken)
         self.branches = [
-            BranchLayer(branch, join(model.root, model.layers, str(index)), world, lambda: next(free_places))
+            BranchLayer(branch, join(model.root, model.layers, str(index)), world, taken)
             for index, block in enumerate(model.blocks)
             for branch in block
         ]
@@ -115,6 +121,8 @@ class TextModel:
         """Lets every layer read its weights."""
         wanted = sources(self.model)
         loadables = [self.vocabulary, *(layer for branch in self.branches for layer in branch.loadables)]
+        if self.encoder is not None:
+            loadables.extend(self.encoder.loadables)
         if self.norm is not None:
             loadables.append(self.norm)
         if self.pooler is not None:
@@ -123,13 +131,18 @@ class TextModel:
         target = replace(self.target, known=known, quantized=quantized)
         for layer in loadables:
             layer.load(weights.read, target)
-        self.held = held(self.vocabulary, self.branches, self.norm, self.pooler)
+        self.held = held(self.vocabulary, self.branches, self.norm, self.pooler, self.encoder)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"
         if self.target.team is not None:
             self.compiled = CompiledModel(
                 self.vocabulary, self.branches, self.norm, self.ropes, self.target.team, self._meeting
             )
+
+    @property
+    def source_layers(self) -> list[SourceAttentionLayer]:
+        """Those that attend to sources."""
+        return [body for branch in self.branches for body in branch.bodies if isinstance(body, SourceAttentionLayer)]
 
     def reserve(self, tokens: int, rows: int) -> None:
         """Takes what steps of so many tokens and logits of so many rows need, where that is known before them."""
@@ -148,6 +161,10 @@ class TextModel:
         if self.compiled is not None:
             return self.compiled.forward(batch, pages)
         step = plan_step(batch, pages, self.layout, self.ropes)
+        if self.encoder is not None and batch.entering is not None:
+            states = self.encoder(batch.entering, pages, self.dtype)
+            for layer in self.source_layers:
+                layer.keep(states, step)
         x = self.vocabulary.entered(batch, self.dtype)
         for branch in self.branches:
             x = branch(x, step)

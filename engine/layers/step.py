@@ -11,7 +11,7 @@ from engine.kv.layout import Layout
 from engine.layers.batch import Batch
 from engine.layers.rope import angles
 from engine.models.parts import Rope
-from kernels.paged_attention import Reads, cut_rows, plan_reads
+from kernels.paged_attention import Reads, Sizes, cut_rows, cut_sources, plan_reads
 from kernels.paged_kv import write_rows
 
 
@@ -22,25 +22,35 @@ class Step:
     writes: tuple[Tensor, ...]  # per group: [layers_per_block, 2, tokens] int64
     angles: dict[Rope, tuple[Tensor, Tensor]]  # cos and sin, [tokens, 1, dim]
     count: tuple[int, ...]  # tokens of each row
+    source_reads: tuple[Reads, ...] = ()  # per group, of layers that attend to sources
+    source_writes: tuple[Tensor, ...] = ()  # per group: [layers_per_block, 2, tokens of sources] int64
 
 
 def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ...]) -> Step:
     layers, block_tokens = layout.layers_per_block, layout.block_tokens
-    cuts = {
-        window: cut_rows(
-            batch.first,
-            batch.count,
-            window=window,
-            block_tokens=block_tokens,
-            columns=batch.tables[0].shape[1],
-            page_elements=block_tokens * layout.kv_heads * layout.head_dim,
-            device=pages.device,
-        )
-        for window in {group.window for group in layout.groups}
-    }
+    sizes = Sizes(
+        block_tokens=block_tokens,
+        columns=batch.tables[0].shape[1],
+        page_elements=block_tokens * layout.kv_heads * layout.head_dim,
+        device=pages.device,
+    )
+    windows = {group.window for group in layout.groups}
+    cuts = {window: cut_rows(batch.first, batch.count, sizes, window=window, begins=batch.begins) for window in windows}
     reads = tuple(
         plan_reads(cuts[group.window], table, layers) for group, table in zip(layout.groups, batch.tables, strict=True)
     )
     writes = tuple(write_rows(slots, layers, block_tokens) for slots in batch.slots)
     turned = {rope: angles(rope, batch.positions, batch.rope_lengths) for rope in ropes}
-    return Step(pages, reads, writes, turned, batch.count)
+    if batch.begins is None:
+        return Step(pages, reads, writes, turned, batch.count)
+    whole = cut_sources(batch.begins, batch.count, sizes)
+    kept = () if batch.entering is None else batch.entering.slots
+    return Step(
+        pages,
+        reads,
+        writes,
+        turned,
+        batch.count,
+        tuple(plan_reads(whole, table, layers) for table in batch.tables),
+        tuple(write_rows(slots, layers, block_tokens) for slots in kept),
+    )

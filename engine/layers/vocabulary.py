@@ -10,7 +10,7 @@ from engine.distributed.world import World
 from engine.layers.batch import Batch
 from engine.layers.linear import Read, Target
 from engine.layers.norm import NormLayer
-from engine.models.parts import Head, Lookup, Model
+from engine.models.parts import Embedding, Head, Lookup, Model
 from engine.models.sources import join
 from engine.weights.slot import Slot, Slots
 from kernels.cpu.packing import Packed
@@ -51,18 +51,12 @@ class Vocabulary:
         restored = target.quantized is not None and target.quantized.restores(path)
         in_file = on_cpu and rows.dtype != torch.float64 and not restored
         self.table = rows if in_file else rows.to(target.device, target.dtype)
-        self.positions, self.segments = (self._added(read, one) for one in (self.part.positions, self.part.segments))
+        added = self.part.positions, self.part.segments
+        self.positions, self.segments = (added_rows(read, self.root, one, self.part.hidden, target) for one in added)
         if self.norm is not None:
             self.norm.load(read, target)
         if self.out is not None:
             self._load_head(read, self.out)
-
-    def _added(self, read: Read, part: Lookup | None) -> Tensor | None:
-        if part is None:
-            return None
-        rows, on_cpu = read(f"{join(self.root, part.name)}.weight"), self.target.device.type == "cpu"
-        in_file = on_cpu and rows.dtype != torch.float64
-        return rows if in_file else rows.to(self.target.device, self.target.dtype)
 
     def _load_head(self, read: Read, out: Head) -> None:
         target, mine = self.target, slice(self.first, self.last)
@@ -80,8 +74,9 @@ class Vocabulary:
             assert not isinstance(made, Fp8Weight), "the head is never in fp8"
             packed = made
         self.head = packed
-        if out.bias:
-            self.bias = read(f"{out.name}.bias")[mine].to(target.device, target.dtype)
+        if out.bias or out.added:
+            row = read(out.added or f"{out.name}.bias").flatten()
+            self.bias = row[mine].to(target.device, target.dtype)
 
     def embed(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """[tokens] → [tokens, hidden]."""
@@ -134,3 +129,52 @@ class Vocabulary:
         return torch.cat(
             [piece[:, :width] for piece, width in zip(self.world.all_gather(padded), widths, strict=True)], 1
         )
+
+
+class SourceEmbedding:
+    """What an encoder in front of a decoder reads: rows of the decoder's table, positions and a norm of its own."""
+
+    positions: Tensor | None = None  # [positions, hidden]
+
+    def __init__(self, part: Embedding, root: str, vocabulary: Vocabulary) -> None:
+        self.part, self.root, self.vocabulary = part, root, vocabulary
+        self.norm = None if part.norm is None else NormLayer(part.norm, root)
+
+    def load(self, read: Read, target: Target) -> None:
+        self.positions = added_rows(read, self.root, self.part.positions, self.part.hidden, target)
+        if self.norm is not None:
+            self.norm.load(read, target)
+
+    @property
+    def position_rows(self) -> Tensor | None:
+        """[positions, hidden] from the row of position 0 on."""
+        part = self.part.positions
+        return None if self.positions is None or part is None else self.positions[part.offset :]
+
+    def entered(self, ids: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the first layer reads, [tokens, hidden]."""
+        x = self.vocabulary.embed(ids, dtype)
+        if self.position_rows is not None:
+            x = x.add_(embedding(positions, self.position_rows, dtype))
+        return x if self.norm is None else self.norm(x)
+
+
+def added_rows(read: Read, root: str, part: Lookup | None, hidden: int, target: Target) -> Tensor | None:
+    """[rows, hidden] of a table beside that of the tokens: of the checkpoint, where it lies if it can be read there, or
+    computed."""
+    if part is None:
+        return None
+    if part.period is not None:
+        return sines(part.count, hidden, part.period).to(target.device, target.dtype)
+    rows, on_cpu = read(f"{join(root, part.name)}.weight"), target.device.type == "cpu"
+    in_file = on_cpu and rows.dtype != torch.float64
+    return rows if in_file else rows.to(target.device, target.dtype)
+
+
+def sines(count: int, hidden: int, period: int) -> Tensor:
+    """[count, hidden] fp64: see `engine.models.parts.Lookup`."""
+    half = hidden // 2
+    turned = torch.arange(count, dtype=torch.float64)[:, None] * 10000.0 ** (
+        -torch.arange(half, dtype=torch.float64) / period
+    )
+    return torch.cat((turned.sin(), turned.cos()), 1)

@@ -6,7 +6,7 @@ and can be seen without reading weights is found here, so that it can be checked
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float3
 @dataclass(frozen=True)
 class Checkpoint:
     """`config` is normalised (see `engine.models.config`); `dtype` is the type the checkpoint declares for its weights;
-    `eos_token_ids` are those of config.json, then further ones of generation_config.json. `quantization` says how
+    `eos_token_ids` are those of config.json, then further ones of generation_config.json; `begin_ids` are what a reply
+    to a source begins with, unless a request says otherwise. `quantization` says how
     projections are stored, if some are quantized. `modules`: sentence-transformers' files, of a model that pools."""
 
     path: Path
@@ -50,6 +51,7 @@ class Checkpoint:
     tensors: dict[str, TensorInfo]
     quantization: Quantization | None = None
     modules: Modules | None = None
+    begin_ids: tuple[int, ...] = ()
 
 
 def read_checkpoint(
@@ -80,6 +82,8 @@ def read_checkpoint(
     model = fitted(reroot(model, tensors), config, task, modules, folder)
     if modules is not None and model.pooler is not None and tensors:
         tensors |= modules.tensors()
+    if model.head is not None and model.head.added and tensors and model.head.added not in tensors:
+        model = replace(model, head=replace(model.head, added=""))
     return Checkpoint(
         path=folder,
         architecture=architecture,
@@ -91,6 +95,7 @@ def read_checkpoint(
         tensors=tensors,
         quantization=quantization,
         modules=modules if model.pooler is not None else None,
+        begin_ids=() if model.encoder is None else _begin_ids(config, generation, folder / "config.json"),
     )
 
 
@@ -200,6 +205,21 @@ def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[
             if isinstance(token, int) and token >= 0:
                 found[token] = None
     return tuple(found)
+
+
+def _begin_ids(config: dict[str, Any], generation: dict[str, Any], place: Path) -> tuple[int, ...]:
+    """The decoder's first token and the one that is forced behind it, as transformers' generate takes them."""
+
+    def token(key: str) -> int | None:
+        value = generation.get(key, config.get(key))
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+    start = token("decoder_start_token_id")
+    start = token("bos_token_id") if start is None else start
+    if start is None:
+        raise CheckpointError(f"{place}: decoder_start_token_id is missing; it says what replies begin with")
+    forced = token("forced_bos_token_id")
+    return (start,) if forced is None else (start, forced)
 
 
 def _no_weights(folder: Path) -> str:

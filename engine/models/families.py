@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.api.errors import UnknownArchitecture
 from engine.models import (
+    bart,
     bert,
     cohere,
     gemma,
@@ -32,8 +33,9 @@ from engine.models.parts import Model
 Declare = Callable[[Mapping[str, Any]], Model]
 
 DECODERS = (llama, qwen3, phi3, gemma, olmo2, granite, starcoder2, cohere, glm4, mixtral, qwen2_moe, qwen3_moe, olmoe)
+TRANSLATORS = (bart,)
 POOLED = (bert, modernbert, nomic_bert, pooled_decoders)
-FAMILIES = (*DECODERS, *POOLED)
+FAMILIES = (*DECODERS, *TRANSLATORS, *POOLED)
 ARCHITECTURES: dict[str, Declare] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
 

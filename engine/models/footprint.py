@@ -19,6 +19,7 @@ from engine.models.parts import (
     MLP,
     Attention,
     Dense,
+    Embedding,
     Experts,
     LayerNorm,
     Linear,
@@ -31,7 +32,15 @@ from engine.models.parts import (
 )
 from engine.models.ranks import fp8_unit, rows_of, share_of
 from engine.models.schemes import CHANNEL_GROUP, FP8_BLOCK, Quantization, Scheme, alike, alike_fp8
-from engine.models.sources import attention_linears, join, mlp_linears, qk_norms, routed_mlps, router_linear
+from engine.models.sources import (
+    attention_linears,
+    join,
+    mlp_linears,
+    placed_blocks,
+    qk_norms,
+    routed_mlps,
+    router_linear,
+)
 from engine.models.stored import SCALE_SUFFIX
 
 Part = Literal["embedding", "attention", "mlp", "experts", "norms", "head"]
@@ -136,8 +145,11 @@ class _Footprint:
     def holdings(self) -> Iterator[Holding]:
         model = self.model
         yield from self._vocabulary()
-        for index, block in enumerate(model.blocks):
-            path = join(model.root, model.layers, str(index))
+        if model.encoder is not None:
+            yield from self._added(model.encoder.embed)
+            if model.encoder.norm is not None:
+                yield from self._norm(model.encoder.norm, model.root)
+        for path, block in placed_blocks(model):
             for branch in block:
                 for norm in (branch.before, branch.after, branch.last):
                     if norm is not None:
@@ -237,11 +249,7 @@ class _Footprint:
         yield Holding(
             *("embedding", path, _spelled(kept)), (looked_up, embed.hidden, size), in_file and not copied, temporary
         )
-        for table in (embed.positions, embed.segments):
-            if table is not None:
-                yield self._lookup(join(self.model.root, table.name), table.count, embed.hidden)
-        if embed.norm is not None:
-            yield from self._norm(embed.norm, self.model.root)
+        yield from self._added(embed)
         if head is None:
             return
         source = path if head.tied else head.name
@@ -253,12 +261,24 @@ class _Footprint:
             there = kept if head.tied else ("F32" if self._restored(source) else self._stored(f"{source}.weight"))
             held_there = in_file if head.tied else to.device == "cpu" and not self._restored(source)
             yield from self._head(name, rows, embed.hidden, there, held_there, tied=head.tied)
-        if head.bias:
-            in_file = to.device == "cpu" and self._stored(f"{head.name}.bias") == HEADER_NAMES[to.dtype]
+        if head.bias or head.added:
+            bias = head.added or f"{head.name}.bias"
+            in_file = to.device == "cpu" and self._stored(bias) == HEADER_NAMES[to.dtype]
             yield Holding("head", f"{head.name} (bias)", to.dtype, (rows, to.element_bytes), mapped=in_file)
 
+    def _added(self, embed: Embedding) -> Iterator[Holding]:
+        """Small tables beside that of the tokens, and the norm of what is looked up."""
+        for table in (embed.positions, embed.segments):
+            if table is not None and table.period is not None:
+                factors = table.count, embed.hidden, self.to.element_bytes
+                yield Holding("embedding", "positions (computed)", self.to.dtype, factors)
+            elif table is not None:
+                yield self._lookup(join(self.model.root, table.name), table.count, embed.hidden)
+        if embed.norm is not None:
+            yield from self._norm(embed.norm, self.model.root)
+
     def _lookup(self, path: str, count: int, hidden: int) -> Holding:
-        """A small table beside the embedding, which every rank has whole."""
+        """A table of a checkpoint, which every rank has whole."""
         to, stored = self.to, self._stored(f"{path}.weight")
         in_file = to.device == "cpu" and stored != "F64"
         kept = stored if in_file else HEADER_NAMES[to.dtype]

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 from engine.api.errors import CheckpointError
 from engine.models.config import ACTIVATIONS
-from engine.models.parts import MLP, Experts, Model, all_bodies
+from engine.models.parts import MLP, Experts, Model, all_bodies, encoder_bodies
 
 
 def torch_parts(model: Model, activations: Collection[str]) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ def check_parts(model: Model, place: str) -> None:
 
 def _acts(model: Model) -> Iterator[str]:
     """Of every MLP; the routed experts of a layer are one."""
-    for body in all_bodies(model):
+    for body in (*encoder_bodies(model), *all_bodies(model)):
         if isinstance(body, MLP | Experts):
             yield body.act
         if isinstance(body, Experts) and body.shared is not None:

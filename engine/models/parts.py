@@ -129,6 +129,10 @@ class Attention:
     head   each head by itself, all with one weight of head_dim (Qwen3)
     own    each head by itself, each with its own weight: [heads, head_dim] (Cohere)
     all    the heads of the whole projection together (OLMo 2)
+
+    `source`: keys and values are those of what the encoder made of the source, and every position reads all of them.
+    They are kept in the pages of the attention before it in its block, at the positions of the source, which that one
+    does not read.
     """
 
     hidden: int
@@ -143,6 +147,7 @@ class Attention:
     window: int | None = None  # position n reads itself and the window - 1 before it, and behind it if not causal
     causal: bool = True  # False: a position reads those behind it too, and nothing is kept of the sequence
     softcap: float | None = None
+    source: bool = False
     sinks: bool = False  # each head has a logit more in its softmax, which is learned and has no value (gpt-oss)
     sources: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
     name: str = "self_attn"
@@ -218,11 +223,13 @@ Block = tuple[Branch, ...]
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
     """`count` rows of which one is added to a token's embedding: that of its position, or of its segment. `offset`: the
-    row of the first."""
+    row of the first. `period`: the rows are in no checkpoint but sines (the first half of a row) and cosines of
+    p · 10000^(-i / period), p the row's number."""
 
     count: int
-    name: str
+    name: str = ""
     offset: int = 0
+    period: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,12 +247,14 @@ class Embedding:
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """Logits = softcap(scale · h W^T). `tied`: W is the embedding."""
+    """Logits = softcap(scale · (h W^T + b)). `tied`: W is the embedding. `bias`: b is that of the layer `name`.
+    `added`: the name of b where it is a row of its own, [1, vocab], which a checkpoint may lack."""
 
     tied: bool
     scale: float = 1.0
     softcap: float | None = None
     bias: bool = False
+    added: str = ""
     name: str = "lm_head"
 
 
@@ -306,10 +315,22 @@ class Pooler:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """What reads the source before a decoder whose layers attend to it: blocks of their own over embeddings of their
+    own, of which the rows of the tokens are the decoder's. `max_source`: the longest source, in tokens."""
+
+    embed: Embedding
+    blocks: tuple[Block, ...]
+    norm: Norm | None
+    max_source: int
+    layers: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
-    """A decoder, or an encoder. `max_context` is the longest sequence the configuration claims to support, in tokens.
-    Those that pool have a `pooler` in the place of the head. `unread` begins the names of tensors that checkpoints may
-    have and that nothing here is computed with."""
+    """A decoder, an encoder, or both. `max_context` is the longest sequence the configuration claims to support, in
+    tokens; a source, which is the first part of a sequence, counts. Those that pool have a `pooler` in the place of the
+    head. `unread` begins the names of tensors that checkpoints may have and that nothing here is computed with."""
 
     embed: Embedding
     blocks: tuple[Block, ...]
@@ -319,12 +340,18 @@ class Model:
     root: str = "model"
     layers: str = "layers"
     pooler: Pooler | None = None
+    encoder: Encoder | None = None
     unread: tuple[str, ...] = ()
+
+    @property
+    def max_source(self) -> int:
+        """0 without an encoder: all of a sequence is the decoder's."""
+        return 0 if self.encoder is None else self.encoder.max_source
 
 
 def attentions(model: Model) -> tuple[Attention, ...]:
-    """The attention part of each layer that has one, in order of the layers."""
-    return tuple(body for body in all_bodies(model) if isinstance(body, Attention))
+    """The attention part of each layer that has one, in order of the layers, without those that read a source."""
+    return tuple(body for body in all_bodies(model) if isinstance(body, Attention) and not body.source)
 
 
 def bodies(branch: Branch) -> tuple[Body, ...]:
@@ -333,8 +360,14 @@ def bodies(branch: Branch) -> tuple[Body, ...]:
 
 
 def all_bodies(model: Model) -> tuple[Body, ...]:
-    """Those of all branches, in order."""
+    """Those of all branches, in order, without an encoder's in front."""
     return tuple(body for block in model.blocks for branch in block for body in bodies(branch))
+
+
+def encoder_bodies(model: Model) -> tuple[Body, ...]:
+    """Those of an encoder in front, in order."""
+    blocks = () if model.encoder is None else model.encoder.blocks
+    return tuple(body for block in blocks for branch in block for body in bodies(branch))
 
 
 def keeps_nothing(model: Model) -> bool:

@@ -8,7 +8,7 @@ heads may be fewer than the ranks: then several ranks hold the same one. Layers 
 import math
 from collections.abc import Iterable, Iterator
 
-from engine.models.parts import MLP, Attention, Experts, Model, all_bodies
+from engine.models.parts import MLP, Attention, Experts, Model, all_bodies, encoder_bodies
 from engine.models.schemes import FP8_BLOCK, Quantization, alike, alike_fp8
 from engine.models.sources import projections, stacked_paths
 
@@ -68,7 +68,7 @@ def tensor_sizes(
 
 
 def _units(model: Model) -> Iterator[tuple[int, str]]:
-    for body in all_bodies(model):
+    for body in (*encoder_bodies(model), *all_bodies(model)):
         match body:
             case Attention():
                 yield body.heads, "heads"

@@ -10,9 +10,11 @@ from dataclasses import replace
 from engine.models.parts import (
     MLP,
     Attention,
+    Block,
     Body,
     Branch,
     Dense,
+    Embedding,
     Experts,
     LayerNorm,
     Linear,
@@ -43,17 +45,19 @@ def packed(*rows: Rows) -> tuple[Rows, ...]:
     return tuple(placed)
 
 
-def attention_linears(part: Attention) -> tuple[Linear, Linear]:
-    """The fused projection to q, k and v, and the output projection."""
+def attention_linears(part: Attention) -> tuple[Linear, ...]:
+    """The fused projection to q, k and v, and the output projection; where keys are those of a source, the one to q and
+    the fused one to k and v stand for the first."""
     q, k, v, o = part.sources
     rows = packed(
         Rows(source=q, units=part.heads, width=part.head_dim),
         Rows(source=k, units=part.kv_heads, width=part.head_dim),
         Rows(source=v, units=part.kv_heads, width=part.head_dim),
     )
-    qkv = Linear(rows=rows, inputs=part.hidden, split="rows", bias=part.bias[0])
+    parted = (rows[:1], rows[1:]) if part.source else (rows,)
+    into = (Linear(rows=some, inputs=part.hidden, split="rows", bias=part.bias[0]) for some in parted)
     out = Rows(source=o, units=part.hidden)
-    return qkv, Linear(rows=(out,), inputs=part.heads * part.head_dim, split="inputs", bias=part.bias[1])
+    return *into, Linear(rows=(out,), inputs=part.heads * part.head_dim, split="inputs", bias=part.bias[1])
 
 
 def mlp_linears(part: MLP) -> tuple[Linear, Linear]:
@@ -123,9 +127,12 @@ def norm_sources(norm: Norm, path: str, shape: tuple[int, ...]) -> Shapes:
 
 def sources(model: Model) -> Shapes:
     """Every tensor that a checkpoint of this model must have, by name, with its shape."""
-    found = _embedding_sources(model)
-    for index, block in enumerate(model.blocks):
-        path = join(model.root, model.layers, str(index))
+    found = _embedding_sources(model.embed, model.root)
+    if model.encoder is not None:
+        found |= _embedding_sources(model.encoder.embed, model.root)
+        if model.encoder.norm is not None:
+            found |= norm_sources(model.encoder.norm, model.root, (model.encoder.norm.size,))
+    for path, block in placed_blocks(model):
         for branch in block:
             found |= _branch_sources(branch, path)
     if model.norm is not None:
@@ -134,17 +141,27 @@ def sources(model: Model) -> Shapes:
         found[f"{model.head.name}.weight"] = (model.embed.vocab, model.embed.hidden)
     if model.head is not None and model.head.bias:
         found[f"{model.head.name}.bias"] = (model.embed.vocab,)
+    if model.head is not None and model.head.added:
+        found[model.head.added] = (1, model.embed.vocab)
     return found | _pooler_sources(model)
 
 
-def _embedding_sources(model: Model) -> Shapes:
-    embed = model.embed
-    found: Shapes = {f"{join(model.root, embed.name)}.weight": (embed.vocab, embed.hidden)}
+def placed_blocks(model: Model) -> Iterator[tuple[str, Block]]:
+    """Every block with the path of its layer, those of an encoder first."""
+    if model.encoder is not None:
+        for index, block in enumerate(model.encoder.blocks):
+            yield join(model.root, model.encoder.layers, str(index)), block
+    for index, block in enumerate(model.blocks):
+        yield join(model.root, model.layers, str(index)), block
+
+
+def _embedding_sources(embed: Embedding, root: str) -> Shapes:
+    found: Shapes = {f"{join(root, embed.name)}.weight": (embed.vocab, embed.hidden)}
     for table in (embed.positions, embed.segments):
-        if table is not None:
-            found[f"{join(model.root, table.name)}.weight"] = (table.count, embed.hidden)
+        if table is not None and table.period is None:
+            found[f"{join(root, table.name)}.weight"] = (table.count, embed.hidden)
     if embed.norm is not None:
-        found |= norm_sources(embed.norm, model.root, (embed.norm.size,))
+        found |= norm_sources(embed.norm, root, (embed.norm.size,))
     return found
 
 
@@ -212,10 +229,10 @@ def projections(model: Model) -> Iterator[tuple[str, Linear]]:
 
 def _placed_bodies(model: Model) -> Iterator[tuple[str, Body]]:
     """Every body with the path of its layer."""
-    for index, block in enumerate(model.blocks):
+    for path, block in placed_blocks(model):
         for branch in block:
             for body in bodies(branch):
-                yield join(model.root, model.layers, str(index)), body
+                yield path, body
 
 
 def _linears(body: Body, path: str) -> Iterator[tuple[str, Linear]]:
@@ -250,12 +267,12 @@ def _branch_sources(branch: Branch, path: str) -> Shapes:
 
 def harmless(model: Model, name: str) -> bool:
     """Tensors that checkpoints carry beside the declared ones and that say nothing new: rotary frequencies that old
-    exports stored, a copy of a tied head, and what pooling has no use for."""
+    exports stored, a copy of a tied head, what pooling has no use for, and what else the model leaves unread."""
     if name.endswith((".rotary_emb.inv_freq", ".rotary_emb.cos_cached", ".rotary_emb.sin_cached")):
         return True
-    if model.head is None:
-        return name.startswith(tuple(join(model.root, one) for one in model.unread)) or name in model.unread
-    return model.head.tied and name == f"{model.head.name}.weight"
+    if name.startswith(tuple(join(model.root, one) for one in model.unread)) or name in model.unread:
+        return True
+    return model.head is not None and model.head.tied and name == f"{model.head.name}.weight"
 
 
 def elements(shapes: Mapping[str, tuple[int, ...]]) -> int:

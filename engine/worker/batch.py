@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.layers.batch import Batch
+from engine.layers.batch import Batch, Entering
 
 Integers = NDArray[np.integer]
 
@@ -22,15 +22,23 @@ def build_batch(
     tables: Sequence[Integers],
     block_tokens: int,
     segments: Integers | None = None,
+    sources: Integers | None = None,
     device: torch.device | str = "cpu",
 ) -> Batch:
     """Row i computes positions [first[i], first[i] + count[i]) of the request in table slot slots[i]; count ≥ 1.
 
     tokens: [table slots, positions], known ids; segments: [tokens] of the step; rope_lengths: [table slots]; tables:
-    per group [table slots, blocks].
+    per group [table slots, blocks]; sources: [table slots], how many tokens of each an encoder reads, or None where
+    there is none in front.
     """
     count = np.asarray(count, np.int64)
     first = np.asarray(first, np.int64)
+    begins, entering = np.zeros_like(first), None
+    if sources is not None:
+        begins = np.asarray(sources)[slots]
+        entering = _entering(np.asarray(slots)[first < begins], tokens, sources, tables, block_tokens, device)
+        count = first + count - np.maximum(first, begins)
+        first = np.maximum(first, begins)
     ends = np.cumsum(count)
     starts = ends - count
     total = int(ends[-1]) if len(ends) else 0
@@ -43,11 +51,11 @@ def build_batch(
     block, offset = np.divmod(positions, block_tokens)
 
     def tensor(values: Integers) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(device)
+        return _tensor(values, device)
 
     return Batch(
         ids=tensor(tokens[slot, positions]),
-        positions=tensor(positions),
+        positions=tensor(positions - begins[owner]),
         rope_lengths=tensor(np.maximum(np.asarray(rope_lengths)[slot], positions + 1)),
         query_start=tensor(np.concatenate(([0], ends))),
         lengths=tensor(lengths),
@@ -56,4 +64,33 @@ def build_batch(
         first=tuple(first.tolist()),
         count=tuple(count.tolist()),
         segments=None if segments is None else tensor(segments),
+        begins=None if sources is None else tuple(begins.tolist()),
+        entering=entering,
     )
+
+
+def _entering(
+    slots: Integers,
+    tokens: Integers,
+    sources: Integers,
+    tables: Sequence[Integers],
+    block_tokens: int,
+    device: torch.device | str,
+) -> Entering | None:
+    """The whole sources of these requests."""
+    if not len(slots):
+        return None
+    count = np.asarray(sources)[slots]
+    slot = np.repeat(slots, count)
+    positions = np.arange(len(slot)) - np.repeat(np.cumsum(count) - count, count)
+    block, offset = np.divmod(positions, block_tokens)
+    return Entering(
+        ids=_tensor(tokens[slot, positions], device),
+        positions=_tensor(positions, device),
+        slots=tuple(_tensor(table[slot, block].astype(np.int64) * block_tokens + offset, device) for table in tables),
+        count=tuple(count.tolist()),
+    )
+
+
+def _tensor(values: Integers, device: torch.device | str) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, np.int64)).to(device)

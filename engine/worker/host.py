@@ -59,6 +59,7 @@ class HostRunner:
             rope_lengths=table.rope_lengths,
             tables=table.tables,
             block_tokens=self._layout.block_tokens,
+            sources=None if self._text_model.encoder is None else table.sources,
             device=self._pages.device,
         )
 

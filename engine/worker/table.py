@@ -15,6 +15,7 @@ class RequestTable:
         width = max_context + 1
         self.tokens = np.zeros((slots, width), np.int32)
         self.rope_lengths = np.zeros(slots, np.int64)
+        self.sources = np.zeros(slots, np.int64)  # tokens of each that an encoder reads
         blocks = blocks_of(width, layout.block_tokens)
         self.tables = tuple(np.full((slots, blocks), NULL_BLOCK, np.int32) for _ in layout.groups)
         self._filled = np.zeros((slots, len(layout.groups)), np.int64)
@@ -23,7 +24,7 @@ class RequestTable:
     @property
     def nbytes(self) -> int:
         """Of all columns, requests there or not."""
-        arrays = (self.tokens, self.rope_lengths, *self.tables, self._filled, *self.columns.arrays)
+        arrays = (self.tokens, self.rope_lengths, self.sources, *self.tables, self._filled, *self.columns.arrays)
         return sum(array.nbytes for array in arrays)
 
     def apply(self, plan: StepPlan) -> None:
@@ -47,6 +48,7 @@ class RequestTable:
     def _enter(self, new: NewRow) -> None:
         self.tokens[new.slot, : len(new.ids)] = new.ids
         self.rope_lengths[new.slot] = new.rope_length
+        self.sources[new.slot] = new.source
         self._filled[new.slot] = 0
         for table in self.tables:
             table[new.slot] = NULL_BLOCK

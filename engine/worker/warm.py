@@ -32,20 +32,22 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
     (kernels/experts)."""
     vocab, slots = model.embed.vocab, min(config.max_running, config.max_step_tokens)
     samplings = [*_PLAIN, *(_stages(vocab) if compiling else ())]
+    source = model.max_source
+    least = 2 if source else 1  # a source of one token, and one of the reply
     for step, sampling in enumerate(samplings):
-        yield _step(step, layout, sampling, (1,))
+        yield _step(step, layout, sampling, (least,), source)
     if compiling:
         several = slots > 1
         longest = min(config.max_step_tokens, config.max_context) - 1
         if has_experts(model) and longest > 1:
             for tokens in _doubled(min(config.max_step_tokens, slots * longest)):
                 yield _step(0, layout, Sampling(), _prompts(tokens, longest))
-        if longest > 1:
-            yield _step(0, layout, Sampling(), (longest,))
-        if several and longest > 2:
-            yield _step(0, layout, Sampling(), (longest - 1, 1))
+        if longest > least:
+            yield _step(0, layout, Sampling(), (longest,), source)
+        if several and longest > least + 1:
+            yield _step(0, layout, Sampling(), (longest - least, least), source)
         if several:
-            yield _step(0, layout, Sampling(top_p=0.9), (1, 1))
+            yield _step(0, layout, Sampling(top_p=0.9), (least, least), source)
     used = slots if compiling and has_experts(model) else min(slots, 2)
     yield StepPlan(0, (), tuple(range(used)), ())
 
@@ -84,9 +86,12 @@ def _stages(vocab: int) -> Iterator[Sampling]:
     yield Sampling(bad_words=((0, 1),), min_tokens=1)
 
 
-def _step(step: int, layout: Layout, sampling: Sampling, counts: tuple[int, ...]) -> StepPlan:
-    """New requests of these lengths in the first slots."""
-    new = tuple(NewRow(slot, (0,) * count, count, sampling, (0,), count) for slot, count in enumerate(counts))
+def _step(step: int, layout: Layout, sampling: Sampling, counts: tuple[int, ...], source: int = 0) -> StepPlan:
+    """New requests of these lengths in the first slots, all but the last token of up to `source` tokens of a source."""
+    new = tuple(
+        NewRow(slot, (0,) * count, count, sampling, (0,), count, source=min(source, count - 1))
+        for slot, count in enumerate(counts)
+    )
     rows = tuple(
         Row(slot, 0, count, True, tuple((NULL_BLOCK,) * blocks_of(count, layout.block_tokens) for _ in layout.groups))
         for slot, count in enumerate(counts)

@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from kernels import paged_attention as module
-from kernels.paged_attention import cut_rows, paged_attention, plan_reads
+from kernels.paged_attention import Sizes, cut_rows, cut_sources, paged_attention, plan_reads
 from kernels.paged_kv import write_kv, write_rows
 
 BLOCK, LAYERS, LAYER = 4, 3, 1
 
 
-def brute_force(q, keys, values, first, window, scale, softcap, sinks=None):
+def brute_force(q, keys, values, first, window, scale, softcap, sinks=None, begin=0):
     """q: [count, heads, dim] at positions first…; keys, values: [length, kv_heads, dim], all positions of the row."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // keys.shape[1]
     for i in range(q.shape[0]):
         position = first + i
-        low = 0 if window is None else max(0, position - window + 1)
+        low = begin if window is None else max(begin, position - window + 1)
         for head in range(q.shape[1]):
             k = keys[low : position + 1, head // group].double()
             scores = k @ q[i, head].double() * scale
@@ -34,8 +34,8 @@ def brute_force(q, keys, values, first, window, scale, softcap, sinks=None):
 class Rows:
     """Rows of (first, count), whose earlier positions are in shuffled pages; blocks out of the window are released."""
 
-    def __init__(self, rows, *, heads=6, kv_heads=2, dim=8, window=None, seed=0):
-        self.window, draw = window, torch.Generator().manual_seed(seed)
+    def __init__(self, rows, *, heads=6, kv_heads=2, dim=8, window=None, seed=0, begins=None):
+        self.window, self.begins, draw = window, begins, torch.Generator().manual_seed(seed)
         self.first, self.count = [first for first, _ in rows], [count for _, count in rows]
         total = sum(self.count)
         width = max(-(-(first + count) // BLOCK) for first, count in rows)
@@ -56,17 +56,22 @@ class Rows:
         slots = self.table[row, positions // BLOCK] * BLOCK + positions % BLOCK
         write_kv(self.pages, write_rows(slots, LAYERS, BLOCK)[LAYER], k, v)
 
-    def reads(self):
-        cuts = cut_rows(
-            self.first,
-            self.count,
-            window=self.window,
+    @property
+    def sizes(self):
+        return Sizes(
             block_tokens=BLOCK,
             columns=self.table.shape[1],
             page_elements=BLOCK * self.k.shape[1] * self.k.shape[2],
             device=self.table.device,
         )
+
+    def reads(self):
+        cuts = cut_rows(self.first, self.count, self.sizes, window=self.window, begins=self.begins)
         return plan_reads(cuts, self.table, LAYERS)
+
+    def of_sources(self, scale, softcap=None):
+        reads = plan_reads(cut_sources(self.begins, self.count, self.sizes), self.table, LAYERS)
+        return paged_attention(self.q, None, None, self.pages, LAYER, reads, scale=scale, softcap=softcap)
 
     def attention(self, scale, softcap=None, sinks=None):
         options = {"scale": scale, "softcap": softcap, "sinks": sinks}
@@ -74,9 +79,10 @@ class Rows:
 
     def expected(self, scale, softcap=None, sinks=None):
         pieces, at = [], 0
-        for first, count, kv in zip(self.first, self.count, self.kv, strict=True):
+        begins = self.begins or [0] * len(self.first)
+        for first, count, kv, begin in zip(self.first, self.count, self.kv, begins, strict=True):
             q = self.q[at : at + count]
-            pieces.append(brute_force(q, kv[0], kv[1], first, self.window, scale, softcap, sinks))
+            pieces.append(brute_force(q, kv[0], kv[1], first, self.window, scale, softcap, sinks, begin))
             at += count
         return torch.cat(pieces)
 
@@ -124,6 +130,37 @@ def test_random_mixes(seed):
         for _ in range(draw.randint(1, 9))
     ]
     check(Rows(rows, window=draw.choice([None, draw.randint(1, 30)]), seed=seed))
+
+
+BEGUN = {
+    "at the row's first token": ([(9, 1), (5, 7)], [9, 5]),
+    "within a block": ([(9, 1), (30, 1), (8, 3), (14, 2)], [6, 1, 7, 3]),
+    "at a block": ([(9, 1), (30, 1), (8, 3), (4, 5)], [8, 4, 4, 4]),
+    "all kinds": ([(200, 1), (90, 1), (3, 1), (0, 4), (6, 5)], [10, 89, 0, 0, 2]),
+}
+
+
+@pytest.mark.parametrize("window", [None, 3, 64])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("mix", BEGUN)
+def test_rows_read_nothing_before_they_begin(mix, window, softcap):
+    rows, begins = BEGUN[mix]
+    check(Rows(rows, window=window, begins=begins), softcap=softcap)
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("mix", BEGUN)
+def test_every_token_reads_the_whole_source_and_nothing_behind_it(mix, softcap):
+    spans, begins = BEGUN[mix]
+    rows = Rows(spans, begins=[max(1, begin) for begin in begins])
+    pieces, at = [], 0
+    for count, (keys, values), length in zip(rows.count, rows.kv, rows.begins, strict=True):
+        each = (
+            brute_force(rows.q[i : i + 1], keys, values, length - 1, None, 0.35, softcap) for i in range(at, at + count)
+        )
+        pieces += each
+        at += count
+    torch.testing.assert_close(rows.of_sources(0.35, softcap).double(), torch.cat(pieces), atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("limit", [1, 64, 1000])

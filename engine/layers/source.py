@@ -1,0 +1,44 @@
+"""What reads the sources of a step before a decoder that attends to them."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from engine.distributed.world import World
+from engine.layers.batch import Entering
+from engine.layers.block import BranchLayer, Loadable, Places
+from engine.layers.norm import NormLayer
+from engine.layers.step import Step
+from engine.layers.vocabulary import SourceEmbedding, Vocabulary
+from engine.models.parts import Encoder
+from engine.models.sources import join
+
+
+class EncoderLayers:
+    """Blocks that read each source both ways; nothing of them is kept but what the decoder projects."""
+
+    def __init__(self, part: Encoder, root: str, world: World, vocabulary: Vocabulary, taken: Places) -> None:
+        self.embedding = SourceEmbedding(part.embed, root, vocabulary)
+        self.branches = [
+            BranchLayer(branch, join(root, part.layers, str(index)), world, taken)
+            for index, block in enumerate(part.blocks)
+            for branch in block
+        ]
+        self.norm = NormLayer(part.norm, root) if part.norm is not None else None
+
+    @property
+    def loadables(self) -> Iterator[SourceEmbedding | Loadable]:
+        yield self.embedding
+        for branch in self.branches:
+            yield from branch.loadables
+        if self.norm is not None:
+            yield self.norm
+
+    def __call__(self, entering: Entering, pages: Tensor, dtype: torch.dtype) -> Tensor:
+        """[tokens, hidden] of all sources, one after another."""
+        step = Step(pages, (), (), {}, entering.count)
+        x = self.embedding.entered(entering.ids, entering.positions, dtype)
+        for branch in self.branches:
+            x = branch(x, step)
+        return x if self.norm is None else self.norm(x)

@@ -1,0 +1,158 @@
+"""BART, mBART, Pegasus, Marian and M2M100 (which NLLB is one of): a decoder that attends to what an encoder made of a
+source.
+
+They differ in where norms stand, behind each sum (BART, Marian) or in front of each body with one more at the end, in
+whether embeddings are normed, and in positions, which are learned, or sines and cosines. Source and reply share one
+table of tokens.
+
+Source: transformers modeling_bart.py, modeling_mbart.py, modeling_pegasus.py, modeling_marian.py, modeling_m2m_100.py.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from engine.api.errors import CheckpointError
+from engine.models.config import Config
+from engine.models.parts import (
+    MLP,
+    Attention,
+    Block,
+    Body,
+    Branch,
+    Embedding,
+    Encoder,
+    Head,
+    LayerNorm,
+    Lookup,
+    Model,
+    Norm,
+    named,
+)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """`in_front`: norms stand in front of bodies, and at the end. `normed`: embeddings are. Positions are learned, or
+    cosines whose period counts half of a row, or one less; the row of position 0 is that of number `offset`. `added`:
+    a row is added to the logits. `defaults`: of its configuration class."""
+
+    in_front: bool
+    normed: bool
+    positions: Literal["learned", "half", "half less one"]
+    offset: int
+    added: bool
+    defaults: Mapping[str, Any]
+
+
+_ALL = {"activation_function": "gelu", "max_position_embeddings": 1024}
+_KINDS = {
+    "BartForConditionalGeneration": _Kind(False, True, "learned", 2, True, _ALL),
+    "MBartForConditionalGeneration": _Kind(True, True, "learned", 2, True, _ALL),
+    "PegasusForConditionalGeneration": _Kind(True, False, "half", 0, True, _ALL),
+    "MarianMTModel": _Kind(False, False, "half", 0, True, _ALL),
+    "M2M100ForConditionalGeneration": _Kind(
+        True,
+        False,
+        "half less one",
+        2,
+        False,
+        {**_ALL, "activation_function": "relu", "scale_embedding": True},
+    ),
+}
+ARCHITECTURES = tuple(_KINDS)
+
+
+def declare(config: Mapping[str, Any]) -> Model:
+    kind = _KINDS[config["architectures"][0]]
+    c = Config.of(config, **{"tie_word_embeddings": True, **kind.defaults})
+    if c.values.get("share_encoder_decoder_embeddings", True) is not True:
+        raise CheckpointError(
+            "config.json: share_encoder_decoder_embeddings is not true; served are models whose source and reply have "
+            "one table of tokens"
+        )
+    hidden, longest = c.whole("d_model"), c.whole("max_position_embeddings")
+    norm = LayerNorm(size=hidden, eps=1e-5)
+    embed = Embedding(
+        vocab=c.whole("vocab_size"),
+        hidden=hidden,
+        scale=math.sqrt(hidden) if c.flag("scale_embedding") else 1.0,
+        name="shared",
+    )
+
+    def entered(side: str) -> Embedding:
+        return replace(
+            embed,
+            positions=_positions(kind, f"{side}.embed_positions", longest, hidden),
+            norm=named(norm, f"{side}.layernorm_embedding") if kind.normed else None,
+        )
+
+    def branch(body: Body, name: str) -> Branch:
+        own: Norm = named(norm, name)
+        return Branch(body=body, before=own) if kind.in_front else Branch(body=body, last=own)
+
+    def block(side: Literal["encoder", "decoder"]) -> Block:
+        heads = c.whole(f"{side}_attention_heads")
+        if hidden % heads:
+            raise CheckpointError(
+                f"config.json: {side}_attention_heads is {heads}; d_model, {hidden}, must be a multiple of it"
+            )
+        attention = Attention(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=heads,
+            head_dim=hidden // heads,
+            rope=None,
+            bias=(True, True),
+            causal=side == "decoder",
+            sources=("q_proj", "k_proj", "v_proj", "out_proj"),
+        )
+        mlp = MLP(
+            hidden=hidden,
+            inner=c.whole(f"{side}_ffn_dim"),
+            act=c.activation("activation_function"),
+            bias=True,
+            gate=None,
+            up="fc1",
+            down="fc2",
+            name="",
+        )
+        first, last = branch(attention, "self_attn_layer_norm"), branch(mlp, "final_layer_norm")
+        if side == "encoder":
+            return first, last
+        reads = replace(attention, source=True, causal=False, name="encoder_attn")
+        return first, branch(reads, "encoder_attn_layer_norm"), last
+
+    def end(side: str) -> Norm | None:
+        return named(norm, f"{side}.layer_norm") if kind.in_front else None
+
+    return Model(
+        embed=entered("decoder"),
+        blocks=(block("decoder"),) * c.whole("decoder_layers"),
+        norm=end("decoder"),
+        head=Head(tied=c.flag("tie_word_embeddings"), added="final_logits_bias" if kind.added else ""),
+        max_context=2 * longest,
+        layers="decoder.layers",
+        encoder=Encoder(
+            embed=entered("encoder"),
+            blocks=(block("encoder"),) * c.whole("encoder_layers"),
+            norm=end("encoder"),
+            max_source=longest,
+            layers="encoder.layers",
+        ),
+        # The table of tokens under its other names, and positions that are computed.
+        unread=tuple(
+            f"{side}.{name}"
+            for side in ("encoder", "decoder")
+            for name in ("embed_tokens.", "version", *(() if kind.positions == "learned" else ("embed_positions.",)))
+        ),
+    )
+
+
+def _positions(kind: _Kind, name: str, longest: int, hidden: int) -> Lookup:
+    count = longest + kind.offset
+    if kind.positions == "learned":
+        return Lookup(count=count, name=name, offset=kind.offset)
+    half = hidden // 2
+    return Lookup(count=count, offset=kind.offset, period=half if kind.positions == "half" else half - 1)
