@@ -281,6 +281,7 @@ DECODE_WORK = Op(
         Case("window", {"rows": 6, "kv_heads": 4, "longest": 9000, "window": 700}),
         Case("begins", {"rows": 17, "kv_heads": 2, "longest": 40000, "other": 5, "begins": True}),
         Case("begins-window", {"rows": 9, "kv_heads": 4, "longest": 9000, "window": 700, "begins": True}),
+        Case("begins-cut", {"rows": 4, "kv_heads": 2, "longest": 3100, "shortest": 2900, "begins": True}),
         Case("equal", {"rows": 5, "kv_heads": 8, "longest": 4100, "shortest": 4095}),
         Case("none", {"rows": 3, "kv_heads": 8, "longest": 4100, "other": 1}),
         Case("empty", {"rows": 0, "kv_heads": 8, "longest": 10}),

@@ -1,5 +1,5 @@
-"""The worker on models with an encoder in front, by fused kernels: the tokens of transformers, steps of padded sizes, the
-same numbers in any batch; in Triton's interpreter, and on a GPU captured too."""
+"""The worker on models with an encoder in front, by fused kernels: the tokens of transformers, steps of padded sizes,
+the same numbers in any batch; in Triton's interpreter, and on a GPU captured too."""
 
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ in_interpreter = pytest.mark.skipif(not interpreted(), reason="kernels are compi
 SIZES = {
     "vocab_size": VOCAB,
     "d_model": 64,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
     "encoder_ffn_dim": 96,
     "decoder_ffn_dim": 80,
     "max_position_embeddings": 128,
@@ -103,3 +103,102 @@ def check_tokens(worker: Any, model: Any, steps: int) -> None:
 def test_tokens_are_those_of_transformers_in_steps_of_padded_sizes(config, model, invariant):
     """Three requests in a step of four rows. A library multiplies where sums may depend on the batch."""
     check_tokens(started(config, graph_sizes=(1, 4), invariant=invariant), model, 4)
+
+
+@in_interpreter
+def test_a_reply_that_begins_in_chunks_is_the_same(config, model):
+    """A reply's own tokens come in several steps, the source in the first one."""
+    worker = started(config, invariant=True)
+    requests = replies(worker, [60], [40])
+    ids = tuple(requests.ids[0])
+    new = NewRow(0, ids, len(ids), GREEDY, (), len(ids), source=40)
+    found = []
+    for step, (first, count, blocks) in enumerate(((0, 42, (1, 2, 3)), (42, 5, ()), (47, 13, (4,)))):
+        row = Row(0, first, count, first + count == 60, (blocks,))
+        found.append(worker.start(StepPlan(step + 1, () if first else (new,), (), (row,)), {}).result())
+    assert found[-1].sampled == (wanted(model, list(ids), 40, 1)[0],)
+    at_once = requests.prefill().result()
+    worker.close()
+    assert at_once.logprobs[0].logprob == found[-1].logprobs[0].logprob
+
+
+def scores(worker: Any, others: int, steps: int, source: int = 37) -> list[float]:
+    """Logprobs of one request beside so many others, of which each reads another source."""
+    requests = replies(
+        worker, [source + 1] + [5 + 3 * other for other in range(others)], [source, *range(3, 3 + others)]
+    )
+    requests.ids[0] = [*range(10, 10 + source), START]
+    handles = [requests.prefill(), *(requests.decode() for _ in range(steps))]
+    return [handle.result().logprobs[0].logprob for handle in handles]
+
+
+@in_interpreter
+def test_an_invariant_reply_is_the_same_in_any_batch_bit_for_bit(config):
+    worker = started(config, invariant=True, graph_sizes=(1, 2, 4))
+    assert scores(worker, 0, 2) == scores(worker, 2, 2)
+    worker.close()
+
+
+@on_gpu
+def test_on_a_gpu_tokens_are_those_of_transformers(config, model):
+    check_tokens(started(config, invariant=True, graph_sizes=graph_ladder(32), graph_bytes=1 << 30), model, 20)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_on_a_gpu_too_bit_for_bit(config, dtype):
+    changed = {"dtype": dtype, "kv_dtype": dtype, "max_step_tokens": 4096, "graph_sizes": graph_ladder(32)}
+    worker = started(config, invariant=True, graph_bytes=1 << 30, **changed)
+    assert scores(worker, 0, 6) == scores(worker, 1, 6) == scores(worker, 7, 6) == scores(worker, 31, 6)
+    worker.close()
+
+
+@on_gpu
+@pytest.mark.parametrize("sources", [[3], [3, 90, 20], [5] * 9])
+def test_a_captured_step_is_the_step_itself(config, sources):
+    """Also where those of another size, with other sources, were replayed before."""
+    found = []
+    for sizes in (graph_ladder(32), ()):
+        worker = started(config, graph_sizes=sizes, graph_bytes=1 << 30, invariant=True)
+        replies(worker, [12] * 5, [11] * 5).generate(2)
+        requests = replies(worker, [source + 1 for source in sources], sources, Sampling(seed=5, logprobs=0))
+        found.append(requests.generate(12))
+        worker.close()
+    assert found[0] == found[1]
+
+
+@on_gpu
+@pytest.mark.parametrize("invariant", [True, False])
+def test_no_step_waits_for_the_device_or_compiles(config, invariant):
+    """Nor one in which sources enter."""
+    import triton
+
+    worker = started(config, dtype="bfloat16", kv_dtype="bfloat16", invariant=invariant, graph_sizes=graph_ladder(32))
+    compiled: list[str] = []
+    triton.knobs.compilation.listener = lambda **facts: compiled.append(facts["src"].name)
+    try:
+        for sources in ([9] * 7, [1], [2, 30], [90], [4] * 31):
+            replies(worker, [source + 3 for source in sources], sources).prefill().result()
+            requests = replies(worker, [source + 1 for source in sources], sources)
+            torch.cuda.synchronize()
+            worker._thread.submit(torch.cuda.set_sync_debug_mode, "error").result()
+            handles = [requests.prefill(), *(requests.decode() for _ in range(4))]
+            for handle in handles:
+                handle.started.result()
+            worker._thread.submit(torch.cuda.set_sync_debug_mode, "default").result()
+            for handle in handles:
+                handle.result()
+    finally:
+        triton.knobs.compilation.listener = None
+        worker.close()
+    assert not compiled
+
+
+@on_gpu
+def test_a_measured_pool_fits_beside_what_was_measured(config):
+    free, _ = torch.cuda.mem_get_info()
+    sized = {"kv_measured": True, "kv_bytes": free, "weight_bytes": 1 << 28, "workspace_bytes": 1 << 29}
+    worker = started(config, max_step_tokens=4096, **sized)
+    assert 0.5 * free < worker.kv_bytes < free
+    replies(worker, [129] * 31, [128] * 31).generate(3)
+    worker.close()
