@@ -132,6 +132,7 @@ MODERN = ENCODER | {
 SIDES = {"layers": 2, "attention_heads": 2, "ffn_dim": 192}
 BART = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIDES.items()}
 BART |= {"architectures": ["BartForConditionalGeneration"], "d_model": 128, "max_position_embeddings": 128}
+BART |= {"decoder_start_token_id": 2}
 
 
 def run(*command):
