@@ -89,10 +89,7 @@ def step_bytes(parts: DeviceParts, tokens: int, dtype: torch.dtype) -> int:
     pages = make_pages(parts.layout, 1, dtype if parts.layout.element_bytes > 1 else torch.float8_e4m3fn, memory.device)
     torch.cuda.reset_peak_memory_stats(memory.device)
     before = torch.cuda.memory_allocated(memory.device)
-    step = _one_row(parts.layout, pages, tokens)
-    if parts.model.encoder is not None:
-        step = _with_source(parts.model, step)
-    hidden = parts.model.forward(step)
+    hidden = parts.model.forward(largest_step(parts, pages, tokens))
     if parts.pooler is not None:
         pooled = parts.pooler.finish(hidden.float(), Pooling("token_embed"))
         # those of the step before are still on their way
@@ -103,14 +100,17 @@ def step_bytes(parts: DeviceParts, tokens: int, dtype: torch.dtype) -> int:
     return peak + SAMPLING_COPIES * logits.nbytes
 
 
-def _with_source(model: FusedModel, step: DeviceStep) -> DeviceStep:
-    """The same with an encoder in front: as many tokens of a source first, and then of a decoder, of which no step has
-    both. All are at position 0, as there are rows for fewer positions than tokens."""
-    tokens, zeros = len(step.ids), torch.zeros_like(step.ids)
-    each = torch.arange(tokens + 1, dtype=torch.int32, device=zeros.device)
-    alike = replace(step, positions=zeros)
-    reads = SourceReads(zeros[:1], zeros, each, zeros)
-    return replace(alike, sources=reads, entering=replace(alike, singles=False, spans=False))
+def largest_step(parts: DeviceParts, pages: Tensor, tokens: int) -> DeviceStep:
+    """What takes the most of steps of so many tokens: one prompt. Where there is an encoder in front, so many tokens of
+    a source and then so many of a decoder, one of which a step may have; all at position 0, as there are rows for fewer
+    positions than tokens."""
+    step = _one_row(parts.layout, pages, tokens)
+    if parts.model.encoder is None:
+        return step
+    zeros = torch.zeros_like(step.ids)
+    each = torch.arange(tokens + 1, dtype=torch.int32, device=pages.device)
+    step = replace(step, positions=zeros, sources=SourceReads(zeros[:1], zeros, each, zeros + 1))
+    return replace(step, entering=replace(step, sources=None, singles=False, spans=False))
 
 
 def _one_row(layout: Layout, pages: Tensor, tokens: int) -> DeviceStep:

@@ -12,7 +12,11 @@ import transformers
 from engine.api.config import EngineConfig, graph_ladder
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
+from engine.layers.model import make_pages
+from engine.worker.ahead import parts_on
 from engine.worker.build import build_worker
+from engine.worker.device_parts import largest_step
+from kernels.fp8 import products_of
 from kernels.jit import interpreted
 from tests.engine.worker.generating import BLOCK, GREEDY, VOCAB, Requests, silent
 
@@ -120,6 +124,16 @@ def test_a_reply_that_begins_in_chunks_is_the_same(config, model):
     at_once = requests.prefill().result()
     worker.close()
     assert at_once.logprobs[0].logprob == found[-1].logprobs[0].logprob
+
+
+@in_interpreter
+def test_the_step_that_is_measured_may_have_more_tokens_than_there_are_positions(config):
+    parts, _ = parts_on(torch.device("cpu"), config, products_of(None, invariant=True))
+    pages = make_pages(parts.layout, 1, torch.float32, torch.device("cpu"))
+    step = largest_step(parts, pages, 131)
+    assert len(step.ids) == len(step.entering.ids) == 131
+    assert parts.model.forward(step).shape == (131, SIZES["d_model"])
+    assert not pages.any(), "it writes nothing"
 
 
 def scores(worker: Any, others: int, steps: int, source: int = 37) -> list[float]:
