@@ -60,7 +60,7 @@ class DeviceStep:
     some row has several; what a step does not have is not launched.
 
     With an encoder in front rows are those of the decoder's tokens, whose `positions` count from the end of their
-    source; sources that the step reads are the rows of `entering`."""
+    source; sources that the step reads first are the rows of `entering`."""
 
     ids: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
@@ -103,17 +103,24 @@ class FusedModel:
         self._scales |= {id(layer): (1.0, 1.0) for layer in self.source_layers}
 
     def forward(self, step: DeviceStep) -> Tensor:
-        """Hidden states after the final norm, [tokens, hidden]. Writes the tokens' keys and values into the pages."""
-        if step.entering is not None:
-            assert self.encoder is not None, "sources enter where there is an encoder"
-            self._keep(self._encoded(self.encoder, step.entering), step.entering)
+        """Hidden states after the final norm, [tokens, hidden]. Writes the tokens' keys and values into the pages. What
+        is entering has been read before."""
         run = _Run(self, step, self.entered(step))
         for branch in self.branches:
             run.branch(branch)
         return run.end(self.norm)
 
+    def read_sources(self, entering: DeviceStep) -> Tensor:
+        """What the encoder makes of sources, [tokens, hidden]. Writes into the pages what the decoder's layers read."""
+        assert self.encoder is not None, "sources enter where there is an encoder"
+        states = self._encoded(self.encoder, entering)
+        for layer in self.source_layers:
+            kv, place = layer.kv(states).unflatten(-1, (-1, layer.part.head_dim)), layer.place
+            places = entering.places[place.group]
+            HEADS(kv, entering.pages, place.layer, places, 0, *_UNTURNED, *self._scales[id(layer)])
+        return states
+
     def _encoded(self, encoder: EncoderLayers, entering: DeviceStep) -> Tensor:
-        """What the encoder makes of sources, [tokens, hidden]."""
         embedding, vocabulary = encoder.embedding, self.vocabulary
         if vocabulary.world.size > 1:
             x = embedding.summed(entering.ids, entering.positions, self.dtype)
@@ -126,13 +133,6 @@ class FusedModel:
         for branch in encoder.branches:
             run.branch(branch)
         return run.end(encoder.norm)
-
-    def _keep(self, states: Tensor, entering: DeviceStep) -> None:
-        """Writes the keys and values that the decoder's layers read of sources into the pages."""
-        for layer in self.source_layers:
-            kv, place = layer.kv(states).unflatten(-1, (-1, layer.part.head_dim)), layer.place
-            places = entering.places[place.group]
-            HEADS(kv, entering.pages, place.layer, places, 0, *_UNTURNED, *self._scales[id(layer)])
 
     def entered(self, step: DeviceStep) -> Tensor:
         """What the first layer reads, [tokens, hidden]."""

@@ -130,6 +130,14 @@ class DeviceRunner:
 
     def _run(self, rows: int, tokens: int, *, singles: bool, spans: bool, entering: Entering | None = None) -> Outputs:
         step = self._steps.step(rows, tokens, singles=singles, spans=spans, entering=entering)
+        found = None
+        if step.entering is not None:
+            # Here, as pages have zeros where keys and values are not finite.
+            found = FINITE_ROWS(self._model.read_sources(step.entering), step.entering.query_start)
         hidden = self._model.forward(step)
         logits = None if spans else self._model.logits(hidden)
-        return Outputs(hidden, logits, step.lengths, FINITE_ROWS(hidden, step.query_start))
+        bad = FINITE_ROWS(hidden, step.query_start)
+        if entering is not None and found is not None:
+            at = indexes(entering.rows, bad.device)
+            bad[at] = torch.maximum(bad[at], found)
+        return Outputs(hidden, logits, step.lengths, bad)

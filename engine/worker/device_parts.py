@@ -89,7 +89,10 @@ def step_bytes(parts: DeviceParts, tokens: int, dtype: torch.dtype) -> int:
     pages = make_pages(parts.layout, 1, dtype if parts.layout.element_bytes > 1 else torch.float8_e4m3fn, memory.device)
     torch.cuda.reset_peak_memory_stats(memory.device)
     before = torch.cuda.memory_allocated(memory.device)
-    hidden = parts.model.forward(largest_step(parts, pages, tokens))
+    step = largest_step(parts, pages, tokens)
+    if step.entering is not None:
+        parts.model.read_sources(step.entering)
+    hidden = parts.model.forward(step)
     if parts.pooler is not None:
         pooled = parts.pooler.finish(hidden.float(), Pooling("token_embed"))
         # those of the step before are still on their way

@@ -27,8 +27,9 @@ class PlanRows:
 
 @dataclass(frozen=True)
 class Entering:
-    """Sources that a step reads, one entry each: of which slot, and how many tokens."""
+    """Sources that a step reads, one entry each: of which of its rows, in which slot, and how many tokens."""
 
+    rows: np.ndarray
     slots: np.ndarray
     count: np.ndarray
 
@@ -39,7 +40,7 @@ def behind_sources(rows: PlanRows, sources: np.ndarray) -> tuple[PlanRows, Enter
     own = sources[rows.slots]
     enters = rows.first < own
     first = np.maximum(rows.first, own)
-    entering = Entering(rows.slots[enters], own[enters])
+    entering = Entering(np.flatnonzero(enters), rows.slots[enters], own[enters])
     return PlanRows(rows.slots, first, rows.ends - first, rows.sampling), entering
 
 

@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from engine.api.config import EngineConfig, graph_ladder
+from engine.api.errors import NOT_FINITE
 from engine.api.messages import Sampling
 from engine.core.plan import NewRow, Row, StepPlan
 from engine.layers.model import make_pages
@@ -120,10 +121,25 @@ def test_a_reply_that_begins_in_chunks_is_the_same(config, model):
     for step, (first, count, blocks) in enumerate(((0, 42, (1, 2, 3)), (42, 5, ()), (47, 13, (4,)))):
         row = Row(0, first, count, first + count == 60, (blocks,))
         found.append(worker.start(StepPlan(step + 1, () if first else (new,), (), (row,)), {}).result())
-    assert found[-1].sampled == (wanted(model, list(ids), 40, 1)[0],)
     at_once = requests.prefill().result()
     worker.close()
-    assert at_once.logprobs[0].logprob == found[-1].logprobs[0].logprob
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids[:40]]), decoder_input_ids=torch.tensor([ids[40:]])).logits[0, -1]
+    token, logprob = int(logits.argmax()), float(logits.log_softmax(0).max())
+    assert found[-1].sampled == at_once.sampled == (token,)
+    assert at_once.logprobs[0].logprob == found[-1].logprobs[0].logprob == pytest.approx(logprob, abs=1e-4)
+
+
+@in_interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_source_that_is_not_finite_fails_its_own_request(config):
+    worker = started(config, invariant=True)
+    with torch.inference_mode():
+        worker._runner._model.encoder.embedding.position_rows[7] = torch.inf
+    requests = replies(worker, [8, 9, 13], [7, 8, 10])
+    result = requests.prefill().result()
+    worker.close()
+    assert result.failed == {1: NOT_FINITE, 2: NOT_FINITE}
 
 
 @in_interpreter
@@ -132,7 +148,8 @@ def test_the_step_that_is_measured_may_have_more_tokens_than_there_are_positions
     pages = make_pages(parts.layout, 1, torch.float32, torch.device("cpu"))
     step = largest_step(parts, pages, 131)
     assert len(step.ids) == len(step.entering.ids) == 131
-    assert parts.model.forward(step).shape == (131, SIZES["d_model"])
+    for made in (parts.model.read_sources(step.entering), parts.model.forward(step)):
+        assert made.shape == (131, SIZES["d_model"])
     assert not pages.any(), "it writes nothing"
 
 
