@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -70,9 +71,7 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
     were measured to take and what graphs may take; never more than the plan's own pool, nor than is free. `reserve`:
     blocks that there are beside the pool."""
     device = text_model.device
-    # a step of many sources may have more tokens than a sequence
-    one_row = config.max_context if text_model.encoder is None else config.max_step_tokens
-    step = step_bytes(parts, min(config.max_step_tokens, one_row), text_model.dtype)
+    step = step_bytes(parts, config.max_step_tokens, config.max_context, text_model.dtype)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     planned = config.weight_bytes + config.workspace_bytes + config.kv_bytes
@@ -82,14 +81,15 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
 
 
 @torch.inference_mode()
-def step_bytes(parts: DeviceParts, tokens: int, dtype: torch.dtype) -> int:
-    """The most that a step of so many tokens takes beside weights and pages, measured by making one, with logits for as
-    many rows as a step can have, or with numbers of every token where the model pools."""
+def step_bytes(parts: DeviceParts, tokens: int, longest: int, dtype: torch.dtype) -> int:
+    """The most that a step of so many tokens, of prompts of at most `longest`, takes beside weights and pages, measured
+    by making one, with logits for as many rows as a step can have, or with numbers of every token where the model
+    pools."""
     memory = parts.device_table.memory
     pages = make_pages(parts.layout, 1, dtype if parts.layout.element_bytes > 1 else torch.float8_e4m3fn, memory.device)
     torch.cuda.reset_peak_memory_stats(memory.device)
     before = torch.cuda.memory_allocated(memory.device)
-    step = largest_step(parts, pages, tokens)
+    step = largest_step(parts, pages, tokens, longest)
     if step.entering is not None:
         parts.model.read_sources(step.entering)
     hidden = parts.model.forward(step)
@@ -103,38 +103,40 @@ def step_bytes(parts: DeviceParts, tokens: int, dtype: torch.dtype) -> int:
     return peak + SAMPLING_COPIES * logits.nbytes
 
 
-def largest_step(parts: DeviceParts, pages: Tensor, tokens: int) -> DeviceStep:
-    """What takes the most of steps of so many tokens: one prompt. Where there is an encoder in front, so many tokens of
-    a source and then so many of a decoder, one of which a step may have; all at position 0, as there are rows for fewer
-    positions than tokens."""
-    step = _one_row(parts.layout, pages, tokens)
+def largest_step(parts: DeviceParts, pages: Tensor, tokens: int, longest: int) -> DeviceStep:
+    """What takes the most of steps of so many tokens: prompts of at most `longest`, in as few rows as that makes. Where
+    there is an encoder in front, so many tokens of a source and then so many of a decoder, one of which a step may
+    have; all at position 0, as there are rows for fewer positions than tokens."""
     if parts.model.encoder is None:
-        return step
+        return _prompts(parts.layout, pages, tokens, longest)
+    step = _prompts(parts.layout, pages, tokens, tokens)
     zeros = torch.zeros_like(step.ids)
     each = torch.arange(tokens + 1, dtype=torch.int32, device=pages.device)
     step = replace(step, positions=zeros, sources=SourceReads(zeros[:1], zeros, each, zeros + 1))
     return replace(step, entering=replace(step, sources=None, singles=False, spans=False))
 
 
-def _one_row(layout: Layout, pages: Tensor, tokens: int) -> DeviceStep:
-    """A prompt whose keys go nowhere and which reads the null block."""
+def _prompts(layout: Layout, pages: Tensor, tokens: int, longest: int) -> DeviceStep:
+    """Prompts whose keys go nowhere and which read the null block."""
+    starts = [*range(0, tokens, longest), tokens]
 
-    def integers(*values: int) -> Tensor:
+    def integers(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=pages.device)
 
     zeros = torch.zeros(tokens, dtype=torch.int32, device=pages.device)
-    groups = len(layout.groups)
+    groups, blocks = len(layout.groups), blocks_of(min(tokens, longest), layout.block_tokens)
+    lengths = [stop - start for start, stop in pairwise(starts)]
     return DeviceStep(
         ids=zeros,
-        positions=torch.arange(tokens, dtype=torch.int32, device=pages.device),
-        rope_lengths=zeros + tokens,
+        positions=torch.arange(tokens, dtype=torch.int32, device=pages.device) % longest,
+        rope_lengths=zeros + min(tokens, longest),
         places=(zeros - 1).expand(groups, -1),
-        slot=integers(0),
-        query_start=integers(0, tokens),
-        lengths=integers(tokens),
-        tables=torch.zeros((groups, 1, blocks_of(tokens, layout.block_tokens)), dtype=torch.int32, device=pages.device),
+        slot=integers([0] * len(lengths)),
+        query_start=integers(starts),
+        lengths=integers(lengths),
+        tables=torch.zeros((groups, 1, blocks), dtype=torch.int32, device=pages.device),
         pages=pages,
-        singles=False,
-        spans=tokens > 1,
+        singles=1 in lengths,
+        spans=lengths[0] > 1,
         segments=zeros,
     )
