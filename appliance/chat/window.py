@@ -50,7 +50,9 @@ def truncated(
     keep = kept_tokens(request.truncate_prompt_tokens, config)
     if keep is None:
         return ids
-    if keep == -1:
+    if keep == -1 and config.sources is not None:
+        keep = config.sources.longest
+    elif keep == -1:
         keep = max(1, config.max_context - max(1, asked_tokens or 1))
     side = request.truncation_side or tokenizer.truncation_side
     if side == "left":
@@ -81,9 +83,14 @@ def reply_tokens(prompt_tokens: int, asked: int | None, config: GatewayConfig, *
             f"than the maximum model length of {window}. Please reduce the length of the input prompt.",
             "input_tokens",
         )
+    return tokens_within(window - prompt_tokens, asked, config, param=param)
+
+
+def tokens_within(room: int, asked: int | None, config: GatewayConfig, *, param: str = "max_tokens") -> int:
+    """So many of a room of tokens; `asked` None fills it."""
     if asked is not None and asked < 1:
         raise RequestError(f"{param} must be at least 1, got {asked}.", param)
-    if asked is not None and asked > window:
-        raise RequestError(f"{param}={asked} cannot be greater than max_model_len={window}.", param)
-    limits = [window - prompt_tokens, asked, config.max_output_tokens]
+    if asked is not None and asked > config.max_context:
+        raise RequestError(f"{param}={asked} cannot be greater than max_model_len={config.max_context}.", param)
+    limits = [room, asked, config.max_output_tokens]
     return min(limit for limit in limits if limit is not None)
