@@ -14,9 +14,9 @@ from appliance.chat.format.formats import AUTO, PLAIN, chosen, recognise
 from appliance.chat.language import asked_language
 from appliance.chat.messages import template_messages
 from appliance.chat.sampling import check_n, child_seeds, logprob_count, named_tokens, resolve, stop_ids, stop_strings
+from appliance.chat.source import NO_CONVERSATIONS, Beginning, beginning, reply_room
 from appliance.chat.template import ChatTemplate
 from appliance.chat.thinking import check_close, thinking_limit, thinking_of
-from appliance.chat.source import NO_CONVERSATIONS, Beginning, beginning, reply_room
 from appliance.chat.tools import ToolUse, tool_grammar, tool_use
 from appliance.chat.window import check_ids, check_text, reply_tokens, tokens_within, truncated
 from appliance.gateway.config import GatewayConfig

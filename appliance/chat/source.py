@@ -1,4 +1,4 @@
-"""Completions of a model with an encoder in front: the prompt is its source, and the reply begins with tokens of its own.
+"""Completions of a model with an encoder in front: the prompt is its source, and the reply has a beginning of its own.
 
 `decoder_prompt` says with which. Its text stands behind the decoder's first token, in the place of one that the
 checkpoint forces there, such as a language; ids are taken as they are.
@@ -13,8 +13,8 @@ from engine.api.errors import RequestError
 from engine.text import Tokenizer
 
 NO_CONVERSATIONS = (
-    "This model reads a text with its encoder and replies to it, and holds no conversations; use /v1/completions, whose "
-    "prompt is that text."
+    "This model reads a text with its encoder and replies to it, and holds no conversations; use /v1/completions, with "
+    "that text as prompt."
 )
 
 
@@ -66,8 +66,8 @@ def check_source(tokens: int, sources: SourceModel) -> None:
         raise RequestError("The prompt has no tokens; at least one is needed.", "prompt")
     if tokens > sources.longest:
         raise RequestError(
-            f"This model's encoder reads at most {sources.longest} tokens. However, your prompt contains {tokens} input "
-            "tokens. Please reduce the length of the input prompt.",
+            f"This model's encoder reads at most {sources.longest} tokens. However, your prompt contains {tokens} "
+            "input tokens. Please reduce the length of the input prompt.",
             "input_tokens",
         )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import shlex
+from typing import Any
 
 import msgspec
 
@@ -90,10 +91,11 @@ class Startup:
 
 def curl_line(url: str, gateway: GatewayConfig) -> str:
     """A streamed request, to be pasted into a shell: of chat, or a completion where an encoder reads the prompt."""
-    route, asked = "chat/completions", {"messages": [{"role": "user", "content": QUESTION}]}
+    body: dict[str, Any] = {"model": gateway.names[0], "messages": [{"role": "user", "content": QUESTION}]}
+    route = "chat/completions"
     if gateway.sources is not None:
-        route, asked = "completions", {"prompt": QUESTION}
-    body = {"model": gateway.names[0], **asked, "stream": True}
+        route, body = "completions", {"model": gateway.names[0], "prompt": QUESTION}
+    body["stream"] = True
     key = ["-H", "Authorization: Bearer YOUR_KEY"] if gateway.api_keys is not None else []
     words = ["curl", "-N", f"{url}/v1/{route}", "-H", "Content-Type: application/json", *key]
     return shlex.join([*words, "-d", msgspec.json.encode(body).decode()])

@@ -120,7 +120,7 @@ IDLE = (
     Idle(
         {"engine.cache.prefix": False},
         *(_reads_sources, SOURCED),
-        because="what this model keeps of a source depends on the whole of it, so that no other request can begin with it",
+        because="what this model keeps of a source depends on all of it, so that no other request can begin with it",
     ),
     Idle(
         {

@@ -1,0 +1,110 @@
+"""Tiny models with an encoder in front, each with a tokenizer, and what transformers' greedy search makes of them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+EAGER = {"attn_implementation": "eager"}
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+LANGUAGES = ("eng_Latn", "fra_Latn")
+CORPUS = ["the quick brown fox jumps over the lazy dog, and the dog says: hello world, what is 17 + 25?"] * 9
+SIZES = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+KINDS = {
+    "bart": "BartForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration",
+    "pegasus": "PegasusForConditionalGeneration",
+    "marian": "MarianMTModel",
+    "m2m100": "M2M100ForConditionalGeneration",
+}
+
+
+def write_tokenizer(folder: Path) -> Tokenizer:
+    """Pieces of plain letters, `<s> text </s>`, and the names of two languages as special tokens."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=120, special_tokens=list(SPECIALS)))
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in LANGUAGES])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "</s>",
+        "bos_token": "<s>",
+        "pad_token": "<pad>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return backend
+
+
+@dataclass
+class Sourced:
+    """A checkpoint folder, its tokenizer and its model."""
+
+    path: Path
+    tokenizer: Tokenizer
+    model: Any
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text).ids
+
+    def greedy(self, prompt: str | list[int], tokens: int, begins: Sequence[int] = ()) -> list[int]:
+        """What transformers generates behind the tokens that a reply begins with: its own, or these."""
+        options: dict[str, Any] = {"max_new_tokens": tokens + 1}
+        if begins:
+            options = {
+                "max_new_tokens": tokens,
+                "decoder_input_ids": torch.tensor([begins]),
+                "forced_bos_token_id": None,
+            }
+        ids = self.ids(prompt) if isinstance(prompt, str) else prompt
+        with torch.no_grad():
+            found = self.model.generate(torch.tensor([ids]), num_beams=1, do_sample=False, **options)
+        return found[0, -tokens:].tolist()
+
+    def text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def save(folder: Path, kind: str = "bart", **more: Any) -> Sourced:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = write_tokenizer(folder)
+    made = getattr(transformers, KINDS[kind])
+    config = made.config_class(**{**SIZES, "vocab_size": tokenizer.get_vocab_size(), **more})
+    torch.manual_seed(len(kind))
+    model = made._from_config(config, **EAGER).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Small rows of tokens and biases beside large matrices, or one token is the likeliest everywhere.
+            plain = parameter.ndim == 1
+            scale = 0.05 if plain else 0.25 if "shared" in name else 0.7
+            own = parameter if plain else 0
+            if parameter.requires_grad:
+                parameter.copy_((torch.randn_like(parameter) * scale + own).bfloat16())
+    model.generation_config.forced_bos_token_id = 0
+    model.save_pretrained(folder)
+    # An end would cut what is compared, whether it is drawn or forced behind the most tokens.
+    model.generation_config.eos_token_id = None
+    model.generation_config.forced_eos_token_id = None
+    return Sourced(folder, tokenizer, model)
