@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,7 @@ class Sourced:
     path: Path
     tokenizer: Tokenizer
     model: Any
+    known: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
 
     def ids(self, text: str) -> list[int]:
         return self.tokenizer.encode(text).ids
@@ -79,9 +80,12 @@ class Sourced:
                 "forced_bos_token_id": None,
             }
         ids = self.ids(prompt) if isinstance(prompt, str) else prompt
+        if (key := (tuple(ids), tokens, tuple(begins))) in self.known:
+            return self.known[key]
         with torch.no_grad():
             found = self.model.generate(torch.tensor([ids]), num_beams=1, do_sample=False, **options)
-        return found[0, -tokens:].tolist()
+        self.known[key] = found[0, -tokens:].tolist()
+        return self.known[key]
 
     def text(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
