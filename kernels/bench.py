@@ -1,4 +1,5 @@
-"""Times every operation at its bench cases, beside torch's own operation for the same arguments.
+"""Times every operation at its bench cases, beside torch's own operation for the same arguments, and attention beside
+FlashAttention where that is installed.
 
     python -m kernels.bench                              all of them
     python -m kernels.bench rms_norm --case decode       operations and cases whose names contain these texts
@@ -7,7 +8,7 @@
     python -m kernels.bench --batch 8q1s4k q512s4k       their attention on these steps (kernels/attention/batches.py)
 
 The share is of this device's measured copy rate, or of its measured rate of bf16 products where a kernel is nearer to
-that one. `x torch`: how many times as fast as torch's operation it is; both take turns. Without a GPU the compiled
+that one. `x torch`, `x flash`: how many times as fast as the other it is; all take turns. Without a GPU the compiled
 kernels are timed, and where none are, the torch references at the small cases.
 """
 
@@ -29,6 +30,7 @@ from kernels.op import Case, Make, Op
 from kernels.ops import OPS
 from kernels.report import DTYPES, table
 from kernels.tools import cpu
+from kernels.tools.rivals import flash, flash_arguments, flash_attention
 from kernels.tools.timing import (
     Time,
     alternating,
@@ -45,19 +47,21 @@ from kernels.tools.timing import (
 from kernels.tools.tune import tune
 
 ROUNDS = 25
-HEAD = ("op", "case", "us", "GB/s", "TFLOP/s", "share", "torch us", "x torch", "")
+HEAD = ("op", "case", "us", "GB/s", "TFLOP/s", "share", "torch us", "x torch", "flash us", "x flash", "")
 
 
 @dataclass(frozen=True)
 class Measured:
     """`bytes` and `flops` are those of a perfect kernel. `of_copy`, `of_matmul`: shares of what the device was seen to
-    do. `cold`: the inputs did not lie in its cache. `error`: why there is no time."""
+    do. `flash`: what FlashAttention took. `cold`: the inputs did not lie in its cache. `error`: why there is no time.
+    """
 
     op: str
     case: str
     dtype: str
     time: Time | None = None
     peer: Time | None = None
+    flash: Time | None = None
     bytes: int = 0
     flops: int = 0
     of_copy: float = 0.0
@@ -67,11 +71,16 @@ class Measured:
 
     def cells(self) -> tuple[str, ...]:
         if self.time is None:
-            return self.op, self.case, "", "", "", "", "", "", self.error
+            return self.op, self.case, *[""] * (len(HEAD) - 3), self.error
         rates = figure(self.bytes / self.time.us / 1e3), figure(self.flops / self.time.us / 1e6) if self.flops else ""
         share = f"{max(self.of_copy, self.of_matmul):.0%}"
-        peer = (str(self.peer), f"{self.peer.us / self.time.us:.2f}") if self.peer is not None else ("", "")
-        return self.op, self.case, str(self.time), *rates, share, *peer, self.error or ("" if self.cold else "in cache")
+        others = [
+            text
+            for other in (self.peer, self.flash)
+            for text in (("", "") if other is None else (str(other), f"{other.us / self.time.us:.2f}"))
+        ]
+        note = self.error or ("" if self.cold else "in cache")
+        return self.op, self.case, str(self.time), *rates, share, *others, note
 
 
 def chosen(
@@ -93,22 +102,28 @@ def measure(op: Op, case: Case, dtype: torch.dtype, device: torch.device, rounds
     found = Measured(op.name, case.id, str(dtype).removeprefix("torch."))
     try:
         sets, cold = sets_for(lambda seed: op.inputs(Make(device, dtype, seed), **case.sizes), op.traffic, device)
-        sides, error = [sampler(op, sets, device)], ""
+        sides, error = {"time": sampler(op, sets, device)}, ""
         if device.type == "cuda" and not capturable(op, sets[0]):
             error = "waits for the device: no graph can hold it"
         if op.peer is not None:
             try:
-                sides.append(sampler(op.peer, sets, device))
+                sides["peer"] = sampler(op.peer, sets, device)
             except Exception as reason:  # torch's own operation may want more memory, or lack a type
                 error = f"torch: {one_line(reason)}"
-        times = alternating(sides, rounds)
+        try:
+            if flash() is not None and (theirs := [flash_arguments(op.name, args) for args in sets])[0] is not None:
+                sides["flash"] = sampler(flash_attention, [args for args in theirs if args is not None], device)
+        except Exception as reason:
+            error = error or one_line(reason)
+        times = dict(zip(sides, alternating(list(sides.values()), rounds), strict=True))
     except Exception as reason:  # a case that fails costs no other; the table and the exit code tell
         return replace(found, error=one_line(reason))
-    traffic, flops, seconds = op.traffic(*sets[0]), op.flops(*sets[0]), times[0].us / 1e6
+    traffic, flops, seconds = op.traffic(*sets[0]), op.flops(*sets[0]), times["time"].us / 1e6
     return replace(
         found,
-        time=times[0],
-        peer=times[1] if len(times) > 1 else None,
+        time=times["time"],
+        peer=times.get("peer"),
+        flash=times.get("flash"),
         bytes=traffic,
         flops=flops,
         of_copy=traffic / seconds / copy_rate(device),
@@ -186,7 +201,10 @@ def bench(cases: Sequence[tuple[Op, Case]], device: torch.device, options: argpa
     """The exit code: 1 if a case has no time."""
     facts = device_facts(device)
     facts |= {"copy": copy_rate(device), "matmul": matmul_rate(device) if device.type == "cuda" else 0.0}
+    library = flash()
+    facts["flash"] = None if library is None else library.name
     limits = f"copy {facts['copy'] / 1e9:,.0f} GB/s, bf16 products {facts['matmul'] / 1e12:,.0f} TFLOP/s"
+    limits += f"; {facts['flash'] or 'no FlashAttention to stand beside'}"
     print(f"{facts.get('device', 'CPU')}, torch {facts['torch']}, triton {facts['triton']}: {limits}", flush=True)
     rows: list[dict[str, Any]] = []
     if options.first and options.json.exists():

@@ -34,44 +34,39 @@ from engine.models.parts import (
 
 @dataclass(frozen=True)
 class _Kind:
-    """`in_front`: norms stand in front of bodies, and at the end. `normed`: embeddings are. Positions are learned, or
-    cosines whose period counts half of a row, or one less; the row of position 0 is that of number `offset`. `added`:
-    a row is added to the logits. `defaults`: of its configuration class."""
+    """`in_front`: norms stand in front of bodies, and at the end. `normed`: embeddings are. `positions` are learned
+    (from the third row on), sines and cosines whose period counts half of a row (Marian), or of which one less, from
+    the row behind the padding id's on (fairseq). `added`: a row is added to the logits. `defaults`: of its
+    configuration class."""
 
     in_front: bool
     normed: bool
-    positions: Literal["learned", "half", "half less one"]
-    offset: int
+    positions: Literal["learned", "marian", "fairseq"]
     added: bool
     defaults: Mapping[str, Any]
 
 
-_ALL = {"activation_function": "gelu", "max_position_embeddings": 1024}
+_ALL = {"activation_function": "gelu", "max_position_embeddings": 1024, "pad_token_id": 1}
+_M2M100 = {**_ALL, "activation_function": "relu", "scale_embedding": True}
 _KINDS = {
-    "BartForConditionalGeneration": _Kind(False, True, "learned", 2, True, _ALL),
-    "MBartForConditionalGeneration": _Kind(True, True, "learned", 2, True, _ALL),
-    "PegasusForConditionalGeneration": _Kind(True, False, "half", 0, True, _ALL),
-    "MarianMTModel": _Kind(False, False, "half", 0, True, _ALL),
-    "M2M100ForConditionalGeneration": _Kind(
-        True,
-        False,
-        "half less one",
-        2,
-        False,
-        {**_ALL, "activation_function": "relu", "scale_embedding": True},
-    ),
+    "BartForConditionalGeneration": _Kind(False, True, "learned", True, _ALL),
+    "MBartForConditionalGeneration": _Kind(True, True, "learned", True, _ALL),
+    "PegasusForConditionalGeneration": _Kind(True, False, "marian", True, _ALL),
+    "MarianMTModel": _Kind(False, False, "marian", True, _ALL),
+    "M2M100ForConditionalGeneration": _Kind(True, False, "fairseq", False, _M2M100),
 }
 ARCHITECTURES = tuple(_KINDS)
 
 
 def declare(config: Mapping[str, Any]) -> Model:
     kind = _KINDS[config["architectures"][0]]
-    c = Config.of(config, **{"tie_word_embeddings": True, **kind.defaults})
-    if c.values.get("share_encoder_decoder_embeddings", True) is not True:
-        raise CheckpointError(
-            "config.json: share_encoder_decoder_embeddings is not true; served are models whose source and reply have "
-            "one table of tokens"
-        )
+    c = Config.of(config, **kind.defaults)
+    for key in ("share_encoder_decoder_embeddings", "tie_word_embeddings"):
+        if c.values.get(key, True) is not True:
+            raise CheckpointError(
+                f"config.json: {key} is not true; served are models with one table of tokens, which source, reply and "
+                "logits share"
+            )
     hidden, longest = c.whole("d_model"), c.whole("max_position_embeddings")
     norm = LayerNorm(size=hidden, eps=1e-5)
     embed = Embedding(
@@ -84,7 +79,7 @@ def declare(config: Mapping[str, Any]) -> Model:
     def entered(side: str) -> Embedding:
         return replace(
             embed,
-            positions=_positions(kind, f"{side}.embed_positions", longest, hidden),
+            positions=_positions(kind, f"{side}.embed_positions", longest, hidden, c.whole("pad_token_id", least=0)),
             norm=named(norm, f"{side}.layernorm_embedding") if kind.normed else None,
         )
 
@@ -131,7 +126,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         embed=entered("decoder"),
         blocks=(block("decoder"),) * c.whole("decoder_layers"),
         norm=end("decoder"),
-        head=Head(tied=c.flag("tie_word_embeddings"), added="final_logits_bias" if kind.added else ""),
+        head=Head(tied=True, added="final_logits_bias" if kind.added else ""),
         max_context=2 * longest,
         layers="decoder.layers",
         encoder=Encoder(
@@ -150,9 +145,12 @@ def declare(config: Mapping[str, Any]) -> Model:
     )
 
 
-def _positions(kind: _Kind, name: str, longest: int, hidden: int) -> Lookup:
-    count = longest + kind.offset
-    if kind.positions == "learned":
-        return Lookup(count=count, name=name, offset=kind.offset)
+def _positions(kind: _Kind, name: str, longest: int, hidden: int, padding: int) -> Lookup:
     half = hidden // 2
-    return Lookup(count=count, offset=kind.offset, period=half if kind.positions == "half" else half - 1)
+    match kind.positions:
+        case "learned":
+            return Lookup(count=longest + 2, name=name, offset=2)
+        case "marian":
+            return Lookup(count=longest, period=half)
+        case "fairseq":
+            return Lookup(count=longest + padding + 1, offset=padding + 1, period=half - 1)

@@ -16,7 +16,7 @@ import msgspec
 
 from engine.api.errors import RequestError
 from engine.api.messages import Sampling, Submit
-from engine.core.config import SchedulerConfig
+from engine.core.config import SchedulerConfig, Sources
 from engine.core.plan import StepResult
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import State
@@ -56,10 +56,12 @@ def next_token(ids):
     return value % 5 if value % 29 else END + value % 2
 
 
-def expected(submit, max_context):
+def expected(submit, max_context, sources=None):
     """The undisturbed stream of a request: its tokens, why it ends and the stop token. By itself, with a fresh mind."""
     ids = list(submit.prompt) + list(submit.emitted)
     out = list(submit.emitted)
+    if sources is not None:
+        max_context = min(max_context, submit.source + sources.reply)
     while True:
         if out:
             if out[-1] in submit.stop_token_ids and len(out) > submit.sampling.min_tokens:
@@ -96,6 +98,8 @@ class Device:
             del self.table[slot]
         for new in plan.new:
             assert new.slot not in self.table and 0 <= new.slot < self.slots, "a slot in use"
+            (first,) = (row for row in plan.rows if row.slot == new.slot)
+            assert not new.source or (first.first == 0 and first.count > new.source), "a source is not read whole"
             self.table[new.slot] = Known(list(new.ids), None, [[] for _ in self.layout.groups])
         values, writers = {}, {}
         for row, salt in zip(plan.rows, salts, strict=True):
@@ -160,6 +164,7 @@ class Load:
     resumed: float = 0.2
     same_prompts: int = 3
     replies: tuple = (1, 2, 7, 30)
+    sources: Sources | None = None
     scheduler: type = Scheduler
 
 
@@ -193,8 +198,13 @@ def make_submits(load, rng):
             priority=rng.randrange(3),
             salt=rng.choice(load.salts),
         )
+        if load.sources is not None:
+            begins = rng.randrange(1, 4)
+            source = rng.randrange(1, max(2, min(len(prompt) + 1, load.sources.longest + 3)))
+            prompt = (*prompt[:source], *(rng.randrange(5) for _ in range(begins)))
+            submit = msgspec.structs.replace(submit, prompt=prompt, source=source)
         if rng.random() < load.resumed:
-            done, _, _ = expected(submit, load.max_context)
+            done, _, _ = expected(submit, load.max_context, load.sources)
             submit = msgspec.structs.replace(submit, emitted=tuple(done[: rng.randrange(0, len(done) + 1)]))
         submits.append(submit)
     return submits
@@ -212,6 +222,7 @@ def run(load):
         max_step_tokens=load.max_step_tokens,
         policy=load.policy,
         prefix_cache=load.prefix_cache,
+        sources=load.sources,
     )
     scheduler = load.scheduler(config)
     device = Device(layout, load.blocks, load.max_running, load.max_step_tokens)
@@ -289,7 +300,7 @@ def check_holders(scheduler):
 
 def check_streams(load, outcome):
     for id, submit in outcome.submits.items():
-        tokens, finish, reason = expected(submit, load.max_context)
+        tokens, finish, reason = expected(submit, load.max_context, load.sources)
         got = outcome.streams[id]
         if id in outcome.aborted:
             assert got == tokens[: len(got)], f"seed {load.seed}: {id} was aborted and had other tokens"

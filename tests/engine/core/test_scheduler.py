@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from scheduler_simulation import WINDOWS, Load, expected, make_layout, next_toke
 from engine.api.errors import NOTHING_LEFT, RequestError
 from engine.api.events import Admitted, Blocked, Ended, Preempted, Queued
 from engine.api.messages import Grammar, Logprob, Sampling, Submit
-from engine.core.config import SchedulerConfig
+from engine.core.config import SchedulerConfig, Sources
 from engine.core.plan import StepResult
 from engine.core.scheduler import Scheduler
 from engine.kv.cache import Tables
@@ -79,6 +80,67 @@ def test_planning_ahead_changes_no_token_under_stops_aborts_and_preemption():
     assert outcomes[0].streams == outcomes[1].streams
     assert outcomes[0].ends == outcomes[1].ends
     assert all(outcome.scheduler.counters.preemptions for outcome in outcomes)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("policy", ["fcfs", "fair"])
+def test_a_source_is_read_whole_in_the_first_step_however_often_its_request_is_preempted(policy, overlap):
+    preemptions = refused = 0
+    for seed, budget in product(range(4), (16, 40)):
+        sources = Sources(longest=10, reply=24)
+        outcome = simulate(
+            Load(seed, (None,), blocks=15, policy=policy, overlap=overlap, sources=sources, max_step_tokens=budget,
+                 max_running=6, max_context=30, replies=(7, 40), requests=20)
+        )  # fmt: skip
+        preemptions += outcome.scheduler.counters.preemptions
+        refused += outcome.refused
+        assert not outcome.scheduler.counters.cached_tokens, "what was made of a source was found for another"
+    assert preemptions and refused
+
+
+def source_request(source, prompt=(1, 2, 3, 4), tokens=5, **more):
+    return Submit("a", tuple(prompt), Sampling(**more), tokens, source=source)
+
+
+@pytest.mark.parametrize(
+    ("submit", "param", "says"),
+    [
+        (source_request(0), "prompt", "has 0 tokens; it must have 1 to 3"),
+        (source_request(4, (1, 2, 3, 4, 5)), "prompt", "has 4 tokens; it must have 1 to 3"),
+        (
+            source_request(3, (1, 2, 3)),
+            "decoder_prompt",
+            "begins with 0 tokens of the prompt; it must begin with 1 to 3",
+        ),
+        (source_request(1, (1, 2, 3, 4, 5)), "decoder_prompt", "begins with 4 tokens"),
+        (source_request(2, prompt_logprobs=1), "prompt_logprobs", "read both ways"),
+    ],
+)
+def test_what_is_no_source_and_the_beginning_of_a_reply_is_refused(submit, param, says):
+    config = SchedulerConfig(
+        layout=make_layout((None,)), blocks=20, max_context=12, sources=Sources(longest=3, reply=4), max_step_tokens=8,
+        max_running=4,
+    )  # fmt: skip
+    with pytest.raises(RequestError, match=says) as refused:
+        Scheduler(config).submit(submit, 0.0)
+    assert refused.value.param == param
+
+
+def test_a_step_must_have_room_for_a_source_beside_a_token_of_everybody():
+    config = SchedulerConfig(
+        layout=make_layout((None,)), blocks=20, max_context=12, sources=Sources(longest=9, reply=4), max_step_tokens=8,
+        max_running=4,
+    )  # fmt: skip
+    with pytest.raises(RequestError, match="has 5 tokens; it must have 1 to 4"):
+        Scheduler(config).submit(source_request(5, (1, 2, 3, 4, 5, 6)), 0.0)
+    Scheduler(config).submit(source_request(4, (1, 2, 3, 4, 5)), 0.0)
+
+
+def test_a_model_without_an_encoder_in_front_reads_no_source():
+    config = SchedulerConfig(layout=make_layout((None,)), blocks=20, max_context=12)
+    with pytest.raises(RequestError, match="no encoder") as refused:
+        Scheduler(config).submit(source_request(2), 0.0)
+    assert refused.value.param == "source"
 
 
 def test_32_requests_with_far_too_few_blocks_give_what_a_large_cache_gives():

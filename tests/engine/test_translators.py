@@ -1,0 +1,207 @@
+"""Models with an encoder in front of the decoder through the whole engine, held against transformers in float32.
+
+Sources are read once, beside decode steps of others, in steps that they just fit into; requests are preempted and come
+back; none of it may be seen in a token or a logprob.
+"""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.api.errors import CheckpointError, RequestError
+from engine.distributed.world import SINGLE
+from engine.kv.layout import layout
+from engine.layers.batch import Entering
+from engine.layers.model import TextModel
+from engine.layers.source import EncoderLayers
+from engine.llm import LLM, Params
+from engine.models.checkpoint import read_checkpoint
+from engine.models.footprint import mapped_bytes, part_bytes
+from tests.engine.layers.planned import predicted
+from tests.engine.translators import CASES, LONGEST, VOCAB, Translator, write
+
+TOLERANCE = 2e-4  # of a logprob
+SMALL = {"block_tokens": 4, "kv_bytes": 1 << 20, "threads": 1, "max_running": 5, "max_step_tokens": LONGEST + 5}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Translator:
+    return write(tmp_path_factory.mktemp("translators"), request.param)
+
+
+@pytest.fixture
+def bart(tmp_path: Path) -> Translator:
+    return write(tmp_path, "bart")
+
+
+def sources(seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(3, VOCAB) for _ in range(n)] for n in (1, 7, LONGEST, 4, 16, 29, 17, 3)]
+
+
+def greedy(count: int) -> Params:
+    return Params(temperature=0.0, max_tokens=count, ignore_eos=True, logprobs=3)
+
+
+def assert_same(translator: Translator, source: list[int], made) -> None:
+    reply = [*translator.begins, *made.ids]
+    expected = translator.logits(source, reply[:-1])[len(translator.begins) - 1 :].log_softmax(-1)
+    assert made.ids == expected.argmax(-1).tolist()
+    for position, found in enumerate(made.logprobs):
+        values, ids = expected[position].topk(3)
+        assert found.logprob == pytest.approx(expected[position, found.token].item(), abs=TOLERANCE)
+        assert found.top_logprobs == pytest.approx(values.tolist(), abs=TOLERANCE)
+        assert found.top_ids == tuple(ids.tolist())
+
+
+def test_replies_are_transformers_alone_beside_others_and_again(translator):
+    each = sources(1)
+    with LLM(translator.path, **SMALL) as llm:
+        together = llm.generate(each, greedy(12))
+        again = llm.generate(each[::-1], greedy(12))[::-1]
+    with LLM(translator.path, **{**SMALL, "max_running": 1}) as llm:
+        alone = llm.generate(each[:3], greedy(12))
+    for source, made, repeated in zip(each, together, again, strict=True):
+        assert_same(translator, source, made)
+        assert made.ids == repeated.ids and made.timing.cached_tokens == repeated.timing.cached_tokens == 0
+    assert [one.ids for one in alone] == [one.ids for one in together[:3]]
+
+
+def test_preempted_requests_read_their_source_again_and_go_on(translator):
+    form = layout(read_checkpoint(translator.path).model, block_tokens=4, element_bytes=4)
+    longest = LONGEST + 20
+    tight = {"max_context": longest, "kv_bytes": (form.blocks_for(longest) + 1) * form.block_bytes}
+    with LLM(translator.path, **{**SMALL, **tight}) as llm:
+        made = llm.generate(sources(2), greedy(18))
+    assert sum(one.timing.preemptions for one in made) > 0, "the cache was large enough for all"
+    for source, one in zip(sources(2), made, strict=True):
+        assert_same(translator, source, one)
+
+
+def test_a_reply_ends_where_the_decoder_has_no_positions_left(translator):
+    with LLM(translator.path, **SMALL) as llm:
+        (made,) = llm.generate([[5, 6, 7]], greedy(1000))
+    assert made.finish == "length" and len(made.ids) == LONGEST + 1 - len(translator.begins) - 1
+    assert_same(translator, [5, 6, 7], made)
+
+
+def test_weights_take_what_was_planned_to_the_byte(translator):
+    checkpoint = read_checkpoint(translator.path)
+    for dtype, name in ((torch.float32, "float32"), (torch.bfloat16, "bfloat16")):
+        form = layout(checkpoint.model, block_tokens=4, element_bytes=4)
+        model = TextModel(checkpoint.model, form, SINGLE, dtype, "cpu")
+        model.load(checkpoint)
+        wanted = predicted(checkpoint, "torch", name)
+        assert part_bytes(wanted) == model.held.parts
+        assert mapped_bytes(wanted) == model.held.mapped
+
+
+def test_a_source_is_read_once_and_no_decode_step_runs_the_encoder(bart, monkeypatch):
+    read: list[tuple[int, ...]] = []
+    run = EncoderLayers.__call__
+
+    def counted(self, entering, pages, dtype):
+        read.append(entering.count)
+        return run(self, entering, pages, dtype)
+
+    monkeypatch.setattr(EncoderLayers, "__call__", counted)
+    with LLM(bart.path, **SMALL) as llm:
+        read.clear()  # what made it warm
+        llm.generate([[5, 6, 7], [8, 9]], greedy(20))
+    assert sorted(sum(read, ())) == [2, 3]
+
+
+def test_a_later_token_of_the_source_changes_what_an_earlier_one_says(bart):
+    """Of two sources with the same beginning. Were the encoder causal, their first states would be the same."""
+    checkpoint = read_checkpoint(bart.path)
+    form = layout(checkpoint.model, block_tokens=4, element_bytes=4)
+    model = TextModel(checkpoint.model, form, SINGLE, torch.float32, "cpu")
+    model.load(checkpoint)
+    states = []
+    for source in ([5, 6, 7], [5, 6, 8]):
+        entering = Entering(torch.tensor(source), torch.arange(3), (), (3,))
+        states.append(model.encoder(entering, torch.empty(0), torch.float32))
+    assert (states[0][0] - states[1][0]).abs().max() > 1e-3
+    expected = bart.model.model.encoder(torch.tensor([[5, 6, 7]])).last_hidden_state[0]
+    torch.testing.assert_close(states[0], expected, atol=2e-5, rtol=0)
+
+
+def test_a_sequence_holds_the_blocks_of_its_tokens_and_no_more(bart):
+    """Keys of a source lie in the pages of the decoder's own layers, at positions that these do not read."""
+    model = read_checkpoint(bart.path).model
+    form = layout(model, block_tokens=4, element_bytes=4)
+    assert len(form.groups) == 1 and form.layers_per_block == len(model.blocks) == 3
+    assert form.blocks_for(LONGEST + 20) == 15
+
+
+def test_drawn_tokens_depend_on_neither_batch_nor_preemption(bart):
+    each = sources(4)
+    params = [
+        Params(temperature=0.9, top_p=0.95, seed=i, max_tokens=14, ignore_eos=True, repetition_penalty=1.1)
+        for i in range(len(each))
+    ]
+    form = layout(read_checkpoint(bart.path).model, block_tokens=4, element_bytes=4)
+    with LLM(bart.path, **{**SMALL, "max_running": 1}) as llm:
+        alone = [one.ids for one in llm.generate(each, params)]
+    tight = {"max_context": 60, "kv_bytes": (form.blocks_for(60) + 1) * form.block_bytes}
+    with LLM(bart.path, **{**SMALL, **tight}) as llm:
+        together = llm.generate(each, params)
+    assert [one.ids for one in together] == alone
+    assert sum(one.timing.preemptions for one in together) > 0
+
+
+@pytest.mark.parametrize(("source", "says"), [([5] * (LONGEST + 1), f"1 to {LONGEST}"), ([], "1 to")])
+def test_sources_that_cannot_be_read_are_refused(bart, source, says):
+    with LLM(bart.path, **SMALL) as llm:
+        with pytest.raises(RequestError, match=says):
+            llm.generate([source], greedy(3))
+        assert len(llm.generate([[5, 6]], greedy(3))[0].ids) == 3
+
+
+def test_prompt_logprobs_of_a_source_are_refused(bart):
+    with LLM(bart.path, **SMALL) as llm, pytest.raises(RequestError, match="read both ways"):
+        llm.generate([[5, 6]], Params(max_tokens=2, prompt_logprobs=1))
+
+
+def test_a_row_that_is_added_to_the_logits_may_be_missing(bart):
+    file = bart.path / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["final_logits_bias"]
+    save_file(tensors, file, {"format": "pt"})
+    bart.model.final_logits_bias.zero_()
+    with LLM(bart.path, **SMALL) as llm:
+        assert_same(bart, [5, 6, 7], llm.generate([[5, 6, 7]], greedy(5))[0])
+
+
+def test_the_table_of_tokens_may_be_there_under_its_other_names(bart):
+    file = bart.path / "model.safetensors"
+    tensors = load_file(file)
+    table = tensors["model.shared.weight"]
+    for name in ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = table.clone()
+    save_file(tensors, file, {"format": "pt"})
+    with LLM(bart.path, **SMALL) as llm:
+        assert_same(bart, [5, 6, 7], llm.generate([[5, 6, 7]], greedy(5))[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"decoder_start_token_id": None, "bos_token_id": None}, "decoder_start_token_id is missing"),
+        ({"encoder_attention_heads": 5}, "encoder_attention_heads is 5; d_model, 48, must be a multiple of it"),
+        ({"share_encoder_decoder_embeddings": False}, "one table of tokens"),
+        ({"tie_word_embeddings": False}, "one table of tokens"),
+        ({"activation_function": "mish"}, "activation_function is 'mish'"),
+        ({"decoder_layers": 4}, "lacks model.decoder.layers.3"),
+    ],
+)
+def test_what_is_not_served_is_said(bart, change, says):
+    file = bart.path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    (bart.path / "generation_config.json").unlink()
+    with pytest.raises(CheckpointError, match=says):
+        LLM(bart.path, **SMALL)
