@@ -93,7 +93,14 @@ class Room:
 
     def tables(self, context: int) -> tuple[Step, ...]:
         pooled = self.model if self.view.kernels == TRITON and self.model.pooler is not None else None
-        return tables(self.pages, device=self.view.device, size=self.size, max_context=context, pooled=pooled)
+        return tables(
+            self.pages,
+            device=self.view.device,
+            size=self.size,
+            max_context=context,
+            pooled=pooled,
+            sources=self.model.encoder is not None,
+        )
 
     def workspace(self, context: int) -> int:
         return summed((*self.fixed, *self.graphs, *self.tables(context)))

@@ -212,10 +212,16 @@ def attention_partials(model: Model, size: StepSize, kv_tokens: int, ranks: int 
 
 
 def tables(
-    layout: Layout, *, device: str, size: StepSize, max_context: int, pooled: Model | None = None
+    layout: Layout,
+    *,
+    device: str,
+    size: StepSize,
+    max_context: int,
+    pooled: Model | None = None,
+    sources: bool = False,
 ) -> tuple[Step, ...]:
     """The request table: a token id for every position a request can have, and a place for every block. pooled: the
-    model whose prompts a GPU's kernels pool."""
+    model whose prompts a GPU's kernels pool. sources: an encoder in front reads some tokens of each."""
     width, blocks = max_context + 1, blocks_of(max_context + 1, layout.block_tokens)
     groups, slots = len(layout.groups), size.slots
     if device == "cpu":
@@ -231,6 +237,7 @@ def tables(
         product("sampling parameters (fields × requests)", DEVICE_FIELDS + 1, _aligned(slots), 4),
         product("rows of a step (words)", 3 * rows + _aligned(wide + 64 * slots + 4096), 4),
         *(() if pooled is None else _pooled_tables(pooled, slots)),
+        *((product("lengths of sources (requests)", _aligned(slots), 4),) if sources else ()),
     )
 
 

@@ -230,3 +230,15 @@ def test_weights_in_halves_are_served_in_float32(tmp_path: Path) -> None:
     plan = planned(tmp_path, one, *SMALL)
     held, _ = built(plan.engines[0])
     assert plan.engines[0].dtype == "float32" and plan.engines[0].planned == (held,)
+
+
+@pytest.mark.parametrize("kind", ["bart", "m2m100"])
+def test_a_gpus_table_is_as_large_as_planned(tmp_path: Path, made: Callable, kind: str) -> None:
+    from engine.worker.ahead import parts_on
+    from kernels.fp8 import Fp8Products
+
+    plan = planned(tmp_path, made(kind), SMALL[0], host=hardware("h200x1"))
+    engine = msgspec.structs.replace(plan.engines[0], load="random")
+    rows = next(step for account in plan.memory.accounts for step in account.steps if step.name.startswith("rows of a"))
+    parts, _ = parts_on(torch.device("meta"), engine, Fp8Products())
+    assert parts.table_bytes == plan.memory.tables - rows.value
