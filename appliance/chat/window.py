@@ -1,6 +1,8 @@
 """How prompt and reply share the model's window: truncation, lengths, clamping (docs/http.md, ER-06 to
 ER-11)."""
 
+from collections.abc import Collection
+
 from appliance.gateway.config import GatewayConfig
 from appliance.schema.common import GenerationRequest
 from engine.api.errors import RequestError
@@ -55,9 +57,21 @@ def truncated(
     elif keep == -1:
         keep = max(1, config.max_context - max(1, asked_tokens or 1))
     side = request.truncation_side or tokenizer.truncation_side
+    if config.sources is not None:
+        return _cut_between(ids, keep, side, tokenizer.special_ids)
     if side == "left":
         return ids[-keep:] if keep else []
     return ids[:keep]
+
+
+def _cut_between(ids: list[int], keep: int, side: str, special: Collection[int]) -> list[int]:
+    """A source is read as a whole: special tokens at its ends stay, and what is cut is the text between them."""
+    first = next((at for at, token in enumerate(ids) if token not in special), 0)
+    last = next((at for at, token in enumerate(reversed(ids)) if token not in special), 0)
+    if len(ids) <= keep or keep <= first + last:
+        return ids[:keep]
+    body, room = ids[first : len(ids) - last], keep - first - last
+    return [*ids[:first], *(body[-room:] if side == "left" else body[:room]), *ids[len(ids) - last :]]
 
 
 def check_length(prompt_tokens: int, window: int, *, param: str = "prompt") -> None:

@@ -136,6 +136,18 @@ def test_a_source_is_cut_where_the_request_asks_for_it(sourced: Any) -> None:
     assert sourced.submits[1].prompt == (39, 40, 41, 42, 7, 8)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_special_tokens_at_the_ends_of_a_source_are_not_cut_off(sourced: Any, side: str) -> None:
+    """The encoder knows by them what language a text has, and that it is over."""
+    start, end = (sourced.tokenizer.convert_tokens_to_ids(name) for name in ("<|im_start|>", "<|im_end|>"))
+    ids = [start, *range(20, 60), end, end]
+    reply(sourced, prompt=ids, truncate_prompt_tokens=-1, truncation_side=side)
+    kept = range(20, 37) if side == "right" else range(43, 60)
+    assert sourced.submits[0].prompt == (start, *kept, end, end, 7, 8)
+    reply(sourced, prompt=ids, truncate_prompt_tokens=3, truncation_side=side)
+    assert len(sourced.submits[1].prompt) == 3 + 2
+
+
 def test_a_beginning_that_leaves_no_room_is_refused_by_name(sourced: Any) -> None:
     assert error(sourced, decoder_prompt=[5] * 30)["param"] == "decoder_prompt"
     reply(sourced, prompt=[5], decoder_prompt=[5] * 29)
