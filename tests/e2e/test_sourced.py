@@ -1,5 +1,5 @@
-"""A model with an encoder in front, served: what the official client reads is transformers' greedy search, whatever
-becomes of the engine."""
+"""mBART served, a model with an encoder in front: what the official client reads is transformers' greedy search,
+whatever becomes of the engine."""
 
 import json
 import os
@@ -22,7 +22,7 @@ TOKENS, LONG = 48, 500
 
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> Sourced:
-    return save(tmp_path_factory.mktemp("sourced") / "bart", max_position_embeddings=1024)
+    return save(tmp_path_factory.mktemp("sourced"), "mbart", max_position_embeddings=1024)
 
 
 @pytest.fixture(scope="module")

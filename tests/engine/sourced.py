@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-EAGER = {"attn_implementation": "eager"}
+from tests.engine.translators import write
+
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 LANGUAGES = ("eng_Latn", "fra_Latn")
 CORPUS = ["the quick brown fox jumps over the lazy dog, and the dog says: hello world, what is 17 + 25?"] * 9
-SIZES = {
+SIZES = {  # heads of 8, which all kernels serve
     "d_model": 32,
     "encoder_layers": 2,
     "decoder_layers": 2,
@@ -23,18 +23,9 @@ SIZES = {
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 40,
     "max_position_embeddings": 64,
-    "bos_token_id": 0,
     "pad_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
 }
-KINDS = {
-    "bart": "BartForConditionalGeneration",
-    "mbart": "MBartForConditionalGeneration",
-    "pegasus": "PegasusForConditionalGeneration",
-    "marian": "MarianMTModel",
-    "m2m100": "M2M100ForConditionalGeneration",
-}
+KINDS = ("bart", "mbart", "pegasus", "marian", "m2m100")
 
 
 def write_tokenizer(folder: Path) -> Tokenizer:
@@ -92,23 +83,23 @@ class Sourced:
 
 
 def save(folder: Path, kind: str = "bart", **more: Any) -> Sourced:
+    """Below the folder. Replies begin with `</s>` and, forced, `<s>`."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = write_tokenizer(folder)
-    made = getattr(transformers, KINDS[kind])
-    config = made.config_class(**{**SIZES, "vocab_size": tokenizer.get_vocab_size(), **more})
-    torch.manual_seed(len(kind))
-    model = made._from_config(config, **EAGER).eval()
+    (folder / kind).mkdir()
+    tokenizer = write_tokenizer(folder / kind)
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "forced_bos_token_id": 0, **SIZES, **more}
+    made = write(folder, kind, **sizes)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in made.model.named_parameters():
             # Small rows of tokens and biases beside large matrices, or one token is the likeliest everywhere.
             plain = parameter.ndim == 1
             scale = 0.05 if plain else 0.25 if "shared" in name else 0.7
-            own = parameter if plain else 0
             if parameter.requires_grad:
-                parameter.copy_((torch.randn_like(parameter) * scale + own).bfloat16())
-    model.generation_config.forced_bos_token_id = 0
-    model.save_pretrained(folder)
+                parameter.copy_(torch.randn_like(parameter) * scale + (plain and name.endswith("weight")))
+        if hasattr(made.model, "final_logits_bias"):
+            made.model.final_logits_bias.mul_(0.1)
+    made.model.save_pretrained(made.path)
     # An end would cut what is compared, whether it is drawn or forced behind the most tokens.
-    model.generation_config.eos_token_id = None
-    model.generation_config.forced_eos_token_id = None
-    return Sourced(folder, tokenizer, model)
+    made.model.generation_config.eos_token_id = None
+    made.model.generation_config.forced_eos_token_id = None
+    return Sourced(made.path, tokenizer, made.model)

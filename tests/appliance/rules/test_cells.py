@@ -211,7 +211,7 @@ def sourced(folder: Path) -> Saved:
         return [made.greedy(prompt, TOKENS) for prompt in PROMPTS]
 
     roomy = "engine.scheduling.max_step_tokens=80"  # a source of 64 tokens, and one of each running request
-    return Saved(folder, sets=(roomy,), replies=greedy)
+    return Saved(made.path, sets=(roomy,), replies=greedy)
 
 
 def gguf(folder: Path) -> Saved:
