@@ -1,10 +1,12 @@
 """Where there is no GPU, kernels run in Triton's interpreter, which must be said before they are imported.
 
-What hypothesis tries is the same in every run; `pytest --hypothesis-profile=default` looks for new examples.
+What hypothesis tries is the same in every run; `pytest --hypothesis-profile=default` looks for new examples. Files that
+take longest begin first: processes that share the tests file by file would wait for one that began last.
 """
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -13,3 +15,21 @@ settings.load_profile("same")
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+LONGEST = (
+    "kernels/test_aot.py",
+    "e2e/test_chaos.py",
+    "engine/worker/test_ahead.py",
+    "e2e/test_budgets.py",
+    "e2e/test_survive.py",
+    "engine/test_ranks.py",
+    "engine/layers/test_fused.py",
+    "e2e/test_reload.py",
+    "appliance/rules/test_cells.py",
+    "engine/worker/test_pooled_device.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {os.path.join(os.path.dirname(__file__), name): at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(str(item.path), len(places)))

@@ -10,6 +10,7 @@ import re
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +70,15 @@ class Compiled:
     columns: int = 0
 
 
-# Products of tiles: of a warp group (Hopper), in tensor memory (Blackwell), of a warp.
-MATRIX = ("HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA", "HMMA", "QMMA", "IMMA", "DMMA")
+# Products of tiles in PTX, and what the device's own code calls them: of a warp group (Hopper), in tensor memory
+# (Blackwell), of a warp. By types: halves or tf32, eight-bit floats, whole numbers, doubles.
+PRODUCTS = {
+    "wgmma.mma_async": {"f16": "HGMMA", "e4m3": "QGMMA", "s8": "IGMMA"},
+    "tcgen05.mma": {"f16": "UTCHMMA", "e4m3": "UTCQMMA", "s8": "UTCIMMA"},
+    "mma.sync": {"f16": "HMMA", "e4m3": "QMMA", "s8": "IMMA", "f64": "DMMA"},
+}
+_PRODUCT = re.compile(rf"^\s*(?:@\S+ )?({'|'.join(map(re.escape, PRODUCTS))})(\S*)", re.MULTILINE)
+_TYPES = {"e4m3": r"e4m3|e5m2|f8f6f4", "s8": r"\.s8|\.u8|kind::i8", "f64": r"\.f64\."}
 
 
 class _Driver:
@@ -165,10 +173,8 @@ def _nvidia(target: Target, kernel: Any, seconds: float) -> Compiled:
         assert match is not None, f"cuobjdump -res-usage gave no registers:\n{usage}"
         stack = int(match[2])
         # Disassembling takes longer than compiling: only where there is something to be seen.
-        plain = not stack and "tt.dot" not in kernel.asm["source"]
-        code = "" if plain else _tool("nvdisasm", "-ndf", "-c", file.name)
+        code = _tool("nvdisasm", "-ndf", "-c", file.name) if stack else ""
     used = re.search(r"\b(?:STL|LDL)\b", code) is not None
-    counts = {name: len(re.findall(rf"\b{name}\b", code)) for name in MATRIX}
     return Compiled(
         kernel.metadata.name,
         target.name,
@@ -177,9 +183,18 @@ def _nvidia(target: Target, kernel: Any, seconds: float) -> Compiled:
         kernel.metadata.shared,
         kernel.metadata.num_warps,
         seconds,
-        tuple(sorted((name for name, count in counts.items() if count), key=lambda name: -counts[name])),
+        _products(kernel.asm["ptx"]),
         getattr(kernel.metadata, "tmem_size", None) or 0,
     )
+
+
+def _products(ptx: str) -> tuple[str, ...]:
+    """The kinds of matrix instructions, most frequent first."""
+    counts: Counter[str] = Counter()
+    for found in _PRODUCT.finditer(ptx):
+        kind = next((kind for kind, types in _TYPES.items() if re.search(types, found[2])), "f16")
+        counts[PRODUCTS[found[1]][kind]] += 1
+    return tuple(name for name, _ in counts.most_common())
 
 
 def _tool(name: str, *args: str) -> str:
