@@ -30,7 +30,7 @@ def plan_step(batch: Batch, pages: Tensor, layout: Layout, ropes: tuple[Rope, ..
     layers, block_tokens = layout.layers_per_block, layout.block_tokens
     sizes = Sizes(
         block_tokens=block_tokens,
-        columns=batch.tables[0].shape[1],
+        columns=batch.tables[0].shape[1] if batch.tables else 0,  # where nothing is kept there are none
         page_elements=block_tokens * layout.kv_heads * layout.head_dim,
         device=pages.device,
     )
