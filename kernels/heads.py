@@ -37,11 +37,11 @@ def _reference(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """qkv: [tokens, heads + 2 · kv_heads, dim], changed in place where it is q; pages: [blocks, layers, 2,
-    block_tokens, kv_heads, dim], of any type; slots: [tokens] int32, block · block_tokens + offset, negative where
-    nothing is to be written; weight: [heads + kv_heads, dim] fp32 or None; cos, sin: [tokens, half] fp32 or None. Pages
-    hold k / k_scale and v / v_scale; what is not finite is written as 0, as a later owner of the block reads its rest
-    with weight 0. Pages and slots None: k is changed in place too.
+    """qkv: [tokens, heads + 2 · kv_heads, dim], changed in place where it is q (heads may be 0: a source has keys and
+    values alone); pages: [blocks, layers, 2, block_tokens, kv_heads, dim], of any type; slots: [tokens] int32, block ·
+    block_tokens + offset, negative where nothing is to be written; weight: [heads + kv_heads, dim] fp32 or None; cos,
+    sin: [tokens, half] fp32 or None. Pages hold k / k_scale and v / v_scale; what is not finite is written as 0, as a
+    later owner of the block reads its rest with weight 0. Pages and slots None: k is changed in place too.
     → qkv and pages, or qkv alone."""
     turned = _turned_heads(qkv, heads)
     wide = qkv.float()
@@ -340,6 +340,8 @@ HEADS = Op(
             "whole-norm",
             {"tokens": 3, "heads": 6, "kv_heads": 2, "dim": 24, "half": 4, "norm": "rms", "kept": False},
         ),
+        Case("source", {"tokens": 5, "heads": 0, "kv_heads": 3, "dim": 16, "half": 0}),
+        Case("source-fp8", {"tokens": 4, "heads": 0, "kv_heads": 2, "dim": 16, "half": 0, "pages": FP8}),
         Case("empty", {"tokens": 0, "heads": 4, "kv_heads": 2, "dim": 16, "half": 8}),
         Case("llama-decode-256", {"tokens": 256, **_LLAMA}, bench=True),
         Case("llama-4096", {"tokens": 4096, **_LLAMA}, bench=True),
@@ -376,7 +378,7 @@ HEADS = Op(
         Case("qwen3-8", {"tokens": 8, **_QWEN3}),
         Case("qwen3-512", {"tokens": 512, **_QWEN3}),
     ),
-    compiled_lacks=("fp8", "whole", "whole-norm"),
+    compiled_lacks=("fp8", "source-fp8", "whole", "whole-norm"),
     at_home=bodies.at_home,
     alone=_alone,
     strided=(0,),

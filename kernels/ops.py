@@ -34,11 +34,13 @@ from kernels.sampling.token_mask import TOKEN_MASK
 from kernels.sampling.top_logprobs import TOP_LOGPROBS
 from kernels.step_inputs import NEXT_TOKENS, STAGED_WRITES, STEP_INPUTS
 from kernels.step_segments import STEP_SEGMENTS
+from kernels.step_sources import STEP_SOURCES
 
 OPS: tuple[Op, ...] = (
     STAGED_WRITES,
     STEP_INPUTS,
     STEP_SEGMENTS,
+    STEP_SOURCES,
     EMBEDDING,
     RMS_NORM,
     RMS_NORM_QUANTIZED,

@@ -3,8 +3,9 @@
 The same declared parts that `block.py` runs with torch; what they compute is said there. What differs is where a kernel
 begins and ends: a branch's result waits to be added to the residual by the norm that follows, and one kernel takes
 queries, keys and values from their projection to where attention reads them: to pages, or, where a prompt is read both
-ways and nothing of it is kept, to where they are. Nothing waits for the device and no shape depends on what it holds,
-so that a step can be captured as a graph.
+ways and nothing of it is kept, to where they are. Sources that an encoder reads in front of a decoder go through its
+blocks first, and their keys and values for each layer of the decoder into the pages. Nothing waits for the device and
+no shape depends on what it holds, so that a step can be captured as a graph.
 """
 
 from dataclasses import dataclass
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.layers.block import AttentionLayer, BranchLayer, Place
+from engine.layers.block import AttentionLayer, BranchLayer, Place, SourceAttentionLayer
 from engine.layers.mlp import ExpertsLayer, MLPLayer
 from engine.layers.model import TextModel
 from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.rounded import activated, rounding_of
+from engine.layers.source import EncoderLayers
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
 from kernels.attention.decode import DECODE_ATTENTION
@@ -38,12 +40,27 @@ from kernels.rope import ROPE_ANGLES
 from kernels.sampling.cap_logits import CAP_LOGITS
 
 Turning = tuple[Tensor | None, NormKind, float, Tensor | None, Tensor | None, bool]
+_UNTURNED: Turning = (None, "rms", 0.0, None, None, False)
+
+
+@dataclass(frozen=True)
+class SourceReads:
+    """What the tokens of a decoder read of sources: each is a row of its own, whose source's `lengths` positions of the
+    line `slot` it reads, all of them; 0 of padding."""
+
+    begins: Tensor  # [rows] int32, first position that the step's own rows read where they attend to themselves
+    slot: Tensor  # [tokens] int32
+    query_start: Tensor  # [tokens + 1] int32: 0, 1, …
+    lengths: Tensor  # [tokens] int32
 
 
 @dataclass(frozen=True)
 class DeviceStep:
     """A step as tensors of the device. Rows without tokens are padding. `singles`: some row has one token, `spans`:
-    some row has several; what a step does not have is not launched."""
+    some row has several; what a step does not have is not launched.
+
+    With an encoder in front rows are those of the decoder's tokens, whose `positions` count from the end of their
+    source; sources that the step reads first are the rows of `entering`."""
 
     ids: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
@@ -57,6 +74,8 @@ class DeviceStep:
     singles: bool
     spans: bool
     segments: Tensor | None = None  # [tokens] int32, where the model has a row for each segment
+    sources: SourceReads | None = None
+    entering: "DeviceStep | None" = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +92,7 @@ class FusedModel:
     def __init__(self, text_model: TextModel, scales: KVScales | None = None) -> None:
         self.vocabulary, self.branches, self.norm = text_model.vocabulary, text_model.branches, text_model.norm
         self.dtype, self.layout = text_model.dtype, text_model.layout
+        self.encoder, self.source_layers = text_model.encoder, text_model.source_layers
         self._rotations = {rope: Rotation(rope, text_model.device) for rope in text_model.ropes}
         layers = [body for branch in self.branches for body in branch.bodies if isinstance(body, AttentionLayer)]
         ones = (1.0,) * len(layers)
@@ -80,13 +100,39 @@ class FusedModel:
         self._scales = {
             id(layer): pair for layer, pair in zip(layers, zip(scales.k, scales.v, strict=True), strict=True)
         }
+        self._scales |= {id(layer): (1.0, 1.0) for layer in self.source_layers}
 
     def forward(self, step: DeviceStep) -> Tensor:
-        """Hidden states after the final norm, [tokens, hidden]. Writes the tokens' keys and values into the pages."""
-        run = _Run(self, step)
+        """Hidden states after the final norm, [tokens, hidden]. Writes the tokens' keys and values into the pages. What
+        is entering has been read before."""
+        run = _Run(self, step, self.entered(step))
         for branch in self.branches:
             run.branch(branch)
-        return run.end()
+        return run.end(self.norm)
+
+    def read_sources(self, entering: DeviceStep) -> Tensor:
+        """What the encoder makes of sources, [tokens, hidden]. Writes into the pages what the decoder's layers read."""
+        assert self.encoder is not None, "sources enter where there is an encoder"
+        states = self._encoded(self.encoder, entering)
+        for layer in self.source_layers:
+            kv, place = layer.kv(states).unflatten(-1, (-1, layer.part.head_dim)), layer.place
+            places = entering.places[place.group]
+            HEADS(kv, entering.pages, place.layer, places, 0, *_UNTURNED, *self._scales[id(layer)])
+        return states
+
+    def _encoded(self, encoder: EncoderLayers, entering: DeviceStep) -> Tensor:
+        embedding, vocabulary = encoder.embedding, self.vocabulary
+        if vocabulary.world.size > 1:
+            x = embedding.summed(entering.ids, entering.positions, self.dtype)
+        else:
+            added = entering.positions, embedding.position_rows
+            x = EMBEDDING(entering.ids, vocabulary.table, self.dtype, vocabulary.part.scale, *added)
+        if embedding.norm is not None:
+            x = fused_norm(embedding.norm, x)
+        run = _Run(self, entering, x)
+        for branch in encoder.branches:
+            run.branch(branch)
+        return run.end(encoder.norm)
 
     def entered(self, step: DeviceStep) -> Tensor:
         """What the first layer reads, [tokens, hidden]."""
@@ -107,20 +153,24 @@ class FusedModel:
 class _Run:
     """One step through the layers. `x` is the residual stream, which still lacks scale · waiting."""
 
-    def __init__(self, model: FusedModel, step: DeviceStep) -> None:
-        self.model, self.step = model, step
-        self.x = model.entered(step)
+    def __init__(self, model: FusedModel, step: DeviceStep, x: Tensor) -> None:
+        self.model, self.step, self.x = model, step, x
         self.waiting: Tensor | None = None
         self.scale = 1.0
         self.angles: dict[Rope, tuple[Tensor, Tensor]] = {
             rope: ROPE_ANGLES(step.positions, rotation.frequencies(step.rope_lengths), rotation.attention)
             for rope, rotation in model._rotations.items()
         }
+        sources, kv_heads = step.sources, model.layout.kv_heads
+        self.begins = None if sources is None else sources.begins
         self.work = {
-            window: DECODE_WORK(step.query_start, step.lengths, model.layout.kv_heads, window)
+            window: DECODE_WORK(step.query_start, step.lengths, kv_heads, window, self.begins)
             for window in {group.window for group in model.layout.groups}
             if step.singles
         }
+        self.source_work = None
+        if sources is not None:
+            self.source_work = DECODE_WORK(sources.query_start, sources.lengths, kv_heads, None)
 
     def branch(self, branch: BranchLayer) -> None:
         read: Tensor | Rounded
@@ -134,8 +184,8 @@ class _Run:
         if branch.last is not None:
             self.x = self._normed(branch.last)
 
-    def end(self) -> Tensor:
-        return self._joined() if self.model.norm is None else self._normed(self.model.norm)
+    def end(self, norm: NormLayer | None) -> Tensor:
+        return self._joined() if norm is None else self._normed(norm)
 
     def _joined(self) -> Tensor:
         if self.waiting is not None:
@@ -164,7 +214,9 @@ class _Run:
         self.waiting = None
         return Rounded(*made[:2])
 
-    def _body(self, body: AttentionLayer | MLPLayer | ExpertsLayer, read: Tensor | Rounded) -> Tensor:
+    def _body(
+        self, body: AttentionLayer | SourceAttentionLayer | MLPLayer | ExpertsLayer, read: Tensor | Rounded
+    ) -> Tensor:
         match body:
             case MLPLayer():
                 return body.down(activated(body, body.up(read)))
@@ -173,6 +225,8 @@ class _Run:
                 return _experts(body, read)
             case AttentionLayer():
                 return self._attention(body, read)
+            case SourceAttentionLayer():
+                return self._source_attention(body, read)
 
     def _attention(self, layer: AttentionLayer, read: Tensor | Rounded) -> Tensor:
         qkv = layer.qkv(read).unflatten(-1, (-1, layer.part.head_dim))
@@ -203,9 +257,21 @@ class _Run:
         asked = layer.scale, part.window, part.softcap, layer.sinks
         if step.singles:
             work = self.work[part.window]
-            DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, work, out, *asked, *scales)
+            DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, work, out, *asked, *scales, self.begins)
         if step.spans:
-            PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *asked, None, *scales)
+            PREFILL_ATTENTION(q, step.pages, place.layer, table, *rows, out, *asked, None, *scales, self.begins)
+
+    def _source_attention(self, layer: SourceAttentionLayer, read: Tensor | Rounded) -> Tensor:
+        """Each token over the whole source of its sequence."""
+        part, place, step = layer.part, layer.place, self.step
+        assert step.sources is not None and self.source_work is not None, "a source is read by a decoder's tokens"
+        q = layer.q(read).unflatten(-1, (-1, part.head_dim))
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        rows = step.sources.slot, step.sources.query_start, step.sources.lengths
+        asked = layer.scale, None, part.softcap, None
+        table, scales = step.tables[place.group], self.model._scales[id(layer)]
+        DECODE_ATTENTION(q, step.pages, place.layer, table, *rows, self.source_work, out, *asked, *scales)
+        return layer.out(out.flatten(1))
 
     def _turning(self, layer: AttentionLayer) -> Turning:
         """What HEADS does to queries and keys: weight, kind and eps of a norm, cos and sin, how pairs lie."""

@@ -153,10 +153,15 @@ class SourceEmbedding:
 
     def entered(self, ids: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """What the first layer reads, [tokens, hidden]."""
+        x = self.summed(ids, positions, dtype)
+        return x if self.norm is None else self.norm(x)
+
+    def summed(self, ids: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of tokens and positions together, [tokens, hidden]. Both: [tokens] integers."""
         x = self.vocabulary.embed(ids, dtype)
         if self.position_rows is not None:
             x = x.add_(embedding(positions, self.position_rows, dtype))
-        return x if self.norm is None else self.norm(x)
+        return x
 
 
 def added_rows(read: Read, root: str, part: Lookup | None, hidden: int, target: Target) -> Tensor | None:

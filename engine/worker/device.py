@@ -23,7 +23,7 @@ from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.digest import digest
 from engine.worker.graphs import Graphs
 from engine.worker.results import Results
-from engine.worker.rows import PlanRows, plan_rows, step_result
+from engine.worker.rows import Entering, PlanRows, behind_sources, plan_rows, step_result
 from engine.worker.scoring import score_prompts
 from engine.worker.table import RequestTable
 from kernels.finite import FINITE_ROWS
@@ -72,13 +72,15 @@ class DeviceRunner:
 
     def start(self, plan: StepPlan, masks: Masks | Late) -> Callable[[], StepResult]:
         self._host.apply(plan)
-        rows = plan_rows(plan)
+        rows, entering = plan_rows(plan), None
+        if self._table.sources is not None:
+            rows, entering = behind_sources(rows, self._host.sources)
         self._upload.send(plan, rows, self._host.columns)
         if not len(rows.slots):
             return lambda: StepResult(plan.step, ())
         self._upload.check(plan)
         count = len(rows.slots)
-        out = self._forward(rows)
+        out = self._forward(rows, entering)
         slot, lengths, logits = self._upload.slot[:count], out.lengths[:count], out.logits
         if len(rows.sampling) < count or logits is None:
             at = indexes(rows.sampling, self._pages.device)
@@ -112,20 +114,30 @@ class DeviceRunner:
             self._pages.device,
         )
 
-    def _forward(self, rows: PlanRows) -> Outputs:
+    def _forward(self, rows: PlanRows, entering: Entering | None) -> Outputs:
         count = len(rows.slots)
         alone = bool((rows.count == 1).all())
-        size = self._graphs.size_for(count) if alone else None
+        steady = alone and (entering is None or not len(entering.slots))
+        size = self._graphs.size_for(count) if steady else None
         if size is not None:
             return self._graphs.replay(size)
-        return self._run(count, int(rows.count.sum()), singles=bool((rows.count == 1).any()), spans=not alone)
+        singles, tokens = bool((rows.count == 1).any()), int(rows.count.sum())
+        return self._run(count, tokens, singles=singles, spans=not alone, entering=entering)
 
     def _decode(self, size: int) -> Outputs:
         """A step of this many rows of one token or none."""
         return self._run(size, size, singles=True, spans=False)
 
-    def _run(self, rows: int, tokens: int, *, singles: bool, spans: bool) -> Outputs:
-        step = self._steps.step(rows, tokens, singles=singles, spans=spans)
+    def _run(self, rows: int, tokens: int, *, singles: bool, spans: bool, entering: Entering | None = None) -> Outputs:
+        step = self._steps.step(rows, tokens, singles=singles, spans=spans, entering=entering)
+        found = None
+        if step.entering is not None:
+            # Here, as pages have zeros where keys and values are not finite.
+            found = FINITE_ROWS(self._model.read_sources(step.entering), step.entering.query_start)
         hidden = self._model.forward(step)
         logits = None if spans else self._model.logits(hidden)
-        return Outputs(hidden, logits, step.lengths, FINITE_ROWS(hidden, step.query_start))
+        bad = FINITE_ROWS(hidden, step.query_start)
+        if entering is not None and found is not None:
+            at = indexes(entering.rows, bad.device)
+            bad[at] = torch.maximum(bad[at], found)
+        return Outputs(hidden, logits, step.lengths, bad)

@@ -1,7 +1,7 @@
 """What a GPU's runner is put together from, and how much memory its largest step takes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.api.config import EngineConfig
 from engine.api.messages import Pooling
 from engine.kv.layout import Layout, blocks_of
-from engine.layers.fused import DeviceStep, FusedModel, KVScales
+from engine.layers.fused import DeviceStep, FusedModel, KVScales, SourceReads
 from engine.layers.fused_pooler import FusedPooler
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint
@@ -57,6 +57,7 @@ def device_parts(
         layout=form,
         device=device,
         segments=0 if embed.segments is None else embed.segments.count,
+        sourced=checkpoint.model.encoder is not None,
     )
     pooler = None
     if text_model.pooler is not None:
@@ -69,7 +70,9 @@ def measured_pool(config: EngineConfig, text_model: TextModel, parts: DevicePart
     were measured to take and what graphs may take; never more than the plan's own pool, nor than is free. `reserve`:
     blocks that there are beside the pool."""
     device = text_model.device
-    step = step_bytes(parts, min(config.max_step_tokens, config.max_context), text_model.dtype)
+    # a step of many sources may have more tokens than a sequence
+    one_row = config.max_context if text_model.encoder is None else config.max_step_tokens
+    step = step_bytes(parts, min(config.max_step_tokens, one_row), text_model.dtype)
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     planned = config.weight_bytes + config.workspace_bytes + config.kv_bytes
@@ -86,7 +89,10 @@ def step_bytes(parts: DeviceParts, tokens: int, dtype: torch.dtype) -> int:
     pages = make_pages(parts.layout, 1, dtype if parts.layout.element_bytes > 1 else torch.float8_e4m3fn, memory.device)
     torch.cuda.reset_peak_memory_stats(memory.device)
     before = torch.cuda.memory_allocated(memory.device)
-    hidden = parts.model.forward(_one_row(parts.layout, pages, tokens))
+    step = largest_step(parts, pages, tokens)
+    if step.entering is not None:
+        parts.model.read_sources(step.entering)
+    hidden = parts.model.forward(step)
     if parts.pooler is not None:
         pooled = parts.pooler.finish(hidden.float(), Pooling("token_embed"))
         # those of the step before are still on their way
@@ -95,6 +101,19 @@ def step_bytes(parts: DeviceParts, tokens: int, dtype: torch.dtype) -> int:
     logits = parts.model.logits(hidden[:rows])
     peak = torch.cuda.max_memory_allocated(memory.device) - before
     return peak + SAMPLING_COPIES * logits.nbytes
+
+
+def largest_step(parts: DeviceParts, pages: Tensor, tokens: int) -> DeviceStep:
+    """What takes the most of steps of so many tokens: one prompt. Where there is an encoder in front, so many tokens of
+    a source and then so many of a decoder, one of which a step may have; all at position 0, as there are rows for fewer
+    positions than tokens."""
+    step = _one_row(parts.layout, pages, tokens)
+    if parts.model.encoder is None:
+        return step
+    zeros = torch.zeros_like(step.ids)
+    each = torch.arange(tokens + 1, dtype=torch.int32, device=pages.device)
+    step = replace(step, positions=zeros, sources=SourceReads(zeros[:1], zeros, each, zeros + 1))
+    return replace(step, entering=replace(step, sources=None, singles=False, spans=False))
 
 
 def _one_row(layout: Layout, pages: Tensor, tokens: int) -> DeviceStep:

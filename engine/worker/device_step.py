@@ -1,16 +1,18 @@
 """A step's tensors, made on the device from the request table and the rows that were staged."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.kv.layout import Layout
-from engine.layers.fused import DeviceStep
-from engine.worker.device_table import DeviceTable, StepUpload
+from engine.layers.fused import DeviceStep, SourceReads
+from engine.worker.device_table import DeviceTable, StepUpload, aligned
+from engine.worker.rows import Entering
 from kernels.step_inputs import STEP_INPUTS
 from kernels.step_segments import STEP_SEGMENTS
+from kernels.step_sources import STEP_SOURCES
 
 
 @dataclass(frozen=True)
@@ -20,10 +22,34 @@ class StagedSteps:
     layout: Layout
     pages: Tensor
 
-    def step(self, rows: int, tokens: int, *, singles: bool, spans: bool) -> DeviceStep:
-        """Of the first so many rows that `upload` holds, with so many tokens, padding among them."""
+    def step(
+        self, rows: int, tokens: int, *, singles: bool, spans: bool, entering: Entering | None = None
+    ) -> DeviceStep:
+        """Of the first so many rows that `upload` holds, with so many tokens, padding among them. entering: the
+        sources that it reads, of a model with an encoder in front."""
         table, upload = self.table, self.upload
         slot, first, query_start = upload.slot[:rows], upload.first[:rows], upload.query_start[: rows + 1]
+        step = self._step(slot, first, query_start, tokens, singles=singles, spans=spans)
+        if table.sources is None:
+            return step
+        begins, positions, *each = STEP_SOURCES(table.sources, step.positions, slot, query_start)
+        slots, lengths, starts = each
+        read = None if entering is None or not len(entering.slots) else self._sources(entering)
+        return replace(step, positions=positions, sources=SourceReads(begins, slots, starts, lengths), entering=read)
+
+    def _sources(self, entering: Entering) -> DeviceStep:
+        """Rows that are sources. The host knows them, and does not wait until the device does."""
+        rows = len(entering.slots)
+        head = np.zeros((3, aligned(rows + 1)), np.int32)
+        head[0, :rows], head[2, 1 : rows + 1] = entering.slots, np.cumsum(entering.count)
+        slot, first, query_start = torch.from_numpy(head).to(self.pages.device, non_blocking=True).unbind()
+        tokens = int(entering.count.sum())
+        return self._step(slot[:rows], first[:rows], query_start[: rows + 1], tokens, singles=False, spans=False)
+
+    def _step(
+        self, slot: Tensor, first: Tensor, query_start: Tensor, tokens: int, *, singles: bool, spans: bool
+    ) -> DeviceStep:
+        table = self.table
         ids, positions, rope_lengths, lengths, places = STEP_INPUTS(
             table.tokens,
             table.rope_lengths,

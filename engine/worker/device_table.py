@@ -29,20 +29,28 @@ Run = tuple[int, np.ndarray]  # place in the table's memory, words
 class DeviceTable:
     """`tokens`: [slots, max_context + 1] ids; `tables`: [groups, slots, blocks]; `rope_lengths`: [slots]; `columns`:
     sampling; `segments`: [slots, segments - 1], where those but the first begin, None for a model without rows for
-    them. All int32 or bit-cast from it, for the life of the engine at one place."""
+    them; `sources`: [slots], tokens that an encoder reads, None for a model without one in front. All int32 or bit-cast
+    from it, for the life of the engine at one place."""
 
     def __init__(
-        self, *, slots: int, max_context: int, layout: Layout, device: torch.device, segments: int = 0
+        self,
+        *,
+        slots: int,
+        max_context: int,
+        layout: Layout,
+        device: torch.device,
+        segments: int = 0,
+        sourced: bool = False,
     ) -> None:
-        """segments: for which the model has a row each."""
+        """segments: for which the model has a row each. sourced: there is an encoder in front."""
         # one more than a request can have: a step planned before its request turned out to be full still writes there
-        width = _aligned(max_context + 1)
-        blocks = _aligned(blocks_of(max_context + 1, layout.block_tokens))
+        width = aligned(max_context + 1)
+        blocks = aligned(blocks_of(max_context + 1, layout.block_tokens))
         groups = len(layout.groups)
-        sizes = [slots * width, groups * slots * blocks, _aligned(slots), len(FIELDS) * _aligned(slots)]
+        sizes = [slots * width, groups * slots * blocks, aligned(slots), len(FIELDS) * aligned(slots)]
         begins = max(0, segments - 1)
-        sizes.append(slots * begins)
-        starts = np.cumsum([0, *map(_aligned, sizes)]).tolist()
+        sizes += [slots * begins, slots if sourced else 0]
+        starts = np.cumsum([0, *map(aligned, sizes)]).tolist()
         self.memory = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         pieces = [self.memory[start : start + size] for start, size in zip(starts, sizes, strict=False)]
         self.tokens = pieces[0].view(slots, width)
@@ -51,6 +59,7 @@ class DeviceTable:
         fields = pieces[3].view(len(FIELDS), -1)
         self.columns = DeviceColumns.of(fields)
         self.segments = pieces[4].view(slots, begins) if segments else None
+        self.sources = pieces[5] if sourced else None
         self._starts, self._width, self._blocks, self._line = starts, width, blocks, fields.shape[1]
         self._filled = np.zeros((slots, groups), np.int64)
         self._slots = slots
@@ -61,7 +70,7 @@ class DeviceTable:
 
     def changes(self, plan: StepPlan, columns: Columns | None) -> Iterator[Run]:
         """What this plan changes, `columns` knowing its new requests already; None where nothing is drawn."""
-        token_start, table_start, rope_start, field_start, segment_start = self._starts[:5]
+        token_start, table_start, rope_start, field_start, segment_start, source_start = self._starts[:6]
         begins = 0 if self.segments is None else self.segments.shape[1]
         for new in plan.new:
             self._filled[new.slot] = 0
@@ -69,6 +78,8 @@ class DeviceTable:
             yield rope_start + new.slot, np.array([new.rope_length], np.int32)
             if begins:
                 yield segment_start + new.slot * begins, _begins(new.segments, begins)
+            if self.sources is not None:
+                yield source_start + new.slot, np.array([new.source], np.int32)
         if plan.new and columns is not None:
             slots = np.array([new.slot for new in plan.new])
             for field, values in enumerate(staged(columns, slots)):
@@ -90,11 +101,11 @@ class StepUpload:
 
     def __init__(self, table: DeviceTable, rows: int) -> None:
         self._table = table
-        self._rows = _aligned(rows + 1)
+        self._rows = aligned(rows + 1)
         self._head = 3 * self._rows
         device = table.memory.device
         # room for the longest request and everything small
-        self._capacity = self._head + _aligned(table.tokens.shape[1] + 64 * rows + 4096)
+        self._capacity = self._head + aligned(table.tokens.shape[1] + 64 * rows + 4096)
         pinned = device.type == "cuda"
         self._hosts = [torch.zeros(self._capacity, dtype=torch.int32, pin_memory=pinned) for _ in range(_IN_FLIGHT)]
         self._free = [torch.cuda.Event() for _ in range(_IN_FLIGHT)] if pinned else None
@@ -172,5 +183,6 @@ def _begins(segments: tuple[int, ...], count: int) -> np.ndarray:
     return found
 
 
-def _aligned(count: int) -> int:
+def aligned(count: int) -> int:
+    """So many words, or as many more that what follows is aligned too."""
     return -(-count // _ALIGNED) * _ALIGNED

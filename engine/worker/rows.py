@@ -25,6 +25,25 @@ class PlanRows:
         return self.first + self.count
 
 
+@dataclass(frozen=True)
+class Entering:
+    """Sources that a step reads, one entry each: of which of its rows, in which slot, and how many tokens."""
+
+    rows: np.ndarray
+    slots: np.ndarray
+    count: np.ndarray
+
+
+def behind_sources(rows: PlanRows, sources: np.ndarray) -> tuple[PlanRows, Entering]:
+    """The rows of a decoder's own tokens, and the sources that an encoder reads first. sources: [slots], tokens of the
+    source that each sequence begins with, which its first row computes as a whole."""
+    own = sources[rows.slots]
+    enters = rows.first < own
+    first = np.maximum(rows.first, own)
+    entering = Entering(np.flatnonzero(enters), rows.slots[enters], own[enters])
+    return PlanRows(rows.slots, first, rows.ends - first, rows.sampling), entering
+
+
 def plan_rows(plan: StepPlan) -> PlanRows:
     fields = np.array([(row.slot, row.first, row.count, row.sample) for row in plan.rows], np.int64).reshape(-1, 4)
     slots, first, count, sample = np.ascontiguousarray(fields.T)

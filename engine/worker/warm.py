@@ -48,6 +48,8 @@ def warm_steps(layout: Layout, model: Model, config: EngineConfig, *, compiling:
             yield _step(0, layout, Sampling(), (longest - least, least), source)
         if several:
             yield _step(0, layout, Sampling(top_p=0.9), (least, least), source)
+        if source and longest > least:  # a reply may begin with several tokens, which the steps above lack
+            yield _step(0, layout, Sampling(), (least + 1,), 1)
     used = slots if compiling and has_experts(model) else min(slots, 2)
     yield StepPlan(0, (), tuple(range(used)), ())
 

@@ -2,9 +2,11 @@
 
     out = softmax(c · tanh(scale · q kᵀ / c) + mask) v      (without `softcap` c: softmax(scale · q kᵀ + mask) v)
 
-Position p sees positions max(0, p - window + 1) … p. A head's sink is a logit more in the denominator, whose value is
-zero (arXiv:2309.17453, learned as in gpt-oss). Query heads come in groups of heads / kv_heads that share keys and
-values. Pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; in float8_e4m3fn they hold x / k_scale and x / v_scale.
+Position p sees positions max(begin, p - window + 1) … p, where `begin` is 0 or of its row (`begins`: what lies before
+belongs to another attention, as the source's keys do that stand before those of a decoder). A head's sink is a logit
+more in the denominator, whose value is zero (arXiv:2309.17453, learned as in gpt-oss). Query heads come in groups of
+heads / kv_heads that share keys and values. Pages: [blocks, layers, 2, block_tokens, kv_heads, dim]; in float8_e4m3fn
+they hold x / k_scale and x / v_scale.
 
 In Triton a softmax under way is (acc, top, total): sums of 2^(s - top) v and of 2^(s - top), where s is the score times
 log2(e) and `top` the largest so far. Before the first key top is -1e30 and not -inf, whose differences are NaN. All
@@ -140,8 +142,13 @@ def paged_inputs(
     return q, pages, table, slot, start, lengths, make.normal(tokens, heads, dim)
 
 
+def reach(lengths: Tensor, begins: Tensor | None) -> Tensor:
+    """Positions of each row that its last token reads where there is no window."""
+    return lengths if begins is None else lengths - begins
+
+
 def read_keys(query_start: Tensor, lengths: Tensor, window: int | None, single: bool) -> int:
-    """Keys that the rows of one token, or those of several, read."""
+    """Keys that the rows of one token, or those of several, read. lengths: see `reach`."""
     keys = 0
     for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
         if count and (count == 1) == single:
@@ -152,8 +159,8 @@ def read_keys(query_start: Tensor, lengths: Tensor, window: int | None, single: 
 def paged_traffic(
     q: Tensor, pages: Tensor, query_start: Tensor, lengths: Tensor, window: int | None, single: bool
 ) -> int:
-    """Bytes of the keys and values that rows read, of q and of the output. Lengths are not known on the meta device:
-    all pages of the layer there."""
+    """Bytes of the keys and values that rows read, of q and of the output. lengths: see `reach`; not known on the meta
+    device, where it is all pages of the layer."""
     if lengths.is_meta:
         return pages.nbytes // pages.shape[1] + 2 * q.nbytes
     token = 2 * pages[0, 0, 0, 0].nbytes

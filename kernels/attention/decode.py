@@ -1,9 +1,12 @@
 """Attention of rows with one new token over their pages, see kernels/attention/common.py for what it computes.
 
 The keys that are read and how they are divided into items come from `decode_work`, made once for all layers with the
-same window. A program takes items until there is none left, so a row's result depends neither on the other rows nor on
-how many programs there are; rows of several items are summed up by a second kernel. The tile of a program is the whole
-group of query heads of one KV head, padded to 16: keys and values are read once, in the order of memory by neighbouring
+same window. Rows of one sequence may share a line of the table: attention to a source reads so, with every token as a
+row of its own and the source's length as that of each.
+
+A program takes items until there is none left, so a row's result depends neither on the other rows nor on how many
+programs there are; rows of several items are summed up by a second kernel. The tile of a program is the whole group of
+query heads of one KV head, padded to 16: keys and values are read once, in the order of memory by neighbouring
 programs, and multiplied by the small matrix instructions, which take less than a third of a Hopper's issue slots here
 (S = q kᵀ; kᵀ first, for the large ones, needs no fewer instructions and four times the memory of a tile).
 
@@ -35,6 +38,7 @@ from kernels.attention.common import (
     normalised,
     paged_inputs,
     paged_traffic,
+    reach,
     weighed,
 )
 from kernels.attention.work import CHUNKS, DECODE_WORK, empty_work
@@ -60,21 +64,25 @@ def _reference(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    begins: Tensor | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
     table: [slots, blocks] int32, of which row i of the step has line slot[i]; slot, lengths: [rows] int32; query_start:
-    [rows + 1] int32; work: of decode_work for these rows and this window; sinks: [heads] fp32 → out: [tokens, heads,
-    dim], of which the rows of one token are written."""
+    [rows + 1] int32; work: of decode_work for these rows, this window and these begins; sinks: [heads] fp32; begins:
+    [rows] int32, the first position that a row reads, None: 0 → out: [tokens, heads, dim], of which the rows of one
+    token that read a key are written."""
     bt = pages.shape[3]
     for row, (first, stop) in enumerate(zip(query_start.tolist(), query_start.tolist()[1:], strict=False)):
         if stop - first != 1:
             continue
-        length = int(lengths[row])
-        begin = 0 if window is None else max(0, length - window) // bt * bt
+        length, lowest = int(lengths[row]), 0 if begins is None else int(begins[row])
+        if lowest >= length:
+            continue
+        begin = max(lowest, 0 if window is None else length - window) // bt * bt
         blocks = table[slot[row], begin // bt : -(-length // bt)]
         k, v = gathered(pages, layer, blocks, k_scale, v_scale)
         key = torch.arange(begin, length, device=q.device)
-        seen = causal(key[-1:], key, window)
+        seen = causal(key[-1:], key, window) & (key >= lowest)
         out[first:stop] = attend(q[first:stop], k[: key.shape[0]], v[: key.shape[0]], seen, scale, softcap, sinks)
     return (out,)
 
@@ -102,6 +110,7 @@ def decode_attention_kernel(
     slot,
     query_start,
     lengths,
+    begins,
     work,
     sinks,
     out,
@@ -121,6 +130,7 @@ def decode_attention_kernel(
     LAYERS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
+    BEGINS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -198,7 +208,10 @@ def decode_attention_kernel(
         row = tl.load(entry, volatile=True)
         keys = tl.load(entry + 2, volatile=True) - tl.load(entry + 1, volatile=True)
         token = tl.load(query_start + row).to(tl.int64)
-        if keys == tl.minimum(tl.load(lengths + row), WINDOW):
+        reach = tl.load(lengths + row)
+        if BEGINS:
+            reach -= tl.load(begins + row)
+        if keys == tl.minimum(reach, WINDOW):
             sink = tl.load(sinks + heads, live, 0.0) if SINKS else 0.0
             factor = normalised(top, total, sink, v_scale, SINKS)[:, None]
             at_out = out + token * out_row
@@ -304,6 +317,7 @@ def _triton(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    begins: Tensor | None = None,
 ) -> tuple[Tensor]:
     check_options(window, softcap, scale)
     check_pages(q, pages)
@@ -324,6 +338,7 @@ def _triton(
         slot,
         query_start,
         lengths,
+        lengths if begins is None else begins,
         work,
         stats if sinks is None else sinks,
         out,
@@ -343,6 +358,7 @@ def _triton(
         LAYERS=layers,
         BLOCK_TOKENS=block_tokens,
         WINDOW=window or SEEN_ALL,
+        BEGINS=begins is not None,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
         PAIRS=pairs,
@@ -386,35 +402,45 @@ def _inputs(
     window: int | None = None,
     softcap: float | None = None,
     sinks: bool = False,
+    begins: Sequence[int] = (),
 ) -> tuple:
+    """begins: of each row, or of none."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
         make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, window
     )
+    first = make.tensor(begins) if begins else None
     if make.meta:
         work = empty_work(len(rows), kv_heads, make.device)
     else:
-        work = DECODE_WORK.reference(query_start, lengths, kv_heads, window)
+        work = DECODE_WORK.reference(query_start, lengths, kv_heads, window, first)
     scales = (0.5, 2.0) if fp8 else (1.0, 1.0)
     return (
         *(q, pages, layers - 1, table, slot, query_start, lengths),
         *(work, out, dim**-0.5, window, softcap),
-        *(make.normal(heads, dtype=torch.float32) if sinks else None, *scales),
+        *(make.normal(heads, dtype=torch.float32) if sinks else None, *scales, first),
     )
 
 
 def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
-    q, pages, layer, table, slot, query_start, lengths, _, out, scale, window, *rest = args
+    q, pages, layer, table, slot, query_start, lengths, _, out, scale, window, *rest, begins = args
     tokens = slice(int(query_start[row]), int(query_start[row + 1]))
     start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
-    work = DECODE_WORK.reference(start, length, pages.shape[4], window)
+    begin = None if begins is None else begins[row : row + 1]
+    work = DECODE_WORK.reference(start, length, pages.shape[4], window, begin)
     own = q[tokens], pages, layer, table, slot[row : row + 1], start, length, work, out[tokens], scale, window, *rest
-    return own, lambda outputs: (outputs[0][tokens],)
+    return (*own, begin), lambda outputs: (outputs[0][tokens],)
+
+
+def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
+    query_start, lengths, _, _, _, window, *_, begins = rest
+    return paged_traffic(q, pages, query_start, reach(lengths, begins), window, single=True)
 
 
 LLAMA = {"heads": 64, "kv_heads": 8, "dim": 128}  # 70B; a share of two of its tensor-parallel ranks has the same group
 QWEN3 = {"heads": 16, "kv_heads": 8, "dim": 128}  # 0.6B
 GPT_OSS = {"heads": 64, "kv_heads": 8, "dim": 64, "sinks": True}
 GEMMA = {"heads": 16, "kv_heads": 8, "dim": 256, "softcap": 50.0}
+BART = {"heads": 16, "kv_heads": 16, "dim": 64}  # large; after sources of 1,024 tokens
 SMALL = {"heads": 4, "kv_heads": 2, "dim": 32, "block_tokens": 4, "layers": 2}
 
 DECODE_ATTENTION = Op(
@@ -433,6 +459,18 @@ DECODE_ATTENTION = Op(
         Case("narrow", SMALL | {"rows": ((1, 50), (1, 300)), "dim": 8}),
         Case("narrow-fp8", SMALL | {"rows": ((1, 50),), "dim": 16, "fp8": True}),
         Case("fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True}),
+        Case(
+            "begins",
+            SMALL
+            | {"rows": ((1, 37), (1, 9), (0, 0), (1, 60), (3, 9), (1, 64))}
+            | {"begins": (13, 8, 7, 0, 2, 61), "softcap": 3.0},
+        ),
+        Case(
+            "begins-window",
+            SMALL | {"rows": ((1, 100), (1, 40), (1, 21)), "begins": (70, 39, 5), "window": 20, "sinks": True},
+        ),
+        Case("begins-splits", SMALL | {"rows": ((1, 2700), (1, 300), (1, 3)), "begins": (101, 298, 1)}),
+        Case("begins-fp8", SMALL | {"rows": ((1, 300), (1, 40)), "dim": 96, "fp8": True, "begins": (7, 33)}),
         Case("empty", SMALL | {"rows": ()}),
         Case("64x8192", LLAMA | {"rows": ((1, 8192),) * 64}, bench=True),
         Case("64x8192-fp8", LLAMA | {"rows": ((1, 8192),) * 64, "fp8": True}, bench=True),
@@ -443,13 +481,12 @@ DECODE_ATTENTION = Op(
         Case("64x8192-gpt-oss", GPT_OSS | {"rows": ((1, 8192),) * 64}, bench=True),
         Case("64x8192-gpt-oss-window", GPT_OSS | {"rows": ((1, 8192),) * 64, "window": 128}, bench=True),
         Case("64x8192-gemma-window", GEMMA | {"rows": ((1, 8192),) * 64, "window": 4096}, bench=True),
+        Case("256x128-bart", BART | {"rows": ((1, 1152),) * 256, "begins": (1024,) * 256}, bench=True),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2},
-    traffic=lambda q, pages, layer, table, slot, query_start, lengths, work, out, scale, window=None, *rest: (
-        paged_traffic(q, pages, query_start, lengths, window, single=True)
-    ),
+    traffic=_traffic,
     compiled=bodies.decode_attention,
-    compiled_lacks=("fp8", "narrow-fp8"),
+    compiled_lacks=("fp8", "narrow-fp8", "begins", "begins-window", "begins-splits", "begins-fp8"),
     at_home=bodies.at_home,
     alone=_alone,
     rows=lambda args: args[6].shape[0],

@@ -2,7 +2,8 @@
 
 Tokens before these are in the row's pages (a cached prefix, earlier chunks), and so are the new ones. Tokens of a span
 see each other in both directions besides (the patches of an image in a prefix language model): position p with the span
-(begin, end) sees positions begin … end - 1 of those computed so far, whatever the window.
+(begin, end) sees positions begin … end - 1 of those computed so far, whatever the window, but none before the first one
+that its row reads.
 
 A program computes a block of tokens for one KV head with its whole group of query heads, over tiles of keys that begin
 at multiples of their size, in ascending order. A tile that a token does not see changes nothing of its sums, so its
@@ -35,6 +36,7 @@ from kernels.attention.common import (
     normalised,
     paged_inputs,
     paged_traffic,
+    reach,
     row_of,
     weighed,
 )
@@ -60,11 +62,13 @@ def _reference(
     spans: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    begins: Tensor | None = None,
 ) -> tuple[Tensor]:
     """q: [tokens, heads, dim]; pages: [blocks, layers, 2, block_tokens, kv_heads, dim] of q's type or float8_e4m3fn;
     table: [slots, blocks] int32, of which row i of the step has line slot[i]; slot, lengths: [rows] int32; query_start:
-    [rows + 1] int32; sinks: [heads] fp32; spans: [tokens, 2] int32, begin and end of each token's span, equal for none
-    → out: [tokens, heads, dim], of which the rows of several tokens are written."""
+    [rows + 1] int32; sinks: [heads] fp32; spans: [tokens, 2] int32, begin and end of each token's span, equal for none;
+    begins: [rows] int32, the first position that a row reads, at most that of its first token, None: 0 → out: [tokens,
+    heads, dim], of which the rows of several tokens are written."""
     bt = pages.shape[3]
     starts = query_start.tolist()
     for row, (first, stop) in enumerate(zip(starts, starts[1:], strict=False)):
@@ -72,16 +76,19 @@ def _reference(
             continue
         length = int(lengths[row])
         position = torch.arange(length - (stop - first), length, device=q.device)
-        begin = 0 if window is None else max(0, int(position[0]) - window + 1) // bt * bt
+        lowest = 0 if begins is None else int(begins[row])
+        begin = 0 if window is None else max(0, int(position[0]) - window + 1)
         if spans is not None:
             own = spans[first:stop]
             inside = own[own[:, 0] < own[:, 1]]
-            begin = min([begin, *inside[:, 0].tolist()]) // bt * bt
+            begin = min([begin, *inside[:, 0].tolist()])
+        begin = max(begin, lowest) // bt * bt
         k, v = gathered(pages, layer, table[slot[row], begin // bt : -(-length // bt)], k_scale, v_scale)
         key = torch.arange(begin, length, device=q.device)
         seen = causal(position, key, window)
         if spans is not None:
             seen |= (key >= own[:, :1]) & (key < own[:, 1:])
+        seen &= key >= lowest
         out[first:stop] = attend(q[first:stop], k[: key.shape[0]], v[: key.shape[0]], seen, scale, softcap, sinks)
     return (out,)
 
@@ -113,6 +120,7 @@ def _tiles(
     span_end,
     begin,
     end,
+    lowest,
     length,
     scale,
     softcap,
@@ -122,6 +130,7 @@ def _tiles(
     LAYERS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
+    BEGINS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SPANS: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -129,7 +138,7 @@ def _tiles(
     WIDE: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The tiles from `begin` to `end`, multiples of TILE, more."""
+    """The tiles from `begin` to `end`, multiples of TILE, more. Keys before `lowest` are not read."""
     ELEMENTS: tl.constexpr = 2 if PAIRS else 1  # of the pages in one that is loaded
     PAGE: tl.constexpr = BLOCK_TOKENS * KV_HEADS * DIM // ELEMENTS
     dim = tl.arange(0, WIDE)[None, :]
@@ -142,6 +151,8 @@ def _tiles(
         place += (key % BLOCK_TOKENS * KV_HEADS + kv_head) * (DIM // ELEMENTS)
         block = tl.load(line + (key + TILE) // BLOCK_TOKENS, key + TILE < length, 0)
         mask = (key < length)[:, None]
+        if BEGINS and MASKED:
+            mask &= (key >= lowest)[:, None]
         if WIDE != DIM // ELEMENTS:
             mask &= dim < DIM // ELEMENTS
         at_k = pages + place[:, None] + dim
@@ -156,6 +167,8 @@ def _tiles(
             seen = (key[None, :] <= position[:, None]) & (key[None, :] > position[:, None] - WINDOW)
             if SPANS:
                 seen |= (key[None, :] >= span_begin[:, None]) & (key[None, :] < span_end[:, None])
+            if BEGINS:
+                seen &= (key >= lowest)[None, :]
             scores = tl.where(seen & (key < length)[None, :], scores, float("-inf"))
         weight, top, fade = weighed(scores, top, scale, SOFTCAP)
         total = tl.fma(total, fade, tl.sum(weight, 1))
@@ -173,6 +186,7 @@ def prefill_attention_kernel(
     slot,
     query_start,
     lengths,
+    begins,
     sinks,
     spans,
     out,
@@ -190,6 +204,7 @@ def prefill_attention_kernel(
     LAYERS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
+    BEGINS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     SPANS: tl.constexpr,
@@ -230,9 +245,13 @@ def prefill_attention_kernel(
     else:
         span_begin = 0
         span_end = 0
+    lowest = 0
+    if BEGINS:
+        lowest = tl.load(begins + row)
+        begin = tl.maximum(begin, lowest)
     begin = begin // TILE * TILE
     # Between these all of the block see all keys; every bound is where a tile begins.
-    full = tl.maximum(tl.cdiv(tl.maximum(high - WINDOW, 0), TILE) * TILE, begin)
+    full = tl.maximum(tl.cdiv(tl.maximum(high - WINDOW, lowest), TILE) * TILE, begin)
     full_end = tl.maximum((low + 1) // TILE * TILE, full)
 
     heads = kv_head * GROUP + member % GROUP
@@ -257,7 +276,7 @@ def prefill_attention_kernel(
         else:
             tile = full_end
             stop = end
-        if part != 0 or WINDOW < 1073741824:  # without a window all begins where nothing is masked
+        if part != 0 or WINDOW < 1073741824 or BEGINS:  # without these all begins where nothing is masked
             acc, acc_2, top, total = _tiles(
                 acc,
                 acc_2,
@@ -274,6 +293,7 @@ def prefill_attention_kernel(
                 span_end,
                 tile,
                 stop,
+                lowest,
                 length,
                 scale,
                 softcap,
@@ -283,6 +303,7 @@ def prefill_attention_kernel(
                 LAYERS,
                 BLOCK_TOKENS,
                 WINDOW,
+                BEGINS,
                 SOFTCAP,
                 SPANS,
                 PAIRS,
@@ -333,6 +354,7 @@ def _triton(
     spans: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    begins: Tensor | None = None,
 ) -> tuple[Tensor]:
     check_options(window, softcap, scale)
     check_pages(q, pages)
@@ -351,6 +373,7 @@ def _triton(
         slot,
         query_start,
         lengths,
+        lengths if begins is None else begins,
         lengths if sinks is None else sinks,
         lengths if spans is None else spans,
         out,
@@ -368,6 +391,7 @@ def _triton(
         LAYERS=layers,
         BLOCK_TOKENS=block_tokens,
         WINDOW=window or SEEN_ALL,
+        BEGINS=begins is not None,
         SOFTCAP=softcap is not None,
         SINKS=sinks is not None,
         SPANS=spans is not None,
@@ -395,8 +419,9 @@ def _inputs(
     softcap: float | None = None,
     sinks: bool = False,
     spans: Sequence[tuple[int, int, int]] = (),
+    begins: Sequence[int] = (),
 ) -> tuple:
-    """spans: row, begin and end of each."""
+    """spans: row, begin and end of each. begins: of each row, or of none."""
     q, pages, table, slot, query_start, lengths, out = paged_inputs(
         make, rows, heads, kv_heads, dim, block_tokens, layers, fp8, None if spans else window
     )
@@ -408,46 +433,54 @@ def _inputs(
     return (
         *(q, pages, layers - 1, table, slot, query_start, lengths, out, dim**-0.5, window, softcap),
         *(make.normal(heads, dtype=torch.float32) if sinks else None, make.tensor(inside) if spans else None, *scales),
+        make.tensor(begins) if begins else None,
     )
 
 
 def _alone(args: Args, row: int) -> tuple[Args, Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]]:
-    q, pages, layer, table, slot, query_start, lengths, out, scale, window, softcap, sinks, spans, *scales = args
+    q, pages, layer, table, slot, query_start, lengths, out, scale, window, softcap, sinks, spans, *rest = args
+    *scales, begins = rest
     tokens = slice(int(query_start[row]), int(query_start[row + 1]))
     start, length = query_start[row : row + 2] - query_start[row], lengths[row : row + 1]
     own_spans = None if spans is None else spans[tokens]
+    begin = None if begins is None else begins[row : row + 1]
     own = (q[tokens], pages, layer, table, slot[row : row + 1], start, length, out[tokens], scale, window, softcap)
-    return (*own, sinks, own_spans, *scales), lambda outputs: (outputs[0][tokens],)
+    return (*own, sinks, own_spans, *scales, begin), lambda outputs: (outputs[0][tokens],)
 
 
 def scored(query_start: Tensor, lengths: Tensor, window: int | None) -> int:
-    """Pairs of a token and a key that it sees, of the rows of several tokens."""
+    """Pairs of a token and a key that it sees, of the rows of several tokens. lengths: see `reach`."""
     pairs = 0
     for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True):
-        reach = min(length, window or SEEN_ALL)  # of the last token
-        growing = max(0, min(count, reach - (length - count)))  # tokens before which the window does not begin
+        most = min(length, window or SEEN_ALL)  # of the last token
+        growing = max(0, min(count, most - (length - count)))  # tokens before which the window does not begin
         first = length - count + 1
         if count > 1:
-            pairs += growing * (2 * first + growing - 1) // 2 + (count - growing) * reach
+            pairs += growing * (2 * first + growing - 1) // 2 + (count - growing) * most
     return pairs
 
 
 def _flops(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
-    query_start, lengths, _, _, window = rest[:5]
+    query_start, lengths, _, _, window, *_, begins = rest
     if lengths.is_meta:
         return 2 * q[:, :, 0].numel() * q.shape[0] * q.shape[2]
-    return 4 * q.shape[1] * q.shape[2] * scored(query_start, lengths, window)
+    return 4 * q.shape[1] * q.shape[2] * scored(query_start, reach(lengths, begins), window)
+
+
+def _traffic(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> int:
+    query_start, lengths, _, _, window, *_, begins = rest
+    return paged_traffic(q, pages, query_start, reach(lengths, begins), window, single=False)
 
 
 def _peer(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *rest: Any) -> Tensor:
     """torch's attention where all rows are alike, over dense keys: the queries again, as what they are does not
     matter. Raises ValueError where it has no such attention."""
-    query_start, lengths, out, scale, window, softcap, sinks, spans = rest[:8]
+    query_start, lengths, out, scale, window, softcap, sinks, spans, *_, begins = rest
     rows, kv_heads = lengths.shape[0], pages.shape[4]
     count, length = q.shape[0] // rows, int(lengths[0])
     alike = bool((lengths == length).all()) and bool((query_start.diff() == count).all())
-    if not alike or window or softcap or sinks is not None or spans is not None:
-        raise ValueError("torch has equal rows only, and neither windows, softcap, sinks nor spans")
+    if not alike or window or softcap or any(given is not None for given in (sinks, spans, begins)):
+        raise ValueError("torch has equal rows only, and neither windows, softcap, sinks, spans nor begins")
     query = q.unflatten(0, (rows, count)).transpose(1, 2)
     keys = query[:, :kv_heads]
     if length > count:
@@ -473,6 +506,21 @@ PREFILL_ATTENTION = Op(
         Case("group", SMALL | {"rows": ((33, 150),), "heads": 7, "kv_heads": 1, "softcap": 3.0, "block_tokens": 13}),
         Case("spans", SMALL | {"rows": ((60, 100), (5, 9)), "spans": ((0, 43, 50), (0, 60, 99), (1, 6, 8))}),
         Case("fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True}),
+        Case(
+            "begins",
+            SMALL
+            | {"rows": ((9, 40), (1, 30), (0, 0), (70, 290), (2, 131), (70, 70))}
+            | {"begins": (31, 3, 5, 133, 129, 0), "softcap": 3.0},
+        ),
+        Case(
+            "begins-window",
+            SMALL | {"rows": ((50, 190), (30, 160), (3, 5)), "begins": (135, 7, 2), "window": 20, "sinks": True},
+        ),
+        Case(
+            "begins-spans",
+            SMALL | {"rows": ((60, 100), (5, 9)), "begins": (35, 3), "spans": ((0, 43, 50), (0, 60, 99), (1, 5, 8))},
+        ),
+        Case("begins-fp8", SMALL | {"rows": ((20, 90), (4, 4)), "dim": 96, "fp8": True, "begins": (66, 0)}),
         Case("empty", SMALL | {"rows": ()}),
         Case("8192", LLAMA | {"rows": ((8192, 8192),)}, bench=True),
         Case("4x2048", LLAMA | {"rows": ((2048, 2048),) * 4}, bench=True),
@@ -487,18 +535,21 @@ PREFILL_ATTENTION = Op(
         Case("8192-d64", LLAMA | {"rows": ((8192, 8192),), "dim": 64}, bench=True),
         Case("8192-d256", LLAMA | {"rows": ((8192, 8192),), "heads": 16, "dim": 256}, bench=True),
         Case(
+            "16x64-bart",
+            {"rows": ((64, 1088),) * 16, "begins": (1024,) * 16, "heads": 16, "kv_heads": 16, "dim": 64},
+            bench=True,
+        ),
+        Case(
             "8192-gemma-window",
             LLAMA | {"rows": ((8192, 8192),), "heads": 16, "dim": 256, "softcap": 50.0, "window": 4096},
             bench=True,
         ),
     ),
     tolerance={torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2},
-    traffic=lambda q, pages, layer, table, slot, query_start, lengths, out, scale, window=None, *rest: paged_traffic(
-        q, pages, query_start, lengths, window, single=False
-    ),
+    traffic=_traffic,
     flops=_flops,
     compiled=bodies.prefill_attention,
-    compiled_lacks=("spans", "fp8", "narrow-fp8"),
+    compiled_lacks=("spans", "fp8", "narrow-fp8", "begins", "begins-window", "begins-spans", "begins-fp8"),
     at_home=bodies.at_home,
     alone=_alone,
     rows=lambda args: args[6].shape[0],

@@ -9,8 +9,8 @@ of them an item is:
     item     a chunk, which is the whole row where there is no second one; or one split, where a chunk is more than half
              of what the step's keys are for each program: so that few or unequally long rows keep all programs busy
 
-The keys of a row with a window are its last `window` ones. Rows that compute any number of tokens but one have no item.
-One list serves all layers with the same window.
+The keys of a row are those from its `begins` on, with a window the last `window` of these. Rows that compute any number
+of tokens but one have no item, nor have those without a key. One list serves all layers with the same window.
 """
 
 import random
@@ -63,9 +63,11 @@ def cut(keys: int, base: int) -> tuple[int, int, int]:
     return split, max(CHUNKS, -(-splits // CHUNKS)), splits
 
 
-def _reference(query_start: Tensor, lengths: Tensor, kv_heads: int, window: int | None = None) -> Tensor:
-    """query_start: [rows + 1], lengths: [rows] int32, of a step → [1 + rows + decode_items(rows), 4] int32, 0 where
-    unused:
+def _reference(
+    query_start: Tensor, lengths: Tensor, kv_heads: int, window: int | None = None, begins: Tensor | None = None
+) -> Tensor:
+    """query_start: [rows + 1], lengths: [rows] int32, of a step; begins: [rows] int32, the first position that a row
+    reads, None: 0 → [1 + rows + decode_items(rows), 4] int32, 0 where unused:
 
     work[0]              items, rows with several items, 0 (where programs count the items they took), 0
     work[1 + i]          such a row, its first item, its items, how many of them are a chunk
@@ -76,7 +78,8 @@ def _reference(query_start: Tensor, lengths: Tensor, kv_heads: int, window: int 
     ends = [
         length if count == 1 else 0 for count, length in zip(query_start.diff().tolist(), lengths.tolist(), strict=True)
     ]
-    keys = [min(end, window or SEEN_ALL) for end in ends]
+    firsts = [0] * rows if begins is None else begins.tolist()
+    keys = [max(0, min(end - first, window or SEEN_ALL)) for end, first in zip(ends, firsts, strict=True)]
     room = _room(kv_heads, lengths.device)
     chunked: list[int] = []
     cut_up: list[int] = []
@@ -105,11 +108,20 @@ def _reference(query_start: Tensor, lengths: Tensor, kv_heads: int, window: int 
 
 @jit
 def _ends(query_start, lengths, row, rows):
-    """The number of keys of these rows, 0 for one without an item."""
+    """Where the keys of these rows end, 0 for one without an item."""
     real = row < rows
     start = tl.load(query_start + row, real, 0)
     count = tl.load(query_start + row + 1, real, 0) - start
     return tl.where(count == 1, tl.load(lengths + row, real, 0), 0)
+
+
+@jit
+def _keys(ends, begins, row, rows, WINDOW: tl.constexpr, BEGINS: tl.constexpr):
+    """How many keys rows read that end there."""
+    if BEGINS:
+        return tl.maximum(tl.minimum(ends - tl.load(begins + row, row < rows, 0), WINDOW), 0)
+    else:
+        return tl.minimum(ends, WINDOW)
 
 
 @jit
@@ -138,12 +150,14 @@ def _write(place, first, second, third, fourth, keep):
 def decode_work_kernel(
     query_start,
     lengths,
+    begins,
     work,
     rows,
     room,
     items,
     busy,
     WINDOW: tl.constexpr,
+    BEGINS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BASE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -152,8 +166,9 @@ def decode_work_kernel(
     own = tl.program_id(0)
     limit = tl.full([], 0, tl.int64)
     for at in range(0, rows, BLOCK):
-        ends = _ends(query_start, lengths, at + tl.arange(0, BLOCK), rows)
-        limit += tl.sum(tl.minimum(ends, WINDOW).to(tl.int64), 0)
+        row = at + tl.arange(0, BLOCK)
+        keys = _keys(_ends(query_start, lengths, row, rows), begins, row, rows, WINDOW, BEGINS)
+        limit += tl.sum(keys.to(tl.int64), 0)
     limit *= KV_HEADS
     # Of all rows so far: the splits of those that should be cut up, chunks that are items, splits that are, and rows of
     # several items. Of the rows before the own one: the last three.
@@ -167,7 +182,7 @@ def decode_work_kernel(
     own_is_cut = 0
     for at in range(0, rows, BLOCK):
         row = at + tl.arange(0, BLOCK)
-        keys = tl.minimum(_ends(query_start, lengths, row, rows), WINDOW)
+        keys = _keys(_ends(query_start, lengths, row, rows), begins, row, rows, WINDOW, BEGINS)
         split, chunk, splits = _cut(keys, BASE)
         wanted = tl.where(_large(keys, split, chunk, splits, limit, busy), splits, 0)
         is_cut = (wanted > 0) & (asked + tl.cumsum(wanted, 0) <= room)
@@ -185,7 +200,7 @@ def decode_work_kernel(
         several += tl.sum(many, 0)
 
     end = _ends(query_start, lengths, own, rows)
-    keys = tl.minimum(end, WINDOW)
+    keys = _keys(end, begins, own, rows, WINDOW, BEGINS)
     split, chunk, splits = _cut(keys, BASE)
     step = tl.where(own_is_cut > 0, split, split * chunk)
     first = tl.where(own_is_cut > 0, chunked + cut_up_before, chunked_before)
@@ -202,7 +217,9 @@ def decode_work_kernel(
         _write(work + (1 + rows + at + number) * 4, 0, 0, 0, 0, unused)
 
 
-def _triton(query_start: Tensor, lengths: Tensor, kv_heads: int, window: int | None = None) -> Tensor:
+def _triton(
+    query_start: Tensor, lengths: Tensor, kv_heads: int, window: int | None = None, begins: Tensor | None = None
+) -> Tensor:
     check_options(window, None, 1.0)
     rows, device = lengths.shape[0], lengths.device
     work = empty_work(rows, kv_heads, device)
@@ -211,12 +228,14 @@ def _triton(query_start: Tensor, lengths: Tensor, kv_heads: int, window: int | N
         (max(1, rows),),
         query_start,
         lengths,
+        lengths if begins is None else begins,
         work,
         rows,
         _room(kv_heads, device),
         work.shape[0] - 1 - rows,
         _busy(device),
         WINDOW=window or SEEN_ALL,
+        BEGINS=begins is not None,
         KV_HEADS=kv_heads,
         BASE=_base(kv_heads, device),
         BLOCK=COUNTED,
@@ -225,16 +244,29 @@ def _triton(query_start: Tensor, lengths: Tensor, kv_heads: int, window: int | N
 
 
 def _inputs(
-    make: Make, rows: int, kv_heads: int, longest: int, window: int | None = None, other: int = 0, shortest: int = 1
+    make: Make,
+    rows: int,
+    kv_heads: int,
+    longest: int,
+    window: int | None = None,
+    other: int = 0,
+    shortest: int = 1,
+    begins: bool = False,
 ) -> tuple:
-    """`other`: each so many-th row computes 0 or 2 tokens."""
+    """`other`: each so many-th row computes 0 or 2 tokens. `begins`: of four rows one begins at 0, one with its last
+    key, one has none, and one begins anywhere."""
     if make.meta:
-        return make.tensor([0] * (rows + 1)), make.tensor([1] * rows), kv_heads, window
+        first = make.tensor([0] * rows) if begins else None
+        return make.tensor([0] * (rows + 1)), make.tensor([1] * rows), kv_heads, window, first
     draw = random.Random(make.seed)
     counts = [draw.choice((0, 2)) if other and row % other == 0 else 1 for row in range(rows)]
     # as many short rows as long ones, on a scale of powers
     lengths = [int(shortest * (longest / shortest) ** draw.random()) + 1 for _ in range(rows)]
-    return make.tensor(list(accumulate(counts, initial=0))), make.tensor(lengths), kv_heads, window
+    start, first = make.tensor(list(accumulate(counts, initial=0))), None
+    if begins:
+        places = ((0, length - 1, length, draw.randrange(length)) for length in lengths)
+        first = make.tensor([place[(row + 3) % 4] for row, place in enumerate(places)])
+    return start, make.tensor(lengths), kv_heads, window, first
 
 
 DECODE_WORK = Op(
@@ -247,15 +279,19 @@ DECODE_WORK = Op(
         Case("mixed", {"rows": 13, "kv_heads": 2, "longest": 40000, "other": 4}),
         Case("long", {"rows": 5, "kv_heads": 1, "longest": 1 << 22, "shortest": 1 << 17}),
         Case("window", {"rows": 6, "kv_heads": 4, "longest": 9000, "window": 700}),
+        Case("begins", {"rows": 17, "kv_heads": 2, "longest": 40000, "other": 5, "begins": True}),
+        Case("begins-window", {"rows": 9, "kv_heads": 4, "longest": 9000, "window": 700, "begins": True}),
+        Case("begins-cut", {"rows": 4, "kv_heads": 2, "longest": 3100, "shortest": 2900, "begins": True}),
         Case("equal", {"rows": 5, "kv_heads": 8, "longest": 4100, "shortest": 4095}),
         Case("none", {"rows": 3, "kv_heads": 8, "longest": 4100, "other": 1}),
         Case("empty", {"rows": 0, "kv_heads": 8, "longest": 10}),
         Case("64", {"rows": 64, "kv_heads": 8, "longest": 8192}, bench=True),
         Case("1024", {"rows": 1024, "kv_heads": 8, "longest": 8192, "other": 100}, bench=True),
+        Case("256-begins", {"rows": 256, "kv_heads": 16, "longest": 2048, "begins": True}, bench=True),
     ),
     tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},
-    traffic=lambda query_start, lengths, kv_heads, window=None: (
-        nbytes(query_start, lengths)
+    traffic=lambda query_start, lengths, kv_heads, window=None, begins=None: (
+        nbytes(query_start, lengths, begins)
         + 16 * (1 + lengths.shape[0] + decode_items(lengths.shape[0], kv_heads, lengths.device))
     ),
 )

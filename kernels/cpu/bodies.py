@@ -319,8 +319,11 @@ def decode_attention(
     sinks: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    begins: Tensor | None = None,
 ) -> tuple[Tensor]:
     """See kernels/attention/decode.py. What a row is split into is not `work`'s to say here."""
+    if begins is not None:
+        raise NotImplementedError("compiled attention reads a row from its first position on")
     step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks)
     return _rows_of(query_start.diff() == 1, team, q, pages, layer, table, step, *options)
 
@@ -342,8 +345,11 @@ def prefill_attention(
     spans: Tensor | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
+    begins: Tensor | None = None,
 ) -> tuple[Tensor]:
     """See kernels/attention/prefill.py."""
+    if begins is not None:
+        raise NotImplementedError("compiled attention reads a row from its first position on")
     if spans is not None:
         raise NotImplementedError("compiled attention has no spans: a token sees no later one")
     step, options = (slot, query_start, lengths, out), (scale, window, softcap, sinks)

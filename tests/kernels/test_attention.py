@@ -67,6 +67,7 @@ class Step:
     softcap: float | None = None
     with_sinks: bool = False
     spans: tuple = ()  # row, begin, end
+    begins: tuple = ()  # of each row, or of none
     dtype: torch.dtype = torch.float32
     fp8: bool = False
     padding: int = 0  # tokens after those of the rows
@@ -83,6 +84,8 @@ class Step:
         self.q = make.normal(tokens, self.heads, self.dim)
         self.sinks = make.normal(self.heads, dtype=torch.float32) if self.with_sinks else None
         self.kv = [make.normal(2, length, self.kv_heads, self.dim).to(stored) for _, length in self.rows]
+        for kv, begin in zip(self.kv, self.begins, strict=bool(self.begins)):
+            kv[:, :begin] = 200.0  # another attention's: numbers, and large
         size = self.block_tokens
         blocks = sum(-(-length // size) for _, length in self.rows)
         slots = len(self.rows) + 2
@@ -105,6 +108,7 @@ class Step:
         self.pages = pages.to(stored)
         self.query_start = torch.tensor(self.starts, dtype=torch.int32)
         self.lengths = torch.tensor([length for _, length in self.rows], dtype=torch.int32)
+        self.begin_of = torch.tensor(self.begins, dtype=torch.int32) if self.begins else None
         self.span_of = torch.zeros((tokens, 2), dtype=torch.int32)
         for row, begin, end in self.spans:
             first = self.starts[row] + begin - (self.rows[row][1] - self.rows[row][0])
@@ -123,12 +127,14 @@ class Step:
         )
 
     def work(self):
-        return DECODE_WORK(self.on(self.query_start), self.on(self.lengths), self.kv_heads, self.window)
+        rows = self.on(self.query_start), self.on(self.lengths)
+        return DECODE_WORK(*rows, self.kv_heads, self.window, self.on(self.begin_of))
 
     def decode(self, out=None, work=None):
         out = self.out() if out is None else out
         options = (self.scale, self.window, self.softcap, self.on(self.sinks), self.k_scale, self.v_scale)
-        (same,) = DECODE_ATTENTION(*self.given(), self.work() if work is None else work, out, *options)
+        work = self.work() if work is None else work
+        (same,) = DECODE_ATTENTION(*self.given(), work, out, *options, self.on(self.begin_of))
         assert same is out
         return out
 
@@ -136,7 +142,7 @@ class Step:
         out = self.out() if out is None else out
         spans = self.on(self.span_of) if self.spans else None
         options = (self.scale, self.window, self.softcap, self.on(self.sinks), spans, self.k_scale, self.v_scale)
-        (same,) = PREFILL_ATTENTION(*self.given(), out, *options)
+        (same,) = PREFILL_ATTENTION(*self.given(), out, *options, self.on(self.begin_of))
         assert same is out
         return out
 
@@ -152,6 +158,7 @@ class Step:
                 begin, end = self.span_of[token].tolist()
                 seen = (key <= position) & (key > position - (self.window or length))
                 seen |= (key >= begin) & (key < end)
+                seen &= key >= (self.begins[row] if self.begins else 0)
                 scores = torch.einsum("hd,lhd->lh", self.q[token].double(), k[seen] * self.k_scale) * self.scale
                 if self.softcap is not None:
                     scores = torch.tanh(scores / self.softcap) * self.softcap
@@ -171,16 +178,21 @@ def close(got, want, dtype=torch.float32):
     assert most < allowed, f"differs by {most:.2g}"
 
 
-def drawn(seed, kinds):
-    """A step of rows of these kinds, with everything else drawn."""
+def drawn(seed, kinds, begun=False):
+    """A step of rows of these kinds, with everything else drawn. begun: a row begins anywhere up to its first token."""
     draw = random.Random(seed)
     rows = []
     for kind in kinds(draw):
         length = draw.choice((1, 2, 15, 16, 17, 40, 129, draw.randrange(1, 150)))
         count = {"padded": 0, "decode": 1, "prefill": draw.randrange(2, max(3, min(40, length + 1)))}[kind]
         rows.append((count, 0) if kind == "padded" else (count, max(length, count)))
+    begins = ()
+    if begun:
+        places = [(0, length - count, draw.randrange(length - count + 1)) for count, length in rows]
+        begins = tuple(map(draw.choice, places))
     return Step(
         rows,
+        begins=begins,
         kv_heads=(kv_heads := draw.choice((1, 2, 3))),
         heads=kv_heads * draw.choice((1, 2, 3, 4, 7, 8, 16)),
         dim=draw.choice((32, 64, 80, 96, 112, 128, 192, 256)),
@@ -201,6 +213,12 @@ def mixed(draw):
 @pytest.mark.parametrize("seed", range(20))
 def test_a_mixed_step_is_what_each_query_sees(seed, small):
     step = drawn(seed, mixed)
+    close(step.prefill(step.decode()), step.wanted())
+
+
+@pytest.mark.parametrize("seed", range(200, 212))
+def test_a_row_that_begins_later_sees_nothing_before(seed, small):
+    step = drawn(seed, mixed, begun=True)
     close(step.prefill(step.decode()), step.wanted())
 
 
@@ -261,6 +279,44 @@ def test_tokens_of_a_span_see_each_other_both_ways(window, small):
     close(step.prefill(), step.wanted())
 
 
+@pytest.mark.parametrize("window", [None, 25])
+def test_a_span_that_reaches_before_its_row_begins_is_cut(window, small):
+    spans = ((0, 41, 47), (0, 60, 99), (1, 9, 12))
+    step = Step([(60, 100), (12, 20), (3, 5)], spans=spans, begins=(40, 8, 2), window=window, heads=6)
+    step.span_of[:6, 0] = 12  # from before 40
+    close(step.prefill(), step.wanted())
+
+
+def test_what_stands_before_a_row_begins_is_of_no_matter(small):
+    """Bit for bit, whatever keys and values are there."""
+    rows, begins = [(1, 90), (40, 130), (1, 300), (7, 64)], (41, 77, 13, 57)
+    step = Step(rows, begins=begins, block_tokens=16, with_sinks=True)
+    want = step.prefill(step.decode())
+    for slot, begin in zip(step.slot.tolist(), begins, strict=True):
+        for position in range(begin):
+            step.pages[step.table[slot, position // 16], LAYER, :, position % 16] = -7.0 * position
+    assert torch.equal(step.prefill(step.decode()), want)
+
+
+def test_a_row_that_has_nothing_to_read_is_left(small):
+    step = Step([(1, 40), (1, 17), (1, 0), (1, 33)], begins=(40, 16, 0, 50))
+    out = step.decode()
+    assert (out[[0, 2, 3]] == UNTOUCHED).all()
+    close(out[1], step.kv[1][1, 16].repeat_interleave(2, 0).double())
+
+
+def test_rows_of_a_token_each_may_share_a_line_of_the_table(small):
+    """So do a decoder's tokens read their source: all of it, each by itself."""
+    sources = Step([(1, 150), (1, 40)], block_tokens=16, heads=6)
+    want, lines = sources.decode(), sources.slot
+    order = [0, 0, 1, 0, 1]
+    sources.slot = lines[order]
+    sources.query_start = torch.arange(6, dtype=torch.int32)
+    sources.lengths = sources.lengths[order]
+    sources.q = sources.q[order]
+    assert torch.equal(sources.decode(), want[order])
+
+
 OPTIONS = (
     {"heads": 2},
     {"heads": 2, "window": 45, "with_sinks": True, "dim": 80},
@@ -272,10 +328,15 @@ OPTIONS = (
 LONG_ROWS = [(1, 200)] * 3 + [(1, 300)] + [(1, 210)] * 3 + [(1, 30)]
 
 
-@pytest.mark.parametrize("extra", OPTIONS, ids="-".join)
+BEGUN = (*OPTIONS, {"heads": 2, "begun": True}, {"heads": 2, "begun": True, "window": 45, "with_sinks": True})
+
+
+@pytest.mark.parametrize("extra", BEGUN, ids="-".join)
 def test_a_decoded_row_is_the_same_in_any_step(extra, small):
     """Alone it is cut up into splits, which a second kernel sums up; among long rows a chunk is one item."""
-    step = Step(LONG_ROWS, block_tokens=16, kv_heads=1, **extra)
+    extra = dict(extra)
+    begins = (0, 3, 7, 37, 1, 2, 20, 13) if extra.pop("begun", False) else ()
+    step = Step(LONG_ROWS, block_tokens=16, kv_heads=1, begins=begins, **extra)
     together = step.decode().cpu()
     step.rows = [row if number in (3, 7) else (0, 0) for number, row in enumerate(LONG_ROWS)]
     step.query_start = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2], dtype=torch.int32)
@@ -311,16 +372,20 @@ def test_one_list_of_work_serves_layer_after_layer(small):
     assert torch.equal(step.decode(work=work), first)
 
 
-@pytest.mark.parametrize("extra", OPTIONS, ids="-".join)
+@pytest.mark.parametrize("extra", BEGUN, ids="-".join)
 def test_a_prompt_in_chunks_is_the_prompt_at_once(extra, small):
-    whole = Step([(97, 97), (3, 140)], block_tokens=16, kv_heads=1, **extra)
+    extra = dict(extra)
+    begin = 37 if extra.pop("begun", False) else 0
+    begins = (begin, 137) if begin else ()
+    whole = Step([(97, begin + 97), (3, 140)], block_tokens=16, kv_heads=1, begins=begins, **extra)
     at_once = whole.prefill().cpu()
     done = 0
     for count in (40, 2, 55):
-        chunk = Step([(97, 97), (3, 140)], block_tokens=16, kv_heads=1, **extra)
-        chunk.q, chunk.rows = whole.q[done : done + count], [(count, done + count)]
+        chunk = Step([(97, begin + 97), (3, 140)], block_tokens=16, kv_heads=1, begins=begins, **extra)
+        chunk.q, chunk.rows = whole.q[done : done + count], [(count, begin + done + count)]
         chunk.query_start = torch.tensor([0, count], dtype=torch.int32)
-        chunk.lengths = torch.tensor([done + count], dtype=torch.int32)
+        chunk.lengths = torch.tensor([begin + done + count], dtype=torch.int32)
+        chunk.begin_of = None if whole.begin_of is None else whole.begin_of[:1]
         chunk.pages, chunk.table, chunk.slot = whole.pages, whole.table, whole.slot[:1]
         got = chunk.prefill().cpu()
         assert torch.equal(got, at_once[done : done + count]), f"tokens {done} to {done + count}"
@@ -359,7 +424,12 @@ def test_items_cover_each_key_of_a_row_once_and_in_order(seed, monkeypatch):
     window = draw.choice((None, 128, 4096))
     kv_heads = draw.choice((1, 2, 8))
     start = torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32, device=DEVICE)
-    work = DECODE_WORK(start, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), kv_heads, window)
+    from_where = [0] * rows
+    first = None
+    if seed % 2:
+        from_where = [draw.choice((0, length - 1, draw.randrange(length))) if length else 9 for length in lengths]
+        first = torch.tensor(from_where, dtype=torch.int32, device=DEVICE)
+    work = DECODE_WORK(start, torch.tensor(lengths, dtype=torch.int32, device=DEVICE), kv_heads, window, first)
     items, several = items_of(work, rows)
     assert len(items) <= decode_items(rows, kv_heads, DEVICE)
     base = 256 if kv_heads > 2 else 128
@@ -370,7 +440,8 @@ def test_items_cover_each_key_of_a_row_once_and_in_order(seed, monkeypatch):
     merged = {row: rest for row, *rest in several}
     for row, parts in mine.items():
         numbers, begins, ends, splits = zip(*parts, strict=True)
-        keys = min(lengths[row], window or lengths[row])
+        there = lengths[row] - from_where[row]
+        keys = min(there, window or there)
         split, chunk, _ = cut(keys, base)
         assert set(splits) == {split}
         assert begins[0] == lengths[row] - keys and ends[-1] == lengths[row]

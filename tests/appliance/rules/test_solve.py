@@ -96,7 +96,7 @@ def test_the_fields_of_a_view_are_the_variables_in_their_order() -> None:
 def test_the_solver_gives_what_brute_force_gives(name: str) -> None:
     facts = FACTS[name]
     views, solved, refused = lawful(facts), 0, 0
-    for situation in situations(facts, seed=len(name), count=60):
+    for situation in situations(facts, seed=len(name), count=40):
         found, possible = solve(situation), choices(views, situation)
         if not possible:
             assert found is None, situation.written
@@ -106,7 +106,7 @@ def test_the_solver_gives_what_brute_force_gives(name: str) -> None:
             continue
         assert found == min(possible, key=lambda view: rank(view, situation)), situation.written
         solved += 1
-    assert refused >= 10 and (solved >= 3 or refused == 61), (solved, refused)
+    assert refused >= 7 and (solved >= 2 or refused == 41), (solved, refused)
 
 
 def check_conflict(situation: Situation, views: list[View]) -> None:

@@ -17,12 +17,15 @@ def silent(phase: str, fraction: float) -> None:
 
 
 class Requests:
-    """Prompts of random tokens, and the steps that generate from them."""
+    """Prompts of random tokens, and the steps that generate from them. `sources`: so many of each an encoder reads."""
 
-    def __init__(self, worker: Worker, lengths: list[int], sampling: Sampling = GREEDY) -> None:
+    def __init__(
+        self, worker: Worker, lengths: list[int], sampling: Sampling = GREEDY, sources: list[int] | None = None
+    ) -> None:
         self.worker, self.step, self.sampling = worker, 0, sampling
         draw = torch.Generator().manual_seed(len(lengths))
         self.ids = [torch.randint(0, VOCAB, (length,), generator=draw).tolist() for length in lengths]
+        self.sources = sources or [0] * len(lengths)
         self.blocks = [0] * len(lengths)
         self.taken = 1
         self.done = [0] * len(lengths)
@@ -40,7 +43,8 @@ class Requests:
     def prefill(self) -> Any:
         self.step += 1
         new = tuple(
-            NewRow(slot, tuple(ids), len(ids), self.sampling, (), len(ids)) for slot, ids in enumerate(self.ids)
+            NewRow(slot, tuple(ids), len(ids), self.sampling, (), len(ids), source=source)
+            for slot, (ids, source) in enumerate(zip(self.ids, self.sources, strict=True))
         )
         rows = tuple(self._row(slot, len(ids)) for slot, ids in enumerate(self.ids))
         return self.worker.start(StepPlan(self.step, new, (), rows), {})

@@ -36,7 +36,8 @@ folder, kv_dtype, invariant, weights = Path(sys.argv[1]), sys.argv[2], sys.argv[
 config = config_for(folder, "bfloat16", kv_dtype, invariant=invariant, weights=weights)
 known = {signature(wanted.launch): wanted for wanted in serving_launches(TARGETS["sm_90"], config=config)}
 random_ = random.Random(5)
-runner, form, _ = runner_on(torch.device("cpu"), config, products_of((9, 0), invariant=config.invariant))
+runner, form, model = runner_on(torch.device("cpu"), config, products_of((9, 0), invariant=config.invariant))
+reads_sources = model.encoder is not None
 
 
 def plan(step):
@@ -50,7 +51,8 @@ def plan(step):
             Sampling(logprobs=3), Sampling(logit_bias={1: 2.0, 7: 1.0}), Sampling(bad_words=((1, 2, 3), (4,))),
             Sampling(allowed_token_ids=(1, 2, 3)), Sampling(min_tokens=4),
         ])
-        new.append(NewRow(slot, tuple(range(count)), count, sampling, (2, 3), count))
+        source = random_.choice([1, count // 2, count - 1]) if reads_sources and count > 1 else 0
+        new.append(NewRow(slot, tuple(range(count)), count, sampling, (2, 3), count, source=source))
         blocks = tuple(tuple(1 for _ in range(-(-count // form.block_tokens))) for _ in form.groups)
         made.append(Row(slot, 0, count, random_.random() < 0.8, blocks))
     return StepPlan(step, tuple(new), (), tuple(made))
@@ -127,6 +129,11 @@ MODERN = ENCODER | {
     **{"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}},
 }
 
+SIDES = {"layers": 2, "attention_heads": 2, "ffn_dim": 192}
+BART = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in SIDES.items()}
+BART |= {"architectures": ["BartForConditionalGeneration"], "d_model": 128, "max_position_embeddings": 128}
+BART |= {"decoder_start_token_id": 2}
+
 
 def run(*command):
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -157,10 +164,13 @@ def run(*command):
         (BERT, "bfloat16", "plain", "stored"),
         (MODERN, "bfloat16", "invariant", "stored"),
         ({"architectures": ["Qwen3Model"]}, "fp8", "plain", "stored"),
+        (BART, "bfloat16", "plain", "stored"),
+        (BART | {"architectures": ["M2M100ForConditionalGeneration"]}, "fp8", "invariant", "fp8"),
     ],
     ids=[
         *("plain", "invariant", "window-fp8", "experts", "experts-invariant", "experts-fp8", "rounded"),
         *("rounded-invariant", "fp8-blocks", "fp8-static", "bert", "modernbert-invariant", "qwen3-pooled-fp8"),
+        *("bart", "m2m100-fp8-invariant"),
     ],
 )
 @pytest.mark.slow

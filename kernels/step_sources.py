@@ -1,0 +1,107 @@
+"""What the tokens of a decoder read of sources, for models with an encoder in front.
+
+The sequence of the request in line s begins with its source, sources[s] positions; a decoder's own tokens stand behind
+it, count from there, and read no key before it where they attend to themselves. Where they attend to the source they
+read all of it, and each token is a row of its own (kernels/attention/decode.py). Rows and padding are as in
+kernels/step_inputs.py; padding reads nothing.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.jit import jit, launch, tl
+from kernels.op import Args, Case, Make, Op, nbytes
+
+
+def _reference(sources: Tensor, positions: Tensor, slot: Tensor, query_start: Tensor) -> tuple[Tensor, ...]:
+    """sources: [slots] int32, tokens of each; positions: [tokens] int32, in the sequence, padding among them; slot:
+    [rows] int32; query_start: [rows + 1] int32 → begins: [rows] int32, the position of a row's first own token;
+    positions, changed in place: those behind the source; and of each token as a row of its own slots and lengths:
+    [tokens] int32, and starts: [tokens + 1] int32, which are 0, 1, …"""
+    begins = sources[slot.long()]
+    owner = torch.repeat_interleave(torch.arange(len(slot), device=slot.device), query_start.diff().long())
+    total, real = len(positions), len(owner)
+    slots, lengths = torch.zeros((2, total), dtype=torch.int32, device=slot.device)
+    slots[:real], lengths[:real] = slot[owner], begins[owner]
+    positions[:real] -= begins[owner]
+    return begins, positions, slots, lengths, torch.arange(total + 1, dtype=torch.int32, device=slot.device)
+
+
+@jit(varying=("rows", "total"))
+def step_sources_kernel(
+    sources, positions, slot, query_start, begins, slots, lengths, starts, rows, total, BLOCK: tl.constexpr
+):
+    """One program a row, and one for the padding behind them."""
+    row = tl.program_id(0)
+    is_row = row < rows
+    start = tl.load(query_start + row)
+    end = tl.where(is_row, tl.load(query_start + row + 1, is_row, 0), total)
+    line = tl.load(slot + row, is_row, 0)
+    source = tl.load(sources + line, is_row, 0)
+    tl.store(begins + row, source, is_row)
+    tl.store(starts + total, total, row == rows)
+    for at in range(start, end, BLOCK):
+        token = at + tl.arange(0, BLOCK)
+        keep = token < end
+        tl.store(positions + token, tl.load(positions + token, keep, 0) - source, keep)
+        tl.store(slots + token, line, keep)
+        tl.store(lengths + token, source, keep)
+        tl.store(starts + token, token, keep)
+
+
+def _triton(sources: Tensor, positions: Tensor, slot: Tensor, query_start: Tensor) -> tuple[Tensor, ...]:
+    rows, total, device = slot.shape[0], positions.shape[0], positions.device
+    begins, slots, lengths, starts = (
+        torch.empty(count, dtype=torch.int32, device=device) for count in (rows, total, total, total + 1)
+    )
+    launch(
+        step_sources_kernel,
+        (rows + 1,),
+        sources,
+        positions,
+        slot,
+        query_start,
+        begins,
+        slots,
+        lengths,
+        starts,
+        rows,
+        total,
+        BLOCK=128,
+        warps=1,
+    )
+    return begins, positions, slots, lengths, starts
+
+
+def _inputs(make: Make, counts: list[int], slots: int, padding: int = 0) -> Args:
+    ends = [0]
+    for count in counts:
+        ends.append(ends[-1] + count)
+    positions = make.integers(50, 90, ends[-1] + padding)
+    positions[ends[-1] :] = 0
+    return (
+        make.integers(0, 50, slots),
+        positions,
+        make.permutation(slots)[: len(counts)].contiguous(),
+        make.tensor(ends),
+    )
+
+
+STEP_SOURCES = Op(
+    name="step_sources",
+    reference=_reference,
+    triton=_triton,
+    inputs=_inputs,
+    cases=(
+        Case("mixed", {"counts": [1, 5, 1, 0, 9], "slots": 8}),
+        Case("padded", {"counts": [1, 1, 0, 0], "slots": 4, "padding": 2}),
+        Case("long", {"counts": [300, 20], "slots": 2, "padding": 130}),
+        Case("empty", {"counts": [], "slots": 2}),
+        Case("decode-256", {"counts": [1] * 256, "slots": 256}, bench=True),
+    ),
+    tolerance={torch.float32: 0.0, torch.bfloat16: 0.0},  # whole numbers only
+    traffic=lambda sources, positions, slot, query_start: (
+        2 * nbytes(slot) + nbytes(query_start) + 5 * nbytes(positions)
+    ),
+    rows=lambda args: args[2].shape[0],
+)
