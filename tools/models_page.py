@@ -17,7 +17,8 @@ Any checkpoint folder in Hugging Face layout whose `config.json` names one of th
 or shards), float32, bfloat16 or float16, old and new spellings of the configuration (`rope_theta` or `rope_parameters`,
 `torch_dtype` or `dtype`, `text_config`). Rotary scalings: linear, dynamic, llama3, yarn, longrope. Sliding windows free
 the blocks they leave behind. Mixtures of experts are served by the compiled kernels of a CPU, with any
-weights that those have, by the fused ones of a GPU, and by torch. [Models that pool](#models-that-pool) and [quantized
+weights that those have, by the fused ones of a GPU, and by torch. [Models with an encoder in
+front](#models-with-an-encoder-in-front), [models that pool](#models-that-pool) and [quantized
 checkpoints](#quantized-checkpoints) have sections of their own.
 
 | architecture | family | declared in |
@@ -27,6 +28,27 @@ checkpoints](#quantized-checkpoints) have sections of their own.
 TAIL = """
 Each is held to transformers in float32: logits within 1e-4, greedy tokens and logprobs through the whole engine
 (`tests/engine/layers`, `tests/engine/test_against_transformers.py`).
+
+## Models with an encoder in front
+
+BART, mBART, Pegasus, Marian and M2M100, which NLLB is one of, read a source with an encoder, and a decoder that attends
+to it writes the reply: a summary, a translation. They are asked by `/v1/completions`, whose prompt is the source;
+`decoder_prompt` says what the reply begins with, such as the target language ([http.md](http.md#completions)).
+Replies are drawn at temperature 1 unless a request or `engine.sampling.temperature` says otherwise: translations want
+0, as `manifests/translation.yaml` has it.
+
+- Sources and replies share one table of tokens. Checkpoints with two (`share_encoder_decoder_embeddings: false`) are
+  refused.
+- The tokenizer is read from `tokenizer.json`. Marian's and M2M100's original files (`source.spm`,
+  `sentencepiece.bpe.model` with `vocab.json`) have none: it has to be made of them first.
+- There is no beam search, for these models as for all others: published scores of translations are often of 4 or 5
+  beams. Of generation_config.json sampling defaults, `max_new_tokens`, end tokens, `forced_bos_token_id` and
+  `bad_words_ids` are taken; `num_beams`, `no_repeat_ngram_size`, `length_penalty`, `min_length` and
+  `forced_eos_token_id` are not.
+- Compiled kernels of a CPU do not serve them, so torch does, and weights are not rounded to 8 or 4 bits there. On a GPU
+  Triton's do.
+- A source is read in one step: `engine.scheduling.max_step_tokens` has the longest one and a token of each running
+  request. There is no prefix cache, as what is kept of a source depends on all of it.
 
 ## Models that pool
 

@@ -14,10 +14,11 @@ from appliance.chat.format.formats import AUTO, PLAIN, chosen, recognise
 from appliance.chat.language import asked_language
 from appliance.chat.messages import template_messages
 from appliance.chat.sampling import check_n, child_seeds, logprob_count, named_tokens, resolve, stop_ids, stop_strings
+from appliance.chat.source import NO_CONVERSATIONS, Beginning, beginning, reply_room
 from appliance.chat.template import ChatTemplate
 from appliance.chat.thinking import check_close, thinking_limit, thinking_of
 from appliance.chat.tools import ToolUse, tool_grammar, tool_use
-from appliance.chat.window import check_ids, check_text, reply_tokens, truncated
+from appliance.chat.window import check_ids, check_text, reply_tokens, tokens_within, truncated
 from appliance.gateway.config import GatewayConfig
 from appliance.schema.chat import ChatRequest, Conversation
 from appliance.schema.common import GenerationRequest
@@ -80,11 +81,22 @@ class Reading:
 @dataclass(frozen=True)
 class Prompt:
     """One prompt and its choices. `drops_reply`: the prompt is only scored, the one token that this costs is not
-    shown."""
+    shown. `begin`: what replies begin with where they do not go on with the prompt, but an encoder reads it."""
 
     ids: tuple[int, ...]
     submits: tuple[Submit, ...]
     drops_reply: bool = False
+    begin: Beginning | None = None
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The tokens that stand before the reply."""
+        return self.ids if self.begin is None else self.begin.ids
+
+    @property
+    def tokens(self) -> int:
+        """Of what the request has given."""
+        return len(self.ids) + (0 if self.begin is None else self.begin.given)
 
 
 @dataclass(frozen=True)
@@ -155,6 +167,7 @@ class _Asked:
     grammar: Grammar | None = None
     scores_only: bool = False
     thinking: Thinking | None = None
+    begin: Beginning = Beginning()
 
 
 def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Served, first: int) -> Prompt:
@@ -163,7 +176,11 @@ def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Serv
     tokens = 1 if asked.scores_only else asked.tokens
     ids = truncated(ids, body, tokens, tokenizer, config)
     check_ids(ids, config)
-    max_tokens = reply_tokens(len(ids), tokens, config, param=asked.tokens_param)
+    if config.sources is None:
+        max_tokens = reply_tokens(len(ids), tokens, config, param=asked.tokens_param)
+    else:
+        room = reply_room(len(ids), asked.begin, config, config.sources)
+        max_tokens = tokens_within(room, tokens, config, param=asked.tokens_param)
     sampling = resolve(
         body,
         config,
@@ -190,7 +207,7 @@ def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Serv
         )
         for index, seed in enumerate(seeds)
     )
-    return Prompt(tuple(ids), submits, asked.scores_only)
+    return Prompt(tuple(ids), submits, asked.scores_only, None if config.sources is None else asked.begin)
 
 
 def _submit(
@@ -205,7 +222,7 @@ def _submit(
     ttft_deadline, deadline = served.deadlines.resolve(body, served.arrived_s)
     return Submit(
         id=name,
-        prompt=tuple(ids),
+        prompt=(*ids, *asked.begin.ids),
         sampling=sampling,
         max_tokens=max_tokens,
         eos_token_ids=_eos_token_ids(served),
@@ -219,6 +236,7 @@ def _submit(
         share=served.share,
         ttft_deadline=ttft_deadline,
         deadline=deadline,
+        source=len(ids) if served.config.sources is not None else 0,
     )
 
 
@@ -275,21 +293,24 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
     if named and scores_only:
         raise RequestError("logprob_token_ids needs a reply; echo with max_tokens 0 has none.", "logprob_token_ids")
     language = asked_language(body)
+    begin = beginning(body, config, tokenizer)
+    unsaid = 16 if config.sources is None else config.sampling.max_tokens
     asked = _Asked(
-        tokens=16 if body.max_tokens is None else body.max_tokens,
+        tokens=unsaid if body.max_tokens is None else body.max_tokens,
         tokens_param="max_tokens",
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         logprob_ids=named,
         grammar=None if language is None else language.grammar(served.text.special_id),
         scores_only=scores_only,
+        begin=begin,
     )
     n = body.n or 1
     planned = []
     for at, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             if body.truncate_prompt_tokens is None:
-                check_text(prompt, tokenizer, config)
+                check_text(prompt, tokenizer, config, None if config.sources is None else config.sources.longest)
             prompt = tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
         planned.append(_prompt(prompt, body, asked, served, at * n))
     return Plan(tuple(planned), _reading(body, served), "" if language is None else language.param)
@@ -309,6 +330,8 @@ class Rendered:
 
 def render(body: Conversation, text: Text, config: GatewayConfig, variables: dict[str, Any]) -> Rendered:
     """The conversation through the chat template. Raises RequestError where that cannot be."""
+    if config.sources is not None:
+        raise RequestError(NO_CONVERSATIONS, "messages")
     is_own = text.template is not None and body.chat_template in text.template.names()
     if body.chat_template is not None and not is_own and not config.trust_request_chat_template:
         raise RequestError(

@@ -196,7 +196,10 @@ def resolve(
         repetition_penalty=repetition,
         logit_bias=_logit_bias(request.logit_bias, config),
         allowed_token_ids=_allowed_ids(request.allowed_token_ids, config),
-        bad_words=_bad_words(request.bad_words, tokenizer),
+        bad_words=(
+            *_bad_words(request.bad_words, tokenizer),
+            *(() if config.sources is None else config.sources.never),
+        ),
         min_tokens=min(request.min_tokens, max_tokens),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,

@@ -1,6 +1,8 @@
 """How prompt and reply share the model's window: truncation, lengths, clamping (docs/http.md, ER-06 to
 ER-11)."""
 
+from collections.abc import Collection
+
 from appliance.gateway.config import GatewayConfig
 from appliance.schema.common import GenerationRequest
 from engine.api.errors import RequestError
@@ -50,12 +52,26 @@ def truncated(
     keep = kept_tokens(request.truncate_prompt_tokens, config)
     if keep is None:
         return ids
-    if keep == -1:
+    if keep == -1 and config.sources is not None:
+        keep = config.sources.longest
+    elif keep == -1:
         keep = max(1, config.max_context - max(1, asked_tokens or 1))
     side = request.truncation_side or tokenizer.truncation_side
+    if config.sources is not None:
+        return _cut_between(ids, keep, side, tokenizer.special_ids)
     if side == "left":
         return ids[-keep:] if keep else []
     return ids[:keep]
+
+
+def _cut_between(ids: list[int], keep: int, side: str, special: Collection[int]) -> list[int]:
+    """A source is read as a whole: special tokens at its ends stay, and what is cut is the text between them."""
+    first = next((at for at, token in enumerate(ids) if token not in special), 0)
+    last = next((at for at, token in enumerate(reversed(ids)) if token not in special), 0)
+    if len(ids) <= keep or keep <= first + last:
+        return ids[:keep]
+    body, room = ids[first : len(ids) - last], keep - first - last
+    return [*ids[:first], *(body[-room:] if side == "left" else body[:room]), *ids[len(ids) - last :]]
 
 
 def check_length(prompt_tokens: int, window: int, *, param: str = "prompt") -> None:
@@ -81,9 +97,14 @@ def reply_tokens(prompt_tokens: int, asked: int | None, config: GatewayConfig, *
             f"than the maximum model length of {window}. Please reduce the length of the input prompt.",
             "input_tokens",
         )
+    return tokens_within(window - prompt_tokens, asked, config, param=param)
+
+
+def tokens_within(room: int, asked: int | None, config: GatewayConfig, *, param: str = "max_tokens") -> int:
+    """So many of a room of tokens; `asked` None fills it."""
     if asked is not None and asked < 1:
         raise RequestError(f"{param} must be at least 1, got {asked}.", param)
-    if asked is not None and asked > window:
-        raise RequestError(f"{param}={asked} cannot be greater than max_model_len={window}.", param)
-    limits = [window - prompt_tokens, asked, config.max_output_tokens]
+    if asked is not None and asked > config.max_context:
+        raise RequestError(f"{param}={asked} cannot be greater than max_model_len={config.max_context}.", param)
+    limits = [room, asked, config.max_output_tokens]
     return min(limit for limit in limits if limit is not None)

@@ -159,7 +159,9 @@ def _head(checkpoint: Checkpoint, folder: Path, schema: str | None, called: str)
     lines.append(f"# {spell_bytes(stored)} of weights ({kinds}) in {where}.")
     if commit := revision(checkpoint.path):
         lines.append(f"# Revision {commit}.")
-    if chat_templates(checkpoint.path) is None:
+    if checkpoint.model.encoder is not None:
+        lines.append("# Its encoder reads the prompt of /v1/completions, and its decoder replies; it holds no chats.")
+    elif chat_templates(checkpoint.path) is None:
         lines.append("# It brings no chat template: /v1/chat/completions needs model.chat_template.")
     lines.append(
         f"# Take the # from a key to write it; what stands behind it is what it comes to on {called}, and why."

@@ -74,6 +74,16 @@ class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
     late: LateReading | None = None
 
 
+class SourceModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model with an encoder in front can read: a source of up to `longest` tokens, and a reply of up to `reply`
+    with what it begins with, which is `begins` unless a request says otherwise. No reply has one of `never`."""
+
+    longest: int
+    reply: int
+    begins: tuple[int, ...]
+    never: tuple[tuple[int, ...], ...] = ()
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`engines` are the Unix sockets of the engine processes; `names` the served names, canonical first. Durations in
     seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts
@@ -90,7 +100,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     limit of its own. `tls`: the listener speaks it. `chaos`: faults may be made on purpose. `responses` is the file of
     stored responses, empty for none: at most `responses_count` and `responses_bytes` of them, each for
     `responses_keep_s`. `tasks` are what the model can be asked for, and `pooled` is set unless that is generation
-    alone."""
+    alone. `sources`: of a model that reads a prompt by an encoder and replies by a decoder."""
 
     host: str
     port: int
@@ -102,6 +112,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     eos_token_ids: tuple[int, ...] = ()
     tasks: tuple[Task, ...] = ("generate",)
     pooled: PooledModel | None = None
+    sources: SourceModel | None = None
     chat_template: str | None = None
     format: str = "auto"
     model_type: str = ""

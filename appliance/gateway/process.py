@@ -74,6 +74,7 @@ def build_service(
         policy=config.policy,
         tell_open=partial(write_open, config.run),
         spend=spend,
+        begins=() if config.sources is None else config.sources.begins,
     )
     ledger = open_ledger(config, metrics)
     service = Service(config, router, metrics, RequestLog(config), ledger, keys, allowances, certificate)

@@ -176,5 +176,13 @@ class Quarantine:
 def content_hash(submit: Submit) -> str:
     """SHA-256 of what a request asks for, whoever asks and with whatever seed."""
     sampling = msgspec.structs.replace(submit.sampling, seed=0)
-    content = (submit.prompt, sampling, submit.max_tokens, submit.grammar, submit.stop_token_ids, submit.ignore_eos)
+    content = (
+        submit.prompt,
+        submit.source,
+        sampling,
+        submit.max_tokens,
+        submit.grammar,
+        submit.stop_token_ids,
+        submit.ignore_eos,
+    )
     return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()

@@ -132,11 +132,13 @@ class Router:
         policy: str = "fcfs",
         tell_open: Callable[[str, Sequence[OpenRequest]], None] = lambda program, requests: None,
         spend: Callable[[str, int], None] = lambda owner, tokens: None,
+        begins: tuple[int, ...] = (),
     ) -> None:
         """`hold_s`: new requests wait for engines that come back within it. `pardon(program, deaths)`: so many deaths
         of an engine have their cause in a request, not in the engine. `stories` of so many sequences are kept. `policy`
         is the engines' order of requests. `tell_open(program, requests)`: an engine is gone, and was computing these.
-        `spend(owner, tokens)`: so many were computed for it.
+        `spend(owner, tokens)`: so many were computed for it. `begins`: with what replies begin to a prompt that an
+        encoder reads; empty where they go on with it.
         """
         self.metrics = metrics
         self.quarantine = Quarantine()
@@ -152,6 +154,7 @@ class Router:
         self._tell_open = tell_open
         self.spend = spend
         self._hold_s = hold_s
+        self._begins = begins
         self._hall: dict[str, Generation] = {}
         self._trial: Engine | None = None  # where the cohort of suspects runs
         self._probing: asyncio.Task[None] | None = None
@@ -405,7 +408,9 @@ class Router:
 
     async def _probe(self, engine: Engine) -> None:
         """One token for nobody: an engine that answers is well, and what it then dies of is what it is given."""
-        submit = Submit(f"probe#{next(self._numbers)}", (0,), Sampling(temperature=0), max_tokens=1)
+        prompt = (0, *self._begins)
+        source = 1 if self._begins else 0
+        submit = Submit(f"probe#{next(self._numbers)}", prompt, Sampling(temperature=0), max_tokens=1, source=source)
         try:
             async for _ in engine.client.generate(submit):
                 pass

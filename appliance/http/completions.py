@@ -86,7 +86,7 @@ class Writer:
     choice: Choice = field(init=False)
 
     def __post_init__(self) -> None:
-        self.choice = Choice(self.tokenizer, self.prompt.ids, self.plan.reading)
+        self.choice = Choice(self.tokenizer, self.prompt.before, self.plan.reading)
         if self.body.logprobs is not None:
             count = -1 if self.body.logprob_token_ids else self.body.logprobs
             self.lists = LogprobLists(count, bool(self.body.return_tokens_as_token_ids))
@@ -158,7 +158,7 @@ class Completion:
         prompts = [prompt for prompt in plan.prompts for _ in prompt.submits]
         self.writers = [Writer(index, body, tokenizer, prompt, plan) for index, prompt in enumerate(prompts)]
         self.race = source
-        prompt_tokens = sum(len(prompt.ids) for prompt in plan.prompts)
+        prompt_tokens = sum(prompt.tokens for prompt in plan.prompts)
         self.usage = Usage(prompt_tokens, service.config.compat == "openai")
         self._texts = [StringIO() for _ in self.writers]
         self._envelope = self.head.envelope()

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from engine.api.errors import EngineGone, RequestError
 
-_PATH = re.compile(r"(?<![\w:/.<])(?:/[\w.@+\-]+){2,}/?")
+_PATH = re.compile(r"(?<![\w:/.<])(?!/v1/)(?:/[\w.@+\-]+){2,}/?")
 _ADDRESS = re.compile(r"\s+(?:object\s+)?at 0x[0-9a-fA-F]+")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
 
@@ -23,7 +23,7 @@ ENGINE_FAILURE = "The server had an error while processing your request."
 
 
 def sanitise(message: str) -> str:
-    """The message without file paths, object addresses and tracebacks."""
+    """The message without file paths (routes of the API stay), object addresses and tracebacks."""
     return _PATH.sub("<path>", _ADDRESS.sub("", _TRACEBACK.sub("", message))).strip()
 
 

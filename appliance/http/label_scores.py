@@ -46,7 +46,7 @@ async def create_label_scores(service: Service, request: Request, body: LabelSco
         service.log.request(request.state.subject, "generative_scoring", shown)
     plan = await asyncio.to_thread(plan_label_scores, body, served(service, request, request_id))
     logprobs, timings = await until_disconnect(request, _read(service, request, plan))
-    usage = Usage(sum(len(prompt.ids) for prompt in plan.prompts), service.config.compat == "openai")
+    usage = Usage(sum(prompt.tokens for prompt in plan.prompts), service.config.compat == "openai")
     usage.completion = len(plan.prompts)
     usage.cached = sum(timing.cached_tokens for timing in timings)
     usage.written = sum(timing.written_tokens for timing in timings)

@@ -27,13 +27,15 @@ def _card(service: Service, name: str, both: bool) -> dict[str, Any]:
     }
     if not both:
         return card
+    sources = service.config.sources
+    most = service.config.max_context if sources is None else sources.reply
     return card | {
         "type": "model",
         "display_name": name,
         "created_at": datetime.fromtimestamp(int(service.started_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
-        "max_input_tokens": service.config.max_context,
-        "max_tokens": service.config.max_output_tokens or service.config.max_context,
+        "max_input_tokens": service.config.max_context if sources is None else sources.longest,
+        "max_tokens": service.config.max_output_tokens or most,
     }
 
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import shlex
+from typing import Any
 
 import msgspec
 
+from appliance.gateway.config import GatewayConfig
 from appliance.launch import listen, probe
 from appliance.launch.console import Console
 from appliance.launch.supervise import Service
@@ -39,7 +41,7 @@ class Startup:
         missing = await self._wait(began)
         if missing is None:
             self._console.say("ready", f"{self._url} after {self._since(began)}; try:")
-            self._console.plain(curl_line(self._url, self._gateway.names[0], self._gateway.api_keys is not None))
+            self._console.plain(curl_line(self._url, self._gateway))
         while missing is None:
             await self._restarted.wait()
             self._restarted.clear()
@@ -87,9 +89,13 @@ class Startup:
         return f"{asyncio.get_running_loop().time() - began:.1f} s"
 
 
-def curl_line(url: str, model: str, authenticated: bool) -> str:
-    """A streamed chat request, to be pasted into a shell."""
-    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
-    key = ["-H", "Authorization: Bearer YOUR_KEY"] if authenticated else []
-    words = ["curl", "-N", f"{url}/v1/chat/completions", "-H", "Content-Type: application/json", *key]
+def curl_line(url: str, gateway: GatewayConfig) -> str:
+    """A streamed request, to be pasted into a shell: of chat, or a completion where an encoder reads the prompt."""
+    body: dict[str, Any] = {"model": gateway.names[0], "messages": [{"role": "user", "content": QUESTION}]}
+    route = "chat/completions"
+    if gateway.sources is not None:
+        route, body = "completions", {"model": gateway.names[0], "prompt": QUESTION}
+    body["stream"] = True
+    key = ["-H", "Authorization: Bearer YOUR_KEY"] if gateway.api_keys is not None else []
+    words = ["curl", "-N", f"{url}/v1/{route}", "-H", "Content-Type: application/json", *key]
     return shlex.join([*words, "-d", msgspec.json.encode(body).decode()])

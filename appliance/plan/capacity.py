@@ -13,7 +13,7 @@ from appliance.plan.choice import Choice, refuse
 from appliance.plan.machine import Machine
 from appliance.plan.memory import CPU_CACHE_BYTES, Memory, largest, pool_bytes, spell_bytes
 from appliance.plan.needs import Asked, asked_of, cache_room, need_of, needed
-from appliance.plan.room import Room
+from appliance.plan.room import Room, source_step
 from appliance.plan.shortage import Ways, check_memory
 from engine.models.checkpoint import Checkpoint
 
@@ -26,6 +26,7 @@ def share_out(
     manifest = settings.manifest
     wanted, supported = manifest.model.max_context, checkpoint.model.max_context
     _check_asked(settings, room, supported)
+    _check_sources(settings, checkpoint, room)
     asked = asked_of(manifest, room.view.data)
     check_memory(settings, machine, room, asked, ways)
     most = _most(settings, room, supported)
@@ -72,6 +73,19 @@ def _check_asked(settings: Settings, room: Room, supported: int) -> None:
         whose = "the checkpoint supports" if wanted == "auto" else "model.max_context allows"
         message = f"{capacity.tokens}: {whose} {limit} tokens; use at most {limit}, or auto"
         refuse(settings, "hardware.capacity.tokens", message, instead=str(limit))
+
+
+def _check_sources(settings: Settings, checkpoint: Checkpoint, room: Room) -> None:
+    """Raises Refused where a step does not hold the longest source."""
+    step, running = room.step.value, room.running.value
+    needed = source_step(settings.manifest, checkpoint, running)
+    if step < needed:
+        message = (
+            f"{step}: a source is read in one step, the longest has {needed - running} tokens, and each of "
+            f"engine.scheduling.max_running, {running}, has one beside; use at least {needed}, or auto, or lower "
+            "engine.scheduling.max_running or model.max_context"
+        )
+        refuse(settings, "engine.scheduling.max_step_tokens", message, instead=str(needed))
 
 
 def _context(wanted: int | Literal["auto"], supported: int, longest: int, asked: Asked, most: int) -> Choice[int]:

@@ -6,7 +6,7 @@ import msgspec
 
 from appliance import __version__
 from appliance.declare.settings import Settings
-from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef, Tls
+from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef, SourceModel, Tls
 from appliance.manifest import Manifest, SecretFile
 from appliance.plan.choice import Choice, refuse
 from appliance.plan.format import model_type
@@ -45,6 +45,7 @@ def gateway_config(
     *,
     names: tuple[str, ...],
     max_context: int,
+    sources: SourceModel | None,
     sampling: SamplingDefaults,
     sha256: str,
     outputs_sha256: str,
@@ -67,6 +68,7 @@ def gateway_config(
         eos_token_ids=_end_tokens(manifest, checkpoint),
         tasks=tasks_of(checkpoint),
         pooled=pooled_model(checkpoint, manifest.model.pooling.max_input or 0),
+        sources=sources,
         chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
         format=manifest.model.format,
         model_type=model_type(checkpoint),

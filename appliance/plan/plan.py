@@ -32,6 +32,7 @@ from appliance.plan.pooled import check_pieces, settled_task
 from appliance.plan.pooled import choices as pooled_choices
 from appliance.plan.precision import matmul_precision
 from appliance.plan.self_test import self_test, tolerance
+from appliance.plan.sources import source_model
 from appliance.rules.idle import problems as idle_keys
 from appliance.rules.rule import is_compiled
 from appliance.rules.weights import ON_CPU
@@ -119,7 +120,7 @@ def plan(
         max_running=room.running.value,
         max_step_tokens=room.step.value,
         policy=manifest.engine.scheduling.policy,
-        prefix_cache=manifest.engine.cache.prefix,
+        prefix_cache=manifest.engine.cache.prefix and checkpoint.model.encoder is None,
         overlap=manifest.engine.scheduling.overlap,
         threads=places.threads.value,
         tensor=view.tensor,
@@ -147,6 +148,7 @@ def plan(
         **pooled_choices(manifest, checkpoint),
         "model.format": output_format(settings, checkpoint, origin.folder),
         **resolved.choices,
+        **_prefix(checkpoint),
         "model.max_context": max_context,
         "hardware.threads": places.threads,
         "hardware.cpus": places.pinned,
@@ -172,6 +174,7 @@ def plan(
             checkpoint,
             names=names,
             max_context=max_context.value,
+            sources=source_model(checkpoint, max_context.value, config),
             sampling=sampling,
             sha256=sha256,
             outputs_sha256=outputs_hash(settled(effective)),
@@ -242,6 +245,13 @@ def _lock(manifest: Manifest, locked: bool) -> Choice[str]:
     if manifest.model.lock != "auto":
         return Choice(manifest.model.lock)
     return Choice("require", "a lock lies beside the manifest") if locked else Choice("off", "there is no lock")
+
+
+def _prefix(checkpoint: Checkpoint) -> dict[str, Choice[Any]]:
+    """Where nothing that is kept could begin another request."""
+    if checkpoint.model.encoder is None:
+        return {}
+    return {"engine.cache.prefix": Choice(False, "what is kept of a source depends on the whole of it")}
 
 
 def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:

@@ -3,6 +3,9 @@ over the arithmetic, whichever takes longer. Ceilings, no forecasts: no launch, 
 
 decode   a step reads every matrix once (of experts those that its rows take) and the keys and values of its rows
 prefill  a step of max_step_tokens multiplies each token with every matrix that it takes, and attends
+
+Of a model with an encoder in front, prompts are sources: they take the encoder, and of the decoder what projects the
+keys and values of a source, which no decode step reads again.
 """
 
 from collections.abc import Sequence
@@ -13,8 +16,15 @@ from appliance.plan.devices import CpuModel, GpuModel, cpu_running, gpu_called
 from appliance.plan.machine import Machine
 from engine.kv.layout import Layout
 from engine.models.footprint import Holding
-from engine.models.parts import MLP, Attention, Experts, Linear, Model, all_bodies
-from engine.models.sources import attention_linears, mlp_linears, routed_mlps, router_linear
+from engine.models.parts import MLP, Attention, Experts, Linear, Model, all_bodies, attentions, bodies, encoder_bodies
+from engine.models.sources import (
+    attention_linears,
+    join,
+    mlp_linears,
+    placed_blocks,
+    routed_mlps,
+    router_linear,
+)
 
 DECODE_LENGTH = 1024  # tokens that each row of a decode step has
 BATCHES = (1, 8, 32)
@@ -109,6 +119,7 @@ def roofline(
 def _decode(
     model: Model, holdings: Sequence[Holding], layout: Layout, limit: Limits, rows: int, length: int
 ) -> tuple[Account, Ceiling]:
+    holdings = [one for one in holdings if not one.name.startswith(of_sources(model))]
     dense, experts, share = _matrices(holdings, head=True), _experts(holdings), touched(model, rows)
     state = rows * state_bytes(layout, length)
     multiplied = 2 * active_parameters(model) + attention_operations(model, length)
@@ -128,6 +139,9 @@ def _decode(
 def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_tokens: int) -> tuple[Account, Ceiling]:
     head = model.embed.vocab * model.embed.hidden
     multiplied = 2 * (active_parameters(model) - head) + attention_operations(model, step_tokens // 2)
+    if model.encoder is not None:
+        holdings = [one for one in holdings if one.name.startswith(of_sources(model))]
+        multiplied = source_operations(model, min(step_tokens, model.max_source))
     read = [value for value in (_matrices(holdings, head=False), _experts(holdings)) if value]
     more, ceiling = _ceiling(limit, read, step_tokens, multiplied, 0)
     first = leading("operations of a token", number(multiplied), multiplied, "FLOP")
@@ -154,6 +168,35 @@ def _ceiling(
     return steps, Ceiling(rows, tokens / slower, bound)
 
 
+def of_sources(model: Model) -> tuple[str, ...]:
+    """How the names of weights begin by which only sources are multiplied."""
+    if model.encoder is None:
+        return ()
+    norms = [norm.name for norm in (model.encoder.norm, model.encoder.embed.norm) if norm is not None]
+    found = [join(model.root, name) for name in (f"{model.encoder.layers}.", *norms)]
+    for path, block in placed_blocks(model):
+        for body in (body for branch in block for body in bodies(branch)):
+            if isinstance(body, Attention) and body.source:
+                _, k, v, _ = body.sources
+                found.append(join(path, body.name, f"{k}+{v}"))
+    return tuple(found)
+
+
+def source_operations(model: Model, length: int) -> int:
+    """Of one token of a source of this length."""
+    total = 0
+    for body in encoder_bodies(model):
+        match body:
+            case Attention():
+                total += 2 * _elements(attention_linears(body)) + 4 * length * body.heads * body.head_dim
+            case MLP():
+                total += 2 * _elements(mlp_linears(body))
+    for body in all_bodies(model):
+        if isinstance(body, Attention) and body.source:
+            total += 2 * _elements(attention_linears(body)[1:2])
+    return total
+
+
 def _matrices(holdings: Sequence[Holding], *, head: bool) -> int:
     """Bytes of all that every token is multiplied with. A head that is the embedding's own memory lies there."""
     left_out = {"experts", "embedding"} if head else {"experts", "embedding", "head"}
@@ -178,6 +221,9 @@ def active_parameters(model: Model) -> int:
     total = model.embed.vocab * model.embed.hidden
     for body in all_bodies(model):
         match body:
+            case Attention(source=True):
+                into, _, out = attention_linears(body)
+                total += _elements((into, out))
             case Attention():
                 total += _elements(attention_linears(body))
             case MLP():
@@ -193,12 +239,12 @@ def _elements(linears: Sequence[Linear]) -> int:
 
 
 def attention_operations(model: Model, length: int) -> int:
-    """Of one token that reads so many: a product with every key and every value in reach."""
+    """Of one token that reads so many: a product with every key and every value in reach. Those of a source and those
+    of the reply are one length, each read by attention of its own."""
     total = 0
-    for body in all_bodies(model):
-        if isinstance(body, Attention):
-            reach = length if body.window is None else min(length, body.window)
-            total += 4 * reach * body.heads * body.head_dim
+    for body in attentions(model):
+        reach = length if body.window is None else min(length, body.window)
+        total += 4 * reach * body.heads * body.head_dim
     return total
 
 

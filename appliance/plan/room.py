@@ -93,7 +93,14 @@ class Room:
 
     def tables(self, context: int) -> tuple[Step, ...]:
         pooled = self.model if self.view.kernels == TRITON and self.model.pooler is not None else None
-        return tables(self.pages, device=self.view.device, size=self.size, max_context=context, pooled=pooled)
+        return tables(
+            self.pages,
+            device=self.view.device,
+            size=self.size,
+            max_context=context,
+            pooled=pooled,
+            sources=self.model.encoder is not None,
+        )
 
     def workspace(self, context: int) -> int:
         return summed((*self.fixed, *self.graphs, *self.tables(context)))
@@ -120,7 +127,8 @@ def measure(
 ) -> Room:
     """With these choices. ranks: what each holds. threads: of each rank."""
     model, pages, compiled = checkpoint.model, _pages(checkpoint, view), tiling(view.kernels) is not None
-    running, step = batch_limit(manifest, checkpoint, machine, view), _step_tokens(manifest, checkpoint, view.device)
+    running = batch_limit(manifest, checkpoint, machine, view)
+    step = _step_tokens(manifest, checkpoint, view.device, running.value)
     size = StepSize(step.value, running.value)
     draws = model.pooler is None
     sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON and draws else ()
@@ -248,14 +256,23 @@ def _pages(checkpoint: Checkpoint, view: View) -> Layout:
     )
 
 
-def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device) -> Choice[int]:
+def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device, running: int) -> Choice[int]:
     wanted = manifest.engine.scheduling.max_step_tokens
     if wanted != "auto":
         return Choice(wanted)
+    if (needed := source_step(manifest, checkpoint, running)) > STEP_TOKENS[device]:
+        return Choice(needed, "the longest source, which is read in one step, and a token of each running request")
     longest = _table_context(manifest, checkpoint)
     if keeps_nothing(checkpoint.model) and longest > STEP_TOKENS[device]:
         return Choice(longest, "the longest prompt: the model reads it both ways, in one step")
     return Choice(STEP_TOKENS[device], f"for {device}")
+
+
+def source_step(manifest: Manifest, checkpoint: Checkpoint, running: int) -> int:
+    """Tokens that a step must have for the longest source, beside one of each running request; 0 where no encoder
+    stands in front."""
+    longest = min(checkpoint.model.max_source, _table_context(manifest, checkpoint))
+    return longest + running if longest else 0
 
 
 def _table_context(manifest: Manifest, checkpoint: Checkpoint) -> int:

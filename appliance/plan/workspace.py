@@ -9,7 +9,19 @@ from dataclasses import dataclass
 
 from appliance.plan.account import Step, number, product
 from engine.kv.layout import Layout, blocks_of, whole_blocks
-from engine.models.parts import MLP, Attention, Block, Body, Experts, Model, Parallel, all_bodies, attentions, bodies
+from engine.models.parts import (
+    MLP,
+    Attention,
+    Block,
+    Body,
+    Experts,
+    Model,
+    Parallel,
+    all_bodies,
+    attentions,
+    bodies,
+    encoder_bodies,
+)
 from engine.models.ranks import share_of
 
 MIB = 2**20
@@ -29,7 +41,7 @@ VECTOR = 16  # floats of the widest vector
 ALIGNED = 32  # words to which a device's tables are aligned (engine/worker/device_table.py)
 MEETING_ROWS = 64  # whose logits ranks join at once (engine/worker/build.py)
 MEETING_ROOMS = 2  # used in turns (kernels/cpu/meeting.h)
-COLUMN_BYTES = 72  # of a slot's sampling parameters and rotation on the host (engine/sampling/columns.py)
+COLUMN_BYTES = 80  # of a slot's sampling parameters, rotation and source on the host (engine/sampling/columns.py)
 DEVICE_FIELDS = 12  # of a slot on a device (kernels/sampling/columns.py)
 ROUTE_WORDS = 7  # of a token's expert: its number, weight, order and pair, and a tile of three (kernels/experts)
 
@@ -61,6 +73,7 @@ def workspace(
         found.append(
             product("activations (tokens × widest layer)", size.tokens, widest_layer(model, ranks), element_bytes)
         )
+        found += _sources(model, kernels, size, element_bytes)
         found += _routes(model, size.tokens, ranks) if kernels == "triton" else ()
         if model.head is None:
             return tuple(found)
@@ -75,6 +88,19 @@ def workspace(
     found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COMPILED_COPIES))
     found.append(product("draw (threads × vocab)", threads, model.embed.vocab, 8))
     return tuple(found)
+
+
+def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> tuple[Step, ...]:
+    """Of what an encoder reads in a step: its states, which all layers of the decoder read, and with torch the scores
+    of the longest source, which it may hold all at once."""
+    if model.encoder is None:
+        return ()
+    states = product("states of sources (tokens × hidden)", size.tokens, model.embed.hidden, element_bytes)
+    if kernels != "torch":
+        return (states,)
+    longest = min(model.max_source, size.tokens)
+    heads = max(body.heads for body in encoder_bodies(model) if isinstance(body, Attention))
+    return states, product("scores of a source (heads × tokens × tokens)", heads, longest, longest, 4)
 
 
 def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
@@ -186,10 +212,16 @@ def attention_partials(model: Model, size: StepSize, kv_tokens: int, ranks: int 
 
 
 def tables(
-    layout: Layout, *, device: str, size: StepSize, max_context: int, pooled: Model | None = None
+    layout: Layout,
+    *,
+    device: str,
+    size: StepSize,
+    max_context: int,
+    pooled: Model | None = None,
+    sources: bool = False,
 ) -> tuple[Step, ...]:
     """The request table: a token id for every position a request can have, and a place for every block. pooled: the
-    model whose prompts a GPU's kernels pool."""
+    model whose prompts a GPU's kernels pool. sources: an encoder in front reads some tokens of each."""
     width, blocks = max_context + 1, blocks_of(max_context + 1, layout.block_tokens)
     groups, slots = len(layout.groups), size.slots
     if device == "cpu":
@@ -205,6 +237,7 @@ def tables(
         product("sampling parameters (fields × requests)", DEVICE_FIELDS + 1, _aligned(slots), 4),
         product("rows of a step (words)", 3 * rows + _aligned(wide + 64 * slots + 4096), 4),
         *(() if pooled is None else _pooled_tables(pooled, slots)),
+        *((product("lengths of sources (requests)", _aligned(slots), 4),) if sources else ()),
     )
 
 
@@ -242,7 +275,8 @@ def _aligned(count: int) -> int:
 
 def widest_layer(model: Model, ranks: int = 1) -> int:
     """Elements per token that the widest layer holds at once, the hidden states beside it among them."""
-    return max((_activations(block, ranks) for block in model.blocks), default=0) + 4 * model.embed.hidden
+    blocks = model.blocks if model.encoder is None else (*model.encoder.blocks, *model.blocks)
+    return max((_activations(block, ranks) for block in blocks), default=0) + 4 * model.embed.hidden
 
 
 def _activations(block: Block, ranks: int) -> int:

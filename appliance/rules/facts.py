@@ -8,7 +8,18 @@ from appliance.plan.machine import Machine
 from engine.api.config import WeightBits
 from engine.models.checkpoint import Checkpoint
 from engine.models.native import torch_parts
-from engine.models.parts import MLP, Experts, LayerNorm, Model, all_bodies, attentions, bodies, has_experts
+from engine.models.parts import (
+    MLP,
+    Attention,
+    Experts,
+    LayerNorm,
+    Model,
+    all_bodies,
+    attentions,
+    bodies,
+    encoder_bodies,
+    has_experts,
+)
 from engine.models.ranks import tensor_sizes
 from engine.models.schemes import CHANNEL_GROUP, Scheme, alike
 from engine.models.sources import fused_paths, join, mlp_linears, routed_mlps
@@ -26,8 +37,8 @@ class ModelFacts:
     where nothing is. `held`: compiled kernels multiply by the checkpoint's whole numbers. `restored`: quantized
     matrices that they do not. `fp8`: matrices in fp8 that Triton kernels multiply by as they are; `blocks`: numbers of
     ranks that cut those between blocks alone. `experts`: it has some. `unlike`: with these weights the experts of one
-    layer lie in several forms. `pools`: vectors or scores come out, and no tokens. `pages`: KV heads and their size,
-    each pair once."""
+    layer lie in several forms. `pools`: vectors or scores come out, and no tokens. `sourced`: an encoder stands in
+    front of the decoder. `pages`: KV heads and their size, each pair once."""
 
     dtype: str = "float32"
     max_context: int = 4096
@@ -37,6 +48,7 @@ class ModelFacts:
     inner: tuple[int, ...] = (1024,)
     experts: bool = False
     pools: bool = False
+    sourced: bool = False
     unlike: tuple[WeightBits, ...] = ()
     quantized: str = ""
     method: str = ""
@@ -62,6 +74,7 @@ class Facts:
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:
     model, own = checkpoint.model, checkpoint.quantization
     parts = attentions(model)
+    attending = [body for body in (*encoder_bodies(model), *all_bodies(model)) if isinstance(body, Attention)]
     held: dict[str, Scheme] = held_weights(model, own) if own is not None else {}
     is_quantized = own is not None and not own.is_plain
     fp8 = 0 if own is None else len(fp8_weights(model, own))
@@ -69,11 +82,12 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
         dtype=checkpoint.dtype,
         max_context=model.max_context,
         vocab=model.embed.vocab,
-        heads=tuple(dict.fromkeys((part.heads, part.kv_heads) for part in parts)),
-        head_sizes=tuple(sorted({part.head_dim for part in parts})),
+        heads=tuple(dict.fromkeys((part.heads, part.kv_heads) for part in attending)),
+        head_sizes=tuple(sorted({part.head_dim for part in attending})),
         inner=tuple(sorted(set(_inner(model)))),
         experts=has_experts(model),
         pools=model.pooler is not None,
+        sourced=model.encoder is not None,
         unlike=_unlike(checkpoint),
         quantized=str(own) if is_quantized else "",
         method="" if own is None else own.method,
@@ -89,7 +103,7 @@ def model_facts(checkpoint: Checkpoint) -> ModelFacts:
 
 
 def _inner(model: Model) -> Iterator[int]:
-    for body in all_bodies(model):
+    for body in (*encoder_bodies(model), *all_bodies(model)):
         if isinstance(body, MLP | Experts):
             yield body.inner
         if isinstance(body, Experts) and body.shared is not None:

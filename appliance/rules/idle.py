@@ -41,6 +41,10 @@ def _keeps_only(model: Model) -> bool:
     )
 
 
+def _reads_sources(model: Model) -> bool:
+    return model.encoder is not None
+
+
 def _makes_no_vectors(model: Model) -> bool:
     return model.pooler is None or model.pooler.task != "embed" or not model.pooler.whole
 
@@ -54,6 +58,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _REPLIES = ("max_output_tokens", "max_choices", "max_logprobs", "max_stop")
 _GRAMMARS = ("grammar_size", "grammar_time", "grammar_memory")
 POOLS, WHOLE = "models that pool", "models that read both ways"
+SOURCED = "models with an encoder in front"
 
 IDLE = (
     Idle(
@@ -111,6 +116,22 @@ IDLE = (
         {"engine.cache.prefix": False},
         *(_keeps_only, "decoders that pool all states of a prompt"),
         because="the model pools the states of all tokens of a prompt, so that none can be left to the cache",
+    ),
+    Idle(
+        {"engine.cache.prefix": False},
+        *(_reads_sources, SOURCED),
+        because="what this model keeps of a source depends on all of it, so that no other request can begin with it",
+    ),
+    Idle(
+        {
+            "model.chat_template": ANY,
+            "model.format": "plain",
+            "endpoints.trust_request_chat_template": False,
+            **{f"endpoints.responses.{name}": ANY for name in ("size", "count")},
+            "endpoints.responses.keep": 0.0,
+        },
+        *(_reads_sources, SOURCED),
+        because="this model answers a text that its encoder reads, and holds no conversations",
     ),
     Idle(
         {"model.pooling.max_input": ANY},

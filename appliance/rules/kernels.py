@@ -133,6 +133,14 @@ RULES = (
         ),
     ),
     Rule(
+        name="compiled-sources",
+        keys=("kernels",),
+        facts=("model.sourced",),
+        holds=lambda view: not is_compiled(view.kernels) or not view.facts.model.sourced,
+        text="compiled kernels serve no model with an encoder in front",
+        because=lambda facts: "the model has an encoder in front, and compiled kernels serve none that has",
+    ),
+    Rule(
         name="bfloat16",
         keys=("device", "dtype"),
         facts=("machine.gpus",),

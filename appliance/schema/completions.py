@@ -37,12 +37,24 @@ def _checked_prompt(value: Any) -> Any:
     raise PydanticCustomError("prompt", "prompt must not be empty", {"param": "prompt"})
 
 
+def _checked_beginning(value: Any) -> Any:
+    if value is None or isinstance(value, str) or _is_ids(value):
+        return value
+    message = "decoder_prompt must be a string, or a list of token ids that is not empty"
+    raise PydanticCustomError("decoder_prompt", message, {"param": "decoder_prompt"})
+
+
 Prompt = Annotated[Any, AfterValidator(_checked_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
+
+DecoderPrompt = Annotated[
+    Any, AfterValidator(_checked_beginning), WithJsonSchema({"anyOf": [{"type": "string"}, _TOKENS, {"type": "null"}]})
+]
 
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompt = Field(default=None, validate_default=True)
     prompt_embeds: Any = None
     suffix: str | None = None
+    decoder_prompt: DecoderPrompt = None
     logprobs: int | None = None
     add_special_tokens: bool = True

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from engine.api.errors import ConfigError, RequestError
-from engine.core.config import PooledTasks, SchedulerConfig
+from engine.core.config import PooledTasks, SchedulerConfig, Sources
 from engine.core.plan import StepPlan, StepResult
 from engine.core.recorder import (
     LENGTH,
@@ -148,6 +148,7 @@ def config_of(started: Started) -> SchedulerConfig:
         made = msgspec.convert(fields["scaling"], kind, strict=False) if scaling else None
         ropes.append(Rope(dim=fields["dim"], theta=fields["theta"], interleaved=fields["interleaved"], scaling=made))
     config["layout"] = msgspec.convert(config["layout"], Layout)
+    config["sources"] = msgspec.convert(config.get("sources"), Sources | None)
     config["pooled"] = msgspec.convert(config.get("pooled"), PooledTasks | None)
     return SchedulerConfig(**config, ropes=tuple(ropes))
 

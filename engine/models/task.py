@@ -45,6 +45,15 @@ def fitted(model: Model, config: Mapping[str, Any], wanted: TaskConfig, modules:
 
 def _task(model: Model, wanted: TaskConfig, modules: Modules | None) -> str:
     own = "generate" if model.pooler is None else ("embed" if model.pooler.task == "embed" else "classify")
+    if model.encoder is not None:
+        asked = "embed" if wanted.task == "auto" and modules is not None else wanted.task
+        if asked not in ("auto", own):
+            by = " (modules.json says so)" if wanted.task == "auto" else ""
+            raise TaskError(
+                f"model.task: {asked}{by}: this checkpoint has a decoder behind an encoder, and can be served to "
+                "generate"
+            )
+        return own
     if own == "generate" and modules is not None:
         own = "embed"
     if wanted.task in ("auto", own):

@@ -26,6 +26,7 @@ PARAMETERS = {
     "Mixtral-8x7B-Instruct-v0.1": 46_702_792_704,
     "Qwen3-Embedding-0.6B": 595_776_512,
     "bge-reranker-v2-m3": 567_755_777,
+    "nllb-200-distilled-600M": 615_073_792,
 }  # as the hub counts the tensors of the published checkpoints; a tied head once
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]  # type as headers spell it, shape

@@ -487,8 +487,10 @@ def test_a_pinned_request_waits_for_its_own_engine(routed, new_engine):
 POISON = 666
 
 
-def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finish(routed, new_engine, caplog):
-    """Poison quarantine, over real sockets: an engine that dies of one prompt, restarted each time"""
+@pytest.mark.parametrize("begins", [(), (7, 8)])
+def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finish(routed, new_engine, caplog, begins):
+    """Poison quarantine, over real sockets: an engine that dies of one prompt, restarted each time. Probes of an engine
+    whose model has an encoder in front bring a source."""
     engine = new_engine().start()
     engine.holding, engine.poison = True, POISON
     pardons = []
@@ -518,7 +520,9 @@ def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finis
         living.cancel()
         assert router.open == router.held == 0 and not router.quarantine.on
 
-    routed([engine], body)
+    routed([engine], body, begins=begins)
+    probes = {(one.prompt, one.source) for one in engine.submits if one.id.startswith("probe#")}
+    assert probes == {((0, *begins), 1 if begins else 0)}
     deaths = [[key.partition("#")[0] for key in keys] for keys in engine.deaths]
     assert deaths[-2:] == [["bad"], ["bad"]], "it was proven alone"
     assert len(deaths) <= 6

@@ -218,6 +218,7 @@ def test_a_failure_after_the_first_byte_is_a_record_in_the_stream(gateway, engin
     ("message", "clean"),
     [
         ("no file /srv/models/x.bin here", "no file <path> here"),
+        ("use /v1/chat/completions", "use /v1/chat/completions"),
         ("<Thing object at 0x7fa0b1> broke", "<Thing> broke"),
         ("bad\nTraceback (most recent call last):\n  File x", "bad"),
         ("tokens/second and 3/4 and https://a.b/c/d stay", "tokens/second and 3/4 and https://a.b/c/d stay"),

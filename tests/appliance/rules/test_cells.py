@@ -30,6 +30,7 @@ from engine.llm import LLM, Params
 from engine.models.checkpoint import read_checkpoint
 from kernels.cpu.library import best, usable
 from kernels.jit import installed, interpreted
+from tests.engine import sourced as sourced_models
 from tests.engine.fp8_writers import FP8_KINDS
 from tests.engine.quantized_writers import KINDS
 from tests.engine.quantized_writers import write as write_quantized
@@ -66,6 +67,7 @@ class Saved:
     model: Callable[[], Any] | None = None
     exact: bool = True  # with float32 and torch; False: weights are whole numbers to compiled kernels
     vector: Callable[[list[int]], torch.Tensor] | None = None  # of a prompt, where the model pools
+    replies: Callable[[], list[list[int]]] | None = None  # to the prompts, where they are sources
 
     def greedy(self) -> list[list[int]]:
         assert self.model is not None
@@ -202,6 +204,16 @@ def narrow_blocks(folder: Path) -> Saved:
     return Saved(made.path, model=made.model, exact=False)
 
 
+def sourced(folder: Path) -> Saved:
+    made = sourced_models.save(folder)
+
+    def greedy() -> list[list[int]]:
+        return [made.greedy(prompt, TOKENS) for prompt in PROMPTS]
+
+    roomy = "engine.scheduling.max_step_tokens=80"  # a source of 64 tokens, and one of each running request
+    return Saved(made.path, sets=(roomy,), replies=greedy)
+
+
 def gguf(folder: Path) -> Saved:
     from tests.engine.layers import test_gguf
 
@@ -224,6 +236,7 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
         folder, "BertModel", lambda x: x.mean(0), "hardware.kv_cache_memory=auto"
     ),
     "a decoder that pools": lambda folder: pooled(folder, "Qwen3Model", lambda x: x[-1]),
+    "an encoder in front of a decoder": sourced,
     "a mixture of experts": lambda folder: save(folder, "Mixtral", **EXPERTS),
     "experts of one layer in several types": unlike,
     "gptq, awq or compressed-tensors": gptq,
@@ -362,6 +375,8 @@ def check_generates(config: EngineConfig, own: Saved) -> None:
     assert [len(ids) for ids in found] == [TOKENS] * len(PROMPTS)
     if own.model is not None and is_exact(config, own):
         assert found == own.greedy()
+    if own.replies is not None and is_exact(config, own):
+        assert found == own.replies()
 
 
 def needs_kernels(cell: Cell) -> None:

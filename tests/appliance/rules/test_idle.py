@@ -14,14 +14,17 @@ from appliance.plan.hardware import hardware
 from appliance.plan.machine import Machine
 from appliance.plan.plan import Plan
 from appliance.plan.prove import prove
-from appliance.rules.idle import ANY, IDLE
+from appliance.rules.idle import ANY, IDLE, SOURCED
 from tests.appliance.plan.test_pooled import TOKENIZER, folder  # noqa: F401
 from tests.appliance.plan.test_reality import HOST
 from tests.engine.layers.conftest import random_model
+from tests.engine.sourced import save
 
 VALUES = {
     "model.generation_config": "ignore",
     "model.format": "hermes",
+    "model.chat_template": __file__,
+    "endpoints.trust_request_chat_template": "true",
     "observability.log_outputs": "final",
     "lifecycle.journal.folder": "journal",
     "lifecycle.self_test.at_start": "true",
@@ -40,6 +43,7 @@ SERVED = {  # of each row of the table, a model that it is about
     "models that read both ways": ("bert", ()),
     "decoders that pool all states of a prompt": ("decoder", ("model.task=embed", "model.pooling.pool=mean")),
     "models that do not embed": ("decoder", ()),
+    "models with an encoder in front": ("bart", ()),
     "models but those that `model.task: score` makes rerankers": ("decoder", ("model.task=embed",)),
 }
 WRITTEN = [(one.whose, key, so) for one in IDLE for key, so in one.keys.items()]
@@ -50,7 +54,8 @@ def checkpoint(folder: Callable, tmp_path_factory: pytest.TempPathFactory) -> Ca
     decoder = tmp_path_factory.mktemp("idle") / "qwen3"
     random_model("qwen3").save_pretrained(decoder)
     (decoder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
-    return lambda name: decoder if name == "decoder" else folder(name)
+    bart = save(tmp_path_factory.mktemp("idle") / "bart").path
+    return lambda name: {"decoder": decoder, "bart": bart}.get(name) or folder(name)
 
 
 def value_of(key: str) -> str:
@@ -82,6 +87,12 @@ def test_what_says_what_is_so_may_stand(tmp_path: Path, checkpoint: Callable) ->
     words |= {"limits.max_output_tokens": "null", "lifecycle.self_test.tolerance": "auto"}
     assert len(words) > 12
     planned(tmp_path, checkpoint("bert"), *(f"{key}={word}" for key, word in words.items()))
+
+
+def test_what_says_that_there_are_no_conversations_may_stand(tmp_path: Path, checkpoint: Callable) -> None:
+    said = {key: so for one in IDLE if one.whose == SOURCED for key, so in one.keys.items() if so is not ANY}
+    made = planned(tmp_path, checkpoint("bart"), *(f"{key}={str(so).lower()}" for key, so in said.items()))
+    assert len(said) == 4 and not made.engines[0].prefix_cache
 
 
 def test_a_model_for_which_they_act_takes_them(tmp_path: Path, checkpoint: Callable) -> None:

@@ -78,7 +78,7 @@ def test_rules_have_names_of_their_own_and_tie_variables() -> None:
 
 def test_every_rule_excludes_something_and_leaves_something() -> None:
     held: dict[str, set[bool]] = {rule.name: set() for rule in RULES}
-    more = replace(PLAIN, heads=((66, 1),), inner=(100,), held=True, fp8=3, quantized="4 bits", vocab=2)
+    more = replace(PLAIN, heads=((66, 1),), inner=(100,), held=True, fp8=3, quantized="4 bits", vocab=2, sourced=True)
     for facts in (*FACTS.values(), replace(FACTS["four GPUs"], model=more)):
         for situation in situations(facts, seed=5, count=300):
             view = replace(View(facts), **situation.written)

@@ -1,0 +1,105 @@
+"""Tiny models with an encoder in front, each with a tokenizer, and what transformers' greedy search makes of them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from tests.engine.translators import write
+
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+LANGUAGES = ("eng_Latn", "fra_Latn")
+CORPUS = ["the quick brown fox jumps over the lazy dog, and the dog says: hello world, what is 17 + 25?"] * 9
+SIZES = {  # heads of 8, which all kernels serve
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 64,
+    "pad_token_id": 1,
+}
+KINDS = ("bart", "mbart", "pegasus", "marian", "m2m100")
+
+
+def write_tokenizer(folder: Path) -> Tokenizer:
+    """Pieces of plain letters, `<s> text </s>`, and the names of two languages as special tokens."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=120, special_tokens=list(SPECIALS)))
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in LANGUAGES])
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    backend.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "</s>",
+        "bos_token": "<s>",
+        "pad_token": "<pad>",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return backend
+
+
+@dataclass
+class Sourced:
+    """A checkpoint folder, its tokenizer and its model."""
+
+    path: Path
+    tokenizer: Tokenizer
+    model: Any
+    known: dict[tuple[Any, ...], list[int]] = field(default_factory=dict)
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text).ids
+
+    def greedy(self, prompt: str | list[int], tokens: int, begins: Sequence[int] = ()) -> list[int]:
+        """What transformers generates behind the tokens that a reply begins with: its own, or these."""
+        options: dict[str, Any] = {"max_new_tokens": tokens + 1}
+        if begins:
+            options = {
+                "max_new_tokens": tokens,
+                "decoder_input_ids": torch.tensor([begins]),
+                "forced_bos_token_id": None,
+            }
+        ids = self.ids(prompt) if isinstance(prompt, str) else prompt
+        if (key := (tuple(ids), tokens, tuple(begins))) in self.known:
+            return self.known[key]
+        with torch.no_grad():
+            found = self.model.generate(torch.tensor([ids]), num_beams=1, do_sample=False, **options)
+        self.known[key] = found[0, -tokens:].tolist()
+        return self.known[key]
+
+    def text(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def save(folder: Path, kind: str = "bart", **more: Any) -> Sourced:
+    """Below the folder. Replies begin with `</s>` and, forced, `<s>`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / kind).mkdir()
+    tokenizer = write_tokenizer(folder / kind)
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "forced_bos_token_id": 0, **SIZES, **more}
+    made = write(folder, kind, **sizes)
+    with torch.no_grad():
+        for name, parameter in made.model.named_parameters():
+            # Small rows of tokens and biases beside large matrices, or one token is the likeliest everywhere.
+            plain = parameter.ndim == 1
+            scale = 0.05 if plain else 0.25 if "shared" in name else 0.7
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn_like(parameter) * scale + (plain and name.endswith("weight")))
+        if hasattr(made.model, "final_logits_bias"):
+            made.model.final_logits_bias.mul_(0.1)
+    made.model.save_pretrained(made.path)
+    # An end would cut what is compared, whether it is drawn or forced behind the most tokens.
+    made.model.generation_config.eos_token_id = None
+    made.model.generation_config.forced_eos_token_id = None
+    return Sourced(made.path, tokenizer, made.model)
