@@ -1,4 +1,4 @@
-"""What the tokens of a decoder read of sources, for models with an encoder in front.
+"""What the tokens of a decoder read of sources, for encoder-decoder models.
 
 The sequence of the request in line s begins with its source, sources[s] positions; a decoder's own tokens stand behind
 it, count from there, and read no key before it where they attend to themselves. Where they attend to the source they

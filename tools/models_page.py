@@ -17,8 +17,8 @@ Any checkpoint folder in Hugging Face layout whose `config.json` names one of th
 or shards), float32, bfloat16 or float16, old and new spellings of the configuration (`rope_theta` or `rope_parameters`,
 `torch_dtype` or `dtype`, `text_config`). Rotary scalings: linear, dynamic, llama3, yarn, longrope. Sliding windows free
 the blocks they leave behind. Mixtures of experts are served by the compiled kernels of a CPU, with any
-weights that those have, by the fused ones of a GPU, and by torch. [Models with an encoder in
-front](#models-with-an-encoder-in-front), [models that pool](#models-that-pool) and [quantized
+weights that those have, by the fused ones of a GPU, and by torch. [Encoder-decoder
+models](#encoder-decoder-models), [models that pool](#models-that-pool) and [quantized
 checkpoints](#quantized-checkpoints) have sections of their own.
 
 | architecture | family | declared in |
@@ -29,13 +29,13 @@ TAIL = """
 Each is held to transformers in float32: logits within 1e-4, greedy tokens and logprobs through the whole engine
 (`tests/engine/layers`, `tests/engine/test_against_transformers.py`).
 
-## Models with an encoder in front
+## Encoder-decoder models
 
 BART, mBART, Pegasus, Marian and M2M100, which NLLB is one of, read a source with an encoder, and a decoder that attends
 to it writes the reply: a summary, a translation. They are asked by `/v1/completions`, whose prompt is the source;
 `decoder_prompt` says what the reply begins with, such as the target language ([http.md](http.md#completions)).
-Replies are drawn at temperature 1 unless a request or `engine.sampling.temperature` says otherwise: translations want
-0, as `manifests/translation.yaml` has it.
+The likeliest token is taken, as by transformers, unless a request, `engine.sampling.temperature` or the checkpoint
+(`do_sample` in generation_config.json) says otherwise.
 
 - Sources and replies share one table of tokens. Checkpoints with two (`share_encoder_decoder_embeddings: false`) are
   refused.

@@ -1,4 +1,4 @@
-"""Completions of a model with an encoder in front: the prompt is its source, and the reply has a beginning of its own.
+"""Completions of an encoder-decoder model: the prompt is its source, and the reply has a beginning of its own.
 
 `decoder_prompt` says with which. Its text stands behind the decoder's first token, in the place of one that the
 checkpoint forces there, such as a language; ids are taken as they are.

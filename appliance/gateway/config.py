@@ -75,7 +75,7 @@ class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model with an encoder in front can read: a source of up to `longest` tokens, and a reply of up to `reply`
+    """What an encoder-decoder model can read: a source of up to `longest` tokens, and a reply of up to `reply`
     with what it begins with, which is `begins` unless a request says otherwise. No reply has one of `never`."""
 
     longest: int

@@ -20,7 +20,8 @@ _GENERATION |= {name: name for name in ("presence_penalty", "frequency_penalty")
 
 
 def sampling_defaults(manifest: Manifest, checkpoint: Checkpoint) -> tuple[SamplingDefaults, dict[str, Choice[Any]]]:
-    """Manifest over generation_config.json over the API's defaults, and what to say about each key."""
+    """Manifest over generation_config.json over the API's defaults, and what to say about each key. Of a summary or a
+    translation the likeliest token is wanted, unless the checkpoint says that it is drawn."""
     values: dict[str, Any] = {}
     choices: dict[str, Choice[Any]] = {}
     if manifest.model.generation_config == "auto":
@@ -29,6 +30,10 @@ def sampling_defaults(manifest: Manifest, checkpoint: Checkpoint) -> tuple[Sampl
             if isinstance(value, int | float) and not isinstance(value, bool):
                 values[ours] = value
                 choices[f"engine.sampling.{ours}"] = Choice(value, "generation_config.json")
+    drawn = manifest.model.generation_config == "auto" and checkpoint.generation.get("do_sample") is True
+    if checkpoint.model.encoder is not None and not drawn:
+        values["temperature"] = 0.0
+        choices["engine.sampling.temperature"] = Choice(0.0, "what encoder-decoder models are read with")
     for name, value in manifest.engine.sampling:
         if value is not None:
             values[name] = value

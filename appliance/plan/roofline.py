@@ -4,7 +4,7 @@ over the arithmetic, whichever takes longer. Ceilings, no forecasts: no launch, 
 decode   a step reads every matrix once (of experts those that its rows take) and the keys and values of its rows
 prefill  a step of max_step_tokens multiplies each token with every matrix that it takes, and attends
 
-Of a model with an encoder in front, prompts are sources: they take the encoder, and of the decoder what projects the
+Of an encoder-decoder model, prompts are sources: they take the encoder, and of the decoder what projects the
 keys and values of a source, which no decode step reads again.
 """
 

@@ -1,4 +1,4 @@
-"""What the gateway is told of a model with an encoder in front."""
+"""What the gateway is told of an encoder-decoder model."""
 
 from typing import Any
 

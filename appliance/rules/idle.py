@@ -58,7 +58,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _REPLIES = ("max_output_tokens", "max_choices", "max_logprobs", "max_stop")
 _GRAMMARS = ("grammar_size", "grammar_time", "grammar_memory")
 POOLS, WHOLE = "models that pool", "models that read both ways"
-SOURCED = "models with an encoder in front"
+SOURCED = "encoder-decoder models"
 
 IDLE = (
     Idle(

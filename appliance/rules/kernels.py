@@ -137,8 +137,8 @@ RULES = (
         keys=("kernels",),
         facts=("model.sourced",),
         holds=lambda view: not is_compiled(view.kernels) or not view.facts.model.sourced,
-        text="compiled kernels serve no model with an encoder in front",
-        because=lambda facts: "the model has an encoder in front, and compiled kernels serve none that has",
+        text="compiled kernels serve no encoder-decoder model",
+        because=lambda facts: "the model is an encoder-decoder, and compiled kernels serve none",
     ),
     Rule(
         name="bfloat16",

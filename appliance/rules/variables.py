@@ -55,7 +55,7 @@ def _kernels_why(view: View) -> str:
     if view.kernels == TRITON:
         return "the fused kernels for a GPU"
     if view.kernels == TORCH and view.facts.model.sourced:
-        return "compiled kernels serve no model with an encoder in front"
+        return "compiled kernels serve no encoder-decoder model"
     if view.kernels == TORCH:
         return "none are compiled: install with a C++ compiler and be 2 to 6 times as fast"
     return "the fastest compiled kernels for this CPU"
@@ -143,7 +143,7 @@ VARIABLES = (
         values=_always(TORCH, TRITON, *VARIANTS),
         auto=_kernels,
         why=_kernels_why,
-        prefers="on a CPU the fastest compiled variant that it runs, torch for models with an encoder in front, beside "
+        prefers="on a CPU the fastest compiled variant that it runs, torch for encoder-decoder models, beside "
         "other types than float32 and where none is compiled; on a GPU Triton, torch where Triton is missing or does "
         "not serve the model",
     ),

@@ -88,7 +88,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", omit_defaults=True):
     With `pooling` nothing is sampled: `max_tokens` is 0 and the one delta has `pooled`. `segments` are the tokens of
     each segment of the prompt, whose token types are 0, 1, …; empty: one segment.
 
-    A model with an encoder in front reads the first `source` tokens of the prompt; the others begin the reply."""
+    An encoder-decoder model reads the first `source` tokens of the prompt; the others begin the reply."""
 
     id: str
     prompt: tuple[int, ...]

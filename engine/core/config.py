@@ -49,7 +49,7 @@ class PooledTasks:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """What a model with an encoder in front has positions for, in tokens: of a source, and of a reply with what it
+    """What an encoder-decoder model has positions for, in tokens: of a source, and of a reply with what it
     begins with."""
 
     longest: int

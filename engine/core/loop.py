@@ -475,7 +475,7 @@ def pooled_tasks(model: Model) -> PooledTasks | None:
 
 
 def sources_of(model: Model) -> Sources | None:
-    """What a model with an encoder in front can read."""
+    """What an encoder-decoder model can read."""
     if model.encoder is None:
         return None
     return Sources(longest=model.max_source, reply=model.max_context - model.max_source)

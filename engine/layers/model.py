@@ -84,7 +84,7 @@ class TextModel:
         self.encoder: EncoderLayers | None = None
         if model.encoder is not None:
             if team is not None:
-                raise ValueError("compiled kernels serve no model with an encoder in front; set kernels to torch")
+                raise ValueError("compiled kernels serve no encoder-decoder model; set kernels to torch")
             self.encoder = EncoderLayers(model.encoder, model.root, world, self.vocabulary, taken)
         self.branches = [
             BranchLayer(branch, join(model.root, model.layers, str(index)), world, taken)

@@ -132,7 +132,7 @@ class Vocabulary:
 
 
 class SourceEmbedding:
-    """What an encoder in front of a decoder reads: rows of the decoder's table, positions and a norm of its own."""
+    """What the encoder in front of a decoder reads: rows of the decoder's table, positions and a norm of its own."""
 
     positions: Tensor | None = None  # [positions, hidden]
 

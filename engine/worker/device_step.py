@@ -26,7 +26,7 @@ class StagedSteps:
         self, rows: int, tokens: int, *, singles: bool, spans: bool, entering: Entering | None = None
     ) -> DeviceStep:
         """Of the first so many rows that `upload` holds, with so many tokens, padding among them. entering: the
-        sources that it reads, of a model with an encoder in front."""
+        sources that it reads, of an encoder-decoder model."""
         table, upload = self.table, self.upload
         slot, first, query_start = upload.slot[:rows], upload.first[:rows], upload.query_start[: rows + 1]
         step = self._step(slot, first, query_start, tokens, singles=singles, spans=spans)

@@ -1,4 +1,4 @@
-"""mBART served, a model with an encoder in front: what the official client reads is transformers' greedy search,
+"""mBART served, an encoder-decoder model: what the official client reads is transformers' greedy search,
 whatever becomes of the engine."""
 
 import json

@@ -1,4 +1,4 @@
-"""Tiny models with an encoder in front, each with a tokenizer, and what transformers' greedy search makes of them."""
+"""Tiny encoder-decoder models, each with a tokenizer, and what transformers' greedy search makes of them."""
 
 import json
 from collections.abc import Sequence

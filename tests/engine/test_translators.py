@@ -1,4 +1,4 @@
-"""Models with an encoder in front of the decoder through the whole engine, held against transformers in float32.
+"""Encoder-decoder models through the whole engine, held against transformers in float32.
 
 Sources are read once, beside decode steps of others, in steps that they just fit into; requests are preempted and come
 back; none of it may be seen in a token or a logprob.

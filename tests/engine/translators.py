@@ -1,4 +1,4 @@
-"""Tiny random models with an encoder in front of the decoder, saved by transformers, and what it makes of them."""
+"""Tiny random encoder-decoder models, saved by transformers, and what it makes of them."""
 
 from dataclasses import dataclass
 from pathlib import Path

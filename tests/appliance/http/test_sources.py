@@ -1,4 +1,4 @@
-"""Models with an encoder in front: a completion's prompt is the source, and its reply has a beginning of its own."""
+"""Encoder-decoder models: a completion's prompt is the source, and its reply has a beginning of its own."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,7 +1,8 @@
-"""Models with an encoder in front: plans are what engines hold, what goes with them, and what the gateway knows."""
+"""Encoder-decoder models: plans are what engines hold, what goes with them, and what the gateway knows."""
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -112,20 +113,40 @@ def test_tokens_that_the_checkpoint_bans_are_banned(tmp_path: Path) -> None:
     assert planned(tmp_path, one).gateway.sources.never == ((1,), (5, 6))
 
 
+@pytest.mark.parametrize(
+    ("generation", "sets", "temperature"),
+    [
+        ({}, (), 0.0),
+        ({"do_sample": False, "temperature": 0.7}, (), 0.0),
+        ({"do_sample": True, "temperature": 0.7}, (), 0.7),
+        ({"do_sample": True}, (), 1.0),
+        ({"do_sample": True, "temperature": 0.7}, ("model.generation_config=ignore",), 0.0),
+        ({}, ("engine.sampling.temperature=0.4",), 0.4),
+    ],
+)
+def test_the_likeliest_token_is_taken_unless_the_checkpoint_or_the_manifest_draws(
+    tmp_path: Path, generation: dict[str, Any], sets: tuple[str, ...], temperature: float
+) -> None:
+    one = save(tmp_path / "bart", "bart")
+    config = one.path / "generation_config.json"
+    config.write_bytes(msgspec.json.encode(msgspec.json.decode(config.read_bytes()) | generation))
+    assert planned(tmp_path, one, *sets).gateway.sampling.temperature == temperature
+
+
 def test_on_a_cpu_torch_computes_and_says_why(tmp_path: Path, made: Callable) -> None:
     for host in (HOST, Machine(2, "affinity", 8 * 2**30, "MemAvailable", no_gpu="no driver", kernels=("avx2",))):
         plan = planned(tmp_path, made("bart"), host=host)
         value, reason = resolved(plan)["hardware.kernels"]
         assert value == plan.engines[0].kernels == "torch"
-        assert "encoder in front" in reason and "install" not in reason
+        assert "encoder-decoder" in reason and "install" not in reason
 
 
 @pytest.mark.parametrize(
     ("write", "words"),
     [
-        ("hardware.kernels=avx2", "avx2: the model has an encoder in front, and compiled kernels serve none that has"),
+        ("hardware.kernels=avx2", "avx2: the model is an encoder-decoder, and compiled kernels serve none"),
         ("quantization.weights=int8", "only compiled kernels of a CPU multiply by weights that are rounded"),
-        ("quantization.weights=int4", "the model has an encoder in front"),
+        ("quantization.weights=int4", "the model is an encoder-decoder"),
         ("quantization.kv_cache=int8", "only compiled kernels of a CPU read int8 pages"),
         ("engine.cache.prefix=true", "depends on all of it, so that no other request can begin with it; leave it out"),
         ("model.task=embed", "this checkpoint has a decoder behind an encoder, and can be served to generate"),

@@ -236,7 +236,7 @@ MODELS: dict[str, Callable[[Path], Saved]] = {
         folder, "BertModel", lambda x: x.mean(0), "hardware.kv_cache_memory=auto"
     ),
     "a decoder that pools": lambda folder: pooled(folder, "Qwen3Model", lambda x: x[-1]),
-    "an encoder in front of a decoder": sourced,
+    "an encoder-decoder model": sourced,
     "a mixture of experts": lambda folder: save(folder, "Mixtral", **EXPERTS),
     "experts of one layer in several types": unlike,
     "gptq, awq or compressed-tensors": gptq,

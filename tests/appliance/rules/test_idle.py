@@ -43,7 +43,7 @@ SERVED = {  # of each row of the table, a model that it is about
     "models that read both ways": ("bert", ()),
     "decoders that pool all states of a prompt": ("decoder", ("model.task=embed", "model.pooling.pool=mean")),
     "models that do not embed": ("decoder", ()),
-    "models with an encoder in front": ("bart", ()),
+    "encoder-decoder models": ("bart", ()),
     "models but those that `model.task: score` makes rerankers": ("decoder", ("model.task=embed",)),
 }
 WRITTEN = [(one.whose, key, so) for one in IDLE for key, so in one.keys.items()]

@@ -1,4 +1,4 @@
-"""The worker on models with an encoder in front, by fused kernels: the tokens of transformers, steps of padded sizes,
+"""The worker on encoder-decoder models, by fused kernels: the tokens of transformers, steps of padded sizes,
 the same numbers in any batch; in Triton's interpreter, and on a GPU captured too."""
 
 from pathlib import Path
