@@ -1,0 +1,204 @@
+"""What it takes the ranks of one model to add up what each has: microseconds of a sum, by whatever they meet in.
+
+    python -m benchmarks.ranks [--ranks 2] [--rows 1,8,512] [--hidden 896] [--rounds 25] [--json FILE]
+
+On a CPU: the memory that compiled kernels meet in (kernels/cpu/meeting.h), torch.distributed with gloo as the engine
+asks it, in order of the ranks, and gloo's own sum, whose order depends on the size of a message. On GPUs: nccl's own
+sum and the one in order, which `hardware.batch_invariant` takes. Ranks are processes; all sides take turns, each sum is
+checked once, and rank 0 keeps the time: medians and ranges. A layer of a model makes two such sums.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.distributed.group import Group, in_order, open_group
+from kernels.cpu.library import best
+from kernels.cpu.meeting import Meeting
+from kernels.cpu.program import Program, StepData, Team, share
+from kernels.report import table
+from kernels.tools.timing import Time
+
+TIMEOUT_S = 120.0
+CALLS = 1 << 19  # floats that a sample adds up, at least in one call
+MOST_CALLS = 200
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of an order that is not that of the ranks
+
+Sum = Callable[[Tensor], Tensor]  # x, which may be overwritten, to the sum over all ranks
+
+
+@dataclass(frozen=True)
+class Row:
+    side: str
+    rows: int
+    hidden: int
+    ranks: int
+    dtype: str
+    us: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    ranks: int
+    rows: tuple[int, ...]
+    hidden: int
+    rounds: int
+    device: str
+    folder: Path  # where the ranks meet
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.device == "cpu" else torch.bfloat16
+
+
+def brought(asked: Asked, rank: int, rows: int) -> Tensor:
+    draw = torch.Generator().manual_seed(rank)
+    return torch.randn(rows, asked.hidden, generator=draw).to(asked.dtype)
+
+
+def sides(asked: Asked, rank: int) -> dict[str, Sum]:
+    """By name. All ranks open them in the same order."""
+    device = torch.device("cpu") if asked.device == "cpu" else torch.device("cuda", rank)
+    kind = "gloo" if asked.device == "cpu" else "nccl"
+    opened = open_group(device, asked.folder / "group", rank, asked.ranks, ordered=True, timeout_s=TIMEOUT_S)
+    assert isinstance(opened, Group)
+    own = Group(rank, asked.ranks, opened.group, ordered=False)
+    found: dict[str, Sum] = {f"{kind}, in order": opened.all_reduce, f"{kind}'s own": own.all_reduce}
+    variant = best()
+    if asked.device == "cpu" and variant != "torch":
+        floats = max(asked.rows) * asked.hidden
+        with (asked.folder / "memory").open("r+b") as file:
+            meeting = Meeting(variant, file.fileno(), rank, asked.ranks, floats)
+        found = {f"shared memory ({variant})": partial(_in_memory, Team(variant, 1), meeting), **found}
+    return found
+
+
+def _in_memory(team: Team, meeting: Meeting, x: Tensor) -> Tensor:
+    team.run(Program([share(meeting, x, x, joins=False)], (x,)), StepData(len(x)))
+    return x
+
+
+def measured(asked: Asked, rank: int) -> list[Row]:
+    """Of rank 0; the others take part. Raises AssertionError for a sum that is none."""
+    torch.set_num_threads(1)
+    device = "cpu" if asked.device == "cpu" else f"cuda:{rank}"
+    adders, found = sides(asked, rank), []
+    for rows in asked.rows:
+        shares = torch.stack([brought(asked, one, rows) for one in range(asked.ranks)])
+        wanted, x = in_order(shares), shares[rank].to(device)
+        for side, add in adders.items():
+            error = (add(x.clone()).float().cpu() - wanted).abs().max() / wanted.abs().max()
+            assert error <= TOLERANCE[asked.dtype], f"{side}: {error:.2g} beside the sum"
+        calls = max(1, min(MOST_CALLS, CALLS // x.numel()))
+        samples: dict[str, list[float]] = {side: [] for side in adders}
+        for _ in range(asked.rounds):
+            for side, add in adders.items():
+                samples[side].append(_sample(add, x.clone(), calls))
+        for side, values in samples.items():
+            spread = Time.of(values)
+            name = str(asked.dtype).removeprefix("torch.")
+            found.append(Row(side, rows, asked.hidden, asked.ranks, name, spread.us, spread.low, spread.high))
+    return found
+
+
+def _sample(add: Sum, x: Tensor, calls: int) -> float:
+    """Microseconds of a call, of numbers that stay finite."""
+    x.zero_()
+    add(x)  # all begin together
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        add(x)
+    if x.is_cuda:
+        torch.cuda.synchronize(x.device)
+    return (time.perf_counter() - start) * 1e6 / calls
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    gpus = torch.cuda.device_count() if options.device != "cpu" else 0
+    if options.device == "cuda" and gpus < options.ranks:
+        print(f"benchmarks.ranks: --device cuda: {options.ranks} ranks need as many GPUs; there are {gpus}")
+        return 2
+    device = "cuda" if gpus >= options.ranks else "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "memory").touch()
+        asked = Asked(options.ranks, options.rows, options.hidden, options.rounds, device, Path(folder))
+        others = [
+            multiprocessing.get_context("spawn").Process(target=measured, args=(asked, rank), daemon=True)
+            for rank in range(1, asked.ranks)
+        ]
+        for other in others:
+            other.start()
+        try:
+            rows = measured(asked, 0)
+            for other in others:
+                other.join(TIMEOUT_S)
+        finally:
+            for other in others:
+                other.kill()
+                other.join()
+    print(f"{asked.ranks} ranks on {device}, torch {torch.__version__}: microseconds of a sum")
+    print(table([("side", "rows", "hidden", "us", "x own"), *_cells(rows)], left=1))
+    if options.json is not None:
+        facts = {"torch": torch.__version__, "device": device, "ranks": asked.ranks}
+        options.json.write_text(json.dumps({"facts": facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    return 0
+
+
+def _cells(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """`x own`: how many times as fast as the library's own sum of the same shape."""
+    own = {row.rows: row.us for row in rows if row.side.endswith("own")}
+    return [
+        (
+            row.side,
+            str(row.rows),
+            str(row.hidden),
+            str(Time(row.us, row.low, row.high)),
+            f"{own[row.rows] / row.us:.2f}",
+        )
+        for row in rows
+    ]
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.ranks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=_at_least(2), default=2, help="processes that share a model")
+    parser.add_argument("--rows", type=_numbers, default=(1, 8, 512), metavar="N,…", help="tokens of a step")
+    parser.add_argument("--hidden", type=_at_least(1), default=896, help="numbers of a token")
+    parser.add_argument("--rounds", type=_at_least(1), default=25, help="samples of each side")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="GPUs where there is one for each rank, else the CPU")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
+    return parser.parse_args(arguments)
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: must be a whole number of at least {least}")
+        return int(text)
+
+    return number
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(_at_least(1), text.split(",")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
