@@ -57,7 +57,7 @@ TARGETS: dict[str, Target] = {
 class Compiled:
     """What a kernel takes of the device. `registers` of a thread; `spilled`: bytes of a thread's registers in memory;
     `shared`: bytes of a program; `columns`: of tensor memory, which Blackwell has. `matrix`: the kinds of matrix
-    instructions in the code, most frequent first."""
+    instructions, most frequent first, where its PTX is kept, which a cache of what is launched does not."""
 
     kernel: str
     target: str
@@ -183,12 +183,12 @@ def _nvidia(target: Target, kernel: Any, seconds: float) -> Compiled:
         kernel.metadata.shared,
         kernel.metadata.num_warps,
         seconds,
-        _products(kernel.asm["ptx"]),
+        products(kernel.asm["ptx"]) if "ptx" in kernel.asm else (),
         getattr(kernel.metadata, "tmem_size", None) or 0,
     )
 
 
-def _products(ptx: str) -> tuple[str, ...]:
+def products(ptx: str) -> tuple[str, ...]:
     """The kinds of matrix instructions, most frequent first."""
     counts: Counter[str] = Counter()
     for found in _PRODUCT.finditer(ptx):

@@ -14,7 +14,7 @@ import torch
 
 from kernels.jit import installed
 from kernels.ops import OPS
-from kernels.tools.aot import TARGETS
+from kernels.tools.aot import TARGETS, products
 from kernels.tools.lanes import Lost, in_lanes
 from tests.kernels.lane_work import doubling
 
@@ -62,6 +62,37 @@ def test_every_kernel_compiles_for_every_architecture_and_keeps_its_registers(fi
                 assert (op.name, target.name) in made
     spills = {row["op"] for row in found["kernels"] if row["compiled"]["spilled"] and TARGETS[row["target"]].gated}
     assert spills <= {op.name for op in OPS if op.may_spill}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_matrix_instructions_of_a_kernel_are_told(tmp_path):
+    done = report("--brief", "--op", "matmul", "fp8_matmul", "--target", "sm_80", "sm_89", **cache(tmp_path))
+    lines = [line.split() for line in done.stdout.splitlines()]
+    told = {(line[0], word): line[-2] for line in lines for word in line if word.startswith("sm_")}
+    assert told["matmul", "sm_80"] == told["matmul", "sm_89"] == told["fp8_matmul", "sm_80"] == "HMMA"
+    assert told["fp8_matmul", "sm_89"] == "QMMA"
+
+
+@pytest.mark.parametrize(
+    ("instruction", "name"),
+    [
+        ("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%f1}, %rd1, %rd2;", "HGMMA"),
+        ("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {%f1}, %rd1, %rd2;", "QGMMA"),
+        ("wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {%r1}, %rd1, %rd2;", "IGMMA"),
+        ("@%p3 tcgen05.mma.cta_group::1.kind::f16 [ %r1 + 0 ], %rd1, %rd2, %r2, %p4;", "UTCHMMA"),
+        ("tcgen05.mma.cta_group::1.kind::f8f6f4 [ %r1 + 0 ], %rd1, %rd2, %r2, %p4;", "UTCQMMA"),
+        ("tcgen05.mma.cta_group::1.kind::i8 [ %r1 + 0 ], %rd1, %rd2, %r2, %p4;", "UTCIMMA"),
+        ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1}, {%r1}, {%r2}, {%f2};", "HMMA"),
+        ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f1}, {%r1}, {%r2}, {%f2};", "HMMA"),
+        ("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%f1}, {%r1}, {%r2}, {%f2};", "QMMA"),
+        ("mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32 {%r1}, {%r2}, {%r3}, {%r4};", "IMMA"),
+        ("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%fd1}, {%fd2}, {%fd3}, {%fd4};", "DMMA"),
+    ],
+)
+def test_products_have_the_names_of_the_device_s_own_code(instruction, name):
+    ptx = f"\t{instruction}\n\tmma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {{%fd1}};\n\t{instruction}\n"
+    assert products(f"\tadd.f32 %f1, %f2, %f3; // mma.sync.f16\n{ptx}") == tuple(dict.fromkeys((name, "DMMA")))
 
 
 @pytest.mark.slow
