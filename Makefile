@@ -25,7 +25,7 @@ serve: $(VENV)/.runtime
 	@exec $(BIN)/slipway serve $(MANIFEST) --host $(HOST) --port $(PORT)
 
 test: $(VENV)/.test lint types
-	$(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20
 
 quick: $(VENV)/.test
 	$(BIN)/pytest -q -m "not slow"
