@@ -5,7 +5,8 @@
 On a CPU: the memory that compiled kernels meet in (kernels/cpu/meeting.h), torch.distributed with gloo as the engine
 asks it, in order of the ranks, and gloo's own sum, whose order depends on the size of a message. On GPUs: nccl's own
 sum and the one in order, which `hardware.batch_invariant` takes. Ranks are processes; all sides take turns, each sum is
-checked once, and rank 0 keeps the time: medians and ranges. A layer of a model makes two such sums.
+checked once, and rank 0 keeps the time: medians and ranges. A rank that fails ends them all. A layer of a model makes
+two such sums.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import torch
@@ -63,6 +65,9 @@ class Asked:
         return torch.float32 if self.device == "cpu" else torch.bfloat16
 
 
+Work = Callable[[Asked, int], list[Row]]  # of a rank
+
+
 def brought(asked: Asked, rank: int, rows: int) -> Tensor:
     draw = torch.Generator().manual_seed(rank)
     return torch.randn(rows, asked.hidden, generator=draw).to(asked.dtype)
@@ -91,7 +96,7 @@ def _in_memory(team: Team, meeting: Meeting, x: Tensor) -> Tensor:
 
 
 def measured(asked: Asked, rank: int) -> list[Row]:
-    """Of rank 0; the others take part. Raises AssertionError for a sum that is none."""
+    """What a rank finds. Raises AssertionError for a sum that is none."""
     torch.set_num_threads(1)
     device = "cpu" if asked.device == "cpu" else f"cuda:{rank}"
     adders, found = sides(asked, rank), []
@@ -99,8 +104,7 @@ def measured(asked: Asked, rank: int) -> list[Row]:
         shares = torch.stack([brought(asked, one, rows) for one in range(asked.ranks)])
         wanted, x = in_order(shares), shares[rank].to(device)
         for side, add in adders.items():
-            error = (add(x.clone()).float().cpu() - wanted).abs().max() / wanted.abs().max()
-            assert error <= TOLERANCE[asked.dtype], f"{side}: {error:.2g} beside the sum"
+            check(side, add(x.clone()).cpu(), wanted)
         calls = max(1, min(MOST_CALLS, CALLS // x.numel()))
         samples: dict[str, list[float]] = {side: [] for side in adders}
         for _ in range(asked.rounds):
@@ -111,6 +115,11 @@ def measured(asked: Asked, rank: int) -> list[Row]:
             name = str(asked.dtype).removeprefix("torch.")
             found.append(Row(side, rows, asked.hidden, asked.ranks, name, spread.us, spread.low, spread.high))
     return found
+
+
+def check(side: str, total: Tensor, wanted: Tensor) -> None:
+    error = (total.float() - wanted).abs().max() / wanted.abs().max()
+    assert error <= TOLERANCE[total.dtype], f"{side}: {error:.2g} beside the sum"
 
 
 def _sample(add: Sum, x: Tensor, calls: int) -> float:
@@ -127,6 +136,43 @@ def _sample(add: Sum, x: Tensor, calls: int) -> float:
     return (time.perf_counter() - start) * 1e6 / calls
 
 
+class RankFailed(Exception):
+    """The message says which one, and how it ended."""
+
+
+def together(asked: Asked, work: Work = measured) -> list[Row]:
+    """What rank 0 finds, each rank a process. Raises RankFailed, once all have ended: a rank waits for the others in
+    memory, and would for one that is gone."""
+    (asked.folder / "memory").touch()
+    processes = multiprocessing.get_context("spawn")
+    receiver, sender = processes.Pipe(duplex=False)
+    ranks = [
+        processes.Process(target=_rank, args=(work, asked, rank, sender if rank == 0 else None), daemon=True)
+        for rank in range(asked.ranks)
+    ]
+    try:
+        for rank in ranks:
+            rank.start()
+        while any(rank.exitcode is None for rank in ranks):
+            wait([rank.sentinel for rank in ranks if rank.exitcode is None])
+            for number, rank in enumerate(ranks):
+                if rank.exitcode:
+                    raise RankFailed(f"rank {number} of {asked.ranks} ended with {rank.exitcode}")
+        found: list[Row] = receiver.recv()
+        return found
+    finally:
+        for rank in ranks:
+            if rank.pid is not None:
+                rank.kill()
+                rank.join()
+
+
+def _rank(work: Work, asked: Asked, rank: int, to: Connection | None) -> None:
+    found = work(asked, rank)
+    if to is not None:
+        to.send(found)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     gpus = torch.cuda.device_count() if options.device != "cpu" else 0
@@ -135,22 +181,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     device = "cuda" if gpus >= options.ranks else "cpu"
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "memory").touch()
         asked = Asked(options.ranks, options.rows, options.hidden, options.rounds, device, Path(folder))
-        others = [
-            multiprocessing.get_context("spawn").Process(target=measured, args=(asked, rank), daemon=True)
-            for rank in range(1, asked.ranks)
-        ]
-        for other in others:
-            other.start()
         try:
-            rows = measured(asked, 0)
-            for other in others:
-                other.join(TIMEOUT_S)
-        finally:
-            for other in others:
-                other.kill()
-                other.join()
+            rows = together(asked)
+        except RankFailed as error:
+            print(f"benchmarks.ranks: {error}")
+            return 1
     print(f"{asked.ranks} ranks on {device}, torch {torch.__version__}: microseconds of a sum")
     print(table([("side", "rows", "hidden", "us", "x own"), *_cells(rows)], left=1))
     if options.json is not None:

@@ -1,11 +1,15 @@
 """Sums of ranks, timed: a table in the order asked for, sums that are checked, and readable refusals."""
 
 import json
+import os
 
 import pytest
+import torch
 
 from benchmarks import ranks
+from engine.distributed.group import open_group
 from kernels.cpu.library import usable
+from kernels.cpu.meeting import Meeting
 
 SMALL = ("--rows", "3,1", "--hidden", "40", "--rounds", "2", "--device", "cpu")
 
@@ -24,10 +28,28 @@ def test_every_side_has_a_line_of_each_shape_in_the_order_asked_for(tmp_path, ca
     assert lines[-1].endswith(" 1.00")
 
 
-def test_a_side_that_does_not_add_up_is_found(monkeypatch):
-    monkeypatch.setattr(ranks, "in_order", lambda shares: shares[0])
-    with pytest.raises(AssertionError, match="beside the sum"):
-        ranks.main(SMALL)
+def test_a_side_that_does_not_add_up_is_found():
+    wanted = torch.randn(3, 40)
+    ranks.check("right", wanted + 1e-7, wanted)
+    with pytest.raises(AssertionError, match="wrong: .* beside the sum"):
+        ranks.check("wrong", wanted + 1e-3, wanted)
+
+
+def broken(asked, rank):
+    """Rank 1 is gone where rank 0 waits for it in memory."""
+    if rank == 1:
+        open_group(torch.device("cpu"), asked.folder / "group", rank, asked.ranks, ordered=True, timeout_s=60)
+        with (asked.folder / "memory").open("r+b") as file:
+            Meeting(usable()[0], file.fileno(), rank, asked.ranks, max(asked.rows) * asked.hidden)
+        os._exit(7)
+    return ranks.measured(asked, rank)
+
+
+@pytest.mark.skipif(not usable(), reason="there are no compiled kernels here")
+def test_a_rank_that_ends_ends_them_all_also_who_waits_in_memory(tmp_path):
+    asked = ranks.Asked(2, (3,), 40, 1, "cpu", tmp_path)
+    with pytest.raises(ranks.RankFailed, match="rank 1 of 2 ended with 7"):
+        ranks.together(asked, broken)
 
 
 @pytest.mark.parametrize(

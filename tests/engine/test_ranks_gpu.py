@@ -10,6 +10,7 @@ import torch
 from engine.api.errors import EngineGone
 from engine.llm import LLM, Params
 from kernels.jit import installed
+from tests.engine.translators import write
 
 DEMO = Path(__file__).parents[2] / "manifests" / "demo"
 TWO = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two CUDA devices")
@@ -77,6 +78,33 @@ def test_ranks_share_every_expert(experts):
 def test_two_gpus_share_every_expert(experts, graphs):
     given = {**SIZES, **graphs, "kernels": "triton", "device": "cuda", "dtype": "float32"}
     with LLM(experts, **given) as one, LLM(experts, **given, tensor=2) as two:
+        assert_same(said(one, IDS), said(two, IDS), 2e-3)
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory):
+    sizes = {"d_model": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 80, "max_position_embeddings": 64}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 2}
+    return write(tmp_path_factory.mktemp("ranks"), "bart", **sizes, **heads).path
+
+
+SOURCED = {**SIZES, "max_context": 100, "max_step_tokens": 80}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available() or not installed(), reason="the interpreter is for hosts without a GPU")
+def test_ranks_share_an_encoder_in_front(translator):
+    given = {**SOURCED, "kernels": "triton", "device": "cpu", "dtype": "float32", "threads": 1}
+    with LLM(translator, **given) as one, LLM(translator, **given, tensor=2) as two:
+        assert_same(said(one, IDS), said(two, IDS), 1e-3)
+
+
+@pytest.mark.gpu
+@TWO
+@pytest.mark.parametrize("graphs", [GRAPHS, {}], ids=["graphs", "launches"])
+def test_two_gpus_share_an_encoder_in_front(translator, graphs):
+    given = {**SOURCED, **graphs, "kernels": "triton", "device": "cuda", "dtype": "float32"}
+    with LLM(translator, **given) as one, LLM(translator, **given, tensor=2) as two:
         assert_same(said(one, IDS), said(two, IDS), 2e-3)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.api.errors import CheckpointError, RequestError
+from engine.api.errors import CheckpointError, ConfigError, RequestError
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers.batch import Entering
@@ -80,6 +80,18 @@ def test_preempted_requests_read_their_source_again_and_go_on(translator):
     assert sum(one.timing.preemptions for one in made) > 0, "the cache was large enough for all"
     for source, one in zip(sources(2), made, strict=True):
         assert_same(translator, source, one)
+
+
+def test_two_processes_say_what_transformers_says(translator):
+    """Of heads (6 of the encoder, 4 of the decoder) each has a half; of a vocabulary of 97 not quite."""
+    with LLM(translator.path, **SMALL, tensor=2) as llm:
+        for source, made in zip(sources(4), llm.generate(sources(4), greedy(9)), strict=True):
+            assert_same(translator, source, made)
+
+
+def test_ranks_that_do_not_divide_the_heads_of_the_encoder_are_refused(bart):
+    with pytest.raises(ConfigError, match="4 ranks cannot share 6 heads; use one of 1, 2, 3, 6 ranks"):
+        LLM(bart.path, **SMALL, tensor=4).close()
 
 
 def test_a_reply_ends_where_the_decoder_has_no_positions_left(translator):
