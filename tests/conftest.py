@@ -4,10 +4,13 @@ What hypothesis tries is the same in every run; `pytest --hypothesis-profile=def
 take longest begin first: processes that share the tests file by file would wait for one that began last.
 """
 
+import faulthandler
 import os
+from collections.abc import Generator
 
 import pytest
 import torch
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 settings.register_profile("same", derandomize=True)
@@ -33,3 +36,11 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {os.path.join(os.path.dirname(__file__), name): at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(str(item.path), len(places)))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """pytest no longer watches a test once it has failed, and what hangs as it is torn down would hang for ever."""
+    limit = float(item.config.getini("faulthandler_timeout"))
+    faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
+    yield
