@@ -2,45 +2,32 @@
 installed; what needs no browser is in tests/appliance/http/test_page.py."""
 
 import json
-import shutil
+import os
+import signal
 import threading
 
 import httpx
 import pytest
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+from tests.e2e.browser import CHROMIUM, Chromium, Pages, StoodStill, in_browser, pids
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e .[browser]")
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")]
 
 
 @pytest.fixture(scope="module")
-def browser():
+def chromium():
     with playwright.sync_playwright() as session:
-        browser = session.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        browser = Chromium(session)
         yield browser
         browser.close()
 
 
 @pytest.fixture
-def open_page(browser, demo):
-    """Opens the page, ready; what a browser complains of, and requests to elsewhere, fail the test."""
-    contexts, faults = [], []
-
-    def opened(width=1280, height=800, scheme="light", url=demo.url, **wanted):
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(url) or faults.append(request.url))
-        page.on("console", lambda line: line.type == "error" and faults.append(line.text))
-        page.goto(f"{url}/{wanted.get('view', '')}")
-        page.wait_for_selector("#phase.good")
-        return page
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert not [fault for fault in faults if "status of 40" not in fault]
+def open_page(chromium, demo):
+    pages = Pages(chromium, demo.url)
+    yield pages
+    pages.forget()
 
 
 def replied(page, count=1):
@@ -48,6 +35,7 @@ def replied(page, count=1):
     return page.locator(".turn.assistant .content").nth(count - 1).inner_text()
 
 
+@in_browser
 def test_a_question_is_answered_with_thinking_folded(open_page):
     page = open_page()
     page.select_option("select[name=thinking]", "on")
@@ -63,6 +51,7 @@ def test_a_question_is_answered_with_thinking_folded(open_page):
     assert "first token" in page.locator("#why-body").inner_text()
 
 
+@in_browser
 def test_a_call_is_shown_and_its_result_goes_on(open_page):
     page = open_page()
     page.get_by_role("button", name="What is the weather in Oslo?").click()
@@ -73,6 +62,7 @@ def test_a_call_is_shown_and_its_result_goes_on(open_page):
     assert "rain" in replied(page, 2)
 
 
+@in_browser
 def test_text_of_a_model_is_text(open_page):
     page = open_page()
     hostile = '<img src=x onerror="document.title=1"><script>document.title=2</script>'
@@ -89,6 +79,7 @@ def test_text_of_a_model_is_text(open_page):
     assert page.locator("#log img, #log script").count() == 0 and page.title() not in ("1", "2")
 
 
+@in_browser
 def test_a_stream_is_stopped_and_a_mistake_told(open_page, demo, eventually):
     page = open_page()
     page.route(
@@ -112,6 +103,7 @@ def test_a_stream_is_stopped_and_a_mistake_told(open_page, demo, eventually):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
+@in_browser
 def test_nothing_is_wider_than_the_window(open_page, width, scheme):
     page = open_page(width=width, scheme=scheme)
     for tab in ("#tab-status", "#tab-playground"):
@@ -122,10 +114,11 @@ def test_nothing_is_wider_than_the_window(open_page, width, scheme):
     )
 
 
+@in_browser
 def test_the_status_shows_what_runs(open_page, demo):
     page = open_page(view="#status")
     body = {"model": "demo", "prompt": "a", "max_tokens": 1500, "ignore_eos": True, "temperature": 1.0}
-    asking = threading.Thread(target=lambda: httpx.post(f"{demo.url}/v1/completions", json=body, timeout=60))
+    asking = threading.Thread(target=lambda: httpx.post(f"{demo.url}/v1/completions", json=body, timeout=250))
     asking.start()
     page.locator(".badge.now").first.wait_for()
     assert "engine-0" in page.locator("#engines").inner_text()
@@ -135,6 +128,7 @@ def test_the_status_shows_what_runs(open_page, demo):
     page.wait_for_selector(".story .events li")
 
 
+@in_browser
 def test_the_key_stays_in_the_tab(open_page):
     page = open_page()
     page.click("#key-open")
@@ -145,3 +139,24 @@ def test_the_key_stays_in_the_tab(open_page):
     assert page.evaluate("[Object.values(sessionStorage), localStorage.length]") == [["top-secret"], 0]
     page.locator("#curl-box summary").click()
     assert "top-secret" not in page.content() + page.url and "$SLIPWAY_KEY" in page.locator("#curl").inner_text()
+
+
+def test_a_browser_that_stands_still_is_replaced_and_its_test_tried_once_more(open_page):
+    tried = []
+
+    def test(open_page, stop):
+        page = open_page()
+        tried.append(page)
+        if stop(len(tried)):
+            for pid in pids():
+                os.kill(pid, signal.SIGSTOP)
+        assert page.evaluate("1 + 1") == 2
+
+    run = in_browser(test, limit_s=8.0)
+    run(open_page, stop=lambda tries: tries == 1)
+    assert len(tried) == 2
+    with pytest.raises(StoodStill):
+        run(open_page, stop=lambda tries: True)
+    with pytest.raises(ZeroDivisionError):
+        run(open_page, stop=lambda tries: 1 / 0)
+    assert len(tried) == 5

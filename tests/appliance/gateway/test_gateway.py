@@ -251,8 +251,8 @@ def test_a_request_goes_on_though_what_was_open_cannot_be_written_down(run, engi
     eventually("a token", lambda: len(lines) > 1)
     engine.die()
     eventually("not ready", lambda: process.get("/ready") == 503)
+    engine.holding = False  # before it comes back, and with it the request
     engine.start()
-    engine.holding = False
     reading.join()
     assert finishes([line for line in lines if line.startswith("data: {")]) == ["length"]
 
