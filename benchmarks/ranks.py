@@ -153,11 +153,15 @@ def together(asked: Asked, work: Work = measured) -> list[Row]:
     try:
         for rank in ranks:
             rank.start()
-        while any(rank.exitcode is None for rank in ranks):
-            wait([rank.sentinel for rank in ranks if rank.exitcode is None])
-            for number, rank in enumerate(ranks):
-                if rank.exitcode:
-                    raise RankFailed(f"rank {number} of {asked.ranks} ended with {rank.exitcode}")
+        running = dict(enumerate(ranks))
+        while running:
+            wait([rank.sentinel for rank in running.values()])
+            for number, rank in list(running.items()):
+                code = rank.exitcode  # None for a moment after its sentinel has told
+                if code:
+                    raise RankFailed(f"rank {number} of {asked.ranks} ended with {code}")
+                if code is not None:
+                    del running[number]
         found: list[Row] = receiver.recv()
         return found
     finally:
