@@ -141,22 +141,36 @@ def test_the_key_stays_in_the_tab(open_page):
     assert "top-secret" not in page.content() + page.url and "$SLIPWAY_KEY" in page.locator("#curl").inner_text()
 
 
+def stand_still():
+    for pid in pids():
+        os.kill(pid, signal.SIGSTOP)
+
+
 def test_a_browser_that_stands_still_is_replaced_and_its_test_tried_once_more(open_page):
     tried = []
 
-    def test(open_page, stop):
+    def test(open_page):
         page = open_page()
         tried.append(page)
-        if stop(len(tried)):
-            for pid in pids():
-                os.kill(pid, signal.SIGSTOP)
+        if len(tried) == 1:
+            stand_still()
         assert page.evaluate("1 + 1") == 2
 
-    run = in_browser(test, limit_s=8.0)
-    run(open_page, stop=lambda tries: tries == 1)
+    in_browser(test, limit_s=25.0)(open_page)
     assert len(tried) == 2
-    with pytest.raises(StoodStill):
-        run(open_page, stop=lambda tries: True)
+
+
+def test_what_the_page_does_wrong_is_not_tried_again_and_one_that_stands_still_is_named(open_page):
+    tried = []
+
+    def wrong(open_page):
+        tried.append(open_page())
+        raise ZeroDivisionError
+
     with pytest.raises(ZeroDivisionError):
-        run(open_page, stop=lambda tries: 1 / 0)
-    assert len(tried) == 5
+        in_browser(wrong)(open_page)
+    assert len(tried) == 1
+
+    with pytest.raises(StoodStill), open_page.chromium.watched(3.0):
+        stand_still()
+        tried[0].evaluate("1 + 1")
