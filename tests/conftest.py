@@ -1,4 +1,7 @@
-"""Where there is no GPU, kernels run in Triton's interpreter, which must be said before they are imported.
+"""Settings of the test suite.
+
+Without a GPU, kernels run in Triton's interpreter; its environment variable must be set before they are imported. Matrix
+products of the interpreter add in a fixed order (tests/interpreter.py), so results do not depend on the machine's BLAS.
 
 What hypothesis tries is the same in every run; `pytest --hypothesis-profile=default` looks for new examples. Files that
 take longest begin first: processes that share the tests file by file would wait for one that began last.
@@ -7,17 +10,22 @@ take longest begin first: processes that share the tests file by file would wait
 import faulthandler
 import os
 from collections.abc import Generator
+from importlib.util import find_spec
 
 import pytest
 import torch
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
+from tests.interpreter import fix_dot_order
+
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    if find_spec("triton") is not None:
+        fix_dot_order()
 
 LONGEST = (
     "kernels/test_aot.py",

@@ -1,0 +1,95 @@
+"""The interpreter's `tl.dot` in tests: additions in a fixed order, and kernels that also hold with the one of numpy."""
+
+import inspect
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.jit import installed, interpreted, jit, launch, tl
+from kernels.op import tensors
+from kernels.ops import OPS
+from tests.interpreter import fixed_order_matmul, interpreter_as_shipped
+from tests.kernels.test_ops import compare, copied, inputs
+
+pytestmark = pytest.mark.skipif(not (installed() and interpreted()), reason="kernels are compiled here")
+VECTORS = [(1, 1, 1), (1, 2, 1), (1, 129, 1), (2, 33, 1), (2, 300, 1), (1, 300, 2)]
+SHAPES = [*VECTORS, (1, 64, 3), (16, 16, 16), (7, 130, 5), (3, 64, 64)]
+
+
+@jit
+def _multiply(a, b, out, rows: tl.constexpr, inner: tl.constexpr, columns: tl.constexpr):
+    row, column, k = tl.arange(0, rows), tl.arange(0, columns), tl.arange(0, inner)
+    left = tl.load(a + row[:, None] * inner + k[None, :])
+    right = tl.load(b + k[:, None] * columns + column[None, :])
+    tl.store(out + row[:, None] * columns + column[None, :], tl.dot(left, right))
+
+
+def multiply(a, b):
+    out = torch.empty(a.shape[0], b.shape[1])
+    launch(_multiply, (1,), a.contiguous(), b.contiguous(), out, rows=a.shape[0], inner=a.shape[1], columns=b.shape[1])
+    return out
+
+
+def drawn(*shape, seed=5):
+    """Numbers whose sum depends on the order of additions."""
+    spread = np.random.default_rng(seed)
+    return (spread.standard_normal(shape) * 10.0 ** spread.integers(-3, 4, shape)).astype(np.float32)
+
+
+def one_by_one(a, b):
+    out = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for k in range(a.shape[1]):
+        for i in range(a.shape[0]):
+            for j in range(b.shape[1]):
+                product = np.float32(a[i, k] * b[k, j])
+                out[i, j] = product if k == 0 else np.float32(out[i, j] + product)
+    return out
+
+
+def blocked_by_shape(a, b, dtype=None, **_):
+    """A matmul that adds in blocks whose size depends on the shape, as a BLAS may."""
+    block = 4 if a.shape[-2] * b.shape[-1] >= 256 else 16
+    parts = [one_by_one(a[:, at : at + block], b[at : at + block]).astype(dtype) for at in range(0, a.shape[-1], block)]
+    return sum(parts[1:], start=parts[0])
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), SHAPES)
+def test_products_are_added_from_the_first_to_the_last(rows, inner, columns):
+    a, b = drawn(rows, inner), drawn(inner, columns, seed=6)
+    assert np.array_equal(fixed_order_matmul(a, b, np.float32), one_by_one(a, b))
+
+
+def test_batches_of_matrices_are_multiplied_one_by_one():
+    a, b = drawn(3, 4, 20), drawn(3, 20, 5, seed=6)
+    want = np.stack([one_by_one(*pair) for pair in zip(a, b, strict=True)])
+    assert np.array_equal(fixed_order_matmul(a, b, np.float32), want)
+
+
+def test_integers_are_multiplied_exactly():
+    a = np.random.default_rng(1).integers(-128, 128, (16, 64), dtype=np.int8)
+    assert np.array_equal(fixed_order_matmul(a, a.T, np.int32), a.astype(np.int64) @ a.T.astype(np.int64))
+
+
+def test_a_row_of_a_dot_does_not_depend_on_the_number_of_rows_and_columns(monkeypatch):
+    monkeypatch.setattr(np, "matmul", blocked_by_shape)
+    a, b = torch.from_numpy(drawn(16, 64)), torch.from_numpy(drawn(64, 16, seed=6))
+    assert torch.equal(multiply(a, b)[:2, :4], multiply(a[:2], b[:, :4]))
+    with interpreter_as_shipped():
+        assert not torch.equal(multiply(a, b)[:2, :4], multiply(a[:2], b[:, :4])), "the fault is not reproduced"
+
+
+def with_dots():
+    for op in OPS:
+        if "tl.dot(" in inspect.getsource(sys.modules[op.triton.__module__]):
+            case = next(case for case in op.cases if not case.bench and case.id != "empty")
+            yield pytest.param(op, case, id=f"{op.name}-{case.id}")
+
+
+@pytest.mark.parametrize(("op", "case"), list(with_dots()))
+def test_kernels_with_dots_hold_their_tolerance_with_the_dot_of_numpy(op, case):
+    args = inputs(op, case, torch.float32, seed=3)
+    wanted = tensors(op.reference(*copied(args)))
+    with interpreter_as_shipped():
+        compare(op, case, torch.float32, wanted, tensors(op(*copied(args))))
