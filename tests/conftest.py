@@ -1,7 +1,7 @@
 """Settings of the test suite.
 
-Without a GPU, kernels run in Triton's interpreter; its environment variable must be set before they are imported. Matrix
-products of the interpreter add in a fixed order (tests/interpreter.py), so results do not depend on the machine's BLAS.
+Without a GPU, kernels run in Triton's interpreter; its environment variable must be set before they are imported. Its
+matrix products add in a fixed order (tests/interpreter.py), so results do not depend on the machine's BLAS.
 
 What hypothesis tries is the same in every run; `pytest --hypothesis-profile=default` looks for new examples. Files that
 take longest begin first: processes that share the tests file by file would wait for one that began last.
