@@ -35,6 +35,7 @@ from appliance.launch.interrupted import write_open
 from appliance.launch.listen import AddressTaken, lent, listening
 from appliance.launch.pardon import send_pardon
 from appliance.launch.park import read_parked
+from appliance.observe.history import INTERVAL_S, sample
 from appliance.observe.log import RequestLog, set_up_logging
 from appliance.observe.metrics import Metrics, now
 from engine.api.errors import EXIT_PERMANENT, CheckpointError, ConfigError
@@ -89,7 +90,7 @@ async def connected(service: Service) -> AsyncIterator[None]:
     longer than the gateway may take to answer, so a thread reads it."""
     service.router.start()
     store = service.responses
-    work = [each(service) for each in (_load_text, _see_parked, _see_broken)]
+    work = [each(service) for each in (_load_text, _see_parked, _see_broken, _record_history)]
     tasks = [asyncio.create_task(each) for each in (*work, *([store.keep_going()] if store is not None else []))]
     try:
         yield
@@ -120,6 +121,13 @@ async def _see_parked(service: Service) -> None:
         if service.parked is not None:
             service.router.park(service.parked.message)
         await asyncio.sleep(PARKED_S)
+
+
+async def _record_history(service: Service) -> None:
+    """Sample the load for the status page."""
+    while True:
+        service.history.add(sample(service.metrics, service.open_requests))
+        await asyncio.sleep(INTERVAL_S)
 
 
 async def _see_broken(service: Service) -> None:

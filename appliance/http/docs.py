@@ -1,14 +1,20 @@
-"""/openapi.json and /docs, which need nothing from the network."""
+"""GET /openapi.json, and GET /docs: Swagger UI over it, bundled with the service so that it needs no network.
 
-from html import escape
+The files of Swagger UI need no API key. The description does, if the service has keys: the page sends the key that the
+person typed into the playground or into Swagger UI's own form.
+"""
+
+from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from appliance.http.replies import responses
 from appliance.http.service import service_of
+from appliance.http.static_files import file_response
 
 
 async def _wanted(request: Request) -> None:
@@ -18,26 +24,36 @@ async def _wanted(request: Request) -> None:
 
 router = APIRouter(tags=["docs"], dependencies=[Depends(_wanted)])
 
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>body{{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}
-table{{border-collapse:collapse}}td{{padding:.2rem 1rem .2rem 0;vertical-align:top}}code{{white-space:nowrap}}</style>
-</head><body><h1>{title} {version}</h1>
-<p>The whole description is at <a href="openapi.json">openapi.json</a>.</p>
-<table>{rows}</table></body></html>
-"""
+_FOLDER = Path(__file__).parent / "swagger"
+INDEX = "docs.html"
+FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "docs.js", "docs.css")
+PATHS = frozenset(("/docs", *(f"/docs/{name}" for name in FILES)))
+
+_ABOUT = """\
+The HTTP API of one served model: OpenAI's routes, Anthropic's Messages, and routes for operators.
+
+Errors are objects with `message`, `type`, `param` and `code`. Every reply carries the header `x-request-id`."""
+_BEARER = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "An API key of this service (`endpoints.api_keys` in its manifest).",
+}
 
 
 def described(request: Request) -> dict[str, Any]:
-    """The OpenAPI description, the definitions inside request bodies moved to where their references point, and replies
-    as they are."""
-    openapi: dict[str, Any] = request.app.openapi()
-    schemas = openapi.setdefault("components", {}).setdefault("schemas", {})
+    """Return the OpenAPI description. Definitions inside request bodies move to the components that references name."""
+    openapi: dict[str, Any] = deepcopy(request.app.openapi())  # FastAPI keeps it
+    openapi["info"]["description"] = _ABOUT
+    components = openapi.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
     for path, operations in openapi["paths"].items():
         for method, operation in operations.items():
             operation["responses"] = responses(method, path)
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 schemas.update(content["schema"].pop("$defs", {}))
+    if service_of(request).keys:
+        components["securitySchemes"] = {"key": _BEARER}
+        openapi["security"] = [{"key": []}]
     return openapi
 
 
@@ -47,14 +63,12 @@ async def openapi(request: Request) -> JSONResponse:
 
 
 @router.get("/docs", include_in_schema=False)
-async def docs(request: Request) -> HTMLResponse:
-    openapi = described(request)
-    rows = [
-        f"<tr><td>{escape(method.upper())}</td><td><code>{escape(path)}</code></td>"
-        f"<td>{escape(operation.get('description', ''))}</td></tr>"
-        for path, operations in openapi["paths"].items()
-        for method, operation in operations.items()
-    ]
-    info = openapi["info"]
-    page = _PAGE.format(title=escape(info["title"]), version=escape(info["version"]), rows="\n".join(rows))
-    return HTMLResponse(page)
+async def docs(request: Request) -> Response:
+    return file_response(request, _FOLDER / INDEX)
+
+
+@router.get("/docs/{name}", include_in_schema=False)
+async def file(request: Request, name: str) -> Response:
+    if name not in FILES:
+        raise HTTPException(404)
+    return file_response(request, _FOLDER / name)

@@ -1,13 +1,14 @@
-"""Probes and small facts: /live, /ready, /health, /ping, /version, /load."""
+"""Probes and small facts: /live, /ready, /health, /ping, /version, /load, /load/history."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from appliance.gateway.router import Engine
 from appliance.http.service import Service, service_of
+from appliance.observe.history import KEPT
 from engine.api.messages import RankMemory
 
 router = APIRouter(tags=["health"])
@@ -96,3 +97,9 @@ async def version(request: Request) -> JSONResponse:
 async def load(request: Request) -> JSONResponse:
     """Requests that hold the service now, streams included."""
     return JSONResponse({"server_load": service_of(request).open_requests})
+
+
+@router.get("/load/history")
+async def load_history(request: Request, limit: Annotated[int, Query(ge=1, le=KEPT)] = KEPT) -> JSONResponse:
+    """Load of the last half hour: one list for each number, a sample every `interval_s` seconds, the oldest first."""
+    return JSONResponse(service_of(request).history.columns(limit))

@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.gateway.keys import ApiKey
+from appliance.http.docs import PATHS as DOCS
 from appliance.http.errors import (
     ClientGone,
     RateLimited,
@@ -35,7 +36,7 @@ OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
 """Paths that want no key, keep answering during a drain and never count as load."""
 
 # What the instrumentator leaves out of HTTP metrics, and nobody wants in an access log.
-UNCOUNTED = OPEN | {"/load"}
+UNCOUNTED = OPEN | {"/load", "/load/history"}
 
 FOLLOWED = "/v1/responses/"
 
@@ -206,10 +207,11 @@ class Auth:
         await self.app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        """Each path by its whole name: a path that nobody thought of is guarded. The page's files hold nothing of this
-        service, so that they may be read before the key is given."""
-        path, method = scope["path"], scope["method"]
-        reads_page = self.service.config.page and path in PAGE and method == "GET"
+        """Return whether the path may be read without a key. Paths are compared whole, so an unknown path is guarded.
+
+        The files of the pages are static and contain nothing of this service: they load before the key is typed."""
+        path, method, config = scope["path"], scope["method"], self.service.config
+        reads_page = method == "GET" and ((config.page and path in PAGE) or (config.docs and path in DOCS))
         return path in OPEN or method == "OPTIONS" or reads_page
 
     def _key(self, headers: Headers) -> ApiKey:

@@ -3,6 +3,8 @@
 
 from typing import Any
 
+from appliance.observe.history import NAMES as HISTORY
+
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
@@ -116,6 +118,7 @@ REPLIES: dict[tuple[str, str], Schema] = {
     ("get", "/ready"): READY,
     ("get", "/version"): fields(version=TEXT),
     ("get", "/load"): fields(server_load=WHOLE),
+    ("get", "/load/history"): fields(interval_s=NUMBER, **dict.fromkeys(HISTORY, listed(NUMBER))),
     ("get", "/v1/requests"): fields(data=listed({"type": "object"})),
     ("post", "/v1/embeddings"): VECTORS,
     ("post", "/score"): fields(data=listed(fields(index=WHOLE, score=NUMBER))),

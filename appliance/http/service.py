@@ -15,6 +15,7 @@ from appliance.gateway.keys import ApiKey
 from appliance.gateway.router import Router
 from appliance.http.errors import NotFound, Unavailable
 from appliance.launch.park import Parked
+from appliance.observe.history import History
 from appliance.observe.log import RequestLog
 from appliance.observe.metrics import Metrics, now
 from engine.api.messages import Grammar
@@ -58,6 +59,7 @@ class Service:
         self.allowances = allowances or Allowances()
         self.certificate = certificate
         self.responses: ResponseStore | None = None
+        self.history = History()
         self.set_keys(keys)
         self.parked: Parked | None = None
         self.started_s = time.time()

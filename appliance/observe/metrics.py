@@ -86,6 +86,15 @@ class Metrics(Collector):
     def set(self, name: str, value: float, *labels: str) -> None:
         self._numbers[name][labels] = value
 
+    def total(self, name: str) -> float:
+        """Return the sum of a counter or gauge over all its series."""
+        return sum(self._numbers[name].values())
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a counter or gauge over its series; 0 without any."""
+        numbers = self._numbers[name].values()
+        return sum(numbers) / max(1, len(numbers))
+
     def tell_keys(self, names: Iterable[str]) -> None:
         """Series of API keys by name, from 0."""
         for name in names:

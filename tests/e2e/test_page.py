@@ -79,6 +79,110 @@ def test_text_of_a_model_is_text(open_page):
     assert page.locator("#log img, #log script").count() == 0 and page.title() not in ("1", "2")
 
 
+MARKDOWN = """# Result
+
+Some **bold**, *slanted* and `inline <code>` text, a [link](https://example.org/x) and a [trap](javascript:alert(1)).
+
+- [x] first
+- second
+  1. inner
+
+| name | size |
+|---|--:|
+| a | 1 |
+
+> quoted
+
+```python
+print("<b>")
+```
+
+<img src=x onerror="document.title=1">
+"""
+
+
+def answer(page, text):
+    chunk = {"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(
+            headers={"content-type": "text/event-stream"}, body=f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n"
+        ),
+    )
+
+
+@in_browser
+def test_markdown_of_a_model_is_shown_as_elements(open_page):
+    page = open_page()
+    answer(page, MARKDOWN)
+    page.fill("#prompt", "Show me")
+    page.keyboard.press("Enter")
+    replied(page)
+    content = page.locator(".turn.assistant .content")
+    counts = {
+        css: content.locator(css).count() for css in ("h3", "strong", "em", "ul > li", "ol > li", "td", "blockquote")
+    }
+    assert counts == {"h3": 1, "strong": 1, "em": 1, "ul > li": 2, "ol > li": 1, "td": 2, "blockquote": 1}
+    assert content.locator("a").get_attribute("href") == "https://example.org/x" and content.locator("a").count() == 1
+    assert content.locator("figure code").inner_text() == 'print("<b>")'
+    assert content.locator("img").count() == 0 and "onerror" in content.inner_text() and page.title() != "1"
+
+
+@in_browser
+def test_code_and_replies_are_copied(open_page):
+    page = open_page()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    answer(page, MARKDOWN)
+    page.fill("#prompt", "Show me")
+    page.keyboard.press("Enter")
+    replied(page)
+    for name, copied in (("Copy code", 'print("<b>")'), ("Copy reply", MARKDOWN)):
+        page.get_by_role("button", name=name).click()
+        page.get_by_role("button", name=name).filter(has_text="copied").wait_for()
+        assert page.evaluate("navigator.clipboard.readText()") == copied
+
+
+@in_browser
+def test_a_reply_is_retried_and_a_question_edited(open_page):
+    page = open_page()
+    page.fill("input[name=temperature]", "0")
+    page.fill("#prompt", "What is 17 + 25?")
+    page.keyboard.press("Enter")
+    first = replied(page)
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.locator(".retry").click()
+    assert [each["role"] for each in json.loads(asked.value.post_data)["messages"]] == ["user"]
+    assert replied(page) == first
+    page.locator(".turn.user .edit").click()
+    assert page.locator(".turn").count() == 0 and page.input_value("#prompt") == "What is 17 + 25?"
+    page.fill("#prompt", "What is 20 + 22?")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.keyboard.press("Enter")
+    assert json.loads(asked.value.post_data)["messages"] == [{"role": "user", "content": "What is 20 + 22?"}]
+    replied(page)
+
+
+@in_browser
+def test_the_page_of_the_api_shows_operations_and_sends_one(open_page, demo):
+    page = open_page()
+    faults = []
+    page.on("console", lambda line: faults.append(line.text) if line.type == "error" else None)
+    page.goto(f"{demo.url}/docs")
+    page.locator("#operations-health-load_load_get").click()
+    page.get_by_role("button", name="Execute").click()
+    page.locator(".live-responses-table .response .highlight-code", has_text="server_load").wait_for()
+    assert page.locator(".opblock").count() > 20 and faults == []
+
+
+@in_browser
+def test_load_before_the_page_was_opened_is_drawn(open_page, eventually, demo):
+    eventually("two samples", lambda: len(httpx.get(f"{demo.url}/load/history").json()["running"]) > 2)
+    page = open_page(view="#status")
+    page.locator("#tiles .spark polyline").first.wait_for(state="attached")
+    points = page.locator("#tiles .spark polyline").first.get_attribute("points")
+    assert len(points.split()) > 2
+
+
 @in_browser
 def test_a_stream_is_stopped_and_a_mistake_told(open_page, demo, eventually):
     page = open_page()

@@ -6,6 +6,7 @@ export const ROUTES = {
   ready: "ready",
   metrics: "metrics",
   load: "load",
+  history: "load/history?limit=90",
   recent: "v1/requests",
   why: (id) => `v1/requests/${encodeURIComponent(id)}/why`,
 };

@@ -1,9 +1,10 @@
 // The playground: a conversation, its knobs, and the same request as a command.
 
 import { key, Refused, ROUTES, stream } from "./api.js";
-import { $, el } from "./dom.js";
+import { $, copyButton, el } from "./dom.js";
+import { markdown } from "./markdown.js";
 import { count, seconds } from "./numbers.js";
-import { messageOf, newReply, parts, pretty, take } from "./reply.js";
+import { messageOf, newReply, pretty, take } from "./reply.js";
 import { bodyOf, curlOf, EXAMPLE_SCHEMA, EXAMPLE_TOOLS, Mistake } from "./request.js";
 import { showWhy } from "./story.js";
 
@@ -60,7 +61,14 @@ function scroll(always = false) {
   if (always || log.scrollHeight - log.scrollTop - log.clientHeight < 120) log.scrollTop = log.scrollHeight;
 }
 
-const prose = (text) => parts(text).map((part) => el(part.code ? "pre" : "p", { class: part.code ? "code" : "prose" }, part.text.trim()));
+// Removes a turn and all that follow it, from the screen and from the conversation.
+function rewind(turn) {
+  while (turn.node.nextSibling) turn.node.nextSibling.remove();
+  turn.node.remove();
+  messages.length = Math.min(turn.index, messages.length);
+  $("empty").hidden = $("log").children.length > 1;
+  showCurl();
+}
 
 function bubble(role, ...content) {
   const names = { user: "You", assistant: "Model", tool: "Tool result" };
@@ -83,7 +91,7 @@ function view() {
 function paint(seen, reply) {
   seen.thinking.hidden = !reply.reasoning.trim();
   seen.thought.textContent = reply.reasoning.trim();
-  seen.content.replaceChildren(...prose(reply.content));
+  seen.content.replaceChildren(...markdown(reply.content));
   seen.calls.replaceChildren(...reply.calls.map((call) =>
     el("section", { class: "call", "aria-label": `Call of ${call.name}` },
       el("h3", {}, el("span", { class: "tag" }, "calls"), el("code", {}, call.name)),
@@ -104,9 +112,25 @@ function facts(seen, reply, times) {
   if (reply.finish && reply.finish !== "stop") told.push(`ended by ${reply.finish.replace("_", " ")}`);
   seen.foot.replaceChildren(...told.map((each) => el("span", {}, each)));
   if (reply.id) seen.foot.append(el("button", { type: "button", class: "link", onclick: () => showWhy(reply.id) }, "why?"));
+  if (reply.content) seen.foot.append(copyButton(() => reply.content, "Copy reply"));
+  seen.foot.append(el("button", { type: "button", class: "link retry", onclick: () => retry(seen) }, "retry"));
 }
 
 // Requests
+
+function retry(turn) {
+  if (running) return;
+  rewind(turn);
+  ask();
+}
+
+function edit(turn) {
+  if (running) return;
+  rewind(turn);
+  $("prompt").value = turn.text;
+  grow();
+  $("prompt").focus();
+}
 
 async function ask() {
   let body;
@@ -118,7 +142,7 @@ async function ask() {
     $("knobs").open = true;
     return ended(error, newReply());
   }
-  const seen = view(), reply = newReply(), times = { start: performance.now(), first: 0, end: 0 };
+  const seen = { ...view(), index: messages.length }, reply = newReply(), times = { start: performance.now(), first: 0, end: 0 };
   add(seen.node);
   running = new AbortController();
   busy(true);
@@ -191,8 +215,9 @@ function say(text) {
   if (running || !text.trim()) return;
   document.querySelector("form.results")?.remove();
   dropUnanswered();
-  messages.push({ role: "user", content: text });
-  add(bubble("user", ...prose(text)));
+  const turn = { text, index: messages.push({ role: "user", content: text }) - 1 };
+  const tools = el("footer", { class: "facts" }, el("button", { type: "button", class: "link edit", onclick: () => edit(turn) }, "edit"));
+  turn.node = add(bubble("user", el("p", { class: "prose" }, text), tools));
   $("prompt").value = "";
   grow();
   ask();
@@ -238,11 +263,7 @@ export function start() {
   $("settings").addEventListener("input", showCurl);
   $("settings").addEventListener("submit", (event) => event.preventDefault());
   $("tools-example").addEventListener("click", insertTools);
-  $("curl-copy").addEventListener("click", async () => {
-    await navigator.clipboard.writeText($("curl").textContent);
-    $("curl-copy").textContent = "Copied";
-    setTimeout(() => { $("curl-copy").textContent = "Copy"; }, 1500);
-  });
+  $("curl-box").append(copyButton(() => $("curl").textContent, "Copy the command"));
   showCurl();
 }
 

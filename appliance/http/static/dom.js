@@ -21,6 +21,16 @@ function fill(element, attributes, children) {
   return element;
 }
 
+// A button that copies a text to the clipboard and says so for a moment.
+export function copyButton(text, label = "Copy") {
+  const button = el("button", { type: "button", class: "link", "aria-label": label, onclick: async () => {
+    await navigator.clipboard.writeText(text());
+    button.textContent = "copied";
+    setTimeout(() => { button.textContent = "copy"; }, 1500);
+  } }, "copy");
+  return button;
+}
+
 // A line of values over time, 0 at the bottom; decoration beside a number that is told as text.
 export function sparkline(values, most = 0) {
   const width = 120, height = 32;

@@ -41,15 +41,3 @@ export function pretty(text) {
     return text;
   }
 }
-
-// Text in parts: prose, and what stands between lines of ```.
-export function parts(text) {
-  const found = [];
-  let code = false;
-  for (const piece of text.split(/^```.*$/m)) {
-    const body = code ? piece.replace(/^\n/, "").replace(/\n$/, "") : piece;
-    if (body.trim()) found.push({ code, text: body });
-    code = !code;
-  }
-  return found;
-}

@@ -19,7 +19,7 @@ const STATES = {
   prefill: "prompt", decode: "giving tokens", over: "over",
 };
 
-const looks = []; // {at, metrics, tokens, prompt, running, waiting, kv}
+const looks = []; // {at, metrics, tokens, prompt, running, waiting, kv}; metrics are null in those before the page was opened
 let timer = 0;
 
 export function watch(is, onFault) {
@@ -37,16 +37,28 @@ export function watch(is, onFault) {
   again();
 }
 
+// What the gateway recorded before the page was opened, as looks.
+function before(history, now) {
+  const { interval_s: interval, generated_tokens: tokens, prompt_tokens: prompt } = history;
+  return tokens.map((_, at) => ({
+    at: now - (tokens.length - at) * interval, metrics: null, tokens: tokens[at], prompt: prompt[at], open: history.open_requests[at],
+    speed: at ? rate(tokens[at - 1], tokens[at], interval) : 0,
+    reading: at ? rate(prompt[at - 1], prompt[at], interval) : 0,
+    running: history.running[at], waiting: history.waiting[at], kv: history.kv_cache_usage[at],
+  }));
+}
+
 async function look() {
+  if (!looks.length) looks.push(...before(await json(ROUTES.history), performance.now() / 1000));
   const [ready, exposition, load] = await Promise.all([told(ROUTES.ready), text(ROUTES.metrics), json(ROUTES.load)]);
-  const metrics = read(exposition), before = looks[looks.length - 1];
+  const metrics = read(exposition), last = looks[looks.length - 1];
   const at = performance.now() / 1000;
   const tokens = sum(metrics, "slipway_generation_tokens_total"), prompt = sum(metrics, "slipway_prompt_tokens_total");
   const kv = metrics.get("slipway_kv_cache_usage_ratio") || [];
   looks.push({
     at, metrics, tokens, prompt, open: load.server_load,
-    speed: before ? rate(before.tokens, tokens, at - before.at) : 0,
-    reading: before ? rate(before.prompt, prompt, at - before.at) : 0,
+    speed: last ? rate(last.tokens, tokens, at - last.at) : 0,
+    reading: last ? rate(last.prompt, prompt, at - last.at) : 0,
     running: sum(metrics, "slipway_requests_running"),
     waiting: sum(metrics, "slipway_requests_waiting") + sum(metrics, "slipway_requests_held"),
     kv: kv.length ? kv.reduce((total, sample) => total + sample.value, 0) / kv.length : 0,
@@ -98,7 +110,7 @@ function tile(name, value, under, line) {
 }
 
 function paintLatency() {
-  const first = looks[0], last = looks[looks.length - 1];
+  const first = looks.find((each) => each.metrics), last = looks[looks.length - 1];
   const rows = LATENCIES.map(([name, metric]) => {
     const all = buckets(last.metrics, metric), lately = between(buckets(first.metrics, metric), all);
     const some = lately.length && lately[lately.length - 1][1] > 0;

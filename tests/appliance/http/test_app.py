@@ -1,10 +1,13 @@
 """Assembly: which routes there are, models, invocations, docs."""
 
+import re
 from collections import Counter
 
 import pytest
 
+from appliance.gateway.keys import parse_keys
 from appliance.gateway.process import build_service
+from appliance.http import docs
 from appliance.http.app import ROUTES, build_app
 
 
@@ -77,15 +80,33 @@ def test_invocations_that_are_no_json_are_refused(gateway):
     assert reply.json()["error"]["message"].startswith("JSON decode error: ")
 
 
-def test_the_description_is_complete_and_the_page_needs_no_network(gateway):
-    """/openapi.json and /docs, offline"""
+def test_the_description_names_every_route_and_field(gateway):
     described = gateway.client.get("/openapi.json").json()
     assert {"/v1/models", "/health", "/invocations"} <= described["paths"].keys()
     body = described["paths"]["/test/generate"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["properties"]["max_tokens"]["minimum"] == 1
-    page = gateway.client.get("/docs").text
-    assert "/v1/models" in page
-    assert "http://" not in page and "https://" not in page and "<script" not in page
+    assert described == gateway.client.get("/openapi.json").json()
+
+
+def test_the_page_of_the_api_loads_nothing_from_the_network(gateway):
+    page = gateway.client.get("/docs")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+    files = re.findall(r'(?:src|href)="(docs/[^"]+)"', page.text)
+    assert {f"/{name}" for name in files} == docs.PATHS - {"/docs"}
+    assert not re.search(r"https?://|<script(?![^>]* src=)|<style|\son\w+=", page.text)
+    for name in files:
+        assert gateway.client.get(f"/{name}").status_code == 200
+    assert gateway.client.get("/docs/docs.html").status_code == gateway.client.get("/docs/LICENSE").status_code == 404
+
+
+def test_the_page_of_the_api_needs_no_key_and_the_description_needs_one(start_gateway, engine):
+    gateway = start_gateway(engine)
+    assert "security" not in gateway.client.get("/openapi.json").json()
+    gateway.service.set_keys(parse_keys(["secret"], "keys"))
+    assert {gateway.client.get(path).status_code for path in docs.PATHS} == {200}
+    assert gateway.client.get("/openapi.json").status_code == 401
+    described = gateway.client.get("/openapi.json", headers={"authorization": "Bearer secret"}).json()
+    assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer" and described["security"]
 
 
 def test_references_in_the_description_resolve(gateway):
@@ -114,5 +135,5 @@ def test_references_in_the_description_resolve(gateway):
 def test_docs_can_be_switched_off(start_gateway, engine):
     """docs absent by configuration"""
     gateway = start_gateway(engine, docs=False)
-    assert gateway.client.get("/docs").status_code == 404
+    assert {gateway.client.get(path).status_code for path in docs.PATHS} == {404}
     assert gateway.client.get("/openapi.json").status_code == 404

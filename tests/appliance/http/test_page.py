@@ -24,7 +24,8 @@ from tests.appliance.conftest import Gateway as LiveGateway
 LOAD_TEXT = load_text  # before `start_gateway` puts another in its place
 FOLDER = Path(page.__file__).parent / "static"
 TEXTS = {path.name: path.read_text() for path in FOLDER.iterdir()}
-SCRIPTS = {name: text for name, text in TEXTS.items() if name.endswith(".js")}
+LIBRARIES = {"marked.js"}  # as published; only its lexer is used, which returns data
+SCRIPTS = {name: text for name, text in TEXTS.items() if name.endswith(".js") and name not in LIBRARIES}
 SETTINGS = {
     **{"system": "", "temperature": "", "top_p": "", "top_k": "", "max_tokens": "", "seed": "", "thinking": "auto"},
     **{"format": "text", "schema": "", "regex": "", "tools": "", "choice": "auto"},
@@ -70,7 +71,8 @@ def test_no_script_reads_text_as_html_or_code(name: str) -> None:
 
 
 def test_nothing_is_fetched_from_elsewhere_and_nothing_is_inline() -> None:
-    addresses = {found for text in TEXTS.values() for found in re.findall(r"(?:https?:)?//[\w.]+\.[\w./]+", text)}
+    own = [text for name, text in TEXTS.items() if name not in LIBRARIES]
+    addresses = {found for text in own for found in re.findall(r"(?:https?:)?//[\w.]+\.[\w./]+", text)}
     assert addresses == {"http://www.w3.org/2000/svg"}
     html = TEXTS["index.html"]
     assert not re.search(r"\s(?:on\w+|style)=|<style|<script(?![^>]* src=)", html)
@@ -82,6 +84,11 @@ def test_the_files_are_those_that_are_served_and_each_is_used() -> None:
     used = set(re.findall(r'(?:src|href)="page/([^"]+)"', TEXTS["index.html"]))
     used |= {name for text in SCRIPTS.values() for name in re.findall(r'from "\./([^"]+)"', text)}
     assert used == set(page.FILES)
+
+
+def test_only_the_lexer_of_the_markdown_library_is_used() -> None:
+    imports = [line for text in SCRIPTS.values() for line in text.splitlines() if "marked.js" in line]
+    assert imports[0].startswith("// ") and imports[1:] == ['import { Lexer } from "./marked.js";']
 
 
 def test_elements_that_scripts_name_are_on_the_page() -> None:
@@ -104,8 +111,10 @@ def test_what_the_page_calls_is_there(live: LiveGateway) -> None:
     """Every path of its table is a route, every metric that it reads a family."""
     block = re.search(r"export const ROUTES = \{(.*?)\n\};", SCRIPTS["api.js"], re.DOTALL)
     assert block is not None
-    paths = {"/" + re.sub(r"\$\{.*?\}", "x", path) for path in re.findall(r'["`]([\w/${}().]+)["`]', block[1])}
-    assert len(paths) == 7
+    paths = {
+        "/" + re.sub(r"\$\{.*?\}", "x", path) for path in re.findall(r'["`]([\w/${}().]+)(?:\?[\w=]+)?["`]', block[1])
+    }
+    assert len(paths) == 8
     served = [route.path_regex for router in routers(live.service) for route in router.routes]
     assert not [path for path in paths if not any(regex.match(path) for regex in served)]
     assert not [name for name, text in SCRIPTS.items() if name != "api.js" and "fetch(" in text]
@@ -141,7 +150,7 @@ def test_only_files_of_the_page_need_no_key(make_gateway: Callable[..., Any]) ->
     guarded = [
         *("/page", "/page/", "/page/other.js", "/page/index.html", "/page/main.js/", "/page//main.js", "/index.html"),
         *("/page/../v1/models", "/page/%2e%2e/page.py", "/page/main.js%00", "/PAGE/main.js", "/page/Main.js"),
-        *("/v1/models", "/v1/requests", "/v1/requests/x/why", "/load", "/docs", "/openapi.json"),
+        *("/v1/models", "/v1/requests", "/v1/requests/x/why", "/load", "/docs/", "/docs/LICENSE", "/openapi.json"),
     ]  # fmt: skip
     assert {path: get(gateway, path).status_code for path in guarded} == dict.fromkeys(guarded, 401)
     for method in ("POST", "PUT", "DELETE", "PATCH"):
@@ -294,10 +303,8 @@ def test_a_service_that_began_anew_is_counted_from_nothing(before: Any, after: A
     assert engine.eval("rate(100, 40, 2)") == 20 and engine.eval("rate(40, 100, 2)") == 30
 
 
-def test_prose_and_code_are_told_apart() -> None:
+def test_arguments_that_are_no_json_are_shown_as_they_are() -> None:
     engine = module("reply.js")
-    found = json.loads(engine.eval("JSON.stringify(parts('a\\n```py\\nx <b>\\n```\\nc'))"))
-    assert [(part["code"], part["text"].strip()) for part in found] == [(False, "a"), (True, "x <b>"), (False, "c")]
     assert engine.call("pretty", '{"a":') == '{"a":'
 
 
