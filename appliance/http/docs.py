@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from appliance.http.replies import responses
 from appliance.http.service import service_of
 from appliance.http.static_files import file_response
+from appliance.schema.descriptions import describe_fields
 
 
 async def _wanted(request: Request) -> None:
@@ -40,6 +41,47 @@ _BEARER = {
 }
 
 
+TAGS = {
+    "Generation": ("/v1/chat/", "/v1/completions", "/v1/responses", "/v1/messages", "/generative_scoring"),
+    "Embeddings, scores and rankings": ("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/rerank",
+                                        "/v1/score", "/v1/rerank", "/v2/rerank"),
+    "Models and tokens": ("/v1/models", "/tokenize", "/detokenize"),
+    "Operation": ("/",),
+}  # fmt: skip
+"""Groups of operations in the order of the page, each with the beginnings of its paths."""
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 100},
+    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 30},
+    "/v1/responses": {"input": "What is 17 + 25?", "max_output_tokens": 100},
+    "/v1/responses/input_tokens": {"input": "What is 17 + 25?"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 100},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "What is 17 + 25?"}]},
+    "/generative_scoring": {"query": "Is this a fruit? ", "items": ["apple", "hammer"], "label_token_ids": [1, 2]},
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [1, 2, 3]},
+    "/v1/embeddings": {"input": ["A text", "Another text"]},
+    "/v2/embed": {"texts": ["A text"], "input_type": "search_document", "embedding_types": ["float"]},
+    "/pooling": {"input": "A text"},
+    "/classify": {"input": "A text"},
+    **dict.fromkeys(("/score", "/v1/score"), {"queries": "What is the capital of Norway?", "documents": ["Oslo."]}),
+    **dict.fromkeys(
+        ("/rerank", "/v1/rerank", "/v2/rerank"),
+        {"query": "What is the capital of Norway?", "documents": ["Oslo.", "A fjord."]},
+    ),
+}
+"""A body that the route answers, by path, without the model's name."""
+
+
+def _tag(path: str) -> str:
+    return next(tag for tag, prefixes in TAGS.items() if path.startswith(prefixes))
+
+
+def _order(path: str) -> int:
+    """Place of a path's group on the page."""
+    return list(TAGS).index(_tag(path))
+
+
 def described(request: Request) -> dict[str, Any]:
     """Return the OpenAPI description. Definitions inside request bodies move to the components that references name."""
     openapi: dict[str, Any] = deepcopy(request.app.openapi())  # FastAPI keeps it
@@ -49,8 +91,15 @@ def described(request: Request) -> dict[str, Any]:
     for path, operations in openapi["paths"].items():
         for method, operation in operations.items():
             operation["responses"] = responses(method, path)
+            operation["tags"] = [_tag(path)]
             for content in operation.get("requestBody", {}).get("content", {}).values():
                 schemas.update(content["schema"].pop("$defs", {}))
+                describe_fields(content["schema"].get("title", ""), content["schema"])
+                if path in EXAMPLES:
+                    content["example"] = {"model": service_of(request).config.names[0], **EXAMPLES[path]}
+    for name, schema in schemas.items():
+        describe_fields(name, schema)
+    openapi["paths"] = dict(sorted(openapi["paths"].items(), key=lambda item: _order(item[0])))
     if service_of(request).keys:
         components["securitySchemes"] = {"key": _BEARER}
         openapi["security"] = [{"key": []}]

@@ -31,7 +31,7 @@ def open_page(chromium, demo):
 
 
 def replied(page, count=1):
-    page.locator(".turn.assistant .facts button").nth(count - 1).wait_for()
+    page.locator(".turn.assistant .retry").nth(count - 1).wait_for()
     return page.locator(".turn.assistant .content").nth(count - 1).inner_text()
 
 
@@ -46,7 +46,7 @@ def test_a_question_is_answered_with_thinking_folded(open_page):
     assert not thought.is_visible()
     page.locator(".thinking summary").click()
     assert thought.is_visible() and "7 + 5" in thought.inner_text()
-    page.locator(".facts button").click()
+    page.get_by_role("button", name="why?").click()
     page.wait_for_selector(".story")
     assert "first token" in page.locator("#why-body").inner_text()
 
@@ -168,7 +168,7 @@ def test_the_page_of_the_api_shows_operations_and_sends_one(open_page, demo):
     faults = []
     page.on("console", lambda line: faults.append(line.text) if line.type == "error" else None)
     page.goto(f"{demo.url}/docs")
-    page.locator("#operations-health-load_load_get").click()
+    page.locator("#operations-Operation-load_load_get").click()
     page.get_by_role("button", name="Execute").click()
     page.locator(".live-responses-table .response .highlight-code", has_text="server_load").wait_for()
     assert page.locator(".opblock").count() > 20 and faults == []

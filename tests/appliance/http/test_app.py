@@ -1,5 +1,6 @@
 """Assembly: which routes there are, models, invocations, docs."""
 
+import json
 import re
 from collections import Counter
 
@@ -9,6 +10,7 @@ from appliance.gateway.keys import parse_keys
 from appliance.gateway.process import build_service
 from appliance.http import docs
 from appliance.http.app import ROUTES, build_app
+from appliance.schema.descriptions import DESCRIPTIONS, describe_fields
 
 
 @pytest.fixture
@@ -107,6 +109,35 @@ def test_the_page_of_the_api_needs_no_key_and_the_description_needs_one(start_ga
     assert gateway.client.get("/openapi.json").status_code == 401
     described = gateway.client.get("/openapi.json", headers={"authorization": "Bearer secret"}).json()
     assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer" and described["security"]
+
+
+def test_every_field_of_every_request_body_is_described():
+    found = [
+        route.openapi_extra for _, router in ROUTES for route in router.routes if getattr(route, "openapi_extra", 0)
+    ]
+    schemas = {}
+    for extra in found:
+        schema = extra["requestBody"]["content"]["application/json"]["schema"]
+        schemas |= {schema["title"]: schema} | schema.get("$defs", {})
+    assert len(schemas) > 20
+    for name, schema in schemas.items():
+        described = json.loads(json.dumps(schema))
+        describe_fields(name, described)
+        bare = [field for field, each in described.get("properties", {}).items() if not each.get("description")]
+        assert bare == [], f"{name}: describe these fields in appliance/schema/descriptions.py"
+
+
+def test_every_description_of_a_field_is_used():
+    schemas = [
+        extra["requestBody"]["content"]["application/json"]["schema"]
+        for _, router in ROUTES
+        for route in router.routes
+        if (extra := getattr(route, "openapi_extra", None))
+    ]
+    fields = {(s["title"], field) for s in schemas for field in s["properties"]}
+    fields |= {(n, field) for s in schemas for n, d in s.get("$defs", {}).items() for field in d.get("properties", {})}
+    names = fields | {field for _, field in fields}
+    assert [name for name in DESCRIPTIONS if name not in names] == []
 
 
 def test_references_in_the_description_resolve(gateway):
