@@ -158,6 +158,32 @@ class ChatTemplate:
         return _cut_at_end(rendered, last_text) if continue_final_message else rendered
 
 
+def check_template(template: ChatTemplate) -> None:
+    """Render a conversation of one message with the template, or with each of several.
+
+    A template may refuse the conversation by `raise_exception`; content may be a text or a list of parts. Raises
+    RequestError if a template is no valid Jinja or fails on both."""
+    for name in template.names() or (None,):
+        _compile(_named(template.sources, name, False))
+        faults = [
+            fault
+            for content in ("Hello", [{"type": "text", "text": "Hello"}])
+            for fault in _faults(template, name, content)
+        ]
+        if len(faults) == 2:
+            raise faults[0]
+
+
+def _faults(template: ChatTemplate, name: str | None, content: Any) -> list[RequestError]:
+    try:
+        template.render([{"role": "user", "content": content}], template=name)
+    except RequestError as error:
+        cause = error.__cause__
+        refused = type(cause) is jinja2.TemplateError  # what raise_exception raises; faults are of its subclasses
+        return [] if refused else [error]
+    return []
+
+
 def load_template(tokenizer: Tokenizer, override: str | None) -> ChatTemplate | None:
     """The checkpoint's template, or the file that replaces it; None if there is neither. Raises CheckpointError."""
     if override is None:

@@ -23,6 +23,8 @@ from appliance.declare.suggest import suggest_name
 from appliance.declare.versions import spoken
 from appliance.lock.lock import lock_path, read_lock
 from appliance.manifest import SecretFile
+from appliance.plan.answerable import check_answerable
+from appliance.plan.endpoint import check_endpoint
 from appliance.plan.format import check_format
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
@@ -98,6 +100,7 @@ def _proven(
             verify(settings, known.folder if known.job is None else None)
             checkpoint = _checkpoint(settings, known)
             tokenizer = tokenizer_name(known.folder)
+            unanswerable = list(check_answerable(settings, checkpoint, known.folder))
     except NotHere as error:
         raise NotPlanned([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
     except SourceError as error:
@@ -109,8 +112,8 @@ def _proven(
         below = settings.manifest.model.source.path
         hint = Hint() if below is None else suggest_file(below, settings.folder(key), holds="config.json")
         raise Refused([*problems, unread(at, key, str(error), hint)], exits.CHECKPOINT) from error
-    if problems:
-        raise Refused(problems)
+    if problems or unanswerable:
+        raise Refused([*problems, *unanswerable], exits.MANIFEST if problems else exits.CHECKPOINT)
     planned = _planned(settings, checkpoint, machine, looked_at, known)
     _check_scales(settings, checkpoint, planned)
     return replace(planned, tokenizer=tokenizer)
@@ -210,6 +213,7 @@ def _files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
     if manifest.model.chat_template is not None:
         yield from _readable(settings, ("model", "chat_template"))
     yield from check_format(settings)
+    yield from check_endpoint(settings, environ)
     if manifest.engine.record is not None and not settings.file(("engine", "record")).parent.is_dir():
         yield _no_folder(settings, manifest.engine.record)
     for name, secret in manifest.secrets.items():

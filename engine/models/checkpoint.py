@@ -27,6 +27,7 @@ from engine.models.schemes import Quantization, with_names
 from engine.models.sources import harmless
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
+from engine.models.values import check_values
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -71,6 +72,7 @@ def read_checkpoint(
     architecture, declare = _architecture(folder, config, trust_remote_code)
     model = _declared(declare, config, folder)
     check_parts(model, str(folder / "config.json"))
+    check_values(model, str(folder / "config.json"))
     quantization = read_quantization(config, model, str(folder / "config.json"))
     tensors: dict[str, TensorInfo] = {}
     if weights and blocks is not None:

@@ -1,0 +1,83 @@
+"""Whether the gateway can listen as the manifest says: address, certificate, list of API keys.
+
+Each of these would otherwise be found only when the gateway starts.
+"""
+
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from appliance.declare.problems import Problem, unread
+from appliance.declare.settings import Settings
+from appliance.gateway.config import Tls
+from appliance.gateway.keys import parse_keys
+from appliance.manifest import SecretFile
+from engine.api.errors import ConfigError
+
+_HOST = ("endpoints", "host")
+_KEYS = ("endpoints", "api_keys")
+
+
+def check_endpoint(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield what keeps the gateway from listening, each at its key."""
+    yield from _host(settings)
+    yield from _tls(settings)
+    yield from _api_keys(settings, environ)
+
+
+def _host(settings: Settings) -> Iterator[Problem]:
+    host = settings.manifest.endpoints.host
+    advice = "use 0.0.0.0 or :: for all addresses of this machine, or 127.0.0.1 for itself only"
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+    except (OSError, UnicodeError):
+        yield unread(settings.place(_HOST), _HOST, f"{host!r} is neither an address nor a known host name; {advice}")
+        return
+    with socket.socket(family, kind, protocol) as probe:
+        try:
+            probe.bind(address)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            yield unread(settings.place(_HOST), _HOST, f"{host!r} is no address of this machine ({why}); {advice}")
+
+
+def _tls(settings: Settings) -> Iterator[Problem]:
+    given = settings.manifest.endpoints.tls
+    if given.certificate is None or given.key is None:
+        return
+    from appliance.gateway.certificate import read_certificate  # asyncio and ssl cost a check 50 ms
+
+    files = {name: str(settings.file(("endpoints", "tls", name))) for name in ("certificate", "key")}
+    try:
+        read_certificate(Tls(**files, least_version=given.least_version))
+    except ConfigError as error:
+        key, _, what = str(error).partition(": ")
+        path = tuple(key.split("."))
+        yield unread(settings.place(path), path, what)
+
+
+def _api_keys(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """A list that cannot be read at all is reported with the secrets."""
+    name = settings.manifest.endpoints.api_keys
+    secret = settings.manifest.secrets.get(name or "")
+    if secret is None:
+        return
+    try:
+        if isinstance(secret, SecretFile):
+            path = settings.file(("secrets", str(name), "file"))
+            place, text = f"file {path}", Path(path).read_text()
+        else:
+            place, text = f"environment variable {secret.env}", environ.get(secret.env, "")
+    except (OSError, UnicodeDecodeError):
+        return
+    if not text.strip():
+        return
+    try:
+        keys = parse_keys(text.splitlines(), place)
+    except ConfigError as error:
+        yield unread(settings.place(_KEYS), _KEYS, str(error))
+        return
+    if not keys:
+        what = f"{place} holds no key; write one on each line, or remove endpoints.api_keys"
+        yield unread(settings.place(_KEYS), _KEYS, what)
