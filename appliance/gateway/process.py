@@ -19,6 +19,7 @@ from types import FrameType
 import msgspec
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from appliance.gateway.allowance import Allowances
 from appliance.gateway.certificate import Certificate, read_certificate, watched
@@ -28,6 +29,7 @@ from appliance.gateway.journal import open_ledger, open_responses
 from appliance.gateway.keys import ApiKey, read_keys
 from appliance.gateway.router import Router
 from appliance.http.app import build_app
+from appliance.http.first_requests import answer_each
 from appliance.http.responses.store import ResponseStore
 from appliance.http.service import Service
 from appliance.http.text import load_text
@@ -85,13 +87,19 @@ def build_service(
 
 
 @asynccontextmanager
-async def connected(service: Service) -> AsyncIterator[None]:
-    """The service with its router connecting and its text side loading. The tokenizer of a large vocabulary takes
+async def connected(service: Service, routes: ASGIApp | None = None) -> AsyncIterator[None]:
+    """The service with its router connecting and its text side loading. `routes`: those that each engine has to answer
+    before it counts as serving. The tokenizer of a large vocabulary takes
     longer than the gateway may take to answer, so a thread reads it."""
     service.router.start()
     store = service.responses
     work = [each(service) for each in (_load_text, _see_parked, _see_broken, _record_history)]
-    tasks = [asyncio.create_task(each) for each in (*work, *([store.keep_going()] if store is not None else []))]
+    if routes is not None:
+        service.router.asks_first = True
+        work.append(answer_each(service, routes, _die_unanswered))
+    if store is not None:
+        work.append(store.keep_going())
+    tasks = [asyncio.create_task(each) for each in work]
     try:
         yield
     finally:
@@ -112,6 +120,10 @@ async def _load_text(service: Service) -> None:
     except Exception:
         log.exception("the tokenizer or the chat template cannot be loaded")
         _die("text: the tokenizer or the chat template cannot be loaded", EXIT_PERMANENT)
+
+
+def _die_unanswered(why: str) -> None:
+    _die(why, EXIT_PERMANENT)
 
 
 async def _see_parked(service: Service) -> None:
@@ -216,11 +228,12 @@ def _listener(config: GatewayConfig) -> socket.socket:
 
 async def serve(service: Service, listener: socket.socket) -> None:
     """Serves on the socket until a signal ends it."""
-    server = build_server(build_app(service), service)
+    app = build_app(service)
+    server = build_server(app, service)
     host, port = listener.getsockname()[:2]
     scheme = "http" if service.certificate is None else "https"
     log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
-    async with connected(service), controlled(service), watched(service):
+    async with connected(service, app.router), controlled(service), watched(service):
         await server.serve([listener])
     log.info("ended")
 

@@ -70,7 +70,8 @@ class Load:
 class Engine:
     """One engine process as the router sees it. `label` is its index as text, as metrics show it. `reserved`: a suspect
     is tried alone on it. `start_s`: what its last start took; `since_s`: when it was last
-    seen to be gone, and `gap_s` how long it was. Until `ends_by_s`
+    seen to be gone, and `gap_s` how long it was. `answers`: it has answered a request of each kind since the gateway or
+    its swapped successor started (http/first_requests.py). Until `ends_by_s`
     its end is no death but wanted, and then it is `swapped`: requests wait as long as the next start takes."""
 
     index: int
@@ -81,6 +82,7 @@ class Engine:
     reserved: bool = False
     ends_by_s: float = 0.0
     swapped: bool = False
+    answers: bool = False
     gap_s: float = 0.0
     open: dict[str, Generation] = field(default_factory=dict)
 
@@ -150,6 +152,7 @@ class Router:
         self._goes_before = GOES_BEFORE[policy]
         self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
         self.parked = ""
+        self.asks_first = False  # engines count as serving once they have answered a request of each kind
         self._pardon = pardon or (lambda program, deaths: None)
         self._tell_open = tell_open
         self.spend = spend
@@ -198,9 +201,9 @@ class Router:
         self.engines[index].ends_by_s = now() + SWAP_S
 
     def has_swapped(self, index: int) -> bool:
-        """Whether an engine whose end was expected has ended, and its successor serves."""
+        """Whether an engine whose end was expected has ended, and its successor has answered its first requests."""
         engine = self.engines[index]
-        return engine.serves and not engine.ends_by_s
+        return self._answers(engine) and not engine.ends_by_s
 
     def park(self, why: str) -> None:
         """No engine comes back: what waits for one gets an error, and nothing is taken any more."""
@@ -237,6 +240,7 @@ class Router:
             engine.swapped = now() <= engine.ends_by_s
             engine.ends_by_s = 0.0
             if engine.swapped:
+                engine.answers = False
                 log.info("engine %s is swapped: %d requests wait for the next one", engine.label, len(engine.open))
                 engine.reserved = False
                 return
@@ -260,6 +264,14 @@ class Router:
     @property
     def serves(self) -> bool:
         return not self.parked and any(engine.serves for engine in self.engines)
+
+    @property
+    def answers(self) -> bool:
+        """Whether an engine serves that has answered its first requests, where these are asked."""
+        return not self.parked and any(self._answers(engine) for engine in self.engines)
+
+    def _answers(self, engine: Engine) -> bool:
+        return engine.serves and (engine.answers or not self.asks_first)
 
     @property
     def accepts(self) -> bool:

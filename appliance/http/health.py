@@ -25,7 +25,7 @@ def readiness(service: Service) -> dict[str, Any]:
     elif service.parked is not None:
         status = phase = "failed"
     elif service.router.serves:
-        status = phase = "ready" if service.has_text else "loading"
+        status = phase = "ready" if service.healthy else "loading"
     else:
         kinds = {engine.client.state.kind for engine in engines}
         phase = behind.phase
@@ -85,7 +85,7 @@ async def ready(request: Request) -> JSONResponse:
 async def health(request: Request) -> Response:
     """Empty 200 while an engine serves, also during a drain; else 503."""
     service = service_of(request)
-    return Response(status_code=200 if service.router.serves and service.has_text else 503)
+    return Response(status_code=200 if service.healthy else 503)
 
 
 @router.get("/version")

@@ -107,7 +107,12 @@ class Service:
     @property
     def serves(self) -> bool:
         """Whether a request that arrives now can be answered."""
-        return self.has_text and self.router.serves and not self.draining
+        return self.healthy and not self.draining
+
+    @property
+    def healthy(self) -> bool:
+        """The same, whether or not the service is draining."""
+        return self.has_text and self.router.answers
 
     def model_name(self, requested: str | None) -> str:
         """The canonical name of the requested model; none means the served one. Raises NotFound (ER-04, ER-05)."""

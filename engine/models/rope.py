@@ -102,7 +102,10 @@ def _scaling(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling | No
 def _original(c: Config, parameters: Mapping[str, Any]) -> int:
     """The trained length; a key at the top (Phi-3) wins over one among the rope settings."""
     key = "original_max_position_embeddings"
-    return int(_number(c.values, key, _number(parameters, key, c.whole("max_position_embeddings"))))
+    value = int(_number(c.values, key, _number(parameters, key, c.whole("max_position_embeddings"))))
+    if value <= 0:
+        raise CheckpointError(f"config.json: {key} is {value}; it must be greater than 0")
+    return value
 
 
 def _linear(c: Config, parameters: Mapping[str, Any], dim: int) -> Scaling:

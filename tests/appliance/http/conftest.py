@@ -109,7 +109,7 @@ class ScriptedGeneration:
 class ScriptedRouter:
     """Stands for the router: `reply` makes the deltas of a Submit."""
 
-    serves = True
+    serves = answers = True
 
     def __init__(self) -> None:
         self.reply: Callable[[Submit], list[Delta]] = lambda submit: []

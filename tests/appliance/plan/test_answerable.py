@@ -113,7 +113,7 @@ def test_a_template_that_renders_no_conversation_is_refused(
 @pytest.mark.parametrize(
     "template",
     [
-        "{% if messages[0].role != 'system' %}{{ raise_exception('the first message must be of the system') }}{% endif %}",
+        "{% if messages[0].role != 'system' %}{{ raise_exception('system first') }}{% endif %}",
         "{% for m in messages %}{{ m.content[0].text.strip() }}{% endfor %}",
         "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}",
     ],
@@ -128,16 +128,16 @@ def tls(certificate: str, key: str) -> str:
 
 
 def test_certificates_that_cannot_be_served_are_refused(check: Check, tmp_path: Path) -> None:
-    certificate, key = write_certificate(tmp_path, "one")
-    other, other_key = write_certificate(tmp_path, "two")
+    for name in ("one", "two"):
+        write_certificate(tmp_path, name)
     (tmp_path / "text.pem").write_text("no certificate\n")
-    assert check(tls(certificate.name, key.name)) == []
-    missing = only(check(tls("missing.pem", key.name)))
+    assert check(tls("one.crt", "one.key")) == []
+    missing = only(check(tls("missing.pem", "one.key")))
     assert missing.key == "endpoints.tls.certificate" and "cannot be read" in missing.message
-    assert only(check(tls(certificate.name, "missing.pem"))).key == "endpoints.tls.key"
-    text = only(check(tls("text.pem", key.name)))
+    assert only(check(tls("one.crt", "missing.pem"))).key == "endpoints.tls.key"
+    text = only(check(tls("text.pem", "one.key")))
     assert text.key == "endpoints.tls.certificate" and "no PEM certificate" in text.message
-    swapped = only(check(tls(certificate.name, other_key.name)))
+    swapped = only(check(tls("one.crt", "two.key")))
     assert swapped.key == "endpoints.tls.key" and "is not the private key of" in swapped.message
 
 

@@ -1,0 +1,27 @@
+"""A model that loads and whose every request fails is never ready; a real appliance serves it."""
+
+import json
+import shutil
+from pathlib import Path
+
+from appliance import exits
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_weights_of_nan_end_the_start_with_the_reason(launch, tmp_path):
+    shutil.copytree(ROOT / "manifests" / "demo", tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    raw = bytearray(file.read_bytes())
+    length = int.from_bytes(raw[:8], "little")
+
+    begin, end = json.loads(raw[8 : 8 + length])["model.norm.weight"]["data_offsets"]
+    raw[8 + length + begin : 8 + length + end] = b"\xc0\x7f" * ((end - begin) // 2)  # NaN of bfloat16
+    file.write_bytes(raw)
+    manifest = tmp_path / "m.yaml"
+    manifest.write_text("apiVersion: slipway/v2\nmodel: {source: {path: model}}\nhardware: {kv_cache_memory: 16MiB}\n")
+    appliance = launch(manifest)
+    assert appliance.process.wait(120) == exits.CHECKPOINT.number, appliance.output()
+    output = appliance.output()
+    assert "POST /v1/completions failed" in output and "NaN" in output
+    assert "try:" not in output  # what is printed once the service is ready
