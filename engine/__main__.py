@@ -21,7 +21,7 @@ from queue import SimpleQueue
 import msgspec
 
 from engine.api.config import EngineConfig, read_config
-from engine.api.errors import EXIT_CRASH, EXIT_DRIFT, EXIT_PERMANENT, Drift, EngineError, OutOfMemory
+from engine.api.errors import EXIT_CRASH, EXIT_DRIFT, EXIT_PERMANENT, CheckpointError, Drift, EngineError, OutOfMemory
 from engine.api.messages import Failed, FromEngine, Loading, RankMemory, Ready, Submit, Taken, Tested, ToEngine
 from engine.api.pulse import Pulse, State
 from engine.api.server import Connection, Server
@@ -29,6 +29,7 @@ from engine.binding import bind
 from engine.core.golden import Watch
 from engine.core.grammars import Compiler
 from engine.core.loop import Loop, Worker, build_loop, build_watch
+from engine.models.changes import WeightFiles
 from engine.worker.ranks import RankLost, Ranks
 
 Progress = Callable[[str, float], None]
@@ -37,6 +38,7 @@ Lost = Callable[[Exception], None]  # what happened to a rank beside this proces
 BuildWorker = Callable[[EngineConfig, Progress, Took, Lost], Worker]
 
 PROGRESS_S = 0.1  # Loading is sent no more often within a phase
+FILES_S = 2.0  # between two looks whether weights were changed on disk
 STOP_S = 0.5  # a step that runs when SIGTERM comes has this long to end
 TOLERANCE = 0.02  # of a part of the memory, beyond which the log says that it is not what was planned
 LAST_WORDS_S = 1.0  # a gateway has this long to connect and hear why the start failed
@@ -82,6 +84,7 @@ class Engine:
     def _run(self) -> None:
         try:
             memory: dict[str, Taken] = {}
+            files = WeightFiles(Path(self._config.model))
             worker = self._build_worker(self._config, self._progress, memory.__setitem__, self._lost)
             _check_room(self._config, worker)
             open_compiler = partial(_open_compiler, self._config, worker)
@@ -102,6 +105,8 @@ class Engine:
             pause_s = min(filter(None, (self._config.probe_s, self._config.self_test.every_s)), default=0.0)
             if pause_s:
                 threading.Thread(target=self._probe, args=(loop, pause_s), name="probe", daemon=True).start()
+            watching = partial(self._watch_files, files, any(one.mapped for one in worker.memory))
+            threading.Thread(target=watching, name="files", daemon=True).start()
             gc.freeze()  # modules and the model live as long as the process: no collection needs to walk them
             loop.run()
             if self._listener is not None:
@@ -135,6 +140,19 @@ class Engine:
             time.sleep(pause_s)
             if self._pulse.state is State.IDLE:
                 loop.probe()
+
+    def _watch_files(self, files: WeightFiles, mapped: bool) -> None:
+        """End the engine once weights that it reads in their file were overwritten: it would compute other replies."""
+        while True:
+            for change in files.changes():
+                if change.overwritten and mapped:
+                    message = f"{change.file} {change.what} while it was served; its weights are read in this file"
+                    self._give_up(EXIT_PERMANENT, CheckpointError.code, message)
+                    self._ended.put(None)
+                    return
+                after = "the next start of an engine will read what is there then"
+                print(f"slipway engine: warning: {change.file} {change.what}; {after}", file=sys.stderr, flush=True)
+            time.sleep(FILES_S)
 
     def _test(self, watch: Watch | None, worker: Worker) -> Tested | None:
         """The golden prompts, before anybody is served. Raises SelfTestFailed."""

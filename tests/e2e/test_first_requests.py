@@ -1,10 +1,12 @@
 """A model that loads and whose every request fails is never ready; a real appliance serves it."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 from appliance import exits
+from tests.e2e.conftest import until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,3 +27,20 @@ def test_weights_of_nan_end_the_start_with_the_reason(launch, tmp_path):
     output = appliance.output()
     assert "POST /v1/completions failed" in output and "NaN" in output
     assert "try:" not in output  # what is printed once the service is ready
+
+
+def test_weights_overwritten_while_they_are_served_end_the_service(launch, tmp_path):
+    shutil.copytree(ROOT / "manifests" / "demo", tmp_path / "model")
+    manifest = tmp_path / "m.yaml"
+    manifest.write_text("apiVersion: slipway/v2\nmodel: {source: {path: model}}\nhardware: {kv_cache_memory: 16MiB}\n")
+    appliance = launch(manifest)
+    appliance.wait_ready()
+    file = tmp_path / "model" / "model.safetensors"
+    os.utime(file)  # harmless
+    until("the new time is told", lambda: "has another modification time, and the same" in appliance.output())
+    assert appliance.status("/ready") == 200
+    with file.open("r+b") as opened:  # in place: a new file would leave the mapped one as it is
+        opened.seek(file.stat().st_size // 2)
+        opened.write(bytes(100_000))
+    assert appliance.process.wait(120) == exits.CHECKPOINT.number, appliance.output()
+    assert "model.safetensors was overwritten in place while it was served" in appliance.output()
