@@ -168,6 +168,8 @@ def check(options: argparse.Namespace) -> int:
         from appliance.declare.findings import findings
 
         print(FORMATS[options.format](findings(plan.notices)))
+        if guard.summary():
+            print(guard.summary(), file=sys.stderr)
     else:
         _warn(plan, options, sys.stderr if options.format == "text" else sys.stdout)
         print("\n".join(filter(None, (f"{options.manifest}: ok, {summary(plan)}", guard.summary()))))

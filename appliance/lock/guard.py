@@ -58,13 +58,13 @@ class Guard:
             return f"{self.path}: {count} file{'s' * (count != 1)}, held to once they are here"
         if self.differing:
             return f"{self.path}: {len(self.differing)} of {count} files are not as locked, and model.lock is warn"
-        state = f"{count} file{'s' * (count != 1)} as locked"
-        if self.skipped:
-            unread = (
-                "by names and sizes only" if len(self.skipped) == count else f"{len(self.skipped)} of them by size only"
-            )
-            state += f", {unread}; `slipway lock --check` reads them"
-        return f"{self.path}: {state}"
+        files = f"{count} file{'s' * (count != 1)}"
+        if not self.skipped:
+            known = "" if self.hashed else " (digests known from an earlier reading; sizes and times are unchanged)"
+            return f"{self.path}: {files} as locked{known}"
+        unread = "contents were" if len(self.skipped) == count else f"contents of {len(self.skipped)} were"
+        done = f"{files} with the locked names and sizes"
+        return f"{self.path}: {done}; {unread} not compared (`slipway lock --check` compares them)"
 
     def notes(self, plan: Plan) -> Iterator[str]:
         """What differs and is no reason to refuse: of files where model.lock is warn; of the plan what `auto` became,

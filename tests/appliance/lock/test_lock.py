@@ -263,7 +263,7 @@ def test_a_start_trusts_no_digest_of_earlier_times_and_check_does(
     flip(manifest.parent / "demo" / SHARD)
     capsys.readouterr()
     assert main(["check", str(manifest)]) == 0
-    assert "8 files as locked" in capsys.readouterr().out
+    assert "8 files as locked (digests known from an earlier reading" in capsys.readouterr().out
     assert main(["lock", "--check", str(manifest)]) == exits.INTEGRITY.number
     assert main(["serve", str(manifest)]) == exits.INTEGRITY.number
 
@@ -273,10 +273,14 @@ def test_check_says_which_files_it_did_not_read(manifest: Path, capsys: pytest.C
     os.utime(manifest.parent / "demo" / SHARD, (1, 1))
     capsys.readouterr()
     assert main(["check", str(manifest)]) == 0
-    assert "8 files as locked, 1 of them by size only; `slipway lock --check` reads them" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "8 files with the locked names and sizes; contents of 1 were not compared (`slipway lock" in told
     shutil.rmtree(manifest.parent / "cache")
     assert main(["check", str(manifest)]) == 0
-    assert "8 files as locked, by names and sizes only" in capsys.readouterr().out
+    assert "8 files with the locked names and sizes; contents were not compared" in capsys.readouterr().out
+    for form in ("json", "sarif"):
+        assert main(["check", "--format", form, str(manifest)]) == 0
+        assert "contents were not compared" in capsys.readouterr().err
 
 
 def _mode(manifest: Path, mode: str) -> None:
