@@ -1,8 +1,7 @@
-"""Whether the files of a served checkpoint were changed since they were read.
+"""Detect changes to the weight files of a served checkpoint.
 
-Weights may be read in their mapped files for as long as an engine serves: who writes into such a file changes what
-the model computes, from one step to the next. A look costs one `stat` a file; contents are compared, at a sample of
-pages, only where size or modification time have changed.
+An engine may read weights from memory-mapped files while it serves, so writing into such a file changes its outputs.
+A check costs one `stat` per file. Contents are compared, in a sample of pages, when the modification time changed.
 """
 
 import os
@@ -19,8 +18,8 @@ PAGES = 256
 
 @dataclass(frozen=True)
 class Change:
-    """`overwritten`: the file that is mapped has other contents; else another file has its name, or only its
-    modification time differs. `what` says it in words."""
+    """`overwritten`: the contents of the mapped file changed. Otherwise the file was replaced, or only its modification
+    time changed. `what` describes the change."""
 
     file: Path
     overwritten: bool
@@ -39,7 +38,7 @@ class _Stamp:
 
 
 class WeightFiles:
-    """The weights of a checkpoint: a folder, or one file. Keeps an open descriptor of none of them."""
+    """The weight files of a checkpoint folder, or one file. No file stays open."""
 
     def __init__(self, checkpoint: Path) -> None:
         files = sorted(checkpoint.glob("*")) if checkpoint.is_dir() else [checkpoint]
@@ -48,7 +47,7 @@ class WeightFiles:
         self._samples = {file: _sample(file) for file in names}
 
     def changes(self) -> Iterator[Change]:
-        """Yield each change once. A file that is gone is none: what is mapped of it stays."""
+        """Yield each change once. Removed files are ignored: their mapped pages stay valid."""
         for file, before in self._stamps.items():
             try:
                 now = _Stamp.of(file.stat())

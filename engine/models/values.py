@@ -62,11 +62,11 @@ RULES: dict[type, dict[str, tuple[str, str, Test]]] = {
     },
     Attention: {"scale": ("scale of the attention scores", *_POSITIVE)},
 }
-"""For a field of a part: its key in config.json, what is allowed, and the test of it. A value of None is not tested."""
+"""Field of a part -> its key in config.json, the allowed values in words, and the test. None is not tested."""
 
 
 def check_values(model: Model, place: str) -> None:
-    """Raise CheckpointError with the key, its value and what is allowed. `place`: the file that declares the model."""
+    """Raise CheckpointError for a number out of range. `place`: the file that declares the model."""
     for part in _parts(model):
         for name, (key, allowed, test) in RULES.get(type(part), {}).items():
             value = getattr(part, name)
