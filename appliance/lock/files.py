@@ -14,13 +14,14 @@ from engine.models.checkpoint import INDEX, SINGLE
 from engine.models.gguf import gguf_file
 from engine.models.kv_scales import FILE as KV_SCALES
 from engine.models.modules import module_names
+from engine.models.quantized import MODELOPT
 from engine.models.remote import REMOTE_FILE
 
 # Read where they are there, each by its name: configuration, tokenizer, templates, scales, code.
 NAMED = (
     *("config.json", "generation_config.json"),
     *(*DESCRIBED, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
-    *(KV_SCALES, REMOTE_FILE),
+    *(KV_SCALES, MODELOPT, REMOTE_FILE),
 )
 ADDED = "added_tokens.json"
 """Read beside a tokenizer that does not describe all."""

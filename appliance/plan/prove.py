@@ -38,7 +38,6 @@ from engine.api.errors import CheckpointError, EngineError, TaskError
 from engine.api.golden import Recorded
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
-from engine.models.parts import attentions
 
 if TYPE_CHECKING:
     from appliance.source.progress import Progress
@@ -147,7 +146,7 @@ def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> No
     """fp8 pages take the scales that a checkpoint folder may bring, which must be whole then."""
     if found.engines[0].kv_dtype == "fp8":
         try:
-            read_kv_scales(checkpoint.path, len(attentions(checkpoint.model)))
+            read_kv_scales(checkpoint.path, checkpoint.model, checkpoint.tensors)
         except CheckpointError as error:
             key = ("quantization", "kv_cache")
             raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error

@@ -20,6 +20,7 @@ from engine.layers.norm import HeadNorm, NormLayer, ProjectionNorm
 from engine.layers.rope import Rotation
 from engine.layers.rounded import activated, rounding_of
 from engine.layers.source import EncoderLayers
+from engine.models.kv_scales import KVScales
 from engine.models.parts import LayerNorm, RMSNorm, Rope
 from kernels.activation import ACTIVATION
 from kernels.attention.decode import DECODE_ATTENTION
@@ -76,14 +77,6 @@ class DeviceStep:
     segments: Tensor | None = None  # [tokens] int32, where the model has a row for each segment
     sources: SourceReads | None = None
     entering: "DeviceStep | None" = None
-
-
-@dataclass(frozen=True)
-class KVScales:
-    """What 8-bit pages are to be multiplied by, for each attention layer."""
-
-    k: tuple[float, ...]
-    v: tuple[float, ...]
 
 
 class FusedModel:

@@ -18,10 +18,11 @@ from engine.models.config import normalised
 from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.gguf import gguf_file, made_config, read_gguf
 from engine.models.headers import TensorInfo, read_headers
+from engine.models.kv_scales import is_kv_scale
 from engine.models.modules import Modules, read_modules
 from engine.models.native import check_parts
 from engine.models.parts import Model
-from engine.models.quantized import read_quantization
+from engine.models.quantized import MODELOPT, modelopt_settings, read_quantization
 from engine.models.remote import REMOTE_FILE, remote_declaration
 from engine.models.schemes import Quantization, with_names
 from engine.models.sources import harmless
@@ -133,7 +134,8 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization:
     difference: missing, unknown, misshapen, or of a type that is not served."""
     wanted = stored_tensors(model, quantization)
     missing = [name for name, one in wanted.items() if name not in tensors and not one.optional]
-    unknown = [name for name in tensors if name not in wanted and not harmless(model, name)]
+    unread = [name for name in tensors if name not in wanted and not harmless(model, name)]
+    unknown = [name for name in unread if not is_kv_scale(model, name)]
     if missing:
         raise CheckpointError(f"{_folder(tensors)}: lacks {_listed(missing)}{_similar(missing[0], unknown)}")
     if unknown:
@@ -152,8 +154,13 @@ def check_tensors(model: Model, tensors: Mapping[str, TensorInfo], quantization:
 
 
 def _read_config(folder: Path, blocks: Path | None) -> dict[str, Any]:
-    file = folder / "config.json"
-    return made_config(blocks) if blocks is not None and not file.exists() else _read_json(file)
+    file, modelopt = folder / "config.json", folder / MODELOPT
+    if blocks is not None and not file.exists():
+        return made_config(blocks)
+    config = _read_json(file)
+    if "quantization_config" not in config and modelopt.exists():
+        config["quantization_config"] = modelopt_settings(_read_json(modelopt), str(modelopt))
+    return config
 
 
 def _read_json(path: Path) -> dict[str, Any]:

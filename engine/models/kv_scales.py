@@ -1,22 +1,112 @@
-"""Scales of an 8-bit KV cache that a checkpoint folder may bring: kv_cache_scales.json, as AMD Quark and vLLM write it.
+"""Scales of an 8-bit KV cache that a checkpoint brings; pages hold k / scale and v / scale.
 
-{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.0230, "1": …}}}}: by rank, then by layer. Pages
-hold k / scale and v / scale, one scale for both.
+Either a file of the folder, kv_cache_scales.json, as AMD Quark and vLLM write it, with one scale per layer for both:
+
+    {"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.0230, "1": …}}}}: by rank, then by layer
+
+or tensors of one number beside the attention's own (`_NAMES`). The file is used where there are both. Sources: vLLM
+0.11 (maybe_remap_kv_scale_name), ModelOpt 0.39, llm-compressor 0.8, AutoFP8.
 """
 
 import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.api.errors import CheckpointError
+from engine.models.headers import TensorInfo
+from engine.models.parts import Attention, Model, bodies
+from engine.models.sources import join
 
 FILE = "kv_cache_scales.json"
+_UNUSED = ("q_scale", "prob_scale", "attn.q_scale", "attn.prob_scale")  # for attention computed in 8 bits
 
 
-def read_kv_scales(folder: Path, layers: int) -> tuple[float, ...]:
-    """One scale for each attention layer; all 1 where the folder has no file. Raises CheckpointError."""
-    path = folder / FILE
-    if not path.exists():
-        return (1.0,) * layers
+@dataclass(frozen=True)
+class KVScales:
+    """What pages of 8 bits are multiplied by, for each attention layer."""
+
+    k: tuple[float, ...]
+    v: tuple[float, ...]
+
+
+def read_kv_scales(folder: Path, model: Model, tensors: Mapping[str, TensorInfo]) -> KVScales:
+    """Return the scales of the file, or of the tensors, or 1 for each layer. Raises CheckpointError."""
+    paths = tuple(_attentions(model))
+    if (folder / FILE).exists():
+        both = _from_file(folder / FILE, len(paths))
+        return KVScales(both, both)
+    found = [_pair(path, part, tensors) for path, part in paths]
+    missing = [path for (path, _), names in zip(paths, found, strict=True) if None in names]
+    if len(missing) == len(paths) and not any(any(names) for names in found):
+        return KVScales((1.0,) * len(paths), (1.0,) * len(paths))
+    if missing:
+        raise CheckpointError(
+            f"{folder}: has scales of an 8-bit KV cache for some layers, but lacks k_scale or v_scale of {missing[0]}"
+        )
+    k, v = (tuple(_number(tensors[str(names[at])], str(names[at])) for names in found) for at in (0, 1))
+    return KVScales(k, v)
+
+
+def is_kv_scale(model: Model, name: str) -> bool:
+    """Whether a tensor of the checkpoint belongs to a quantized KV cache, or to attention computed in 8 bits."""
+    if not name.endswith("_scale"):
+        return False
+    return any(
+        name in (*_names(path, part, 0), *_names(path, part, 1), *_unused(path, part))
+        for path, part in _attentions(model)
+    )
+
+
+def _attentions(model: Model) -> Iterator[tuple[str, Attention]]:
+    """Yield the attention parts that keep keys and values of their own, in order, each with its path."""
+    for index, block in enumerate(model.blocks):
+        for branch in block:
+            for body in bodies(branch):
+                if isinstance(body, Attention) and not body.source:
+                    yield join(model.root, model.layers, str(index), body.name), body
+
+
+def _names(path: str, part: Attention, which: int) -> tuple[str, ...]:
+    """Names of the scale of the keys (0) or values (1): ModelOpt's, llm-compressor's, vLLM's own, and AutoFP8's."""
+    letter, projection = "kv"[which], part.sources[1 + which]
+    own = (f"{path}.{projection}.{letter}_scale", f"{path}.{letter}_scale", f"{path}.attn.{letter}_scale")
+    fused = part.sources[1] == part.sources[2]
+    return (*own, *(() if fused else (f"{path}.{projection}.output_scale",)), f"{path}.kv_scale")
+
+
+def _unused(path: str, part: Attention) -> tuple[str, ...]:
+    return (*(f"{path}.{name}" for name in _UNUSED), f"{path}.{part.sources[0]}.q_scale")
+
+
+def _pair(path: str, part: Attention, tensors: Mapping[str, TensorInfo]) -> tuple[str | None, str | None]:
+    k, v = (next((name for name in _names(path, part, which) if name in tensors), None) for which in (0, 1))
+    return k, v
+
+
+def _number(info: TensorInfo, name: str) -> float:
+    """Return the only number of a tensor. Raises CheckpointError."""
+    sizes = {"F32": 4, "BF16": 2, "F16": 2}
+    if math.prod(info.shape) != 1 or info.dtype not in sizes:
+        wanted = "a KV cache is served with one scale a layer, of type F32, BF16 or F16"
+        raise CheckpointError(f"{info.file}: {name} is {info.dtype} of shape {list(info.shape)}; {wanted}")
+    try:
+        with info.file.open("rb") as file:
+            file.seek(info.offset)
+            raw = file.read(sizes[info.dtype])
+    except OSError as error:
+        raise CheckpointError(f"{info.file}: cannot be read: {error.strerror}") from error
+    form, raw = ("<e", raw) if info.dtype == "F16" else ("<f", raw.rjust(4, b"\0"))  # BF16: the upper half of F32
+    value = float(struct.unpack(form, raw)[0])
+    if not 0 < value < math.inf:
+        raise CheckpointError(f"{info.file}: {name} is {value}; a scale must be above 0 and finite")
+    return value
+
+
+def _from_file(path: Path, layers: int) -> tuple[float, ...]:
+    """Return one scale for each attention layer. Raises CheckpointError."""
     try:
         ranks = json.loads(path.read_text())["kv_cache"]["scaling_factor"]
         found = {int(layer): float(scale) for layer, scale in ranks["0"].items()}

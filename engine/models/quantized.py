@@ -21,6 +21,7 @@ from engine.models.schemes import Quantization, Scheme, Unserved, awq, compresse
 from engine.models.sources import linear_paths
 
 SKIPPED = ("modules_to_not_convert", "ignored_layers", "llm_int8_skip_modules")
+MODELOPT = "hf_quant_config.json"
 EXCLUDED = ("exclude_modules", "ignore")
 _CLASSES = ("Linear", "Module")
 # methods that store all their projections alike
@@ -56,6 +57,18 @@ def read_quantization(config: Mapping[str, Any], model: Model, file: str) -> Qua
         ) from reason
 
 
+def modelopt_settings(values: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Return the quantization_config that ModelOpt's own file stands for; newer exporters write it into config.json.
+
+    {"producer": {"name": "modelopt", …}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8",
+    "exclude_modules": ["lm_head"]}}. Raises CheckpointError.
+    """
+    settings = values.get("quantization")
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{file}: quantization is {settings!r}; it must be an object with quant_algo")
+    return {**settings, "quant_method": "modelopt"}
+
+
 def _schemes(method: str, settings: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str, Scheme]:
     if method == "compressed-tensors":
         known = {name: compressed(settings, name) for name in dict.fromkeys(groups.values())}
@@ -86,6 +99,8 @@ def _groups_of(settings: Mapping[str, Any], paths: tuple[str, ...], head: str, w
         found = {path: next((n for n, own in targets.items() if _matches(own, path, where)), None) for path in paths}
         return {path: name for path, name in found.items() if name is not None and not _matches(ignored, path, where)}
     if settings.get("quant_method") == "modelopt":
+        if settings.get("quant_algo") is None and settings.get("kv_cache_quant_algo"):
+            return {}  # the KV cache alone is quantized
         excluded = [entry for key in EXCLUDED for entry in _entries(settings, key, where)]
         return {path: "" for path in paths if not any(fnmatchcase(path, one) for one in excluded)}
     with_head = settings.get("quant_method") == "gptq" and settings.get("lm_head") is True

@@ -10,12 +10,11 @@ from torch import Tensor
 from engine.api.config import EngineConfig
 from engine.api.messages import Pooling
 from engine.kv.layout import Layout, blocks_of
-from engine.layers.fused import DeviceStep, FusedModel, KVScales, SourceReads
+from engine.layers.fused import DeviceStep, FusedModel, SourceReads
 from engine.layers.fused_pooler import FusedPooler
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import Checkpoint
 from engine.models.kv_scales import read_kv_scales
-from engine.models.parts import attentions
 from engine.worker.device import DeviceRunner
 from engine.worker.device_table import DeviceTable
 from engine.worker.pooled_device import PooledDeviceRunner
@@ -49,8 +48,7 @@ def device_parts(
 ) -> DeviceParts:
     scales = None
     if config.kv_dtype == "fp8":
-        found = read_kv_scales(checkpoint.path, len(attentions(checkpoint.model)))
-        scales = KVScales(found, found)
+        scales = read_kv_scales(checkpoint.path, checkpoint.model, checkpoint.tensors)
     slots, device, embed = min(config.max_running, config.max_step_tokens), text_model.device, checkpoint.model.embed
     device_table = DeviceTable(
         slots=slots,

@@ -19,9 +19,10 @@ from engine.api.config import WeightBits
 from engine.distributed.shared import Shared
 from engine.distributed.world import SINGLE, World
 from engine.kv.layout import layout
-from engine.layers.fused import DeviceStep, FusedModel, KVScales
+from engine.layers.fused import DeviceStep, FusedModel
 from engine.layers.model import TextModel, make_pages
 from engine.models.checkpoint import read_checkpoint
+from engine.models.kv_scales import KVScales
 from engine.weights.packed import PackedFile
 from engine.worker.batch import build_batch
 from kernels.cpu.library import usable

@@ -59,6 +59,19 @@ def test_torch_runs_the_restored_weights_as_transformers_does(kind, more, writte
     torch.testing.assert_close(driver(made.path).run(prompt, 5), made.logits(prompt), atol=1e-4, rtol=0)
 
 
+def test_scales_of_a_kv_cache_and_modelopts_own_file_change_no_logit(own, driver, ids):
+    made, prompt = own("modelopt"), ids(17, 1)
+    wanted = made.logits(prompt)
+    config = json.loads((made.path / "config.json").read_text())
+    settings = config.pop("quantization_config")
+    quantization = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": settings["ignore"]}
+    (made.path / "config.json").write_text(json.dumps(config))
+    (made.path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    names = [f"model__layers__{n}__self_attn__{one}_proj__{one}_scale" for n in (0, 1) for one in "kv"]
+    made.change(**{name: torch.tensor(0.02) for name in names})
+    torch.testing.assert_close(driver(made.path).run(prompt, 5), wanted, atol=1e-4, rtol=0)
+
+
 @pytest.mark.parametrize("kind", ["blocks", "autofp8-static", "channel-dynamic"])
 def test_compiled_kernels_multiply_by_the_restored_weights(kind, written, driver, ids):
     made, prompt = written(kind), ids(17, 1)

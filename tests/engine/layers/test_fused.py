@@ -1,15 +1,11 @@
 """The model as fused kernels, in Triton's interpreter: every architecture against transformers, prompts in pieces and
 token by token, rows beside each other, and pages of 8 bits."""
 
-import json
-
 import pytest
 import torch
 
-from engine.api.errors import CheckpointError
 from engine.layers import fused
-from engine.layers.fused import KVScales
-from engine.models.kv_scales import FILE, read_kv_scales
+from engine.models.kv_scales import KVScales
 from kernels.heads import HEADS
 from kernels.jit import installed
 
@@ -63,27 +59,3 @@ def test_pages_of_8_bits_cost_little(checkpoint, driver, ids, monkeypatch):
         for count in (7, 4, 1, 1):
             made.step([(request, count)])
         close(request.result, wanted, 0.1)
-
-
-def test_scales_come_from_the_checkpoints_own_file(tmp_path):
-    assert read_kv_scales(tmp_path, 2) == (1.0, 1.0)
-    text = {"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"1": 0.5, "0": 0.25}}}}
-    (tmp_path / FILE).write_text(json.dumps(text))
-    assert read_kv_scales(tmp_path, 2) == (0.25, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("factors", "message"),
-    [
-        ({"0": {"0": 1.0}}, "has scales for layers [0]…, and the model has 0 to 1"),
-        ({"0": {"0": 1.0, "1": 0.0}}, "the scale of layer 1 is 0.0"),
-        ({"0": {"0": 1.0, "1": "x"}}, "must have a number for each layer"),
-        ({"0": {"0": 1.0, "1": 1.0}, "1": {}}, "has scales for 2 ranks"),
-        ([], "must have a number for each layer"),
-    ],
-)
-def test_scales_that_do_not_fit_are_refused(factors, message, tmp_path):
-    (tmp_path / FILE).write_text(json.dumps({"kv_cache": {"scaling_factor": factors}}))
-    with pytest.raises(CheckpointError) as refused:
-        read_kv_scales(tmp_path, 2)
-    assert message in str(refused.value)
