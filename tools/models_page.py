@@ -83,8 +83,14 @@ the plan says what that takes.
 | compressed-tensors, int-quantized | 8 bits, symmetric; activations plain or dynamic int8 | 8 bits |
 | compressed-tensors, float-quantized | fp8 by matrix, output or block; activations plain, dynamic, static | fp8 |
 | fp8 (transformers, AutoFP8) | fp8 by matrix or block; activations dynamic or static | fp8 |
-| modelopt | `quant_algo: FP8` in `config.json`: fp8 by matrix, activations static | fp8 |
+| modelopt | `quant_algo: FP8` in `config.json` or `hf_quant_config.json`: fp8 by matrix, activations static | fp8 |
 | one `.gguf` file: Llama, Mistral, Qwen2, Qwen3 | every type that the package `gguf` restores | see below |
+
+Checkpoints may bring scales for an 8-bit KV cache: as tensors of one number per layer (`k_proj.k_scale` and
+`v_proj.v_scale` of ModelOpt, `self_attn.k_scale` and `self_attn.v_scale` of llm-compressor, `attn.k_scale` of vLLM,
+`k_proj.output_scale` of AutoFP8, `kv_scale`), or in `kv_cache_scales.json` (AMD Quark), which is used if there are
+both. `quantization.kv_cache: fp8` applies them; with any other type of cache they are ignored. Scales of queries and
+of attention probabilities are accepted and not used, because attention is not computed in 8 bits.
 
 Scales stay in the checkpoint's type: float16, bfloat16 or float32. Groups have a multiple of 32 inputs, or all of a row
 (4 bits with one scale an output are held in groups of 128, all with that scale). Activations are rounded to 8 bits row

@@ -3,6 +3,9 @@
 Each of these would otherwise be found only when the gateway starts.
 """
 
+import contextlib
+import ipaddress
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +19,8 @@ from engine.api.errors import ConfigError
 
 _HOST = ("endpoints", "host")
 _KEYS = ("endpoints", "api_keys")
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
+_ADVICE = "use 0.0.0.0 or :: for all addresses of a machine, or 127.0.0.1 for itself only"
 
 
 def check_endpoint(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
@@ -25,14 +30,17 @@ def check_endpoint(settings: Settings, environ: Mapping[str, str]) -> Iterator[P
     yield from _api_keys(settings, environ)
 
 
-def _host(settings: Settings) -> Iterator[Problem]:
+def check_host_here(settings: Settings) -> Iterator[Problem]:
+    """Yield a notice if nothing can listen on the host's address on this machine; the manifest may be for another."""
     host = settings.manifest.endpoints.host
-    advice = "use 0.0.0.0 or :: for all addresses of this machine, or 127.0.0.1 for itself only"
+    if _malformed(host):
+        return
+    advice = f"`slipway serve` cannot listen on it here; {_ADVICE}"
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
     except (OSError, UnicodeError):
-        yield unread(settings.place(_HOST), _HOST, f"{host!r} is neither an address nor a known host name; {advice}")
+        yield unread(settings.place(_HOST), _HOST, f"{host!r} is no known host name; {advice}")
         return
     with socket.socket(family, kind, protocol) as probe:
         try:
@@ -40,6 +48,22 @@ def _host(settings: Settings) -> Iterator[Problem]:
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             yield unread(settings.place(_HOST), _HOST, f"{host!r} is no address of this machine ({why}); {advice}")
+
+
+def _host(settings: Settings) -> Iterator[Problem]:
+    host = settings.manifest.endpoints.host
+    if _malformed(host):
+        what = f"{host!r} is neither an IP address nor a host name; {_ADVICE}"
+        yield unread(settings.place(_HOST), _HOST, what)
+
+
+def _malformed(host: str) -> bool:
+    """Whether no machine has such an address. An empty host is every address."""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host.partition("%")[0])
+        return False
+    numeric = re.fullmatch(r"[0-9]+(\.[0-9]*)+", host) is not None
+    return bool(host) and (numeric or _NAME.fullmatch(host) is None)
 
 
 def _tls(settings: Settings) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ from appliance.declare.versions import spoken
 from appliance.lock.lock import lock_path, read_lock
 from appliance.manifest import SecretFile
 from appliance.plan.answerable import check_answerable
-from appliance.plan.endpoint import check_endpoint
+from appliance.plan.endpoint import check_endpoint, check_host_here
 from appliance.plan.format import check_format
 from appliance.plan.machine import Machine, read_machine
 from appliance.plan.plan import Plan, plan
@@ -115,7 +115,7 @@ def _proven(
         raise Refused([*problems, *unanswerable], exits.MANIFEST if problems else exits.CHECKPOINT)
     planned = _planned(settings, checkpoint, machine, looked_at, known)
     _check_scales(settings, checkpoint, planned)
-    return replace(planned, tokenizer=tokenizer)
+    return replace(planned, tokenizer=tokenizer, notices=(*planned.notices, *check_host_here(settings)))
 
 
 def _planned(

@@ -153,12 +153,23 @@ def test_a_list_of_keys_that_lets_nobody_in_is_refused(check: Check, tmp_path: P
     assert wrong in problem.message and "environment variable KEYS" in problem.message
 
 
-@pytest.mark.parametrize("host", ["999.1.1.1", "no such host", "203.0.113.7", "host.invalid"])
-def test_an_address_that_nobody_can_listen_on_is_refused(check: Check, host: str) -> None:
+@pytest.mark.parametrize("host", ["999.1.1.1", "1.2.3", "no such host", "http://host", "a/b", "::g"])
+def test_what_is_no_address_is_refused(check: Check, host: str) -> None:
     problem = only(check(f"endpoints: {{host: '{host}'}}\n"))
-    assert problem.key == "endpoints.host" and "0.0.0.0" in problem.message
+    assert problem.key == "endpoints.host" and "is neither an IP address nor a host name" in problem.message
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "host.invalid", "2001:db8::7"])
+def test_an_address_of_another_machine_is_a_notice(tmp_path: Path, folder: Path, host: str) -> None:
+    """The manifest may be checked on another machine than that it is for; `serve` refuses it there."""
+    (tmp_path / "m.yaml").write_text(
+        f"apiVersion: slipway/v2\nmodel: {{source: {{path: model}}}}\nendpoints: {{host: '{host}'}}\n"
+    )
+    (notice,) = prove(Given(tmp_path / "m.yaml", (), {})).notices
+    assert notice.key == "endpoints.host" and "`slipway serve` cannot listen on it here" in notice.message
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.1", "localhost"])
-def test_addresses_of_this_machine_are_accepted(check: Check, host: str) -> None:
+def test_addresses_of_this_machine_are_accepted(check: Check, tmp_path: Path, host: str) -> None:
     assert check(f"endpoints: {{host: '{host}'}}\n") == []
+    assert prove(Given(tmp_path / "m.yaml", (), {})).notices == ()
