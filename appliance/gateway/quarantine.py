@@ -1,188 +1,350 @@
-"""Which request ended an engine: found by trying, never guessed.
+"""Group testing of requests that crash engines.
 
-A death of an engine is nobody's fault at first: what was open is given to the next engine as it is. A request that two
-engines died under, without coming past the token where the first did, is a suspect. Suspects run in cohorts: half of
-them, the least likely first, while the others wait; a cohort that comes past its tokens is cleared, one that dies is
-halved again. The last one left runs alone on an engine that has just answered a probe; each death there is a proof, and
-two convict it. Its content is refused from then on.
+After a crash the open requests resume on the next engine. A request that was in flight during two crashes is a
+candidate, whatever it gained in between: each crash adds 1 to its weight, and the weight halves every HALF_LIFE tokens.
+A poison request crashes the engine at the same point each time, either at a position of its reply or after a number of
+tokens since it was placed. So candidates whose last two crashes agree are tested first: the less likely half of them
+runs while the others are queued. A group that gets past its crash points is cleared. A group that crashes is halved
+again. A single request runs alone, after a control run that shows how long the engine runs without it. It is isolated
+after enough crashes alone that agree. Then all others are tested as one group.
 
-So a request is never convicted by engines that somebody killed: every token that it gains beyond the point of its last
-death clears it, and an engine that dies without it, or under the probe, proves nothing.
+Crashes of test groups are exempt from the restart limit. They count again if the tests isolate no request. Crashes
+before the tests are charged, and attributed to the request once it is isolated.
 
-Pure: no clock, no sockets. Keys are the router's names of its open requests.
+This module is pure: no clock and no sockets. Keys are the router's names of its open requests.
 """
 
-import hashlib
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
-import msgspec
+MARGIN = 8
+"""Tokens beyond the crash points that clear a request: a crash loses the tokens of up to two steps, which may have
+several tokens each."""
+TOLERANCE = 4
+"""Two crashes agree if they differ by at most this many tokens."""
+HALF_LIFE = 256
+"""Tokens gained after which a crash counts half."""
+CANDIDATE_WEIGHT = 1.5
+"""Two crashes at most HALF_LIFE tokens apart."""
+STRONG, WEAK = 2, 1
+"""Points of one crash alone. It is strong if the control ran at least CONTROL times as long without a crash, or if the
+request crashed after the same time as before."""
+PROOF, STREAK = 4, 4
+"""Points and agreeing crashes in a row, in company or alone, after which a request is isolated."""
+PROOF_ALONE = 6
+"""Points after which a request is isolated whatever the crashes in company were."""
+RECENT_CRASHES, MOST_EXTRA = 32, 8
+"""Each of the last RECENT_CRASHES that hit no request adds STRONG to both numbers of points, at most MOST_EXTRA times:
+where engines are killed at random, a request has to crash more often to be the cause."""
+CONTROL = 3.0
+CONTROL_S = (1.0, 5.0)
+"""Seconds of a control run, at least and at most."""
+SAME_TIME = 0.25
+"""Two durations are the same if they differ by at most this share of the longer one."""
+REMEMBERED_CRASHES = 256
+UNCLEAR_CRASHES = 3
+"""Crashes of a group without agreement among its requests after which the group is halved all the same."""
 
-from engine.api.messages import Submit
 
-PASSED = 2
-"""Tokens beyond the point of the last death that clear a request: a dying engine takes the tokens of up to two steps
-with it."""
-SUSPECT_DEATHS = 2
-PROOFS = 2
-REFUSED = 1024
-"""Contents that are remembered; the oldest go first."""
+@dataclass(frozen=True)
+class InFlight:
+    """A request on an engine that crashed."""
+
+    key: str
+    position: int  # tokens of its reply so far
+    gain: int  # those of them that this engine computed
+    seconds: float  # since it was placed on this engine
+
+
+@dataclass(frozen=True)
+class Crash:
+    """One crash as one request saw it."""
+
+    number: int
+    position: int
+    gain: int
+    seconds: float
+    alone: bool
+
+    def agrees(self, other: "Crash") -> bool:
+        same_position = abs(self.position - other.position) <= TOLERANCE
+        return same_position or self.agrees_in_gain(other)
+
+    def agrees_in_gain(self, other: "Crash") -> bool:
+        return abs(self.gain - other.gain) <= TOLERANCE
 
 
 @dataclass
 class Record:
-    """What is known of one open request. `deaths`: engines that died under it since it last came past `point`, the
-    number of tokens it had when the last one did. `fresh`: it had gained nothing on that engine."""
+    """Crashes of one open request."""
 
-    point: int = 0
-    deaths: int = 0
-    proofs: int = 0
-    fresh: bool = True
+    weight: float = 0.0
+    streak: list[Crash] = field(default_factory=list)  # those that agree in a row, the latest last
+    proof: int = 0  # points of those in which it was alone
+    clear_gain: int = 0  # tokens that it has to exceed in a test to be cleared
+    charged: list[int] = field(default_factory=list)  # numbers of its crashes that were not exempt
+
+    def add(self, crash: Crash, in_test: bool) -> None:
+        self.clear_gain = max(crash.gain, self.clear_gain if in_test else 0)
+        if self.streak:
+            tokens = crash.position - self.streak[-1].position
+            self.weight *= 0.5 ** (max(0, tokens) / HALF_LIFE)
+        self.weight += 1.0
+        if self.streak and not crash.agrees(self.streak[-1]):
+            self.streak, self.proof = [], 0
+        self.streak.append(crash)
+
+    def discard_proof(self) -> None:
+        self.streak, self.proof = self.streak[-1:], 0
+
+    @property
+    def is_candidate(self) -> bool:
+        return self.weight >= CANDIDATE_WEIGHT
+
+    @property
+    def is_likely(self) -> bool:
+        return self.is_candidate and len(self.streak) > 1
+
+    @property
+    def likelihood(self) -> tuple[bool, int, float]:
+        """Order of candidates. A crash at the same gain twice says more than one at the same position, which all
+        requests share that an engine gave no token between two crashes."""
+        gains = self.streak[-1].agrees_in_gain(self.streak[-2]) if len(self.streak) > 1 else False
+        return gains, len(self.streak), self.weight
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a death came to: `convicted` requests, and whether it was part of a trial, so that no restart policy needs
-    to count it."""
+class CrashResult:
+    """`exempt`: a test group caused the crash. `isolated`: the request that is proven to crash engines, or "".
+    `attributed`: the engines of earlier crashes that counted and that this request caused."""
 
-    convicted: tuple[str, ...] = ()
-    explained: bool = False
+    exempt: bool = False
+    isolated: str = ""
+    attributed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """`restored`: the engines of exempt crashes that count again because all requests have passed. `attributed`: the
+    engines of crashes that no longer count because a likely candidate caused them, which ended before its test."""
+
+    restored: tuple[str, ...]
+    attributed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TestGroup:
+    """Requests to run now. If `alone`, nothing else runs on the engine, and a control run of `control_s` goes first."""
+
+    keys: tuple[str, ...]
+    alone: bool = False
+    control_s: float = 0.0
 
 
 class Quarantine:
-    """The trial of one router's requests: at most one cohort of suspects is out at a time."""
+    """The tests of one router's requests: at most one group runs at a time."""
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
-        self._groups: list[list[str]] = []  # still to be tried; the first holds a culprit, if anyone is one
-        self._cohort: set[str] = set()  # suspects that run now
-        self._alone = ""  # of them the one that runs alone after a probe
-        self._refused: OrderedDict[str, int] = OrderedDict()
+        self._positive: list[list[str]] = []  # groups with at least one poison request, the next to test last
+        self._unknown: list[str] = []  # candidates that are tested as one group when there is no positive one
+        self._group: set[str] = set()  # runs now
+        self._rest: list[str] = []  # of the positive group that `_group` is the first half of
+        self._alone = ""
+        self._control_s = 0.0
+        self._crashes = 0
+        self._unclear = 0
+        self._recent: deque[bool] = deque(maxlen=RECENT_CRASHES)  # whether a crash hit no request
+        self._isolated = 0  # since the tests began
+        self._exempt: list[str] = []  # engines of crashes since the tests began
+        self._escaped = False  # a likely candidate ended before its test
+        self._attributed: list[str] = []  # engines of crashes before the tests that such a candidate caused
+        self._charged: dict[int, str] = {}  # engine by number of the crash
 
     @property
     def on(self) -> bool:
-        """Whether there are suspects."""
-        return bool(self._groups or self._cohort)
+        """Whether requests are being tested."""
+        return bool(self._group or self._rest or self._positive or self._unknown)
 
     @property
     def alone(self) -> str:
-        """The request that runs with nothing beside it on its engine; "" if there is none."""
+        """The request that runs with nothing beside it on its engine, or ""."""
         return self._alone
 
-    def is_suspect(self, key: str) -> bool:
-        return key in self._cohort or any(key in group for group in self._groups)
+    def is_candidate(self, key: str) -> bool:
+        waiting = (self._rest, self._unknown, *self._positive)
+        return key in self._group or any(key in keys for keys in waiting)
 
-    def runs(self, key: str) -> bool:
-        """Whether a suspect belongs to the cohort that runs now."""
-        return key in self._cohort
+    def is_tested(self, key: str) -> bool:
+        """Whether a candidate belongs to the group that runs now."""
+        return key in self._group
 
-    def deaths(self, key: str) -> int:
-        """Engines that died under an open request since it last came past the point where they did."""
-        record = self._records.get(key)
-        return record.deaths if record else 0
+    def crashed(self, engine: str, in_flight: Sequence[InFlight]) -> CrashResult:
+        """An engine crashed with these requests. A crash without any proves that engines crash by themselves."""
+        self._recent.append(not in_flight)
+        if not in_flight:
+            for record in self._records.values():
+                record.discard_proof()
+            return CrashResult()
+        self._crashes += 1
+        keys = [each.key for each in in_flight]
+        alone, in_test = keys == [self._alone], not self._group.isdisjoint(keys)
+        for each in in_flight:
+            crash = Crash(self._crashes, each.position, each.gain, each.seconds, alone)
+            self._records.setdefault(each.key, Record()).add(crash, in_test)
+        if not in_test:
+            self._charge(engine, keys)
+            self._find_candidates(keys)
+            return CrashResult()
+        self._exempt.append(engine)
+        isolated = self._alone if alone and self._proves(self._records[self._alone]) else ""
+        self._group_crashed(keys)
+        if not isolated:
+            return CrashResult(exempt=True)
+        self._isolated += 1
+        attributed = self._attribute(self._records[isolated])
+        self.ended(isolated)
+        return CrashResult(True, isolated, attributed)
 
-    def died(self, flying: Iterable[tuple[str, int, bool]]) -> Verdict:
-        """An engine died under these requests: key, tokens so far, whether it gained any on that engine."""
-        for key, tokens, gained in flying:
-            record = self._records.setdefault(key, Record())
-            record.point, record.fresh = tokens, not gained
-            record.deaths += 1
-        flown = [key for key, _, _ in flying]
-        if self._cohort & set(flown):
-            return self._cohort_died(flown)
-        suspects = [key for key in flown if self._records[key].deaths >= SUSPECT_DEATHS]
-        known = {key for group in self._groups for key in group}
-        if suspects := [key for key in suspects if key not in known]:
-            self._groups.insert(0, self._by_likelihood(suspects))
-        return Verdict()
-
-    def next_cohort(self, idle: bool) -> tuple[tuple[str, ...], bool]:
-        """The suspects to run now, none while others are out, and whether it is one that has to run alone behind a
-        probe. `idle`: the engine that would take them runs nothing else; without that no one is tried alone."""
-        if self._cohort or not self._groups:
-            return (), False
-        group = self._groups.pop(0)
-        if len(group) > 1:
-            half = len(group) // 2
-            self._groups.insert(0, group[half:])
-            group = group[:half]
-        elif idle:
-            self._alone = group[0]
-        self._cohort = set(group)
-        return tuple(group), bool(self._alone)
+    def next_group(self, available: Collection[str], idle: bool) -> TestGroup | None:
+        """The group to run now, or None while one runs. `available`: requests that the engine could take. `idle`: it
+        runs nothing else, so that one can run alone."""
+        if self._group:
+            return None
+        keys = self._take_positive(available) or self._take_unknown(available)
+        if not keys:
+            return None
+        self._group = set(keys)
+        if len(keys) > 1 or not idle:
+            return TestGroup(tuple(keys))
+        self._alone = keys[0]
+        shortest, longest = CONTROL_S
+        wanted = CONTROL * self._records[self._alone].streak[-1].seconds
+        self._control_s = min(longest, max(shortest, wanted))
+        return TestGroup(tuple(keys), True, self._control_s)
 
     def withdraw(self) -> None:
-        """The cohort never came to run: it is tried again."""
-        self._groups.insert(0, [*self._cohort])
-        self._cohort.clear()
-        self._alone = ""
+        """The group was not run: it is tested again."""
+        self._positive.append([*self._group])
+        self._group.clear()
+        self._end_test()
 
     def gained(self, key: str, tokens: int) -> bool:
-        """A request has so many tokens now. Whether that ended the trial of a cohort, so that others may run."""
+        """A request has this many tokens now. Returns whether that ended a test, so that others may run."""
         record = self._records.get(key)
-        if record is None or tokens <= record.point + PASSED:
+        if record is None or key not in self._group:
             return False
-        return self.ended(key)
+        crash = record.streak[-1]
+        if tokens <= crash.position + record.clear_gain + MARGIN:
+            return False
+        record.weight, record.proof = 1.0, 0
+        record.streak = [crash]
+        return self._leave_group(key)
 
     def ended(self, key: str) -> bool:
-        """A request is over, or is cleared. Whether that ended the trial of a cohort."""
-        self._records.pop(key, None)
-        self._groups = [left for group in self._groups if (left := [each for each in group if each != key])]
-        if key not in self._cohort:
+        """A request has ended. Returns whether that ended a test."""
+        record = self._records.pop(key, None)
+        if record is not None and record.is_likely and self.is_candidate(key):
+            self._escaped = True
+            self._attributed += self._attribute(record)
+        for keys in (self._rest, self._unknown, *self._positive):
+            if key in keys:
+                keys.remove(key)
+        self._positive = [keys for keys in self._positive if keys]
+        return self._leave_group(key)
+
+    def settle(self) -> Settlement | None:
+        """What to tell the restart limit once the tests are over, or None while they run."""
+        if self.on or not (self._exempt or self._attributed):
+            return None
+        restored = () if self._isolated or self._escaped else tuple(self._exempt)
+        settlement = Settlement(restored, tuple(self._attributed))
+        self._isolated = self._unclear = 0
+        self._escaped = False
+        self._exempt, self._attributed = [], []
+        return settlement
+
+    def _charge(self, engine: str, keys: Iterable[str]) -> None:
+        self._charged[self._crashes] = engine
+        self._charged.pop(self._crashes - REMEMBERED_CRASHES, None)
+        for key in keys:
+            self._records[key].charged.append(self._crashes)
+
+    def _attribute(self, record: Record) -> tuple[str, ...]:
+        """The engines of crashes that this request caused and that counted until now."""
+        numbers = [number for number in record.charged if number in self._charged]
+        return tuple(self._charged.pop(number) for number in numbers)
+
+    def _find_candidates(self, keys: Iterable[str]) -> None:
+        """Of the requests of a crash outside a test."""
+        candidates = [key for key in keys if self._records[key].is_candidate and not self.is_candidate(key)]
+        likely = [key for key in candidates if self._records[key].is_likely]
+        if likely:
+            self._positive.append(self._by_likelihood(likely))
+        self._unknown += [key for key in candidates if key not in likely]
+
+    def _group_crashed(self, keys: Sequence[str]) -> None:
+        tested = [key for key in keys if key in self._group]
+        absent = [key for key in self._group if key not in keys]
+        beside = [key for key in keys if not self.is_candidate(key)]
+        halved = bool(self._rest) or len(self._group) == 1
+        self._unknown += [*self._rest, *absent, *beside]
+        self._rest = []
+        self._group.clear()
+        self._end_test()
+        likely = tested if halved else [key for key in tested if self._records[key].is_likely]
+        if not likely:
+            self._unclear += 1
+            likely = tested if self._isolated or self._unclear >= UNCLEAR_CRASHES else []
+        if likely:
+            self._positive.append(self._by_likelihood(likely))
+        self._unknown += [key for key in tested if key not in likely]
+
+    def _proves(self, record: Record) -> bool:
+        """Adds the points of a crash alone."""
+        crash = record.streak[-1]
+        before = record.streak[-2] if len(record.streak) > 1 and record.streak[-2].alone else None
+        same_time = before is not None and abs(crash.seconds - before.seconds) <= SAME_TIME * max(
+            crash.seconds, before.seconds
+        )
+        strong = same_time or self._control_s >= CONTROL * crash.seconds
+        record.proof += STRONG if strong else WEAK
+        proof = record.proof - STRONG * min(MOST_EXTRA, sum(self._recent))
+        return proof >= PROOF_ALONE or (proof >= PROOF and len(record.streak) >= STREAK)
+
+    def _take_positive(self, available: Collection[str]) -> list[str]:
+        """The less likely half of the next group; what is not available is tested later."""
+        while self._positive:
+            keys = self._positive.pop()
+            found = [key for key in keys if key in available]
+            self._unknown += [key for key in keys if key not in available]
+            if found:
+                half = max(1, len(found) // 2)
+                self._rest = found[half:]
+                return found[:half]
+        return []
+
+    def _take_unknown(self, available: Collection[str]) -> list[str]:
+        found = [key for key in self._unknown if key in available]
+        self._unknown = [key for key in self._unknown if key not in available]
+        return found
+
+    def _leave_group(self, key: str) -> bool:
+        if key not in self._group:
             return False
-        self._cohort.discard(key)
-        if key == self._alone:
-            self._alone = ""
-        return not self._cohort
+        self._group.discard(key)
+        if self._group:
+            return False
+        self._end_test()
+        return True
 
-    def convict(self, submit: Submit, tokens: int) -> None:
-        """Refuses this content from now on."""
-        self._refused[content_hash(submit)] = tokens
-        while len(self._refused) > REFUSED:
-            self._refused.popitem(last=False)
-
-    def refuses(self, submit: Submit) -> bool:
-        return bool(self._refused) and content_hash(submit) in self._refused
-
-    def _cohort_died(self, flown: Sequence[str]) -> Verdict:
-        guilty = [key for key in flown if key in self._cohort]
-        left = [key for key in self._cohort if key not in guilty]  # were not on that engine
-        self._cohort.clear()
-        if self._alone and flown == [self._alone]:
-            key, self._alone = self._alone, ""
-            self._records[key].proofs += 1
-            if self._records[key].proofs >= PROOFS:
-                del self._records[key]
-                self._acquit()
-                return Verdict((key,), explained=True)
-        self._alone = ""
-        rest = [key for group in self._groups for key in group] + left
-        self._groups = [self._by_likelihood(guilty), *([rest] if rest else [])]
-        return Verdict(explained=True)
-
-    def _acquit(self) -> None:
-        """The culprit is found: the others waited only because it was among them."""
-        for group in self._groups:
-            for key in group:
-                self._records.pop(key, None)
-        self._groups.clear()
+    def _end_test(self) -> None:
+        self._alone, self._control_s = "", 0.0
+        if self._rest:
+            self._positive.append(self._rest)
+            self._rest = []
 
     def _by_likelihood(self, keys: Iterable[str]) -> list[str]:
-        """The likely culprits last: those that had gained nothing, then those with most deaths."""
-        return sorted(keys, key=lambda key: (self._records[key].fresh, self._records[key].deaths))
-
-
-def content_hash(submit: Submit) -> str:
-    """SHA-256 of what a request asks for, whoever asks and with whatever seed."""
-    sampling = msgspec.structs.replace(submit.sampling, seed=0)
-    content = (
-        submit.prompt,
-        submit.source,
-        sampling,
-        submit.max_tokens,
-        submit.grammar,
-        submit.stop_token_ids,
-        submit.ignore_eos,
-    )
-    return hashlib.sha256(msgspec.msgpack.encode(content)).hexdigest()
+        """The most likely ones last."""
+        return sorted(keys, key=lambda key: self._records[key].likelihood)
