@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from appliance.gateway.quarantine import InFlight
 from appliance.gateway.stories import FirstToken, Happening, Interrupted, Over, Placed
 from appliance.http.errors import EngineFailed
 from appliance.observe.metrics import Metrics, now
-from engine.api.client import Stream
+from engine.api.client import Stream, merge
 from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Expired
 from engine.api.messages import Delta, Finish, Submit, Timing
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from appliance.gateway.router import Engine, Router
 
 log = logging.getLogger(__name__)
+
+GRACE_S = 0.5
+"""An engine that answers ends a request at its deadline between two steps. After this time the gateway does."""
 
 
 @dataclass(frozen=True)
@@ -60,45 +64,57 @@ class Generation:
         self._over = False
         self._pooled = False  # it has its numbers instead of tokens
         self._label = "0"  # of the engine that computes it, or did
-        self._gained = False  # something on this engine
         self._earlier = self.timing  # of the engines before this one
         self._goes_on = bool(self.emitted)  # so its prompt was counted
         self.uncounted = 0 if self._goes_on else len(submit.prompt)
         self._suspended = False
-        self._arrived_s = self._last_s = self._first_s = self._held_s = now()
+        self._unread: Delta | None = None  # of engines that crashed
+        self._received = list(self.emitted)  # by the engines before this one
+        self._gain_from = len(self.emitted)  # tokens when this engine took it
+        self._timer: asyncio.TimerHandle | None = None
+        self._arrived_s = self._last_s = self._first_s = self._held_s = self._placed_s = now()
 
     @property
     def cached_tokens(self) -> int:
         return self.timing.cached_tokens if self.timing else 0
 
     @property
-    def flight(self) -> tuple[str, int, bool]:
-        """What the quarantine needs to know when the engine dies: key, tokens so far, whether this engine gave any."""
-        return self.key, len(self.emitted), self._gained
+    def received(self) -> list[int]:
+        """All ids that engines gave, also those that the route has not read yet."""
+        return self._received if self._deltas is None else self._deltas.emitted
+
+    @property
+    def in_flight(self) -> InFlight:
+        position = len(self.received)
+        return InFlight(self.key, position, position - self._gain_from, now() - self._placed_s)
 
     # The router's side
 
     def place(self, engine: "Engine") -> None:
         """This engine computes it from now on, behind what was given."""
-        self.engine, self._label, self._gained = engine, engine.label, False
+        self.engine, self._label = engine, engine.label
         engine.open[self.key] = self
-        self.tell(Placed(engine.label, len(self.emitted)))
+        tokens = self._gain_from = len(self._received)
+        self._placed_s = now()
+        self.tell(Placed(engine.label, tokens))
         self._deltas = engine.client.generate(
-            msgspec.structs.replace(self.submit, id=self.key, emitted=tuple(self.emitted))
+            msgspec.structs.replace(self.submit, id=self.key, emitted=tuple(self._received))
         )
         if self.interruptions:
-            log.info("request %s goes on behind token %d after %.1f s", self.submit.id, len(self.emitted), self.pause_s)
+            log.info("request %s resumes after token %d after %.1f s", self.submit.id, tokens, self.pause_s)
             self._router.metrics.observe("interruption_seconds", self.pause_s, self._label)
+            self._deltas.begin()  # a client that reads slowly does not delay a test of requests
         self._placed.set()
 
     def interrupt(self) -> None:
-        """Its engine is gone. It waits, and its client with it."""
+        """Queue the request again: its engine is gone."""
+        self._detach()
         if self.engine is not None:
             self.engine.open.pop(self.key, None)
             state = self.engine.client.state
             why = state.message if state.kind == "failed" else "its connection ended"
-            self.tell(Interrupted(self.engine.label, why, len(self.emitted)))
-        self.engine = self._deltas = None
+            self.tell(Interrupted(self.engine.label, why, len(self._received)))
+        self.engine = None
         self._earlier = self.timing
         if self._fate is None:
             self._placed.clear()
@@ -106,9 +122,54 @@ class Generation:
         self._held_s = now()
 
     def refuse(self, fate: Exception | Finish) -> None:
-        """Ends it while it waits: with this error, or with a last delta of this reason."""
+        """End the request with this error, or with a last delta of this reason. An engine that computes it is told to
+        abort it. A request that has ended, and whose end the route has not read yet, is left alone."""
+        if self._over or self._fate is not None or self.is_settled:
+            return
+        self._detach(abort=True)
+        if self.engine is not None:
+            self.engine.open.pop(self.key, None)
+            self.engine = None
         self._fate = fate
         self._placed.set()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it ends as soon as the route reads on."""
+        return self._fate is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the engine has ended the request, so that a crash of the engine does not matter to it."""
+        return self._deltas is not None and self._deltas.is_settled
+
+    def _detach(self, *, abort: bool = False) -> None:
+        """Keep what the engine gave and the route has not read."""
+        if self._deltas is None:
+            return
+        deltas, self._deltas = self._deltas, None
+        self._received = deltas.emitted
+        unread = [each for each in (self._unread, deltas.detach(abort=abort)) if each is not None]
+        self._unread = merge(unread) if unread else None
+
+    def watch_deadlines(self) -> None:
+        """End the request at its deadlines even if its engine does not answer. The engine gets GRACE_S to end it."""
+        until, grace_s = self._next_deadline(), 0.0 if self.engine is None else GRACE_S
+        if self._over or self._fate is not None or until is None:
+            return
+        delay_s = until + grace_s - now()
+        if delay_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.watch_deadlines)
+            return
+        running = self.engine is not None
+        self.tell(Expired("end" if until == self.submit.deadline else "first token", running=running))
+        if running:
+            log.info("engine %s did not end request %s at its deadline", self._label, self.submit.id)
+        self.refuse("deadline")
+
+    def _next_deadline(self) -> float | None:
+        times = [self.submit.deadline, None if self.received else self.submit.ttft_deadline]
+        return min((each for each in times if each is not None), default=None)
 
     @property
     def pause_s(self) -> float:
@@ -133,15 +194,18 @@ class Generation:
 
     async def __anext__(self) -> Delta:
         while not self._over:
+            if self._unread is not None:
+                delta, self._unread = self._unread, None
+                return self._took(delta)
             if not self._placed.is_set():
-                await self._wait_for_place()
+                await self._placed.wait()
+                continue
             if self._fate is not None:
                 return self._meet(self._fate)
             deltas = self._deltas
             assert deltas is not None, "a placed request has an engine"
             try:
-                while (delta := deltas.take()) is None:
-                    await deltas.change()
+                delta = deltas.take()
             except RequestError:
                 self._end("error")
                 raise
@@ -152,8 +216,9 @@ class Generation:
                 log.error("engine %s gave up a request: %s", self._label, error.code)
                 self._end("error")
                 raise EngineFailed from error
-            self._take(delta)
-            return msgspec.structs.replace(delta, id=self.submit.id)
+            if delta is not None:
+                return self._took(delta)
+            await deltas.change()
         raise StopAsyncIteration
 
     def stop(self) -> None:
@@ -173,18 +238,6 @@ class Generation:
         if deltas is not None:
             await deltas.aclose()
 
-    async def _wait_for_place(self) -> None:
-        """Waits for an engine, until it is late."""
-        submit = self.submit
-        times = [submit.deadline, None if self.emitted else submit.ttft_deadline]
-        until = min((each for each in times if each is not None), default=None)
-        try:
-            async with asyncio.timeout(None if until is None else max(0.0, until - now())):
-                await self._placed.wait()
-        except TimeoutError:
-            self.tell(Expired("end" if until == submit.deadline else "first token", running=False))
-            self.refuse("deadline")
-
     def _meet(self, fate: Exception | Finish) -> Delta:
         if isinstance(fate, Exception):
             self._end("error")
@@ -192,7 +245,7 @@ class Generation:
         self._end(fate)
         return Delta(self.submit.id, finish=fate)
 
-    def _take(self, delta: Delta) -> None:
+    def _took(self, delta: Delta) -> Delta:
         moment = now()
         if delta.timing is not None:
             self.timing = _joined(self._earlier, delta.timing)
@@ -204,8 +257,7 @@ class Generation:
             self._pooled, self._last_s = True, moment
         if delta.finish is not None:
             self._end(delta.finish)
-        elif delta.ids:
-            self._router.gained(self)
+        return msgspec.structs.replace(delta, id=self.submit.id)
 
     def _start(self, moment: float) -> None:
         self.started = True
@@ -231,12 +283,14 @@ class Generation:
         if pauses:
             metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses)
         self.emitted += ids
-        self._gained, self._last_s = True, moment
+        self._last_s = moment
 
     def _end(self, reason: Finish) -> None:
         if self._over:
             return
         self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
         if not self.started:
             self._router.drain.leave(now())
         if self.timing is not None:

@@ -28,8 +28,8 @@ HALF_LIFE = 256
 CANDIDATE_WEIGHT = 1.5
 """Two crashes at most HALF_LIFE tokens apart."""
 STRONG, WEAK = 2, 1
-"""Points of one crash alone. It is strong if the control ran at least CONTROL times as long without a crash, or if the
-request crashed after the same time as before."""
+"""Points of one crash alone. The first one is strong if the control ran at least CONTROL times as long without a crash,
+and the others if they came after a similar time, or after the same time where the control was shorter than that."""
 PROOF, STREAK = 4, 4
 """Points and agreeing crashes in a row, in company or alone, after which a request is isolated."""
 PROOF_ALONE = 6
@@ -40,8 +40,8 @@ where engines are killed at random, a request has to crash more often to be the 
 CONTROL = 3.0
 CONTROL_S = (1.0, 5.0)
 """Seconds of a control run, at least and at most."""
-SAME_TIME = 0.25
-"""Two durations are the same if they differ by at most this share of the longer one."""
+SAME_TIME, SIMILAR_TIME, SHORT_S = 0.2, 0.35, 0.1
+"""Two durations are the same, or similar, if they differ by at most this share of the longer one, or by SHORT_S."""
 REMEMBERED_CRASHES = 256
 UNCLEAR_CRASHES = 3
 """Crashes of a group without agreement among its requests after which the group is halved all the same."""
@@ -304,11 +304,14 @@ class Quarantine:
     def _proves(self, record: Record) -> bool:
         """Adds the points of a crash alone."""
         crash = record.streak[-1]
+        controlled = self._control_s >= CONTROL * crash.seconds
         before = record.streak[-2] if len(record.streak) > 1 and record.streak[-2].alone else None
-        same_time = before is not None and abs(crash.seconds - before.seconds) <= SAME_TIME * max(
-            crash.seconds, before.seconds
-        )
-        strong = same_time or self._control_s >= CONTROL * crash.seconds
+        if before is not None:
+            difference = abs(crash.seconds - before.seconds)
+            allowed = SIMILAR_TIME if controlled else SAME_TIME
+            strong = difference <= max(SHORT_S, allowed * max(crash.seconds, before.seconds))
+        else:
+            strong = controlled
         record.proof += STRONG if strong else WEAK
         proof = record.proof - STRONG * min(MOST_EXTRA, sum(self._recent))
         return proof >= PROOF_ALONE or (proof >= PROOF and len(record.streak) >= STREAK)

@@ -18,14 +18,16 @@ from typing import NoReturn
 from appliance.gateway.admission import Admission, Ahead, Drain, Pace, loading_retry_after_s, retry_after_s
 from appliance.gateway.config import GatewayConfig
 from appliance.gateway.generation import Generation, Past
-from appliance.gateway.quarantine import SUSPECT_DEATHS, Quarantine
-from appliance.gateway.stories import Arrived, Held, Stories, Tried
+from appliance.gateway.isolation import Isolation
+from appliance.gateway.refused import content_hash
+from appliance.gateway.stories import Arrived, Held, Stories
 from appliance.http.errors import EngineFailed, Overloaded, Quarantined, Unavailable
 from appliance.launch.interrupted import OpenRequest
+from appliance.launch.pardon import CrashKind
 from appliance.observe.metrics import Metrics, now
 from engine.api.client import EngineClient, EngineState
-from engine.api.errors import Drift, EngineError, RequestError, SelfTestFailed
-from engine.api.messages import Output, Sampling, Stats, Submit
+from engine.api.errors import Drift, RequestError, SelfTestFailed
+from engine.api.messages import Output, Stats, Submit
 
 log = logging.getLogger(__name__)
 
@@ -129,21 +131,20 @@ class Router:
         *,
         max_waiting_tokens: int | None = None,
         hold_s: float = 10.0,
-        pardon: Callable[[str, int], None] | None = None,
+        pardon: Callable[[str, int, CrashKind], None] = lambda program, crashes, kind: None,
         stories: int = 0,
         policy: str = "fcfs",
         tell_open: Callable[[str, Sequence[OpenRequest]], None] = lambda program, requests: None,
         spend: Callable[[str, int], None] = lambda owner, tokens: None,
         begins: tuple[int, ...] = (),
     ) -> None:
-        """`hold_s`: new requests wait for engines that come back within it. `pardon(program, deaths)`: so many deaths
-        of an engine have their cause in a request, not in the engine. `stories` of so many sequences are kept. `policy`
+        """`hold_s`: new requests wait for engines that come back within it. `pardon(program, crashes,
+        kind)` tells the restart monitor which crashes of an engine count. `stories` of so many sequences are kept. `policy`
         is the engines' order of requests. `tell_open(program, requests)`: an engine is gone, and was computing these.
         `spend(owner, tokens)`: so many were computed for it. `begins`: with what replies begin to a prompt that an
         encoder reads; empty where they go on with it.
         """
         self.metrics = metrics
-        self.quarantine = Quarantine()
         self.stories = Stories(stories)
         self.admission = Admission(max_waiting)
         self.backlog = Admission(max_waiting_tokens)
@@ -153,14 +154,13 @@ class Router:
         self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
         self.parked = ""
         self.asks_first = False  # engines count as serving once they have answered a request of each kind
-        self._pardon = pardon or (lambda program, deaths: None)
         self._tell_open = tell_open
         self.spend = spend
         self._hold_s = hold_s
-        self._begins = begins
         self._hall: dict[str, Generation] = {}
-        self._trial: Engine | None = None  # where the cohort of suspects runs
-        self._probing: asyncio.Task[None] | None = None
+        self.isolation = Isolation(
+            self.engines, self._hall, self.stories, note=pardon, release=self._release, begins=begins
+        )
         self._numbers = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self._letting_go = False
@@ -216,12 +216,12 @@ class Router:
         self._letting_go = True
         for generation in self._hall.values():
             generation.refuse(EngineFailed())
-        tasks = [*self._tasks, *([self._probing] if self._probing else [])]
-        for task in tasks:
+        for task in self._tasks:
             task.cancel()
-        for task in tasks:
+        for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await self.isolation.close()
 
     def _changed(self, engine: Engine, state: EngineState) -> None:
         ready = engine.client.ready
@@ -243,16 +243,24 @@ class Router:
                 engine.answers = False
                 log.info("engine %s is swapped: %d requests wait for the next one", engine.label, len(engine.open))
                 engine.reserved = False
+                self._interrupt(engine)
+                self._release()
                 return
             if engine.was_ready or state.kind == "failed":
                 log.error("engine %s is gone: %s", engine.label, state.message or "its connection ended")
             self._died(engine)
 
     def _count_step(self, engine: Engine, output: Output) -> None:
-        """Tokens of a step as the reference engine counts them: a prompt counts whole, with its first token."""
+        """Count tokens of a step as vLLM does: a prompt counts whole, with its first token. Also tell the tests of
+        requests what was gained, before a slow client has read it."""
         tokens = 0
         for delta in output.deltas:
             generation = engine.open.get(delta.id)
+            if generation is not None and self.isolation.quarantine.on:
+                if delta.finish is None:
+                    self.isolation.gained(delta.id, len(generation.received) + len(delta.ids))
+                else:
+                    self.isolation.ended(delta.id)
             if generation is not None and delta.ids:
                 tokens += len(delta.ids)
                 if generation.uncounted:
@@ -317,8 +325,9 @@ class Router:
         before, if they go on."""
         self._check_rank(where.rank)
         self.admit()
-        if any(self.quarantine.refuses(submit) for submit in submits):
-            raise Quarantined
+        refused_s = max(self.isolation.refused.seconds_left(submit, now()) for submit in submits)
+        if refused_s:
+            raise Quarantined(refused_s)
         if not past:  # else the client was given a part of it
             self._refuse_late(submits)
         return [self._open(submit, where, before) for submit, before in zip_longest(submits, past)]
@@ -338,26 +347,30 @@ class Router:
     # Called by generations
 
     def interrupted(self, generation: Generation) -> None:
-        """Its engine is gone, and it has read all that this gave: it waits until another one serves."""
+        """Queue a request whose engine is gone."""
+        self._queue(generation)
+        self._release()
+
+    def _queue(self, generation: Generation) -> None:
         generation.interrupt()
         if self._letting_go or self.parked:
             generation.refuse(EngineFailed())
         self.metrics.add("request_interruptions", 1)
         self._hall[generation.key] = generation
-        self._release()
         self._count_held()
 
-    def gained(self, generation: Generation) -> None:
-        if self.quarantine.gained(generation.key, len(generation.emitted)):
-            self._release()
+    def _interrupt(self, engine: Engine) -> None:
+        """Queue the requests of an engine that is gone, whether or not their clients read."""
+        for generation in list(engine.open.values()):
+            if not generation.is_settled:
+                self._queue(generation)
 
     def ended(self, generation: Generation) -> None:
         """It is over, whyever; nothing of it is kept."""
         self._hall.pop(generation.key, None)
         if generation.engine is not None:
             generation.engine.open.pop(generation.key, None)
-        if self.quarantine.ended(generation.key):
-            self._release()
+        self.isolation.ended(generation.key)
         self._count_held()
 
     # The hall
@@ -369,20 +382,17 @@ class Router:
         """Gives engines to those that wait, as far as there are some and the quarantine lets them go."""
         if self._letting_go or not self._hall:
             return
-        self._start_trial()
+        self.isolation.start_next(self._hold_s)
         for generation in list(self._hall.values()):
-            engine = self._engine_for(generation)
+            if generation.is_refused:
+                continue
+            key = generation.key
+            tested = self.isolation.is_candidate(key)
+            engine = self.isolation.engine_for(key) if tested else self._choose(generation)
             if engine is not None:
                 del self._hall[generation.key]
                 generation.place(engine)
         self._count_held()
-
-    def _engine_for(self, generation: Generation) -> Engine | None:
-        if not self.quarantine.is_suspect(generation.key):
-            return self._choose(generation)
-        if self._trial is None or not self._trial.serves or not self.quarantine.runs(generation.key):
-            return None
-        return None if self._probing else self._trial
 
     def _choose(self, generation: Generation) -> Engine | None:
         """The engine that it wants and that can take it now."""
@@ -396,61 +406,32 @@ class Router:
             return max(free, key=lambda engine: _draw(generation.session, engine.index))
         return min(free, key=lambda engine: len(engine.open))
 
-    # Suspects
-
-    def _start_trial(self) -> None:
-        """Lets the next cohort of suspects run if none does; one that must be alone waits for a probe before it."""
-        if not self.quarantine.alone:
-            for engine in self.engines:
-                engine.reserved = False
-        serving = [engine for engine in self.engines if engine.serves]
-        if not self.quarantine.on or not serving:
-            return
-        engine = min(serving, key=lambda each: len(each.open))
-        keys, alone = self.quarantine.next_cohort(idle=not engine.open)
-        if not keys:
-            return
-        self._trial = engine
-        for key in keys:
-            self.stories.add(key, now(), Tried(alone))
-        log.warning("%d requests are tried apart from others: engines died under them", len(keys))
-        if alone:
-            engine.reserved = True
-            self._probing = asyncio.create_task(self._probe(engine))
-
-    async def _probe(self, engine: Engine) -> None:
-        """One token for nobody: an engine that answers is well, and what it then dies of is what it is given."""
-        prompt = (0, *self._begins)
-        source = 1 if self._begins else 0
-        submit = Submit(f"probe#{next(self._numbers)}", prompt, Sampling(temperature=0), max_tokens=1, source=source)
-        try:
-            async for _ in engine.client.generate(submit):
-                pass
-        except EngineError:
-            self.quarantine.withdraw()
-            engine.reserved = False
-        self._probing = None
-        self._release()
+    # Crashes
 
     def _died(self, engine: Engine) -> None:
-        """Asks the quarantine what the death of an engine says of the requests that it had."""
-        engine.reserved = False
-        flying = {generation.key: generation for generation in engine.open.values()}
-        told = [OpenRequest(g.submit.id, len(g.submit.prompt), len(g.emitted)) for g in flying.values()]
+        """Account for the crash of an engine and queue its requests again."""
+        flying = [generation for generation in engine.open.values() if not generation.is_settled]
+        told = [OpenRequest(each.submit.id, len(each.submit.prompt), len(each.received)) for each in flying]
         self._tell_open(f"engine-{engine.label}", told)
-        if not flying:
-            return
-        verdict = self.quarantine.died([generation.flight for generation in flying.values()])
-        log.warning("%d requests wait for an engine to go on", len(flying))
-        if verdict.explained:
-            self._pardon(f"engine-{engine.label}", 1)
-        for key in verdict.convicted:
-            generation = flying[key]
-            self.quarantine.convict(generation.submit, len(generation.emitted))
-            self.metrics.add("requests_quarantined", 1)
-            log.error("request %s is quarantined: engines die under it, and under it alone", generation.submit.id)
-            self._pardon(f"engine-{engine.label}", SUSPECT_DEATHS)
-            generation.refuse(Quarantined(len(generation.emitted)))
+        isolated = self.isolation.crashed(engine, flying)
+        self._interrupt(engine)
+        if flying:
+            log.warning("%d requests wait for an engine to resume", len(flying))
+        for generation in flying:
+            if generation.key == isolated:
+                self._isolate(generation)
+        self._release()
+
+    def _isolate(self, generation: Generation) -> None:
+        """End a request that crashes engines, and all open requests with its content."""
+        content, refused = content_hash(generation.submit), self.isolation.refused
+        log.error("request %s is quarantined: engines crash with it, also while it runs alone", generation.submit.id)
+        refused.add(generation.submit, now())
+        for each in self._generations():
+            if each is generation or content_hash(each.submit) == content:
+                self.metrics.add("requests_quarantined", 1)
+                tokens = len(generation.received) if each is generation else None
+                each.refuse(Quarantined(refused.seconds_left(each.submit, now()), tokens))
 
     def admit(self) -> None:
         """Raises Unavailable or Overloaded where a request could not be taken now."""
@@ -506,6 +487,7 @@ class Router:
         self.drain.enter(now())
         self.stories.begin(key)
         generation.tell(Arrived(len(submit.prompt), len(generation.emitted), self.open))
+        generation.watch_deadlines()
         engine = self._choose(generation)
         if engine is not None:
             generation.place(engine)

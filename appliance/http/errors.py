@@ -153,13 +153,16 @@ class Unprocessable(ApiError):
 
 
 class Quarantined(Unprocessable):
-    """Engines died under this very request, the last ones while it ran alone: it is not tried again."""
+    """A request with this content crashed engines, also while it ran alone."""
 
-    def __init__(self, tokens: int | None = None) -> None:
+    def __init__(self, seconds: float, tokens: int | None = None) -> None:
+        """`seconds`: how long this content is refused. `tokens`: tokens of its reply at the last crash, if known."""
         at = "" if tokens is None else f" at token {tokens} of its reply"
         super().__init__(
-            f"This request is quarantined: engines ended under it{at}, the last times while it ran alone. It and "
-            "others with the same content are refused; change its content or parameters."
+            f"This request is quarantined: a request with this content crashed engines{at}, also while it ran alone. "
+            f"The same content is refused for {max(1, math.ceil(seconds / 60))} min; change the prompt or a sampling "
+            "parameter.",
+            headers={"x-should-retry": "false"},
         )
 
 

@@ -1,28 +1,36 @@
-"""What the gateway tells the sentinel: deaths of an engine whose cause was a request, which no restart policy needs to
-count. One JSON line each, through a pipe in the run directory."""
+"""Messages from the gateway to the restart monitor: which crashes of an engine count towards the restart limit. Each is
+one line of JSON, written to a pipe in the run directory."""
 
 import os
+from typing import Literal
 
 import msgspec
 
+CrashKind = Literal["attributed", "expected", "cancelled", "restored"]
+"""attributed: the last crashes that counted were caused by a request and no longer count.
+expected: the next crash is that of a test of requests and does not count. The gateway says so before the test, so that
+a crash cannot exceed the limit before the gateway has noticed it.
+cancelled: the test is over without a crash.
+restored: the last crashes of tests count again because the tests found no request."""
+
 
 class Pardon(msgspec.Struct, frozen=True):
-    """So many of the last deaths of `program` are explained."""
-
     program: str
     deaths: int
+    kind: CrashKind = "attributed"
 
 
-def send_pardon(pipe: str, program: str, deaths: int) -> None:
-    """Never waits, and loses the pardon where nobody reads: then the deaths count. An empty `pipe` is nobody."""
+def send_pardon(pipe: str, program: str, deaths: int, kind: CrashKind = "attributed") -> None:
+    """Write a message without waiting. It is lost if no monitor reads the pipe: then the crashes count. An empty `pipe`
+    means that there is no monitor."""
     if not pipe:
         return
     try:
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # no sentinel at the moment
+    except OSError:  # no monitor at the moment
         return
     try:
-        os.write(descriptor, msgspec.json.encode(Pardon(program, deaths)) + b"\n")
+        os.write(descriptor, msgspec.json.encode(Pardon(program, deaths, kind)) + b"\n")
     except OSError:  # a full pipe
         return
     finally:
@@ -30,5 +38,5 @@ def send_pardon(pipe: str, program: str, deaths: int) -> None:
 
 
 def read_pardons(data: bytes) -> list[Pardon]:
-    """The whole lines in what was read; a line is shorter than PIPE_BUF and arrives in one piece."""
+    """Decode the lines that were read; a line is shorter than PIPE_BUF and arrives in one piece."""
     return [msgspec.json.decode(line, type=Pardon) for line in data.splitlines() if line]

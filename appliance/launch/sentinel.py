@@ -3,8 +3,8 @@
 The rule: a program that ends with the permanent code ends the appliance, and so does an engine whose numbers drifted
 twice within the window, for a restart did not cure it; any other end is a crash. Each restart within the window waits
 as long as the policy says for it; more than `max` within `window_s` end the appliance. Restarts go through Supervisor;
-what ends the appliance is a notice to the launcher, which alone ends things. Deaths that the gateway found a request to
-be the cause of do not count (pardon.py). With `exhausted: park` the engines are stopped instead, and no engine is
+what ends the appliance is a notice to the launcher, which alone ends things. Crashes that
+the gateway attributes to a request do not count (pardon.py). With `exhausted: park` the engines are stopped instead, and no engine is
 started again; the gateway stays.
 
 Protocol of Supervisor's listeners: we print READY, get a header line of key:value tokens with `len` and as many bytes
@@ -31,12 +31,13 @@ from appliance.launch import processes
 from appliance.launch.death import Death
 from appliance.launch.hangs import Budgets, Hangs
 from appliance.launch.keeper import take_death
-from appliance.launch.pardon import read_pardons
+from appliance.launch.pardon import CrashKind, read_pardons
 from appliance.launch.park import is_parked
 from engine.api.errors import EXIT_DRIFT, EXIT_PERMANENT
 from engine.api.pulse import Beat, read_pulse
 
 LOOK_S = 0.5  # between two looks at the engines' pulses
+GATEWAY = "gateway"
 ENGINES = "engines:"  # begins the names of Supervisor's that can be parked
 
 
@@ -116,6 +117,8 @@ class Sentinel:
         self._parked = parked
         self._given_up: set[str] = set()
         self._deaths: dict[str, list[float]] = {}
+        self._expected: set[str] = set()  # programs whose next crash is that of a test of requests
+        self._exempt: dict[str, list[float]] = {}  # crashes of such tests by program
         self._drifted: dict[str, float] = {}
         self._hung: dict[str, str] = {}
         self._due: dict[str, float] = {}
@@ -135,11 +138,23 @@ class Sentinel:
         elif kind == "PROCESS_STATE_EXITED" and name not in self._due:
             self.died(name, now)
 
-    def pardoned(self, program: str, deaths: int) -> None:
-        """So many of the program's last deaths had their cause outside it: they no longer count."""
-        for name, known in self._deaths.items():
-            if name.rpartition(":")[2] == program and deaths > 0:
-                del known[-deaths:]
+    def pardoned(self, program: str, deaths: int, kind: CrashKind = "attributed") -> None:
+        """Which crashes of a program count: see pardon.py."""
+        if kind == "expected":
+            self._expected.add(program)
+        elif kind == "cancelled":
+            self._expected.discard(program)
+        elif kind == "restored":
+            exempt = self._exempt.get(program, [])
+            for name, known in self._deaths.items():
+                if name.rpartition(":")[2] == program and deaths > 0:
+                    known += exempt[-deaths:]
+                    known.sort()
+                    del exempt[-deaths:]
+        else:
+            for name, known in self._deaths.items():
+                if name.rpartition(":")[2] == program and deaths > 0:
+                    del known[-deaths:]
 
     def hung(self, program: str, why: str) -> None:
         """The program's next death is that of one that hung."""
@@ -162,7 +177,14 @@ class Sentinel:
             self._give_up(name, notice)
             return
         deaths = [death for death in self._deaths.get(name, []) if now - death < self._policy.window_s]
-        deaths.append(now)
+        if program == GATEWAY:
+            self._expected.clear()
+        if program in self._expected:
+            self._expected.discard(program)
+            recent = [death for death in self._exempt.get(program, []) if now - death < self._policy.window_s]
+            self._exempt[program] = [*recent, now]
+        else:
+            deaths.append(now)
         self._deaths[name] = deaths
         delay = self._policy.delay(deaths, now)
         if delay is None:
@@ -338,7 +360,7 @@ def _listen(
             wake_supervisor(supervisor.path)
         if pardons in readable:
             for pardon in read_pardons(os.read(pardons, 65536)):
-                sentinel.pardoned(pardon.program, pardon.deaths)
+                sentinel.pardoned(pardon.program, pardon.deaths, pardon.kind)
         _end_hung(sentinel, hangs, pulses)
         sentinel.start_due(time.monotonic())
         if 0 not in readable:

@@ -106,6 +106,29 @@ class Stream:
         if reader is not None and not reader.done():
             reader.set_result(None)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the reader can still take an end that the engine gave it: a last delta, or an error of its own."""
+        ended = any(delta.finish not in (None, "error") for delta in self._waiting)
+        return ended or (self.error is not None and not isinstance(self.error, EngineGone))
+
+    def begin(self) -> None:
+        """Send the request now rather than at the first take, which raises the error if there is one."""
+        if self._begun:
+            return
+        try:
+            self._begin()
+        except EngineError as error:
+            self._over, self.error = False, error
+
+    def detach(self, *, abort: bool = False) -> Delta | None:
+        """End the stream for its reader, who gets what came and was not taken from here. `abort`: tell the engine."""
+        self._begun = True
+        deltas, self._waiting = self._waiting, []
+        self._close(left=abort)
+        self._wake()
+        return merge(deltas) if deltas else None
+
     # The reader's side
 
     def __aiter__(self) -> AsyncIterator[Delta]:

@@ -2,14 +2,16 @@
 
 import asyncio
 import threading
+import time
 
+import msgspec
 import pytest
 
 from appliance.gateway.router import Load, Placement, Router
 from appliance.http.errors import EngineFailed, Overloaded, Quarantined, Unavailable
 from appliance.observe.metrics import Metrics
 from engine.api.errors import RequestError
-from engine.api.messages import Sampling, Stats, Submit
+from engine.api.messages import Pooling, Sampling, Stats, Submit
 
 
 @pytest.fixture
@@ -384,9 +386,10 @@ def test_requests_wait_for_the_next_engine_and_go_on_behind_their_last_token(rou
         prompts = [submit(str(number), max_tokens=20 + number) for number in range(5)]
         reading = [asyncio.ensure_future(collected(each)) for each in router.generate_all(prompts)]
         await until(lambda: len(engine.open) == 5)
-        for round in range(3):
-            await asyncio.to_thread(engine.give, 5)
-            emitted = 5 * (round + 1)
+        emitted = 0
+        for gain in (2, 12, 5):  # no two crashes at the same point
+            await asyncio.to_thread(engine.give, gain)
+            emitted += gain
             await until(lambda emitted=emitted: all(len(g.emitted) == emitted for g in router._generations()))
             await asyncio.to_thread(engine.die)
             await until(lambda: router.held == 5)
@@ -507,7 +510,6 @@ def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finis
             await asyncio.sleep(0)
 
     async def body(router):
-        router._pardon = lambda program, deaths: pardons.append((program, deaths))
         living = asyncio.create_task(life(router))
         good = [asyncio.ensure_future(collected(router.generate(submit(f"g{n}", max_tokens=40)))) for n in range(9)]
         bad = asyncio.ensure_future(collected(router.generate(submit("bad", prompt=(1, POISON)))))
@@ -518,15 +520,18 @@ def test_the_request_that_ends_engines_is_found_and_refused_and_the_others_finis
             router.generate(submit("again", prompt=(1, POISON)))
         assert await asyncio.gather(*good) == [list(range(100, 140))] * 9
         living.cancel()
-        assert router.open == router.held == 0 and not router.quarantine.on
+        assert router.open == router.held == 0 and not router.isolation.quarantine.on
 
-    routed([engine], body, begins=begins)
-    probes = {(one.prompt, one.source) for one in engine.submits if one.id.startswith("probe#")}
-    assert probes == {((0, *begins), 1 if begins else 0)}
+    routed([engine], body, begins=begins, pardon=lambda program, crashes, kind: pardons.append((program, kind)))
+    controls = {(one.prompt, one.source) for one in engine.submits if one.id.startswith("control#")}
+    assert controls == {((0, *begins), 1 if begins else 0)}
     deaths = [[key.partition("#")[0] for key in keys] for keys in engine.deaths]
-    assert deaths[-2:] == [["bad"], ["bad"]], "it was proven alone"
-    assert len(deaths) <= 6
-    assert sum(count for _, count in pardons) >= len(deaths) - 1
+    assert deaths[-2:] == [["bad"], ["bad"]], "it crashed the engine alone"
+    assert len(deaths) <= 8
+    kinds = [kind for program, kind in pardons if program == "engine-0"]
+    assert kinds.count("attributed") == 2, "the crashes before the tests"
+    assert kinds.count("expected") - kinds.count("cancelled") == len(deaths) - 2, "each crash of a test was announced"
+    assert "restored" not in kinds
     assert "request bad is quarantined" in caplog.text
 
 
@@ -546,7 +551,7 @@ def test_an_engine_that_is_swapped_is_no_death_and_requests_wait_however_long_it
             assert not router.has_swapped(0)
             await asyncio.to_thread(engine.die)
             await until(lambda: router.held)
-            assert router.accepts and not router.quarantine.on
+            assert router.accepts and not router.isolation.quarantine.on
             await asyncio.to_thread(engine.start)
             await until(lambda: router.has_swapped(0))
         router.expect_end(0)
@@ -578,3 +583,52 @@ def test_a_successor_that_dies_is_a_death_as_any_other(routed, engine):
         await until(lambda: not router.accepts)
 
     routed([engine], body, hold_s=0.0)
+
+
+@pytest.mark.parametrize("pooling", [None, Pooling("embed")])
+@pytest.mark.parametrize("placed", [True, False])
+def test_requests_end_at_their_deadline_whatever_the_engine_does(routed, engine, pooling, placed):
+    """Generating and pooling requests, on an engine that does not answer and queued while there is none"""
+    engine.holding = True
+
+    async def body(router):
+        if not placed:
+            await asyncio.to_thread(engine.die)
+            await until(lambda: not router.serves)
+        late = msgspec.structs.replace(submit(), pooling=pooling, deadline=time.monotonic() + 0.3)
+        reading = asyncio.ensure_future(deltas_of(router.generate(late)))
+        if placed:
+            await until(lambda: engine.open)
+        assert [delta.finish for delta in await reading] == ["deadline"]
+        assert router.open == router.held == 0
+        if placed:
+            await until(lambda: engine.aborted)
+
+    routed([engine], body)
+
+
+async def deltas_of(generation):
+    async with generation:
+        return [delta async for delta in generation]
+
+
+def test_a_client_that_does_not_read_does_not_keep_its_request_out_of_a_resumed_engine(routed, engine):
+    """The next engine gets it as soon as it is ready, with all tokens that the one before gave"""
+    engine.holding = True
+
+    async def body(router):
+        generation = router.generate(submit(max_tokens=9))
+        first = asyncio.ensure_future(anext(aiter(generation)))
+        await until(lambda: engine.open)
+        await asyncio.to_thread(engine.give, 4)
+        await first
+        await asyncio.to_thread(engine.die)
+        await until(lambda: router.held == 1)
+        engine.start()
+        await until(lambda: engine.open)
+        assert engine.submits[-1].emitted == (100, 101, 102, 103)
+        await asyncio.to_thread(engine.give, 5)
+        rest = [id async for delta in generation for id in delta.ids]
+        assert [*(await first).ids, *rest] == list(range(100, 109))
+
+    routed([engine], body)

@@ -126,6 +126,60 @@ def test_one_that_waits_for_an_engine_is_late_too(
     assert long.all()[-1] == ("", "[DONE]") and "error" not in long.text
 
 
+HUNG = {
+    "whole": {"stream": False},
+    "stream": {"stream": True},
+    "choices": {"stream": False, "n": 3},
+    "first token": {"stream": False, "deadline_ms": None, "ttft_deadline_ms": 700},
+}
+
+
+@pytest.mark.parametrize("kind", HUNG)
+def test_an_engine_that_does_not_answer_does_not_delay_a_deadline(
+    kind: str, start: Callable[..., Gateway], engine: FakeEngine, eventually: Any
+) -> None:
+    """The engine holds the request and sends nothing; the gateway ends it and tells the engine to abort it"""
+    gateway = start(engine)
+    fields = {name: value for name, value in {"deadline_ms": 700, **HUNG[kind]}.items() if value is not None}
+    reader = Reader(gateway, {**BODY, **fields}, X_Request_Id="hung")
+    eventually("the engine has it", lambda: len(engine.open) == fields.get("n", 1))
+    reader.all()
+    assert reader.status == 504 or '"code":504' in reader.text.replace(" ", "")
+    eventually("aborted", lambda: not engine.open and gateway.service.router.open == 0)
+    assert len(engine.aborted) == fields.get("n", 1)
+    assert gateway.metric("slipway_requests_total", finished_reason="deadline") == fields.get("n", 1)
+    events = gateway.client.get("/v1/requests/hung/why").json()["choices"][0]["events"]
+    name = "ttft_deadline_ms" if "ttft_deadline_ms" in fields else "deadline_ms"
+    assert events[-2]["text"] == f"its {name} passed while it ran"
+
+
+def test_a_stream_of_an_engine_that_hangs_after_two_tokens_ends_at_its_deadline(
+    start: Callable[..., Gateway], engine: FakeEngine, eventually: Any
+) -> None:
+    gateway = start(engine)
+    stream = Reader(gateway, {**BODY, "deadline_ms": 1500, "ttft_deadline_ms": 1200})
+    eventually("the engine has it", lambda: len(engine.open) == 1)
+    engine.give(2)
+    *given, (_, error), (_, last) = stream.all()
+    assert (stream.status, token_ids(given)) == (200, {0: [100, 101]})
+    assert (error["error"]["code"], last) == (504, "[DONE]")
+    eventually("aborted", lambda: not engine.open)
+
+
+def test_a_request_with_a_key_ends_at_its_deadline_while_the_engine_hangs(
+    start: Callable[..., Gateway], engine: FakeEngine, eventually: Any
+) -> None:
+    gateway = start(engine)
+    reader = Reader(gateway, {**BODY, "stream": False, "deadline_ms": 700}, Idempotency_Key="one")
+    reader.all()
+    assert reader.status == 504
+    again = Reader(gateway, {**BODY, "stream": False}, Idempotency_Key="one")
+    eventually("it begins again", lambda: len(engine.open) == 1)
+    engine.give(12)
+    again.all()
+    assert again.status == 200
+
+
 def queue(engine: FakeEngine, gateway: Gateway, eventually: Any) -> list[Reader]:
     """Two a second were started for a while, and six wait."""
     drain, moment = gateway.service.router.drain, time.monotonic() - 20.0

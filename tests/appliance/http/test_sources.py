@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from appliance.gateway.config import SamplingDefaults, SourceModel
-from appliance.gateway.quarantine import content_hash
+from appliance.gateway.refused import content_hash
 
 PATH = "/v1/completions"
 SOURCES = SourceModel(longest=20, reply=30, begins=(7, 8))
