@@ -383,7 +383,7 @@ class Endpoints(Section):
     trust_request_chat_template: bool = False
     """Lets a request bring its own chat_template."""
     responses: Responses = Responses()
-    """The store of /v1/responses; its file lies in lifecycle.journal.folder."""
+    """The store of /v1/responses; a restart of the service keeps it if lifecycle.journal.folder is set."""
     docs: bool = True
     """Serve the OpenAPI description at /openapi.json and its page at /docs."""
     page: bool = True
@@ -454,7 +454,7 @@ class Restart(Section):
 
 class Journal(Section):
     folder: str | None = None
-    """Where replies and responses lie; by default the run directory, which a restarted container has lost."""
+    """Where replies and responses are stored; by default the run directory, which a restart of the service deletes."""
     keep: Seconds = 900.0
     """How long such a reply is kept after its end, or without anybody who asks for it; 0s keeps none."""
     size: Bytes = 64 * 2**20

@@ -155,7 +155,7 @@ def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False)
 
 
 def check(options: argparse.Namespace) -> int:
-    from appliance.plan.report import summary
+    from appliance.plan.report import storage, summary
 
     if options.fix:
         from appliance.command.refusal import mend
@@ -172,7 +172,7 @@ def check(options: argparse.Namespace) -> int:
             print(guard.summary(), file=sys.stderr)
     else:
         _warn(plan, options, sys.stderr if options.format == "text" else sys.stdout)
-        print("\n".join(filter(None, (f"{options.manifest}: ok, {summary(plan)}", guard.summary()))))
+        print("\n".join(filter(None, (f"{options.manifest}: ok, {summary(plan)}", guard.summary(), storage(plan)))))
     return exits.OK.number
 
 

@@ -40,6 +40,7 @@ from appliance.launch.park import read_parked
 from appliance.observe.history import INTERVAL_S, sample
 from appliance.observe.log import RequestLog, set_up_logging
 from appliance.observe.metrics import Metrics, now
+from appliance.plan.stores import storage_line
 from engine.api.errors import EXIT_PERMANENT, CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ def build_service(
     )
     ledger = open_ledger(config, metrics)
     service = Service(config, router, metrics, RequestLog(config), ledger, keys, allowances, certificate)
+    if stored := storage_line(config):
+        log.info("storage: %s", stored)
     if (responses := open_responses(config, metrics)) is not None:
         service.responses = ResponseStore(service, responses)
     return service

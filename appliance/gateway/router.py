@@ -139,8 +139,9 @@ class Router:
         begins: tuple[int, ...] = (),
     ) -> None:
         """`hold_s`: new requests wait for engines that come back within it. `pardon(program, crashes,
-        kind)` tells the restart monitor which crashes of an engine count. `stories` of so many sequences are kept. `policy`
-        is the engines' order of requests. `tell_open(program, requests)`: an engine is gone, and was computing these.
+        kind)` tells the restart monitor which crashes of an engine count. `stories` of so many sequences are kept.
+        `policy` is the engines' order of requests. `tell_open(program, requests)`: an engine is gone, and was computing
+        these.
         `spend(owner, tokens)`: so many were computed for it. `begins`: with what replies begin to a prompt that an
         encoder reads; empty where they go on with it.
         """

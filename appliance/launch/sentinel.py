@@ -3,9 +3,9 @@
 The rule: a program that ends with the permanent code ends the appliance, and so does an engine whose numbers drifted
 twice within the window, for a restart did not cure it; any other end is a crash. Each restart within the window waits
 as long as the policy says for it; more than `max` within `window_s` end the appliance. Restarts go through Supervisor;
-what ends the appliance is a notice to the launcher, which alone ends things. Crashes that
-the gateway attributes to a request do not count (pardon.py). With `exhausted: park` the engines are stopped instead, and no engine is
-started again; the gateway stays.
+what ends the appliance is a notice to the launcher, which alone ends things. Crashes that the gateway attributes to a
+request do not count (pardon.py). With `exhausted: park` the engines are stopped instead, and no engine is started
+again; the gateway stays.
 
 Protocol of Supervisor's listeners: we print READY, get a header line of key:value tokens with `len` and as many bytes
 of payload, and print RESULT. Nothing else may go to standard output.

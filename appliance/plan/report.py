@@ -12,6 +12,7 @@ from appliance.plan.memory import spell_bytes
 from appliance.plan.outlook import DISK_BYTES_S, NETWORK_BYTES_S
 from appliance.plan.plan import Effective, Plan, settled
 from appliance.plan.self_test import told
+from appliance.plan.stores import is_temporary, storage_line
 from engine.api.config import EngineConfig
 
 
@@ -28,6 +29,12 @@ def summary(plan: Plan) -> str:
     )
 
 
+def storage(plan: Plan) -> str:
+    """A line for `slipway check` if a restart of the service deletes what is stored, else ""."""
+    stored = storage_line(plan.gateway)
+    return f"storage: {stored}" if stored and is_temporary(plan.gateway) else ""
+
+
 def _numbers(engine: EngineConfig) -> str:
     return engine.dtype if engine.weights == "stored" else f"{engine.weights} weights, {engine.dtype}"
 
@@ -37,7 +44,8 @@ def as_text(plan: Plan) -> str:
     lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), checkpoint, ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
     self_test = told(plan.engines[0], lock_path(plan.path).name, pools=plan.gateway.pooled is not None)
-    lines += ["", self_test, "", *_memory(plan), "", *_outlook(plan)]
+    stored = storage_line(plan.gateway)
+    lines += ["", self_test, *([f"storage: {stored}"] if stored else []), "", *_memory(plan), "", *_outlook(plan)]
     return "\n".join(lines)
 
 
@@ -147,6 +155,7 @@ def as_json(plan: Plan) -> str:
         "engines": [msgspec.to_builtins(engine) for engine in plan.engines],
         "gateway": msgspec.to_builtins(plan.gateway),
         "memory": {**msgspec.to_builtins(plan.memory), "total": plan.memory.total},
+        "storage": storage_line(plan.gateway),
         "outlook": msgspec.to_builtins(plan.outlook),
         "machine": msgspec.to_builtins(plan.machine),
     }

@@ -81,10 +81,37 @@ def manifest(tmp_path: Path) -> Path:
 Output = pytest.CaptureFixture[str]
 
 
+FOLDER = "lifecycle:\n  journal: {folder: /var/lib/slipway}\n"
+
+
 def test_a_good_manifest_is_ok_in_one_line(manifest: Path, capsys: Output) -> None:
+    manifest.write_text(manifest.read_text() + FOLDER)
     assert main(["check", str(manifest)]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"{manifest}: ok, tiny (Qwen2ForCausalLM, float32, cpu") and out.count("\n") == 1 and not err
+
+
+def test_check_and_plan_say_that_a_restart_deletes_what_is_stored_in_the_run_directory(
+    manifest: Path, capsys: Output
+) -> None:
+    expected = (
+        "storage: stored responses for 24h and replies with an Idempotency-Key for 15m, in the run directory: a "
+        "restart of the service deletes them; set lifecycle.journal.folder to a folder on a volume to keep them\n"
+    )
+    for command in ("check", "plan"):
+        assert main([command, str(manifest)]) == 0
+        assert expected in capsys.readouterr().out
+
+
+def test_check_says_nothing_where_a_restart_keeps_what_is_stored(manifest: Path, capsys: Output) -> None:
+    text = manifest.read_text()
+    manifest.write_text(text + FOLDER)
+    assert main(["check", str(manifest)]) == 0 and "storage" not in capsys.readouterr().out
+    assert main(["plan", str(manifest)]) == 0
+    assert "15m, in /var/lib/slipway: a restart of the service keeps them\n" in capsys.readouterr().out
+    manifest.write_text(text + "lifecycle:\n  journal: {keep: 0s}\nendpoints:\n  responses: {keep: 0s}\n")
+    for command in ("check", "plan"):
+        assert main([command, str(manifest)]) == 0 and "storage" not in capsys.readouterr().out
 
 
 def test_a_wrong_manifest_ends_with_2_and_one_message(manifest: Path, capsys: Output) -> None:

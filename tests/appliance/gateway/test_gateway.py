@@ -277,3 +277,12 @@ def test_a_gateway_that_lost_an_engine_by_its_own_error_ends(run, engine, eventu
     engine.die()
     assert process.wait() == 1
     assert process.lines[-1] == "internal: the gateway lost an engine by an error of its own\n"
+
+
+def test_the_log_says_at_the_start_whether_a_restart_keeps_what_is_stored(run, engine, tmp_path):
+    for place, expected in ((tmp_path, "a restart of the service deletes them"), (tmp_path / "kept", "keeps them")):
+        place.mkdir(exist_ok=True)
+        process = run(engine, run=str(tmp_path), responses=str(place / "responses.journal"), responses_keep_s=86400.0)
+        process.kill(signal.SIGTERM)
+        assert process.wait() == 0
+        assert any("storage: stored responses for 24h, in" in line and expected in line for line in process.lines)
