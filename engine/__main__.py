@@ -205,10 +205,6 @@ class Engine:
             self._loop.end_all()
             self._listener = None
 
-    def _deliver(self, connection: Connection, messages: list[ToEngine]) -> None:
-        if self._listener is connection and self._loop is not None:
-            self._loop.receive(messages)
-
     def _send(self, messages: list[FromEngine]) -> None:
         if self._listener is not None:
             self._listener.send(messages)
@@ -228,7 +224,7 @@ class Engine:
         with self._lock:
             loop = self._loop
         if loop is not None:
-            loop.call(partial(self._deliver, connection, messages))
+            loop.post(messages, lambda: self._listener is connection)
         else:
             refused = [Failed(m.id, "engine_gone", "the engine is loading") for m in messages if isinstance(m, Submit)]
             if refused:

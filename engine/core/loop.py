@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -121,8 +122,10 @@ class Loop:
 
     # From any thread
 
-    def post(self, messages: list[ToEngine]) -> None:
-        self._inbox.put(lambda: self.receive(messages))
+    def post(self, messages: list[ToEngine], accepts: Callable[[], bool] | None = None) -> None:
+        """Queue messages with the time of their arrival. They are dropped if `accepts`, which the loop's thread calls,
+        returns False."""
+        self._inbox.put(partial(self._receive, messages, self._clock(), accepts))
 
     def call(self, function: Callable[[], None]) -> None:
         """Runs a function in the loop's thread, in order with the messages."""
@@ -248,11 +251,13 @@ class Loop:
             out, self._out = self._out, []
             self._send(out)
 
-    def receive(self, messages: list[ToEngine]) -> None:
+    def _receive(self, messages: list[ToEngine], arrived: float, accepts: Callable[[], bool] | None) -> None:
+        if accepts is not None and not accepts():
+            return
         for message in messages:
             match message:
                 case Submit():
-                    self._submit(message)
+                    self._submit(message, arrived)
                 case Abort(ids):
                     self._abort(ids)
                 case Control(verb="stats"):
@@ -262,18 +267,16 @@ class Loop:
                 case Control(verb="drain"):
                     self._draining = True
 
-    def _submit(self, submit: Submit) -> None:
+    def _submit(self, submit: Submit, arrived: float) -> None:
         self._stats_stale = True
         try:
             if self._draining:
                 raise EngineGone("the engine is being stopped; send the request to another one")
             if submit.grammar is None and submit.thinking is None:
-                self._admit(submit, self._clock())
+                self._admit(submit, arrived)
             else:
                 self.scheduler.check(submit)
-                self._grammars.start(
-                    submit, self._clock(), lambda done: self.call(lambda: self._compiled(submit, done))
-                )
+                self._grammars.start(submit, arrived, lambda done: self.call(lambda: self._compiled(submit, done)))
         except EngineError as error:
             self._refuse(submit.id, error)
 

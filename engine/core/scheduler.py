@@ -132,9 +132,10 @@ class Scheduler:
 
     def submit(self, submit: Submit, now: float) -> Delta | None:
         """Takes a request in. A resumed one that had all its tokens ends at once, with the Delta returned. Raises
-        RequestError for one that can never be served."""
+        RequestError for one that can never be served. `now` is when it reached the engine, which may be before the
+        last event."""
         self.check(submit)
-        self._now = now
+        self._now = max(self._now, now)
         self._arrivals += 1
         sequence = Sequence(submit, self._arrivals, now, self.config.longest(submit))
         finish, reason = sequence.finish() if submit.emitted else (None, None)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine.api.errors import ConfigError
 from engine.core.replay import read_records
+from engine.core.whatif.quality import warnings, without_pauses
 from engine.core.whatif.settings import CHANGES, Settings, changed
 from engine.core.whatif.simulate import Outcome, Reply, simulate
 from engine.core.whatif.times import fit
@@ -56,7 +57,7 @@ def percentile(values: list[float], share: int) -> float | None:
 
 def predicted(traffic: Traffic, settings: Settings, rate: float) -> tuple[Figures, float]:
     """And the median relative error of the model of step times."""
-    times = fit(traffic.steps)
+    times = fit(without_pauses(traffic.steps))
     found: Outcome = simulate(traffic.asked, settings.config, times.drawn(), rate=rate, depth=settings.depth)
     more = {"refused": found.refused, "preemptions": found.preemptions, "cached_tokens": found.cached_tokens}
     return Figures(**{**asdict(figures(found.replies)), **more, "steps": found.steps}), times.error
@@ -105,7 +106,7 @@ def main(arguments: list[str]) -> int:
         if not 0 < options.rate <= 1000:
             raise ConfigError(f"--rate {options.rate:g}: give a number above 0, at most 1000")
         traffic = read_traffic(read_records(options.file))
-        same = Settings(traffic.config)
+        same = Settings(traffic.config, traffic.depth)
         other = changed(same, options.set)
     except (OSError, ConfigError) as error:
         print(f"slipway whatif: {options.file}: {error}", file=sys.stderr)
@@ -114,10 +115,13 @@ def main(arguments: list[str]) -> int:
     (model, step_error), (what_if, _) = predicted(traffic, same, 1.0), predicted(traffic, other, options.rate)
     if options.json:
         report = {"measured": asdict(measured), "model": asdict(model), "changed": asdict(what_if)}
-        print(json.dumps({**report, "step_error": step_error, "left_out": traffic.left_out}, indent=1))
+        about = {"step_error": step_error, "left_out": traffic.left_out, "warnings": warnings(traffic)}
+        print(json.dumps({**report, **about}, indent=1))
         return 0
     print(table(measured, model, what_if))
     print(f"step times are fitted to {len(traffic.steps):,} steps; half of them are within {100 * step_error:.1f} %")
+    for warning in warnings(traffic):
+        print(f"warning: {warning}")
     if traffic.left_out:
         print(f"{traffic.left_out:,} requests are left out: the recording has not all of them")
     return 0

@@ -45,20 +45,24 @@ def _terms(size: Size) -> tuple[float, ...]:
 
 def fit(steps: Sequence[Step]) -> StepTimes:
     """Of at least one step that took time."""
-    timed = [(step.size, step.ended - step.started) for step in steps if step.ended > step.started]
+    timed = [(step.size, step.ended - step.started) for step in steps if is_timed(step)]
     alike: dict[tuple[int, int], list[float]] = {}
     for size, seconds in timed:
-        alike.setdefault(_kind(size), []).append(seconds)
-    means = {kind: statistics.fmean(values) for kind, values in alike.items()}
-    rows = [[term / means[_kind(size)] for term in _terms(size)] for size, _ in timed]
-    targets = [seconds / means[_kind(size)] for size, seconds in timed]
+        alike.setdefault(kind(size), []).append(seconds)
+    means = {each: statistics.fmean(values) for each, values in alike.items()}
+    rows = [[term / means[kind(size)] for term in _terms(size)] for size, _ in timed]
+    targets = [seconds / means[kind(size)] for size, seconds in timed]
     model = StepTimes(tuple(_not_negative(rows, targets)), ())
     ratios = [seconds / model.mean(size) for size, seconds in timed]
     middle = statistics.fmean(ratios)  # times that are drawn keep the mean
     return StepTimes(model.coefficients, tuple(ratio / middle for ratio in ratios))
 
 
-def _kind(size: Size) -> tuple[int, int]:
+def is_timed(step: Step) -> bool:
+    return step.ended > step.started
+
+
+def kind(size: Size) -> tuple[int, int]:
     """Steps with the same are of a like size: within a factor of two in tokens and in positions."""
     return size.tokens.bit_length(), size.attended.bit_length()
 

@@ -44,6 +44,8 @@ class Step:
     size: Size
     started: float
     ended: float
+    waiting: int = 0  # requests that were queued because the plan had no room for them
+    delay: float = 0.0  # seconds between the event before and its plan, while requests were open
 
 
 @dataclass
@@ -65,9 +67,10 @@ class Traffic:
     """Of a recording's last run. `left_out`: requests that had come before it begins, or have not ended in it."""
 
     config: SchedulerConfig
-    asked: list[Asked]
+    asked: list[Asked]  # in order of arrival
     steps: list[Step]
     left_out: int
+    depth: int  # steps in flight at once
 
 
 def read_traffic(records: Iterable[Record]) -> Traffic:
@@ -98,15 +101,16 @@ class _Reader:
             self._scheduler = thawed(self._scheduler, started.state)
         self._strangers = self._scheduler.running + self._scheduler.waiting
         self._open: dict[str, Asked] = {}
-        self._flying: deque[tuple[float, Planned]] = deque()
+        self._flying: deque[tuple[float, Planned, int, float]] = deque()
+        self._depth = 1
         self._now = self._step_ended = 0.0
 
     def take(self, record: Record) -> None:
         match record:
             case Submitted(submit, now):
                 with suppress(RequestError):  # refused then, too
-                    self._now = now
                     ended = self._scheduler.submit(submit, now)
+                    self._now = max(self._now, now)  # it may have come during the last step
                     self._open[submit.id] = Asked(replace(submit, ttft_deadline=None, deadline=None), now)
                     self._arrived.append(self._open[submit.id])
                     self._hear([] if ended is None else [ended])
@@ -124,18 +128,21 @@ class _Reader:
             case CacheReset():
                 self._scheduler.reset_prefix_cache()
             case PlanMade(now):
+                delay = 0.0 if self._is_idle or self._flying else now - self._now
                 self._now = now
                 planned = self._scheduler.plan(now)
                 if planned is not None:
-                    self._flying.append((now, planned))
+                    self._flying.append((now, planned, self._scheduler.waiting, delay))
+                    self._depth = max(self._depth, len(self._flying))
             case Applied(now, step, sampled, failed):
                 self._now = now
                 self._apply(StepResult(step, sampled, failed=failed))
 
     def _apply(self, result: StepResult) -> None:
         if self._flying:  # else it was planned before the recording begins
-            planned_at, planned = self._flying.popleft()
-            self.steps.append(Step(size_of(planned.plan.rows), max(planned_at, self._step_ended), self._now))
+            planned_at, planned, waiting, delay = self._flying.popleft()
+            started = max(planned_at, self._step_ended)
+            self.steps.append(Step(size_of(planned.plan.rows), started, self._now, waiting, delay))
         self._step_ended = self._now
         self._hear(self._scheduler.apply(result, self._now).deltas)
 
@@ -158,8 +165,12 @@ class _Reader:
 
     def traffic(self) -> Traffic:
         still = {id(asked) for asked in self._open.values()}
-        asked = [asked for asked in self._arrived if id(asked) not in still]
-        return Traffic(self._config, asked, self.steps, self._strangers + len(self._open))
+        asked = sorted((asked for asked in self._arrived if id(asked) not in still), key=lambda asked: asked.at)
+        return Traffic(self._config, asked, self.steps, self._strangers + len(self._open), self._depth)
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._scheduler.running or self._scheduler.waiting)
 
 
 def size_of(rows: Sequence[Row]) -> Size:

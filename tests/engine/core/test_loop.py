@@ -4,6 +4,7 @@ import os
 import pickle
 import random
 import threading
+import time
 from concurrent.futures import Future
 
 import msgspec
@@ -17,7 +18,7 @@ from engine.api.messages import Abort, Control, Failed, Grammar, Output, Samplin
 from engine.core.config import SchedulerConfig
 from engine.core.loop import build_loop
 from engine.core.plan import StepResult, wait
-from engine.core.recorder import LENGTH, PlanMade, Recorder, Submitted
+from engine.core.recorder import LENGTH, Applied, PlanMade, Recorder, Submitted
 from engine.core.replay import main as replay_main
 from engine.core.replay import read_records, replay
 from engine.models.parts import Attention, Branch, Embedding, Head, Model
@@ -404,6 +405,32 @@ def test_an_engine_at_rest_has_told_its_counters():
 def record(path, **changes):
     messages = [ask(str(i), tuple((i + j) % VOCAB for j in range(7)), 30, salt=str(i)) for i in range(5)]
     run(messages, device=Device(blocks=13), record=str(path), **changes)
+
+
+def test_a_request_that_arrives_during_a_step_is_stamped_with_its_arrival(tmp_path):
+    class Arriving(Device):
+        """Another request reaches the engine while steps 1 and 2 run."""
+
+        posted_by = 0.0
+
+        def start(self, plan, masks):
+            if plan.step == 2:
+                loop.post([ask("b")])
+                self.posted_by = time.monotonic()
+            elif plan.step == 4:
+                loop.post([Control("drain")])
+            return super().start(plan, masks)
+
+    device, path, sent = Arriving(), tmp_path / "recording", []
+    config = EngineConfig(model="m", kv_bytes=1, max_context=100, max_step_tokens=16, record=str(path))
+    loop = build_loop(config, device, sent.extend, Compiler)
+    loop.post([ask("a", max_tokens=9)])
+    loop.post([ask("dropped")], accepts=lambda: False)
+    loop.run()
+    assert streams(sent)[1] == {"a": "length", "b": "length"}
+    arrived = {record.submit.id: record.now for record in read_records(path) if isinstance(record, Submitted)}
+    settled = next(record.now for record in read_records(path) if isinstance(record, Applied))
+    assert arrived["b"] <= device.posted_by <= settled
 
 
 def test_a_recorded_run_replays_to_equal_plans(tmp_path, capsys):

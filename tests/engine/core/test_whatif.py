@@ -13,7 +13,8 @@ from engine.core.config import SchedulerConfig
 from engine.core.plan import StepResult
 from engine.core.recorder import Recorder
 from engine.core.replay import read_records, replay
-from engine.core.whatif.__main__ import figures, main, percentile, table
+from engine.core.whatif.__main__ import figures, main, percentile, predicted, table
+from engine.core.whatif.quality import paused_steps, warnings
 from engine.core.whatif.settings import Settings, changed
 from engine.core.whatif.simulate import Reply, simulate
 from engine.core.whatif.times import fit
@@ -37,7 +38,7 @@ def traffic_of(seed=1, count=120, rate=15.0):
     return asks
 
 
-def measured(path, asks, *, depth=2, aborts=(), **changes):
+def measured(path, asks, *, depth=2, aborts=(), pauses=(), **changes):
     """Runs the requests on the device, recording; their replies as clients would have measured them."""
     scheduler = Recorder(SchedulerConfig(**{**CONFIG, **changes}), str(path), 2**30)
     coming, flying, replies, now, free_at = deque(asks), deque(), {}, 999.0, 0.0
@@ -48,7 +49,7 @@ def measured(path, asks, *, depth=2, aborts=(), **changes):
             replies[submit.id] = Reply(at)
         planned = scheduler.plan(now)
         if planned is not None:
-            free_at = max(now, free_at) + truth(size_of(planned.plan.rows))
+            free_at = max(now, free_at) + truth(size_of(planned.plan.rows)) + dict(pauses).get(planned.plan.step, 0.0)
             flying.append((planned, free_at))
         if flying and (planned is None or len(flying) == depth):
             done, ended = flying.popleft()
@@ -98,6 +99,44 @@ def test_other_settings_are_predicted_as_the_device_would_have_been(tmp_path, ch
     assert (found.requests, found.tokens) == (expected.requests, expected.tokens)
     for name in ("span", "throughput", "ttft_p50", "ttft_p95", "itl_p50", "itl_p95"):
         assert near(getattr(found, name), getattr(expected, name), 0.05), name
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_number_of_steps_in_flight_is_read_from_the_recording(tmp_path, depth):
+    measured(tmp_path / "r", traffic_of(), depth=depth)
+    assert read_traffic(read_records(tmp_path / "r")).depth == depth
+
+
+def test_a_pause_of_the_machine_is_reported_and_left_out_of_the_model(tmp_path, capsys):
+    asks = traffic_of(rate=8.0)
+    measured(tmp_path / "r", asks, pauses={40: 3.0, 90: 2.5})
+    expected = figures(measured(tmp_path / "other", asks))
+    traffic = read_traffic(read_records(tmp_path / "r"))
+    (warning,) = warnings(traffic)
+    assert "the engine was paused during 2 of" in warning and "for 5.5 s" in warning
+    found, error = predicted(traffic, Settings(traffic.config, traffic.depth), 1.0)
+    assert error < 0.02
+    for name in ("throughput", "ttft_p50", "ttft_p95", "itl_p95"):
+        assert near(getattr(found, name), getattr(expected, name), 0.05), name
+    assert main([str(tmp_path / "r")]) == 0
+    assert f"warning: {warning}\n" in capsys.readouterr().out
+
+
+def test_a_pause_between_two_steps_is_reported():
+    size = Size(1, 1, 10)
+    steps = [Step(size, float(at), at + 0.01, 0, 2.0 if at == 7 else 0.0) for at in range(20)]
+    assert paused_steps(steps) == [steps[7]]
+    assert paused_steps([Step(size, 1.0, 1.0)]) == [], "a step that took no time says nothing"
+
+
+def test_a_saturated_recording_is_reported(tmp_path, capsys):
+    measured(tmp_path / "r", traffic_of(rate=8.0))
+    assert main([str(tmp_path / "r"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
+    measured(tmp_path / "full", traffic_of(rate=100.0))
+    assert main([str(tmp_path / "full"), "--json"]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert "the recording is saturated: requests were queued during" in warning
 
 
 def test_traffic_that_comes_faster_is_predicted(tmp_path):
