@@ -3,19 +3,20 @@
 Mean seconds are a sum of terms with coefficients that are not negative: one a step (weights are read once), tokens up
 to FEW and beyond (few of them cost what reading the weights costs, more of them computation), tokens drawn (the head),
 and positions attended to. Least squares, weighed by the mean time of steps of a like size, so that short steps count as
-much as long ones. What a step took beyond or below its mean is drawn again from all recorded steps: pauses of the
-machine are part of what clients see.
+much as long ones. The ratio of a step's time to its mean is drawn from the recorded steps of a like size, so that each
+size keeps its mean time and its variation. A size with fewer than ENOUGH recorded steps draws from all of them.
 """
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from engine.core.whatif.traffic import Size, Step
 
 FEW = 16
 ROUNDS = 500
+ENOUGH = 20
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class StepTimes:
 
     coefficients: tuple[float, ...]
     ratios: tuple[float, ...]
+    alike: Mapping[tuple[int, int], Sequence[float]] = field(default_factory=dict)
+    """The ratios of sizes with at least ENOUGH recorded steps, by `kind`."""
 
     def mean(self, size: Size) -> float:
         return sum(value * each for value, each in zip(self.coefficients, _terms(size), strict=True))
@@ -36,7 +39,7 @@ class StepTimes:
     def drawn(self, seed: int = 0) -> Callable[[Size], float]:
         """Times of steps as they come, varied as the recorded ones; the same for the same seed."""
         choice = random.Random(seed).choice
-        return lambda size: self.mean(size) * choice(self.ratios)
+        return lambda size: self.mean(size) * choice(self.alike.get(kind(size), self.ratios))
 
 
 def _terms(size: Size) -> tuple[float, ...]:
@@ -55,7 +58,22 @@ def fit(steps: Sequence[Step]) -> StepTimes:
     model = StepTimes(tuple(_not_negative(rows, targets)), ())
     ratios = [seconds / model.mean(size) for size, seconds in timed]
     middle = statistics.fmean(ratios)  # times that are drawn keep the mean
-    return StepTimes(model.coefficients, tuple(ratio / middle for ratio in ratios))
+    return StepTimes(model.coefficients, tuple(ratio / middle for ratio in ratios), _ratios_alike(timed, model))
+
+
+def _ratios_alike(timed: Sequence[tuple[Size, float]], model: StepTimes) -> dict[tuple[int, int], list[float]]:
+    """Scaled so that all steps of a size together keep their recorded time."""
+    groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for size, seconds in timed:
+        groups.setdefault(kind(size), []).append((seconds, model.mean(size)))
+    found = {}
+    for each, pairs in groups.items():
+        if len(pairs) >= ENOUGH:
+            ratios = [seconds / mean for seconds, mean in pairs]
+            total = sum(seconds for seconds, _ in pairs) / sum(mean for _, mean in pairs)
+            scale = total / statistics.fmean(ratios)
+            found[each] = [ratio * scale for ratio in ratios]
+    return found
 
 
 def is_timed(step: Step) -> bool:

@@ -193,6 +193,21 @@ def test_noise_keeps_its_mean_and_is_the_same_each_time():
     assert all(coefficient >= 0 for coefficient in times.coefficients)
 
 
+def test_each_size_of_step_keeps_its_recorded_time():
+    """The sum of terms fits large steps badly here; figures of the model come from drawn times"""
+    rng, steps, at = random.Random(3), [], 0.0
+    for _ in range(400):
+        tokens = rng.choice((4, 64, 64, 300))
+        seconds = {4: 0.01, 64: 0.09, 300: 0.1}[tokens] * rng.uniform(0.8, 1.2)
+        steps.append(Step(Size(tokens, 4, tokens * 50), at, at + seconds))
+        at += seconds
+    drawn = fit(steps).drawn()
+    for tokens in (4, 64, 300):
+        sizes = [step for step in steps if step.size.tokens == tokens]
+        recorded = sum(step.ended - step.started for step in sizes)
+        assert near(sum(drawn(step.size) for step in sizes for _ in range(20)), 20 * recorded, 0.02), tokens
+
+
 @pytest.mark.parametrize(("assignment", "words"), [
     ("engine.cache.block_tokens=0", "no whole number from 1 on"), ("engine.cache.prefix=yes", "neither true nor false"),
     ("engine.scheduling.policy=lifo", "none of fcfs, priority and fair"), ("hardware.kv_cache_memory=many", "no size"),
