@@ -57,8 +57,8 @@ def percentile(values: list[float], share: int) -> float | None:
 
 def predicted(traffic: Traffic, settings: Settings, rate: float) -> tuple[Figures, float]:
     """And the median relative error of the model of step times."""
-    times = fit(without_pauses(traffic.steps))
-    found: Outcome = simulate(traffic.asked, settings.config, times.drawn(), rate=rate, depth=settings.depth)
+    times = fit(without_pauses(traffic.steps), traffic.asked[0].at)
+    found: Outcome = simulate(traffic.asked, settings.config, times.seconds, rate=rate, depth=settings.depth)
     more = {"refused": found.refused, "preemptions": found.preemptions, "cached_tokens": found.cached_tokens}
     return Figures(**{**asdict(figures(found.replies)), **more, "steps": found.steps}), times.error
 

@@ -10,6 +10,9 @@ from engine.core.plan import StepResult
 from engine.core.scheduler import Planned, Scheduler
 from engine.core.whatif.traffic import Asked, Size, size_of
 
+StepSeconds = Callable[[Size, float], float]
+"""A step's time from its size and its start after the first arrival."""
+
 
 @dataclass
 class Reply:
@@ -31,7 +34,12 @@ class Outcome:
 
 
 def simulate(
-    asked: list[Asked], config: SchedulerConfig, seconds: Callable[[Size], float], *, rate: float = 1.0, depth: int = 2
+    asked: list[Asked],
+    config: SchedulerConfig,
+    seconds: StepSeconds,
+    *,
+    rate: float = 1.0,
+    depth: int = 2,
 ) -> Outcome:
     """`asked` in order of arrival, which is sped up by `rate`. `depth` steps are in flight at once. Every request gets
     the tokens that it got, and ends as it did."""
@@ -40,7 +48,12 @@ def simulate(
 
 class _Run:
     def __init__(
-        self, asked: list[Asked], config: SchedulerConfig, seconds: Callable[[Size], float], rate: float, depth: int
+        self,
+        asked: list[Asked],
+        config: SchedulerConfig,
+        seconds: StepSeconds,
+        rate: float,
+        depth: int,
     ) -> None:
         self._scheduler = Scheduler(config)
         self._seconds = seconds
@@ -62,7 +75,8 @@ class _Run:
             planned = self._scheduler.plan(self._now)
             if planned is not None:
                 steps += 1
-                self._free_at = max(self._now, self._free_at) + self._seconds(size_of(planned.plan.rows))
+                begins = max(self._now, self._free_at)
+                self._free_at = begins + self._seconds(size_of(planned.plan.rows), begins)
                 flying.append((planned, self._free_at))
             if flying and (planned is None or len(flying) == self._depth):
                 done, ended = flying.popleft()

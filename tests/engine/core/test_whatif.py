@@ -67,6 +67,11 @@ def measured(path, asks, *, depth=2, aborts=(), pauses=(), **changes):
     return list(replies.values())
 
 
+def mean_times(traffic):
+    times = fit(traffic.steps)
+    return lambda size, at: times.mean(size)
+
+
 def near(found, expected, share):
     return abs(found - expected) <= share * expected + 1e-9
 
@@ -95,7 +100,7 @@ def test_other_settings_are_predicted_as_the_device_would_have_been(tmp_path, ch
     traffic = read_traffic(read_records(tmp_path / "r"))
     times = fit(traffic.steps)
     assert times.error < 0.02
-    found = figures(simulate(traffic.asked, SchedulerConfig(**{**CONFIG, **changes}), times.drawn()).replies)
+    found = figures(simulate(traffic.asked, SchedulerConfig(**{**CONFIG, **changes}), times.seconds).replies)
     assert (found.requests, found.tokens) == (expected.requests, expected.tokens)
     for name in ("span", "throughput", "ttft_p50", "ttft_p95", "itl_p50", "itl_p95"):
         assert near(getattr(found, name), getattr(expected, name), 0.05), name
@@ -145,7 +150,9 @@ def test_traffic_that_comes_faster_is_predicted(tmp_path):
     faster = [(1000.0 + (at - 1000.0) / 3, submit) for at, submit in asks]
     expected = figures(measured(tmp_path / "other", faster))
     traffic = read_traffic(read_records(tmp_path / "r"))
-    found = figures(simulate(traffic.asked, traffic.config, fit(traffic.steps).drawn(), rate=3.0).replies)
+    found = figures(
+        simulate(traffic.asked, traffic.config, fit(traffic.steps, traffic.asked[0].at).seconds, rate=3.0).replies
+    )
     assert near(found.throughput, expected.throughput, 0.05) and near(found.ttft_p95, expected.ttft_p95, 0.1)
 
 
@@ -155,7 +162,7 @@ def test_aborted_requests_and_grammars_end_where_they_did(tmp_path):
     asks[5] = (at, Submit("5", submit.prompt, Sampling(), 50, grammar=Grammar("regex", "a*"), salt="5"))
     replies = measured(tmp_path / "r", asks, aborts=("5", "9"))
     traffic = read_traffic(read_records(tmp_path / "r"))
-    found = simulate(traffic.asked, traffic.config, fit(traffic.steps).mean)
+    found = simulate(traffic.asked, traffic.config, mean_times(traffic))
     assert [len(reply.times) for reply in found.replies] == [len(reply.times) for reply in replies]
 
 
@@ -170,11 +177,11 @@ def test_a_client_that_left_while_it_waited_leaves_there_too(tmp_path):
             scheduler.end("1", "abort")
     scheduler.flush()
     traffic = read_traffic(read_records(tmp_path / "r"))
-    found = simulate(traffic.asked, traffic.config, fit(traffic.steps).mean, depth=1)
+    found = simulate(traffic.asked, traffic.config, mean_times(traffic), depth=1)
     assert [len(reply.times) for reply in found.replies] == [9, 0]
 
 
-def test_noise_keeps_its_mean_and_is_the_same_each_time():
+def test_noise_keeps_its_mean_and_comes_at_the_time_it_was_recorded():
     rng = random.Random(5)
     steps, at = [], 0.0
     for _ in range(3000):
@@ -186,11 +193,23 @@ def test_noise_keeps_its_mean_and_is_the_same_each_time():
     times = fit(steps)
     total = sum(times.mean(step.size) for step in steps)
     assert near(total, at, 0.01)
-    one, two = times.drawn(), times.drawn()
-    drawn = [one(step.size) for step in steps]
-    assert drawn == [two(step.size) for step in steps] and near(sum(drawn), at, 0.05)
-    assert drawn != [times.drawn(1)(step.size) for step in steps]
+    drawn = [times.seconds(step.size, step.started) for step in steps]
+    assert drawn == pytest.approx([step.ended - step.started for step in steps], rel=1e-6)
+    long = times.seconds(Size(10_000, 8, 500_000), 0.0)
+    assert near(long, times.mean(Size(10_000, 8, 500_000)), 0.2), "a long step averages over short ones"
     assert all(coefficient >= 0 for coefficient in times.coefficients)
+
+
+def test_a_machine_that_is_slow_for_a_while_is_slow_then_in_the_model_too():
+    size, steps, at = Size(8, 8, 400), [], 50.0
+    for number in range(600):
+        seconds = 0.01 * (3.0 if 200 <= number < 300 else 1.0)
+        steps.append(Step(size, at, at + seconds))
+        at += seconds
+    drawn = fit(steps, 50.0).seconds
+    for begin, expected in ((0.5, 0.01), (3.5, 0.03), (7.5, 0.01)):
+        assert near(drawn(size, begin), expected, 1e-6)
+    assert near(drawn(size, steps[-1].started - 50.0 + 3.5), 0.03, 1e-6), "it repeats after its end"
 
 
 def test_each_size_of_step_keeps_its_recorded_time():
@@ -201,11 +220,11 @@ def test_each_size_of_step_keeps_its_recorded_time():
         seconds = {4: 0.01, 64: 0.09, 300: 0.1}[tokens] * rng.uniform(0.8, 1.2)
         steps.append(Step(Size(tokens, 4, tokens * 50), at, at + seconds))
         at += seconds
-    drawn = fit(steps).drawn()
+    drawn = fit(steps).seconds
     for tokens in (4, 64, 300):
         sizes = [step for step in steps if step.size.tokens == tokens]
         recorded = sum(step.ended - step.started for step in sizes)
-        assert near(sum(drawn(step.size) for step in sizes for _ in range(20)), 20 * recorded, 0.02), tokens
+        assert near(sum(drawn(step.size, step.started) for step in sizes), recorded, 0.02), tokens
 
 
 @pytest.mark.parametrize(("assignment", "words"), [
