@@ -1,7 +1,7 @@
 """`slipway whatif FILE [--set KEY=VALUE …] [--rate X] [--json]`: recorded traffic under other settings, predicted.
 
 Three columns: what was measured, what the model of step times gives for the same settings, and with the changes. The
-first two tell how far the model can be trusted, the last two what the changes do.
+first two differ if the recording is incomplete or was paused. The last two tell what the changes do.
 """
 
 import argparse
