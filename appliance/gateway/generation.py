@@ -195,8 +195,8 @@ class Generation:
     async def __anext__(self) -> Delta:
         while not self._over:
             if self._unread is not None:
-                delta, self._unread = self._unread, None
-                return self._took(delta)
+                unread, self._unread = self._unread, None
+                return self._took(unread)
             if not self._placed.is_set():
                 await self._placed.wait()
                 continue

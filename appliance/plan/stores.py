@@ -24,7 +24,7 @@ def storage_line(config: GatewayConfig) -> str:
 
 
 def is_temporary(config: GatewayConfig) -> bool:
-    """Whether the files lie in the run directory. The plan names them without a folder then."""
+    """Return True if the files are in the run directory. The plan names them without a folder then."""
     return _folder(config) in (Path(), Path(config.run))
 
 

@@ -56,7 +56,7 @@ async def stream(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, 
 
 
 async def attack(url: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]], list[httpx.Response]]:
-    """What the others get alone, what they get beside two copies of the poison request, and what these get."""
+    """Return the replies of the others alone, those beside two copies of the poison request, and its replies."""
     bad = {"prompt": MARKER, "max_tokens": 300, "ignore_eos": True, "temperature": 0}
     async with httpx.AsyncClient(base_url=url, timeout=300.0) as client:
         before = await asyncio.gather(*(stream(client, other(number)) for number in range(OTHERS)))

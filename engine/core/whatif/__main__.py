@@ -1,7 +1,7 @@
 """`slipway whatif FILE [--set KEY=VALUE …] [--rate X] [--json]`: recorded traffic under other settings, predicted.
 
-Three columns: what was measured, what the model of step times gives for the same settings, and with the changes. The
-first two differ if the recording is incomplete or was paused. The last two tell what the changes do.
+The table has three columns: measured, predicted with the same settings, and predicted with the changes. The first two
+differ if the recording is incomplete or was paused. The last two show the effect of the changes.
 """
 
 import argparse

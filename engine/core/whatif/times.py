@@ -52,9 +52,9 @@ def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 class StepTimes:
     coefficients: tuple[float, ...]
     scales: Mapping[tuple[int, int], float]
-    """Recorded time of all steps of a size to what the coefficients give, by `kind`."""
+    """Recorded time of all steps of a size divided by the time that the coefficients give, by `kind`."""
     ratios: tuple[float, ...] = ()
-    """Of each recorded step, the time that it took to its mean."""
+    """Recorded time divided by mean time, by step."""
     speed: Speed = Speed((0.0,), (0.0,))
 
     def mean(self, size: Size) -> float:
