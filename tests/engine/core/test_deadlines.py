@@ -201,7 +201,7 @@ def test_recorded_traffic_ends_where_it_was_late(tmp_path):
     a, b = traffic.asked
     assert (a.finish, a.ended, len(a.tokens), a.submit.deadline) == ("deadline", 4.0, 3, None)
     assert (b.finish, len(b.tokens)) == (None, 3)
-    replies = simulate(traffic.asked, traffic.config, lambda size: 100.0, depth=1).replies
+    replies = simulate(traffic.asked, traffic.config, lambda size, at: 100.0, depth=1).replies
     assert [len(reply.times) for reply in replies] == [3, 3]
 
 
