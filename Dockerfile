@@ -5,8 +5,9 @@
 #   docker run --rm -p 8000:8000 -v $PWD/m.yaml:/manifest.yaml:ro slipway     any manifest
 #
 # BASE         an image with Python 3.11 or newer, its venv module and a POSIX shell
-# BUILD_BASE   the same with a C++ compiler, for the kernels of CPUs; without one the image serves by torch alone, slower
-# TORCH_INDEX  index with torch's wheels for CPUs, as PyTorch's installation page names it: an image of about 1 GB. Without
+# BUILD_BASE   the same with a C++ compiler, for the CPU kernels, and binutils, which come with it. Without a compiler the
+#              build prints a warning and the image serves with torch alone, several times slower
+# TORCH_INDEX  index with torch's wheels for CPUs, as PyTorch's installation page names it: an image of about 0.7 GB. Without
 #              it pip takes the build of the default index, which runs on CPUs too but brings some GB for GPUs
 # KERNELS      architectures of GPUs, such as "sm_90 sm_100", whose kernels are compiled with the image: no request waits for
 #              a compiler then, and the image needs none. Python's headers must be in BUILD_BASE, and its Python in BASE
@@ -24,22 +25,28 @@ ARG PIP_CERT
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN ["python3", "-m", "venv", "/opt/slipway/venv"]
 COPY requirements/runtime.txt /source/requirements/
+# --no-compile: docker/verify.py writes the bytecode of the modules that serving imports, and of no others.
 # triton is in no list: a build of torch that can use it requires it, and for others it would be 1 GB of nothing.
 RUN torch=$(grep '^torch==' /source/requirements/runtime.txt) && \
-    /opt/slipway/venv/bin/pip install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch" && \
-    /opt/slipway/venv/bin/pip install -r /source/requirements/runtime.txt
+    /opt/slipway/venv/bin/pip install --no-compile --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch" && \
+    /opt/slipway/venv/bin/pip install --no-compile -r /source/requirements/runtime.txt
 COPY . /source/
 # The build's own tool comes from the pinned requirements; nothing is fetched here.
-RUN /opt/slipway/venv/bin/pip install --no-deps --no-build-isolation /source && \
-    /opt/slipway/venv/bin/pip uninstall --yes pip
-# Kernels are found by where they were put and by what they were compiled from: the package in the venv, not /source.
+RUN /opt/slipway/venv/bin/pip install --no-compile --no-deps --no-build-isolation /source
+WORKDIR /
+RUN SITE=$(/opt/slipway/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+    /opt/slipway/venv/bin/python -B /source/docker/prune.py "$SITE" && \
+    /opt/slipway/venv/bin/pip uninstall --yes pip && \
+    /opt/slipway/venv/bin/python -P /source/docker/verify.py /source/manifests/demo \
+        $(command -v c++ >/dev/null && echo --compiled)
+# Triton finds compiled kernels by the path and the source that they were compiled from: the package in the venv.
 ARG KERNELS=
 ARG SHAPES="qwen3-0.6b qwen3-1.7b llama-3.1-8b"
-WORKDIR /
-RUN mkdir -p /opt/slipway/compiled && \
+RUN mkdir -p /opt/slipway/compiled /build && cp -r /source/benchmarks /build/ && \
     if [ -n "$KERNELS" ]; then \
         for shape in $SHAPES; do \
-            /opt/slipway/venv/bin/python -m benchmarks.shapes "$shape" --config-only --out "/tmp/shapes/$shape" || exit 1; \
+            PYTHONPATH=/build /opt/slipway/venv/bin/python -m benchmarks.shapes "$shape" --config-only \
+                --out "/tmp/shapes/$shape" || exit 1; \
         done && \
         /opt/slipway/venv/bin/python -m engine.worker.ahead /tmp/shapes/* --target $KERNELS --kv-dtype auto fp8 \
             --cache /opt/slipway/compiled; \

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.attention.common import (
@@ -485,6 +484,9 @@ def _peer(q: Tensor, pages: Tensor, layer: int, table: Tensor, slot: Tensor, *re
     keys = query[:, :kv_heads]
     if length > count:
         keys = keys.repeat(1, 1, -(-length // count), 1)[:, :, :length]
+    # Not at the top: this module imports torch._dynamo, hence sympy, which would cost every engine 70 MB.
+    from torch.nn.attention.bias import causal_lower_right
+
     mask = causal_lower_right(count, length)
     return scaled_dot_product_attention(query, keys, keys, attn_mask=mask, scale=scale, enable_gqa=True)
 

@@ -1,0 +1,125 @@
+"""Remove from the image's environment what serving does not use: `prune.py SITE_PACKAGES`.
+
+The pinned packages bring headers, test programs, symbol tables and libraries for tracing and compiling models. Slipway
+runs models eagerly with its own kernels, so none of that is imported. Builds of torch for GPUs keep everything but
+tests and headers, because Triton and torch load parts of the rest by name.
+
+A file that another release of torch does not have is no error. What remains is tested: the Dockerfile generates tokens
+with torch and with the compiled kernels afterwards (`docker/verify.py`), and `docker/test_image.sh` serves from it.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+# Only used to build against torch, or to test it.
+ANY_BUILD = (
+    "torch/include",
+    "torch/share",
+    "torch/test",
+    "torch/bin/*test*",
+    "torch/bin/*Test",
+    "torch/bin/protoc*",
+    "torch/bin/upgrader_models",
+    "torch/bin/*.pt*",
+    "torch/lib/*.a",
+    "torch/lib/libshm_windows",
+    "torch/lib/*test.so",
+    "torch/lib/libaoti_custom_ops.so",
+    "torch/lib/libbackend_with_compiler.so",
+    "torch/**/*.pyi",
+    "numpy/**/tests",
+    "numpy/_core/include",
+    "numpy/_core/lib/*.a",
+    "numpy/random/lib/*.a",
+    "numpy/**/*.pyi",
+    "supervisor/tests",
+)
+# Tracing, exporting and compiling models, which the CPU engine never does.
+CPU_BUILD = (
+    "functorch",
+    "torch/_dynamo",
+    "torch/_inductor",
+    "torch/testing/_internal/common_[!d]*",  # torch imports common_dtype and logging_tensor
+    "torch/testing/_internal/[!_cl]*",
+)
+# The first three are for tracing models, setuptools for compiling extensions, and Slipway downloads without hf-xet.
+CPU_DISTRIBUTIONS = ("sympy", "mpmath", "networkx", "setuptools", "hf-xet")
+
+
+def is_cpu_build(site: Path) -> bool:
+    """Return whether torch was built without support for GPUs, as its own version file says."""
+    values = dict(re.findall(r"^(cuda|hip|xpu)\b.*= (.+)$", (site / "torch/version.py").read_text(), re.MULTILINE))
+    if "cuda" not in values:
+        raise SystemExit(f"{site}/torch/version.py does not say which CUDA it was built for; adapt docker/prune.py")
+    return set(values.values()) == {"None"}
+
+
+def size(paths: Iterable[Path]) -> int:
+    """Bytes of files, of folders with all that is in them."""
+    return sum(
+        file.lstat().st_size
+        for path in paths
+        for file in (path.rglob("*") if path.is_dir() and not path.is_symlink() else [path])
+        if file.is_symlink() or file.is_file()
+    )
+
+
+def remove(paths: Iterable[Path]) -> int:
+    """Return the number of bytes freed."""
+    freed = 0
+    for path in paths:
+        freed += size([path])
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return freed
+
+
+def uninstall(site: Path, names: Iterable[str]) -> int:
+    """Return the number of bytes freed. pip removes exactly the files that these distributions installed."""
+    before = size([site])
+    command = [sys.executable, "-m", "pip", "--python", site.parents[2] / "bin/python", "uninstall", "--yes", *names]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return before - size([site])
+
+
+def strip(library: Path) -> int:
+    """Drop the symbol table that only debuggers read. Return the number of bytes freed.
+
+    The result replaces the library only if the dynamic loader still maps it: strip breaks the files of a few linkers.
+    """
+    before = library.stat().st_size
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        small = Path(folder, library.name)
+        subprocess.run(["strip", "--strip-unneeded", "-o", small, library], check=True)
+        loaded = subprocess.run(["ldd", small], capture_output=True, text=True, check=False)
+        if loaded.returncode or small.stat().st_size >= before:
+            return 0
+        small.chmod(library.stat().st_mode)
+        small.replace(library)
+    return before - library.stat().st_size
+
+
+def main(arguments: list[str]) -> None:
+    if len(arguments) != 1 or not (site := Path(arguments[0])).is_dir():
+        raise SystemExit("usage: prune.py SITE_PACKAGES (the folder that contains torch)")
+    before, freed, cpu = size([site]), {}, is_cpu_build(site)
+    if cpu:
+        freed[" ".join(CPU_DISTRIBUTIONS)] = uninstall(site, CPU_DISTRIBUTIONS)
+    for pattern in (*ANY_BUILD, *(CPU_BUILD if cpu else ())):
+        freed[pattern] = remove(sorted(site.glob(pattern)))
+    if shutil.which("strip"):
+        libraries = [file for file in site.rglob("*.so*") if file.is_file() and not file.is_symlink()]
+        freed["symbol tables"] = sum(map(strip, libraries))
+    else:
+        print("prune: strip is not installed; symbol tables are kept", file=sys.stderr)
+    for name, count in sorted(freed.items(), key=lambda item: -item[1]):
+        print(f"prune: {count / 1e6:8.1f} MB  {name}")
+    print(f"prune: {before / 1e6:.0f} MB became {size([site]) / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
