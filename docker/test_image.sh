@@ -40,6 +40,8 @@ debian() {
         debootstrap --variant=minbase --include="$2" bookworm "$WORK/$1" >"$WORK/debootstrap.log" 2>&1 ||
             fail "debootstrap failed, see $WORK/debootstrap.log"
         rm -rf "$WORK/$1"/var/cache/apt/archives/*.deb "$WORK/$1"/var/lib/apt/lists/*
+        # What Debian's slim images leave out.
+        rm -rf "$WORK/$1"/usr/share/doc "$WORK/$1"/usr/share/man "$WORK/$1"/usr/share/locale "$WORK/$1"/usr/share/info
         touch "$WORK/$1.complete"
     fi
     $buildah images -q "localhost/slipway-$1" >/dev/null 2>&1 && return
@@ -125,6 +127,13 @@ inside() {
     esac
 }
 
+# inside_python FILE ARGUMENT… runs a script of this folder by the image's Python.
+inside_python() {
+    script=$1
+    shift
+    inside python -P -c "$(cat "$script")" "$@"
+}
+
 process() { for pid in $(marked); do tr '\0' ' ' <"/proc/$pid/cmdline" | grep -q -- "$1" && echo "$pid" && return; done; }
 
 until_ready() {
@@ -169,6 +178,17 @@ say "no process runs as root"
 inside slipway healthcheck || fail "healthcheck does not find the service healthy"
 inside slipway check /opt/slipway/manifests/demo.yaml >/dev/null || fail "slipway check refuses the demo"
 say "health check and other subcommands work"
+
+# Compiled kernels: what the product says, then what only they can do, then their speed beside torch's.
+kernels=$(inside slipway env --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["kernels"])')
+case $kernels in
+*base) say "compiled kernels for this CPU: $kernels" ;;
+*) fail "slipway env names no compiled kernels: $kernels" ;;
+esac
+chosen=$(inside slipway plan /manifest.yaml --why hardware.kernels) || fail "slipway plan does not explain hardware.kernels"
+say "slipway plan: $(printf '%s' "$chosen" | head -n 1)"
+printf '%s' "$chosen" | grep -q "${kernels%%,*}" || fail "slipway plan does not choose ${kernels%%,*}: $chosen"
+inside_python docker/measure.py /opt/slipway/manifests/demo --least 1.3 || fail "compiled kernels are not faster than torch"
 
 say "killing the engine"
 kill -9 "$(process '-m engine')"
