@@ -1,14 +1,15 @@
 #!/bin/sh
 # What `docker run slipway …` means:
 #
-#   (nothing), serve, --port 9000 …     serve /manifest.yaml if it was mounted, else the demo
+#   (nothing), serve, --port 9000 …     serve /manifest.yaml, the hosting platform's model, or the demo
 #   serve FILE …, FILE …                serve that manifest
 #   check FILE, plan FILE, chat, env …  any other subcommand of slipway
 #
-# All arguments go on exactly as they came. The shell is replaced, so that slipway is process 1 and gets the signals.
+# slipway itself decides whether the first argument is a subcommand or a manifest. All arguments are passed on unchanged.
+# exec replaces the shell, so that slipway is process 1 and receives the signals.
 set -eu
 
-# Kernels for GPUs that were compiled with the image. Triton writes to its cache as well: so it gets links to them.
+# Kernels for GPUs that were compiled with the image. Triton also writes to its cache, so the cache gets links to them.
 compiled=${0%/*}/compiled
 if [ -d "$compiled/libcuda" ]; then
     export TRITON_LIBCUDA_PATH="$compiled/libcuda"
@@ -17,20 +18,7 @@ if [ -d "$compiled/libcuda" ]; then
 fi
 
 case ${1-} in
-check | plan | chat | schema | healthcheck | env | version | help | --help | -h | --version)
-    exec slipway "$@"
-    ;;
-serve)
-    shift
-    ;;
+--help | -h | --version) exec slipway "$@" ;;
+'' | -*) exec slipway serve "$@" ;;
+*) exec slipway "$@" ;;
 esac
-
-case ${1-} in
-'' | -*) ;;
-*) exec slipway serve "$@" ;;
-esac
-
-if [ -e /manifest.yaml ]; then
-    exec slipway serve /manifest.yaml "$@"
-fi
-exec slipway serve /opt/slipway/manifests/demo.yaml "$@"

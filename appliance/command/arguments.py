@@ -12,6 +12,11 @@ def manifest(command: argparse.ArgumentParser) -> None:
     command.add_argument("manifest", metavar="MANIFEST", type=Path, help="the manifest, a YAML file")
 
 
+def manifest_or_none(command: argparse.ArgumentParser) -> None:
+    text = "the manifest, a YAML file; default /manifest.yaml, else the hosting platform's model, else the demo"
+    command.add_argument("manifest", metavar="MANIFEST", type=Path, nargs="?", default=None, help=text)
+
+
 def two_manifests(command: argparse.ArgumentParser) -> None:
     command.add_argument("manifest", metavar="A", type=Path, help="the manifest as it is")
     command.add_argument("other", metavar="B", type=Path, nargs="?", help="the one to come; default A with what is set")

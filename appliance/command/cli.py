@@ -51,7 +51,7 @@ def _long_options(named: str) -> set[str]:
 
 def main(given: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
-    words = [_dashes(word) for word in (sys.argv[1:] if given is None else given)]
+    words = with_command([_dashes(word) for word in (sys.argv[1:] if given is None else given)])
     options = parser("".join(words[:1]), every="--help-all" in words).parse_args(words)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
@@ -61,6 +61,18 @@ def main(given: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `slipway plan m.yaml | head`: nobody reads on
         sys.stderr.close()
         return 0
+
+
+def with_command(words: list[str]) -> list[str]:
+    """Put `serve` before a manifest that is given without a command: `slipway m.yaml` is `slipway serve m.yaml`. A name
+    counts as a manifest if it is a path or has the suffix of one; any other unknown word remains a misspelt command."""
+    first = words[0] if words else "--help"
+    if first in COMMANDS or first.startswith("-"):
+        return words
+    path = Path(first)
+    if "/" in first or path.suffix in (".yaml", ".yml", ".json") or path.exists():
+        return ["serve", *words]
+    return words
 
 
 def _dashes(word: str) -> str:
@@ -90,17 +102,29 @@ def _add_arguments(command: argparse.ArgumentParser, name: str, *, named: str, e
     if name == named and _reads_manifest(name):
         from appliance.command.flags import add_flags
 
-        command.usage = f"slipway {name} [options] {'MANIFEST' if arguments.manifest in COMMANDS[name][2] else 'A [B]'}"
+        named = next(words for reader, words in _READERS.items() if reader in COMMANDS[name][2])
+        command.usage = f"slipway {name} [options] {named}"
         add_flags(command, every=every)
 
 
 def _reads_manifest(command: str) -> bool:
-    return command in COMMANDS and not {arguments.manifest, arguments.two_manifests}.isdisjoint(COMMANDS[command][2])
+    return command in COMMANDS and not _READERS.keys().isdisjoint(COMMANDS[command][2])
+
+
+# How the usage line writes the manifests that a command reads.
+_READERS: dict[Callable[[argparse.ArgumentParser], None], str] = {
+    arguments.manifest: "MANIFEST",
+    arguments.manifest_or_none: "[MANIFEST]",
+    arguments.two_manifests: "A [B]",
+}
 
 
 def _given(options: argparse.Namespace, manifest: Path | None = None) -> Any:
     from appliance.declare.settings import Given, environment
 
+    found: Given | None = getattr(options, "given", None)
+    if found is not None:
+        return found
     return Given(manifest or options.manifest, options.options, environment(), tuple(options.overlays))
 
 
@@ -212,6 +236,8 @@ def fetch(options: argparse.Namespace) -> int:
 def serve(options: argparse.Namespace) -> int:
     from appliance.plan.prove import NotPlanned, bring_for_a_start
 
+    if options.manifest is None:
+        _find_manifest(options)
     try:
         plan, _ = _prove(options, hashed=True)
     except NotPlanned:
@@ -225,6 +251,18 @@ def serve(options: argparse.Namespace) -> int:
 
     code: int = launch(plan, _given(options))
     return code
+
+
+def _find_manifest(options: argparse.Namespace) -> None:
+    """Choose what `serve` without MANIFEST serves, and say why."""
+    from appliance.command.unnamed import MOUNTED, find
+    from appliance.declare.settings import environment
+
+    options.manifest = Path("/") / MOUNTED  # named in the message if the search itself is refused
+    found = find(environment(), options.options, tuple(options.overlays), Path("/"))
+    options.given, options.manifest = found.given, found.given.manifest
+    for line in found.notes:
+        print(f"slipway serve: {line}", file=sys.stderr)
 
 
 @_refusing
@@ -355,7 +393,7 @@ COMMANDS: dict[str, Command] = {
     "serve": (
         serve,
         "Check a manifest, then run its service in the foreground until SIGTERM.",
-        (arguments.manifest, arguments.format),
+        (arguments.manifest_or_none, arguments.format),
     ),
     "check": (
         _refusing(check, report=True),

@@ -32,6 +32,8 @@ class Given:
     options: tuple[Option, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     overlays: tuple[str, ...] = ()
+    text: str = ""
+    """The manifest itself if it is not read from a file; `manifest` is then its name in messages."""
 
 
 def read_environment(given: Given) -> Tree:

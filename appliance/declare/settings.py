@@ -253,7 +253,7 @@ def _notes(reading: Reading, asked: tuple[overlays.Wanted, ...], named: Mapping[
 
 def _read_manifest(given: Given, reading: Reading) -> Tree:
     try:
-        return read_file(reading, given.manifest)
+        return read_file(reading, given.manifest, given.text)
     except OSError as error:
         what, hint = unreadable(error, str(given.manifest), File())
         meant = Hint(hint.text) if hint.remedy else Hint()

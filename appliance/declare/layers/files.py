@@ -35,10 +35,10 @@ class Reading:
     older: dict[str, Older] = field(default_factory=dict)  # files of an older version, by name
 
 
-def read_file(reading: Reading, path: File) -> Tree:
+def read_file(reading: Reading, path: File, text: str = "") -> Tree:
     """The file and all that it extends. Raises OSError if the file itself cannot be read; what it extends and cannot be
-    read is a fault at the name."""
-    return _read(reading, path, (), ((path.resolve(), str(path)),))
+    read is a fault at the name. With `text`, that is the content and the file is not read."""
+    return _read(reading, path, (), ((path.resolve(), str(path)),), text)
 
 
 def folder_of(source: str) -> File:
@@ -51,8 +51,8 @@ def folder_of(source: str) -> File:
 Chain = tuple[tuple[File, str], ...]
 
 
-def _read(reading: Reading, path: File, via: tuple[Place, ...], chain: Chain) -> Tree:
-    data = path.read_bytes()
+def _read(reading: Reading, path: File, via: tuple[Place, ...], chain: Chain, text: str = "") -> Tree:
+    data = text.encode() if text else path.read_bytes()
     reading.count += 1
     if path not in reading.files:
         reading.files.append(path)
