@@ -57,17 +57,20 @@ def _sagemaker(environ: Mapping[str, str], root: Path) -> Detected | None:
     found = [*([str(folder)] if folder.is_dir() else []), *sorted(n for n in environ if n.startswith("SAGEMAKER_"))]
     if not found:
         return None
-    port = _port(environ, "SAGEMAKER_BIND_TO_PORT") or Port(8080, "SageMaker's default")
+    port = _port(value(environ, "SAGEMAKER_BIND_TO_PORT"), "SAGEMAKER_BIND_TO_PORT") or Port(
+        8080, "SageMaker's default"
+    )
     return Detected("SageMaker", ", ".join(found[:2]), {"sagemaker": {}}, port)
 
 
 def _vertex(environ: Mapping[str, str], root: Path) -> Detected | None:
-    names = [name for name in ("AIP_MODE", "AIP_HTTP_PORT", "AIP_STORAGE_URI") if value(environ, name)]
+    storage = value(environ, "AIP_STORAGE_URI")
+    given = {"AIP_MODE": value(environ, "AIP_MODE"), "AIP_HTTP_PORT": value(environ, "AIP_HTTP_PORT")}
+    names = [name for name, text in (*given.items(), ("AIP_STORAGE_URI", storage)) if text]
     if not names:
         return None
-    port = _port(environ, "AIP_HTTP_PORT") or Port(8080, "Vertex AI's default")
-    source: dict[str, Any] | None = {"vertex": {}} if value(environ, "AIP_STORAGE_URI") else None
-    return Detected("Vertex AI", ", ".join(names), source, port)
+    port = _port(value(environ, "AIP_HTTP_PORT"), "AIP_HTTP_PORT") or Port(8080, "Vertex AI's default")
+    return Detected("Vertex AI", ", ".join(names), {"vertex": {}} if storage else None, port)
 
 
 def _azure(environ: Mapping[str, str], root: Path) -> Detected | None:
@@ -82,13 +85,13 @@ def _kserve(environ: Mapping[str, str], root: Path) -> Detected | None:
     folder = _below(root, KSERVE_MODEL)
     if not folder.is_dir():
         return None
-    port = _port(environ, "PORT") or Port(8080, "KServe's default")
+    port = _port(value(environ, "PORT"), "PORT") or Port(8080, "KServe's default")
     return Detected("KServe", str(folder), {"path": str(_checkpoint(folder))}, port)
 
 
 def _cloud_run(environ: Mapping[str, str], root: Path) -> Detected | None:
     """Cloud Run, Heroku and others only name a port."""
-    port = _port(environ, "PORT")
+    port = _port(value(environ, "PORT"), "PORT")
     return port and Detected("a platform that sets PORT", "PORT", None, port)
 
 
@@ -117,8 +120,8 @@ def _has_model(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) is not None for pattern in MODEL_FILES)
 
 
-def _port(environ: Mapping[str, str], name: str) -> Port | None:
-    text = value(environ, name)
+def _port(text: str, name: str) -> Port | None:
+    """Return the port that the variable `name` has as its text, or None if it is not set."""
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
