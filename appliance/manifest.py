@@ -123,12 +123,12 @@ class ArchiveSource(Section):
 
 class S3Source(Section):
     uri: Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/\S*)?$", examples=["s3://bucket/models/x"])]
-    """Bucket and prefix of a checkpoint directory, as in s3://bucket/models/x; needs `pip install slipway[s3]`."""
+    """Bucket and prefix of a checkpoint directory, as in s3://bucket/models/x; needs the extra `slipway-serve[s3]`."""
 
 
 class GsSource(Section):
     uri: Annotated[str, Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]+(/\S*)?$", examples=["gs://bucket/models/x"])]
-    """Bucket and prefix of a checkpoint directory, as in gs://bucket/models/x; needs `pip install slipway[gs]`."""
+    """Bucket and prefix of a checkpoint directory, as in gs://bucket/models/x; needs the extra `slipway-serve[gs]`."""
 
 
 class SageMakerSource(Section):

@@ -188,7 +188,7 @@ def _bucket(
     except ModuleNotFoundError:
         present = False
     if not present:
-        _refuse(settings, key, f"{uri} needs the package {module}: pip install 'slipway[{kind}]'")
+        _refuse(settings, key, f"{uri} needs the package {module}: pip install 'slipway-serve[{kind}]'")
     return Order(
         kind=kind,
         what=uri.partition("://")[2].strip("/"),

@@ -177,7 +177,7 @@ def test_a_missing_client_names_its_extra_at_the_key(
     with pytest.raises(Refused) as caught:
         prove(given(tmp_path, f"{{{kind}: {{uri: '{kind}://models/x'}}}}"), MACHINE)
     place, _, message = str(caught.value).partition(f"model.source.{kind}.uri: ")
-    assert place.endswith(":3:22: ") and f"pip install 'slipway[{kind}]'" in message
+    assert place.endswith(":3:22: ") and f"pip install 'slipway-serve[{kind}]'" in message
 
 
 @pytest.fixture

@@ -1,0 +1,72 @@
+"""setup.py: with a C++ compiler every kernel must compile; without one the package is pure Python and says so."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def build(sources: Path, target: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-B",
+        "setup.py",
+        "-q",
+        "build_ext",
+        "--build-lib",
+        str(target),
+        "--build-temp",
+        str(target),
+    ]
+    environment = {name: value for name, value in os.environ.items() if name not in ("CXX", "SLIPWAY_BUILD_KERNELS")}
+    return subprocess.run(command, cwd=sources, env=environment | environ, capture_output=True, text=True, check=False)
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_an_extension_that_does_not_compile_fails_the_build(sources: Path, tmp_path: Path) -> None:
+    broken = program(tmp_path / "c++", "echo 'error: unknown option' >&2; exit 1")
+    done = build(sources, tmp_path / "out", CXX=broken)
+    assert done.returncode != 0
+    assert f"did not compile with {broken}" in done.stderr and "SLIPWAY_BUILD_KERNELS=0" in done.stderr
+
+
+def test_without_a_compiler_the_package_is_pure_and_warns(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    done = build(sources, tmp_path / "out", PATH=str(tmp_path / "empty"))
+    assert done.returncode == 0, done.stderr
+    assert "WARNING: no C++ compiler was found" in done.stderr and "torch will serve" in done.stderr
+    assert not list(tmp_path.rglob("*.so"))
+
+
+def test_kernels_can_be_left_out_on_request(sources: Path, tmp_path: Path) -> None:
+    done = build(sources, tmp_path / "out", SLIPWAY_BUILD_KERNELS="0")
+    assert done.returncode == 0 and "WARNING: SLIPWAY_BUILD_KERNELS is 0" in done.stderr
+    assert not list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"CXX": "/nowhere/c++"}, "CXX=/nowhere/c++: the command /nowhere/c++ was not found"),
+        ({"SLIPWAY_BUILD_KERNELS": "no"}, "SLIPWAY_BUILD_KERNELS=no: must be 0"),
+    ],
+)
+def test_a_wrong_variable_fails_the_build(sources: Path, tmp_path: Path, environ: dict[str, str], message: str) -> None:
+    done = build(sources, tmp_path / "out", **environ)
+    assert done.returncode != 0 and message in done.stderr
+
+
+def test_no_extension_is_optional(sources: Path, tmp_path: Path) -> None:
+    """One that fails must not be dropped silently, whichever it is."""
+    fails_for_one = program(tmp_path / "c++", 'case "$*" in *_base*) exit 1 ;; esac; for last; do :; done; : >"$last"')
+    log = tmp_path / "log"
+    wrapper = program(tmp_path / "cxx", f'echo "$@" >>{log}; exec {fails_for_one} "$@"')
+    done = build(sources, tmp_path / "out", CXX=wrapper)
+    assert done.returncode != 0 and "kernels.cpu." in done.stderr
