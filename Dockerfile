@@ -9,6 +9,7 @@
 #              build prints a warning and the image serves with torch alone, several times slower
 # TORCH_INDEX  index with torch's wheels for CPUs, as PyTorch's installation page names it: an image of about 0.7 GB. Without
 #              it pip takes the build of the default index, which runs on CPUs too but brings some GB for GPUs
+# TORCH_HASH   SHA-256 of further builds of torch that may be installed, as sha256:…, separated by spaces
 # KERNELS      architectures of GPUs, such as "sm_90 sm_100", whose kernels are compiled with the image: no request waits for
 #              a compiler then, and the image needs none. Python's headers must be in BUILD_BASE, and its Python in BASE
 # SHAPES       models whose kernels those are, by the names of benchmarks/shapes.py. Others: engine.worker.ahead
@@ -24,12 +25,12 @@ ARG PIP_FIND_LINKS
 ARG PIP_CERT
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN ["python3", "-m", "venv", "/opt/slipway/venv"]
-COPY requirements/runtime.txt /source/requirements/
+ARG TORCH_HASH=
+COPY requirements /source/requirements
 # --no-compile: docker/verify.py writes the bytecode of the modules that serving imports, and of no others.
 # triton is in no list: a build of torch that can use it requires it, and for others it would be 1 GB of nothing.
-RUN torch=$(grep '^torch==' /source/requirements/runtime.txt) && \
-    /opt/slipway/venv/bin/pip install --no-compile --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$torch" && \
-    /opt/slipway/venv/bin/pip install --no-compile -r /source/requirements/runtime.txt
+RUN /opt/slipway/venv/bin/python /source/requirements/install.py runtime --no-compile --torch-index "$TORCH_INDEX" \
+        --torch-hash "$TORCH_HASH"
 COPY . /source/
 # The build's own tool comes from the pinned requirements; nothing is fetched here.
 RUN /opt/slipway/venv/bin/pip install --no-compile --no-deps --no-build-isolation /source

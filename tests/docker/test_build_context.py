@@ -88,7 +88,7 @@ def test_every_file_that_the_dockerfile_and_pyproject_name_is_in_the_context(con
         word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile, re.MULTILINE) for word in line.split()
     ]
     read = re.findall(r"/source/([\w./-]*\w)", dockerfile)
-    assert "docker/prune.py" in read and "requirements/runtime.txt" in read
+    assert "docker/prune.py" in read and "requirements/install.py" in read
     for name in {*copied, *read, "pyproject.toml", "setup.py", "README.md", "LICENSE"}:
         assert (context / name).exists(), f"{name} is not admitted by .dockerignore"
 
