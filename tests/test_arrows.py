@@ -19,6 +19,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "engine.text",
         "engine.models",
         "engine.kv.layout",
+        "engine.structured.definition",
         "engine.structured.schema",
         "kernels.cpu.library",
     ),

@@ -5,7 +5,6 @@ the older form a list of structures with triggers. Markers that are special toke
 Where free text meets a marker, both are one lazy lexeme, as a lexer takes the longest text and does not give it back.
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from appliance.chat.format.lark import literal, pattern
 from engine.api.errors import RequestError
+from engine.structured.definition import json_expression
 from engine.structured.schema import enforce
 
 Special = Callable[[str], int | None]
@@ -232,7 +232,7 @@ class _Compilation:
             raise self.refusal(f"{place}.json_schema must be a JSON schema")
         if node.get("style", "json") != "json":
             raise self.refusal(f"{place}.style must be json")
-        return "%json " + json.dumps(enforce(schema, strict=True, param=self.param).schema, ensure_ascii=False)
+        return json_expression(enforce(schema, strict=True, param=self.param).schema)
 
     def grammar(self, node: dict[str, Any], place: str) -> str:
         text = self.text(node, "grammar", place)

@@ -5,6 +5,7 @@ and a text forced over billions of characters costs nothing.
 """
 
 import json
+import math
 from typing import Any, Final
 
 from llguidance import LLMatcher, LLParserLimits
@@ -25,6 +26,10 @@ LIMITS: Final = LLParserLimits(
     max_grammar_size=500_000,
     verbose_errors=False,  # the long form shows the parser's inner state, which tells a caller nothing
 )
+# At most one space, or one line break and its indentation: without a bound a model can write whitespace until its
+# length limit. The same bound as in llama.cpp's grammars of JSON schemas, with one line break instead of two.
+WHITESPACE: Final = r" |\n[ \t]{0,20}"
+_OPTIONS: Final = "x-guidance"  # llguidance's own options, at the root of a schema
 _EXACT: Final = '\n%llguidance {"no_forcing": true}'  # at the end, so that errors name lines as they were written
 _MESSAGE: Final = 600  # characters of the compiler's message; some repeat the whole grammar
 
@@ -37,8 +42,7 @@ def definition(grammar: Grammar) -> str:
         raise RequestError("the grammar contains a NUL character", PARAM)
     match grammar.kind:
         case "json_schema":
-            _check_json(grammar.text)
-            return f"start: %json {grammar.text}{_EXACT}"
+            return f"start: {json_expression(_parsed(grammar.text))}{_EXACT}"
         case "regex":
             lark: str = json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"][0]["lark_grammar"]
             return lark + _EXACT
@@ -46,13 +50,33 @@ def definition(grammar: Grammar) -> str:
             return grammar.text + _EXACT
 
 
-def _check_json(text: str) -> None:
+def json_expression(schema: dict[str, Any] | bool) -> str:
+    """Return JSON of this schema as an expression of a Lark rule. Whitespace is bounded by `WHITESPACE`, unless the
+    schema has options of llguidance's (`x-guidance`) at its root. Raises ValueError for numbers that JSON cannot
+    hold."""
+    if schema is False:
+        return "%json false"
+    whole = {} if schema is True else schema
+    # Options come last: the compiler merges keywords in their order, and another order gives other languages.
+    bounded = whole if _OPTIONS in whole else {**whole, _OPTIONS: {"whitespace_pattern": WHITESPACE}}
+    return "%json " + json.dumps(bounded, ensure_ascii=False, allow_nan=False)
+
+
+def _parsed(text: str) -> dict[str, Any] | bool:
     try:
-        schema: Any = json.loads(text)
+        schema: Any = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"invalid JSON schema: {error}", PARAM) from error
     if not isinstance(schema, dict | bool):
         raise RequestError("invalid JSON schema: it must be an object, true or false", PARAM)
+    return schema
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is out of range")
+    return number
 
 
 def reason(kind: str, error: str) -> str:

@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 QUESTION = {"role": "user", "content": "What is 17 + 25?"}
 SCHEMA = {
     "type": "object",
@@ -116,6 +117,32 @@ def test_a_schema_begins_behind_the_reasoning_or_at_the_first_token(demo, thinks
         finish = choice["finish_reason"]
     assert finish == "stop" and bool(reasoning) is thinks
     jsonschema.validate(json.loads(content), SCHEMA)
+
+
+def sampled_fields(path, seed):
+    """A request for JSON of `SCHEMA` at temperature 1, with room for whitespace at every place that may have it."""
+    form = {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}
+    fields = {"model": "demo", "temperature": 1, "seed": seed, "chat_template_kwargs": {"enable_thinking": False}}
+    if path == RESPONSES:
+        return {**fields, "input": "What is 17 + 25?", "max_output_tokens": 400, "text": {"format": form}}
+    if path == MESSAGES:
+        schema = {"format": {"type": "json_schema", "schema": SCHEMA}}
+        return {**fields, "messages": [QUESTION], "max_tokens": 400, "output_config": schema}
+    named = {"type": "json_schema", "json_schema": {name: form[name] for name in ("name", "schema", "strict")}}
+    return {**fields, "messages": [QUESTION], "max_tokens": 400, "response_format": named}
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_sampled_json_ends_before_its_length_limit(demo, path):
+    """`answer` is a number, so 400 tokens hold every layout but unlimited whitespace."""
+    for seed in range(8):
+        reply = demo.client.post(path, json=sampled_fields(path, seed)).json()
+        if path == MESSAGES:
+            text, finish = reply["content"][0]["text"], {"end_turn": "stop"}.get(reply["stop_reason"])
+        else:
+            ((text, finish),) = texts(path, reply)
+        assert finish == "stop", (seed, reply)
+        assert sorted(json.loads(text)) == ["answer", "sure"]
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES])

@@ -19,6 +19,7 @@ from appliance.chat.format.lark import literal
 from appliance.chat.structural import between_slashes, structural_grammar
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
+from engine.structured.definition import json_expression
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Language:
     def expression(self, special: Special) -> str:
         """The language as part of a Lark rule."""
         if self.kind == "json_schema":
-            return "%json " + json.dumps(self.source, ensure_ascii=False)
+            return json_expression(self.source)
         if self.kind == "regex":
             return between_slashes(self.source)
         if self.kind == "choice":

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from engine.structured.definition import json_expression
+
 ANY_TEXT = "/(?s:.*)/"
 
 
@@ -15,7 +17,7 @@ def literal(text: str) -> str:
 
 def json_schema(schema: Mapping[str, Any]) -> str:
     """JSON that the schema allows; a function without parameters takes an empty object."""
-    return "%json " + json.dumps(schema or {"type": "object", "properties": {}}, ensure_ascii=False)
+    return json_expression(dict(schema) or {"type": "object", "properties": {}})
 
 
 def without(marker: str) -> str:

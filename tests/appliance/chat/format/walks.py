@@ -1,13 +1,14 @@
 """Random replies that a grammar allows, drawn through llguidance's masks over a small vocabulary."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from appliance.chat.format.declaration import OutputFormat, pieces
 from engine.api.messages import Grammar
+from engine.structured.definition import definition
 
 _CLOSERS = frozenset(b"\"'}])>,:/\n")
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789 .{[<")
@@ -45,12 +46,7 @@ class Vocabulary:
 
 
 def matcher_of(vocabulary: Vocabulary, grammar: Grammar) -> LLMatcher:
-    makers: dict[str, Callable[[str], str]] = {
-        "lark": LLMatcher.grammar_from_lark,
-        "regex": LLMatcher.grammar_from_regex,
-        "json_schema": LLMatcher.grammar_from_json_schema,
-    }
-    matcher = LLMatcher(LLTokenizer(TokenizerWrapper(vocabulary)), makers[grammar.kind](grammar.text))
+    matcher = LLMatcher(LLTokenizer(TokenizerWrapper(vocabulary)), definition(grammar))
     assert not matcher.get_error(), matcher.get_error()
     return matcher
 
