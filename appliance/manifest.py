@@ -376,6 +376,8 @@ class Endpoints(Section):
     """TLS on the port. The files are read again when they change."""
     compat: Literal["openai", "vllm"] = "openai"
     """Whose habits win where the OpenAI service and vLLM answer differently: docs/http.md#profiles lists it all."""
+    unknown_fields: Literal["refuse", "warn", "ignore"] = "warn"
+    """What becomes of request fields that no API of this server knows: 400, one log line for each field, or nothing."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Web origins that browsers may call from; * allows all."""
     keep_alive: Seconds = 15.0

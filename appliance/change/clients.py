@@ -30,6 +30,7 @@ FELT: dict[str, str] = {
     "endpoints.host": "the service listens on another address",
     "endpoints.port": "the service is reached on another port",
     "endpoints.compat": "usage, names of reasoning, the request id header and some errors follow another habit",
+    "endpoints.unknown_fields": "unknown request fields are refused, logged or ignored",
     "lifecycle.restart.hold": "new requests wait otherwise for an engine that died",
     "lifecycle.journal.folder": "responses, and replies to an Idempotency-Key, are kept elsewhere, or no longer",
     "lifecycle.journal.keep": "a reply to a request with an Idempotency-Key can be had again for another time",

@@ -20,15 +20,10 @@ log = logging.getLogger(__name__)
 MAX_NESTING: Final = 64  # levels of a schema (SO-02)
 _KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _ANY_OBJECT: Final = {"type": "object"}
-# What vLLM read before it had structured_outputs. Clients that still send these get free text, as they do there.
-_REMOVED: Final = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object")
 
 
 def asked_language(request: SamplingFields) -> Language | None:
     """The language that the reply must stay in. Raises RequestError if there are several, or if it is none at all."""
-    for name in _REMOVED:
-        if getattr(request, name) is not None:
-            log.warning("%s is ignored: it was replaced by structured_outputs", name)
     return read_language(request.response_format, request.structured_outputs)
 
 

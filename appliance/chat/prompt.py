@@ -445,7 +445,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     return ChatPlan(
         prompts=(prompt,),
         reading=_reading(body, served, shown),
-        bound_by="tools" if language is None else language.param,
+        bound_by="tools" if language is None or use.mode in ("required", "named") else language.param,
         output_format=output_format,
         tools=use,
         reasons=thinking.begun and (thinks or grammar is None),

@@ -121,11 +121,12 @@ def _bound(function: Function) -> Function:
 
 
 def tool_grammar(use: ToolUse, language: Language | None, constraint: Constraint) -> Grammar | None:
-    """What binds the reply: the calls it must make, the language it must stay in, or both as alternatives."""
+    """Return what binds the reply: the calls it must make, the language it must stay in, or both as alternatives. A
+    response format gives way to a call that must be made."""
     if use.calls is None:
         return None if language is None else constraint.reply(language)
     if use.mode in ("required", "named"):
-        if language is not None:
+        if language is not None and language.param != "response_format":
             message = f"tool_choice {use.mode} and {language.param} exclude each other: the reply is only tool calls."
             raise RequestError(message, language.param)
         return constraint.calls(use.calls, tuple(map(_bound, use.functions)), one_call=use.one_call)

@@ -107,6 +107,7 @@ EFFECTS: dict[str, Effect] = {
     "endpoints.tls.key": _LIVE,
     "endpoints.tls.least_version": _LIVE,
     "endpoints.compat": _LIVE,
+    "endpoints.unknown_fields": _LIVE,
     "endpoints.cors_origins": _LIVE,
     "endpoints.keep_alive": _LIVE,
     "endpoints.trust_request_chat_template": _LIVE,

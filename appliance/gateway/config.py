@@ -119,6 +119,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     api_keys: SecretRef | None = None
     tls: Tls | None = None
     compat: Literal["openai", "vllm"] = "openai"
+    unknown_fields: Literal["refuse", "warn", "ignore"] = "warn"
     cors_origins: tuple[str, ...] = ()
     keep_alive_s: float = 15.0
     trust_request_chat_template: bool = False

@@ -37,6 +37,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "endpoints.tls.key": ("tls",),
     "endpoints.tls.least_version": ("tls",),
     "endpoints.compat": ("compat",),
+    "endpoints.unknown_fields": ("unknown_fields",),
     "endpoints.cors_origins": ("cors_origins",),
     "endpoints.keep_alive": ("keep_alive_s",),
     "endpoints.trust_request_chat_template": ("trust_request_chat_template",),

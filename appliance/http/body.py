@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
 from appliance.http.errors import ApiError, BadRequest, InvalidBody
+from appliance.http.fields import read_fields
+from appliance.http.service import Service, service_of
+from appliance.schema.numbers import TEXT_NUMBERS
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -26,15 +29,30 @@ async def read_json(request: Request) -> bytes:
 
 
 async def read_body(request: Request, schema: type[Schema]) -> Schema:
-    """The request's JSON body as `schema`. Raises InvalidBody (or BadRequest, where a validator names its `param`)."""
-    return parse_body(await read_json(request), schema)
+    """Return the request's JSON body as `schema`. Raises InvalidBody, or BadRequest where a validator names its
+    `param` or a field outside the schema is refused."""
+    return parse_body(await read_json(request), schema, service_of(request))
 
 
-def parse_body(body: bytes, schema: type[Schema]) -> Schema:
+def parse_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
+    config = service.config
     try:
-        return schema.model_validate_json(body)
+        value = _object(body)
+        if value is None:
+            return schema.model_validate_json(body)  # raises: the message says what is wrong
+        read_fields(value, schema, config.unknown_fields, service.unknown_fields)
+        return schema.model_validate(value, context={TEXT_NUMBERS: config.compat == "vllm"})
     except ValidationError as error:
         raise _invalid(error, body) from None
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a body, None for anything else."""
+    try:
+        value = from_json(body)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def json_body(schema: type[BaseModel]) -> dict[str, Any]:

@@ -33,8 +33,16 @@ class ApiError(Exception):
     status = 500
     type = "InternalServerError"
 
-    def __init__(self, message: str, param: str | None = None, headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+        details: dict[str, str] | None = None,
+    ) -> None:
+        """`details` are shown in the error object of the Messages API, where clients look for an error code."""
         super().__init__(message)
+        self.details = details
         self.message = sanitise(message)
         self.param = param
         self.headers = headers or {}

@@ -74,7 +74,7 @@ async def invocations(request: Request) -> Response:
     fitting = [shape for shape in SHAPES if given.issuperset(shape.keys)]
     for shape in fitting:
         if set(shape.tasks) & set(service.tasks):
-            return await shape.create(service, request, parse_body(body, shape.schema))
+            return await shape.create(service, request, parse_body(body, shape.schema, service))
     raise BadRequest(f"Cannot find suitable handler for request: {_why(fitting, service.tasks)}.")
 
 

@@ -1,5 +1,6 @@
 """What every route works with: one value in the app's state."""
 
+import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from appliance.gateway.grammars import Bounds, Grammars
 from appliance.gateway.keys import ApiKey
 from appliance.gateway.router import Router
 from appliance.http.errors import NotFound, Unavailable
+from appliance.http.fields import UnknownFields
 from appliance.launch.park import Parked
 from appliance.observe.history import History
 from appliance.observe.log import RequestLog
@@ -51,6 +53,7 @@ class Service:
         self.log = log
         self.ledger = ledger
         self.grammars = Grammars(metrics.grammar_checked)
+        self.unknown_fields = UnknownFields(logging.getLogger(__name__).warning)
         self.tasks = config.tasks
         self.open_requests = 0
         self.draining = False

@@ -41,7 +41,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
     raw = await read_json(request)
     service = service_of(request)
     body: TokenizeText | TokenizeChat = (
-        parse_body(raw, TokenizeChat) if _is_chat(raw) else parse_body(raw, TokenizeText)
+        parse_body(raw, TokenizeChat, service) if _is_chat(raw) else parse_body(raw, TokenizeText, service)
     )
     service.model_name(body.model)
     return await asyncio.to_thread(_tokenized, service, body)
@@ -50,7 +50,7 @@ async def tokenize(request: Request) -> dict[str, Any]:
 @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest), summary="Text of token ids")
 async def detokenize(request: Request) -> dict[str, str]:
     service = service_of(request)
-    body = parse_body(await read_json(request), DetokenizeRequest)
+    body = parse_body(await read_json(request), DetokenizeRequest, service)
     service.model_name(body.model)
     check_ids(body.tokens, service.config, param="tokens")
     text = await asyncio.to_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)

@@ -80,6 +80,7 @@ def gateway_config(
         api_keys=None if endpoints.api_keys is None else _secret(settings, endpoints.api_keys),
         tls=_tls(settings),
         compat=endpoints.compat,
+        unknown_fields=endpoints.unknown_fields,
         cors_origins=endpoints.cors_origins,
         keep_alive_s=endpoints.keep_alive,
         trust_request_chat_template=endpoints.trust_request_chat_template,

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from appliance.schema.common import GenerationRequest, Wire
+from appliance.schema.numbers import Flag, Int
 
 
 class FunctionDefinition(Wire):
@@ -13,7 +14,7 @@ class FunctionDefinition(Wire):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: Flag | None = None
 
 
 class Tool(Wire):
@@ -28,8 +29,8 @@ class TemplateOptions(Wire):
 
     tools: list[Tool] | None = None
     documents: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
+    add_generation_prompt: Flag | None = None
+    continue_final_message: Flag = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
@@ -41,14 +42,14 @@ class Conversation(TemplateOptions):
 
     model: str | None = None
     messages: list[dict[str, Any]]
-    add_special_tokens: bool = False
+    add_special_tokens: Flag = False
 
 
 class ChatRequest(Conversation, GenerationRequest):
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = False
-    top_logprobs: int | None = None
+    max_completion_tokens: Int | None = None
+    logprobs: Flag | None = False
+    top_logprobs: Int | None = None
     tool_choice: Any = None
-    parallel_tool_calls: bool | None = True
+    parallel_tool_calls: Flag | None = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    include_reasoning: bool = True
+    include_reasoning: Flag = True

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from appliance.schema.common import Int64, Wire
+from appliance.schema.common import Wire
+from appliance.schema.numbers import Int, Int64
 
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
 
@@ -22,10 +23,10 @@ class EmbedRequest(Wire):
     inputs: list[Contents] | None = None
     input_type: str | None = None
     embedding_types: list[EmbeddingType] | None = None
-    output_dimension: int | None = None
+    output_dimension: Int | None = None
     truncate: Literal["NONE", "START", "END"] = "END"
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Int | None = Field(default=None, ge=1)
     priority: Int64 = 0
     cache_salt: str | None = None
-    ttft_deadline_ms: int | None = None
-    deadline_ms: int | None = None
+    ttft_deadline_ms: Int | None = None
+    deadline_ms: Int | None = None

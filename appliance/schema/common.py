@@ -1,12 +1,12 @@
-"""What chat and text completions have in common on the wire. Unknown fields are ignored; ranges with a message of their
-own are checked by `appliance.chat.sampling`, so that one error names one field."""
+"""What chat and text completions have in common on the wire. Fields outside a schema are read by
+`appliance.http.fields`; ranges with a message of their own are checked by `appliance.chat.sampling`, so that one error
+names one field."""
 
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-TokenId = Annotated[int, Field(le=2**63 - 1)]
+from appliance.schema.numbers import Flag, Float, Int, Int64, TokenId
 
 
 class Wire(BaseModel):
@@ -24,8 +24,8 @@ class Streamed(Protocol):
 
 
 class StreamOptions(Wire):
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: Flag | None = None
+    continuous_usage_stats: Flag | None = None
 
 
 class StructuredOutputs(Wire):
@@ -36,10 +36,10 @@ class StructuredOutputs(Wire):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
-    json_object: bool | None = None
+    json_object: Flag | None = None
     structural_tag: Any = None
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
+    disable_any_whitespace: Flag = False
+    disable_additional_properties: Flag = False
     whitespace_pattern: str | None = None
     backend: Any = Field(default=None, alias="_backend")
 
@@ -47,7 +47,7 @@ class StructuredOutputs(Wire):
 class JsonSchemaFormat(Wire):
     name: str = ""
     schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
-    strict: bool | None = None
+    strict: Flag | None = None
 
 
 class ResponseFormat(Wire):
@@ -62,54 +62,48 @@ class ResponseFormat(Wire):
 class SamplingFields(Wire):
     """How tokens are chosen and where the reply ends."""
 
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    n: Int | None = None
+    temperature: Float | None = None
+    top_p: Float | None = None
+    top_k: Int | None = None
+    min_p: Float | None = None
+    presence_penalty: Float | None = None
+    frequency_penalty: Float | None = None
+    repetition_penalty: Float | None = None
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    logit_bias: dict[str, float] | None = None
+    include_stop_str_in_output: Flag = False
+    ignore_eos: Flag = False
+    max_tokens: Int | None = None
+    min_tokens: Int = 0
+    logit_bias: dict[str, Float] | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool = True
+    prompt_logprobs: Int | None = None
+    skip_special_tokens: Flag = True
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    # Removed from the protocol in favour of structured_outputs; a warning in the log says that they are ignored
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    guided_json_object: Any = None
 
 
 class GenerationRequest(SamplingFields):
     """Fields of every route that generates."""
 
     model: str | None = None
-    stream: bool | None = False
+    stream: Flag | None = False
     stream_options: StreamOptions | None = None
-    echo: bool = False
-    truncate_prompt_tokens: int | None = None
+    echo: Flag = False
+    truncate_prompt_tokens: Int | None = None
     truncation_side: Literal["left", "right"] | None = None
-    return_tokens_as_token_ids: bool | None = None
-    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: Flag | None = None
+    return_token_ids: Flag | None = None
     priority: Int64 = 0
     cache_salt: str | None = None
-    ttft_deadline_ms: int | None = None
-    deadline_ms: int | None = None
+    ttft_deadline_ms: Int | None = None
+    deadline_ms: Int | None = None
     user: str | None = None
     # Known, and refused where they ask for something: saying nothing would be a wrong answer.
-    use_beam_search: bool = False
+    use_beam_search: Flag = False
     logprob_token_ids: list[TokenId] | None = None
-    thinking_token_budget: int | None = None
+    thinking_token_budget: Int | None = None
     repetition_detection: dict[str, Any] | None = None

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from appliance.schema.common import GenerationRequest
+from appliance.schema.numbers import Flag, Int
 
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _PROMPT_SCHEMA = {
@@ -56,5 +57,5 @@ class CompletionRequest(GenerationRequest):
     prompt_embeds: Any = None
     suffix: str | None = None
     decoder_prompt: DecoderPrompt = None
-    logprobs: int | None = None
-    add_special_tokens: bool = True
+    logprobs: Int | None = None
+    add_special_tokens: Flag = True

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from appliance.schema.common import Int64, TokenId, Wire
+from appliance.schema.common import Wire
+from appliance.schema.numbers import Flag, Int, Int64, TokenId
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _SIDE_SCHEMA = {"anyOf": [{"type": "string"}, _IDS]}
@@ -37,11 +38,11 @@ class LabelScoresRequest(Wire):
     query: Annotated[Any, AfterValidator(_checked_query), WithJsonSchema(_SIDE_SCHEMA)]
     items: Annotated[Any, AfterValidator(_checked_items), WithJsonSchema(_ITEMS_SCHEMA)]
     label_token_ids: list[TokenId] = Field(min_length=1)
-    apply_softmax: bool = True
-    item_first: bool = False
-    add_special_tokens: bool = True
+    apply_softmax: Flag = True
+    item_first: Flag = False
+    add_special_tokens: Flag = True
     priority: Int64 = 0
     cache_salt: str | None = None
-    ttft_deadline_ms: int | None = None
-    deadline_ms: int | None = None
+    ttft_deadline_ms: Int | None = None
+    deadline_ms: Int | None = None
     user: str | None = None

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from appliance.schema.common import Int64, Wire
+from appliance.schema.common import Wire
+from appliance.schema.numbers import Flag, Float, Int, Int64
 
 
 class TextBlock(Wire):
@@ -64,7 +65,7 @@ class ToolResultBlock(Wire):
     type: Literal["tool_result"]
     tool_use_id: str
     content: _Result = []
-    is_error: bool | None = None
+    is_error: Flag | None = None
 
 
 Block = Annotated[
@@ -86,17 +87,17 @@ class MessageTool(Wire):
     name: str = Field(min_length=1)
     description: str | None = None
     input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: Flag | None = None
 
 
 class ChoiceAuto(Wire):
     type: Literal["auto"]
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: Flag = False
 
 
 class ChoiceAny(Wire):
     type: Literal["any"]
-    disable_parallel_tool_use: bool = False
+    disable_parallel_tool_use: Flag = False
 
 
 class ChoiceTool(Wire):
@@ -164,15 +165,15 @@ class CountRequest(Wire):
 
 class MessagesRequest(CountRequest):
     max_tokens: Int64 = Field(gt=0)
-    stream: bool | None = False
+    stream: Flag | None = False
     stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Float | None = None
+    top_p: Float | None = None
     top_k: Int64 | None = None
     metadata: Metadata | None = None
     # Ours, as on the chat route.
     seed: Int64 | None = None
     priority: Int64 = 0
     cache_salt: str | None = None
-    ttft_deadline_ms: int | None = None
-    deadline_ms: int | None = None
+    ttft_deadline_ms: Int | None = None
+    deadline_ms: Int | None = None

@@ -6,7 +6,8 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from appliance.schema.chat import TemplateOptions
-from appliance.schema.common import Int64, Wire
+from appliance.schema.common import Wire
+from appliance.schema.numbers import Flag, Int, Int64
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
@@ -19,16 +20,16 @@ class PoolingFields(Wire):
 
     model: str | None = None
     user: str | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Int | None = None
     truncation_side: Literal["left", "right"] | None = None
     padding: Literal["max_length", "do_not_pad"] | None = None
     request_id: str | None = None
     priority: Int64 = 0
     mm_processor_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
-    use_activation: bool | None = None
-    ttft_deadline_ms: int | None = None
-    deadline_ms: int | None = None
+    use_activation: Flag | None = None
+    ttft_deadline_ms: Int | None = None
+    deadline_ms: Int | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -89,8 +90,8 @@ class PromptRequest(PoolingFields, TemplateOptions):
 
     input: Annotated[Any, AfterValidator(_checked_input), WithJsonSchema(_INPUT_SCHEMA)] = None
     messages: Annotated[Any, AfterValidator(_checked_messages), WithJsonSchema(_MESSAGES_SCHEMA)] = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = False
+    add_special_tokens: Flag | None = None
+    add_generation_prompt: Flag | None = False
     input_type: str | None = None
 
     @model_validator(mode="after")
@@ -104,17 +105,17 @@ class PromptRequest(PoolingFields, TemplateOptions):
 class LateChunking(Wire):
     """Vectors of parts of a text that each saw the whole: means over `chunk_size` tokens."""
 
-    chunk_size: int = Field(ge=1)
+    chunk_size: Int = Field(ge=1)
 
 
 class EmbeddingRequest(PromptRequest, Encoded):
-    dimensions: int | None = None
+    dimensions: Int | None = None
     late_chunking_params: LateChunking | None = None
 
 
 class PoolingRequest(PromptRequest, Encoded):
     task: str | None = None
-    dimensions: int | None = None
+    dimensions: Int | None = None
 
 
 class ClassifyRequest(PromptRequest):

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from appliance.schema.common import Int64, StructuredOutputs, TokenId, Wire
+from appliance.schema.common import StructuredOutputs, Wire
+from appliance.schema.numbers import Flag, Float, Int, Int64, TokenId
 
 INCLUDABLE = (
     "file_search_call.results",
@@ -39,7 +40,7 @@ class TextFormat(Wire):
     name: str = ""
     description: str | None = None
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
+    strict: Flag | None = None
 
 
 class TextWish(Wire):
@@ -50,7 +51,7 @@ class TextWish(Wire):
 class ResponsesStreamOptions(Wire):
     """`include_obfuscation` asks for padding against those who watch lengths; none is added."""
 
-    include_obfuscation: bool | None = None
+    include_obfuscation: Flag | None = None
 
 
 class PromptRequest(Wire):
@@ -62,7 +63,7 @@ class PromptRequest(Wire):
     previous_response_id: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: Flag | None = None
     reasoning: ReasoningWish | None = None
     text: TextWish | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -84,42 +85,42 @@ class InputTokensRequest(PromptRequest):
 
 class ResponsesRequest(PromptRequest):
     input: str | list[dict[str, Any]]
-    stream: bool | None = False
+    stream: Flag | None = False
     stream_options: ResponsesStreamOptions | None = None
-    store: bool | None = None
-    background: bool | None = None
+    store: Flag | None = None
+    background: Flag | None = None
     include: list[str] | None = None
-    include_reasoning: bool = True
-    max_output_tokens: int | None = None
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
-    top_logprobs: int | None = None
+    include_reasoning: Flag = True
+    max_output_tokens: Int | None = None
+    max_tool_calls: Annotated[Int, Field(ge=1)] | None = None
+    top_logprobs: Int | None = None
     metadata: Metadata | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Float | None = None
+    top_p: Float | None = None
     # vLLM's
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
+    top_k: Int | None = None
+    min_p: Float | None = None
+    presence_penalty: Float | None = None
+    frequency_penalty: Float | None = None
+    repetition_penalty: Float | None = None
     seed: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[TokenId] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    logit_bias: dict[str, float] | None = None
+    include_stop_str_in_output: Flag = False
+    ignore_eos: Flag = False
+    min_tokens: Int = 0
+    logit_bias: dict[str, Float] | None = None
     allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
-    skip_special_tokens: bool = True
-    thinking_token_budget: int | None = None
+    skip_special_tokens: Flag = True
+    thinking_token_budget: Int | None = None
     priority: Int64 = 0
     cache_salt: str | None = None
-    ttft_deadline_ms: int | None = None
-    deadline_ms: int | None = None
+    ttft_deadline_ms: Int | None = None
+    deadline_ms: Int | None = None
     request_id: str | None = None
     session_id: str | None = None

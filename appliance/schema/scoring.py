@@ -6,6 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from appliance.schema.common import Wire
+from appliance.schema.numbers import Flag, Int
 from appliance.schema.pooling import PoolingFields
 
 PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
@@ -25,8 +26,8 @@ Sides = Side | list[Side]
 class ScoringFields(PoolingFields):
     """`max_tokens_per_query` and `max_tokens_per_doc` cut a side before it is joined; 0: it is not cut."""
 
-    max_tokens_per_query: int = 0
-    max_tokens_per_doc: int = 0
+    max_tokens_per_query: Int = 0
+    max_tokens_per_doc: Int = 0
     instruction: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -66,5 +67,5 @@ Document = Annotated[Side, BeforeValidator(_document)]
 class RerankRequest(ScoringFields):
     query: Side
     documents: list[Document]
-    top_n: int | None = Field(default=None, ge=0)
-    return_documents: bool = True
+    top_n: Int | None = Field(default=None, ge=0)
+    return_documents: Flag = True

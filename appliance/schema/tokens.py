@@ -5,18 +5,19 @@ from typing import Annotated
 from pydantic import Field
 
 from appliance.schema.chat import Conversation
-from appliance.schema.common import TokenId, Wire
+from appliance.schema.common import Wire
+from appliance.schema.numbers import Flag, TokenId
 
 
 class TokenizeText(Wire):
     model: str | None = None
     prompt: str
-    add_special_tokens: bool = True
-    return_token_strs: bool | None = False
+    add_special_tokens: Flag = True
+    return_token_strs: Flag | None = False
 
 
 class TokenizeChat(Conversation):
-    return_token_strs: bool | None = False
+    return_token_strs: Flag | None = False
 
 
 class DetokenizeRequest(Wire):

@@ -32,7 +32,10 @@ def message_error(error: Exception, request_id: str) -> dict[str, Any]:
     kind = TYPES.get(told.status, "invalid_request_error" if told.status < 500 else "api_error")
     named = told.param is None or told.param in told.message
     message = told.message if named else f"{told.param}: {told.message}"
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    fields: dict[str, Any] = {"type": kind, "message": message}
+    if told.details is not None:
+        fields["details"] = told.details
+    return {"type": "error", "error": fields, "request_id": request_id}
 
 
 def message_error_response(error: Exception, request_id: str) -> Response:

@@ -399,7 +399,7 @@ def test_infinite_scores_become_numbers(gateway: Any) -> None:
 
 
 def test_unknown_fields_are_ignored_and_nulls_are_defaults(gateway: Any) -> None:
-    body = {"guided_json": 1, "best_of": 5, "user": "x", "n": None, "seed": None, "stop": None, "logit_bias": None}
+    body = {"guided_json": None, "nothing": 5, "user": "x", "n": None, "seed": None, "stop": None, "logit_bias": None}
     assert choice(gateway.says("x"), {**body, "stream": None, "max_tokens": None})["text"] == "x"
     assert gateway.submits[0].max_tokens == 16
 

@@ -241,6 +241,7 @@ CASES: dict[str, Seen] = {
         World.speaks_old_tls, True, False, {"tls": tls("a")}, tls=tls("a", least_version="TLSv1.3")
     ),
     "endpoints.compat": seen(lambda w: "x-request-id" in w.complete().headers, True, False, compat="vllm"),
+    "endpoints.unknown_fields": seen(status(unheard_of=1), 200, 400, unknown_fields="refuse"),
     "endpoints.cors_origins": seen(World.cors, None, "https://a.example", cors_origins=("https://a.example",)),
     "endpoints.keep_alive": seen(World.comments, False, True, {"keep_alive_s": 60.0}, keep_alive_s=0.05),
     "endpoints.trust_request_chat_template": seen(

@@ -137,14 +137,6 @@ def test_what_is_no_language_is_refused_before_anything_runs(make_gateway: Calla
     assert not gateway.submits
 
 
-@pytest.mark.parametrize("path", ROUTES)
-def test_removed_fields_are_ignored_with_a_warning(gateway: Any, path: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        status, _ = gateway.says("x").post(path, {**ROUTES[path], "guided_json": PERSON, "guided_choice": ["a"]})
-    assert status == 200 and gateway.submits[-1].grammar is None
-    assert [record.getMessage().split()[0] for record in caplog.records] == ["guided_json", "guided_choice"]
-
-
 def test_what_a_loose_schema_loses_is_in_the_log(gateway: Any, caplog: pytest.LogCaptureFixture) -> None:
     schema = {"properties": {"a": {"uniqueItems": True}}}
     with caplog.at_level(logging.WARNING):
@@ -177,5 +169,46 @@ def test_calls_or_a_text_of_the_language(gateway: Any, compiler: Compiler) -> No
     assert takes(compiler, gateway, grammar, '{"age": 3}')
     assert takes(compiler, gateway, grammar, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
     assert not takes(compiler, gateway, grammar, "so")
-    status, reply = gateway.post("/v1/chat/completions", {**body, "tool_choice": "required"})
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_forced_call_wins_over_a_response_format(gateway: Any, compiler: Compiler, choice: Any, stream: bool) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    body = {**ROUTES["/v1/chat/completions"], **form(PERSON, strict=True), "tools": tools, "tool_choice": choice}
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    gateway.says(call)
+    if stream:
+        deltas = [
+            choice["delta"] for record in gateway.stream("/v1/chat/completions", body) for choice in record["choices"]
+        ]
+        assert any(delta.get("tool_calls") for delta in deltas)
+    else:
+        status, reply = gateway.post("/v1/chat/completions", body)
+        assert status == 200 and reply["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "f"
+    grammar = gateway.submits[-1].grammar
+    assert takes(compiler, gateway, grammar, call) and not takes(compiler, gateway, grammar, '{"age": 3}')
+    several = {name: value for name, value in body.items() if name != "response_format"} | outputs(json=PERSON)
+    status, reply = gateway.post("/v1/chat/completions", several)
     assert status == 400 and "exclude each other" in reply["error"]["message"]
+
+
+def test_forced_call_wins_in_every_api(gateway: Any, compiler: Compiler) -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    message = {"role": "user", "content": "a"}
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    schema = {"type": "json_schema", "schema": PERSON}
+    bodies = {
+        "/v1/messages": {
+            **{"model": "qwen", "max_tokens": 9, "messages": [message], "tools": [tool]},
+            **{"tool_choice": {"type": "any"}, "output_config": {"format": schema}},
+        },
+        "/v1/responses": {
+            **{"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]},
+            **{"tool_choice": "required", "text": {"format": {**schema, "name": "p"}}},
+        },
+    }
+    for path, body in bodies.items():
+        status, reply = gateway.says(call).post(path, body)
+        assert status == 200, reply
+        assert takes(compiler, gateway, gateway.submits[-1].grammar, call)

@@ -463,8 +463,8 @@ def test_fields_act_as_on_the_chat_route(gateway: Any) -> None:
     """CH-17: and what only Anthropic's service has is taken and changes nothing."""
     gateway.says("ok")
     own = {
-        **{"metadata": {"user_id": "u"}, "service_tier": "auto", "container": "c", "inference_geo": "eu"},
-        **{"speed": "fast", "cache_control": {"type": "ephemeral"}, "diagnostics": {}, "context_management": {}},
+        **{"metadata": {"user_id": "u"}, "service_tier": "auto", "container": None, "inference_geo": "eu"},
+        **{"speed": "standard", "cache_control": {"type": "ephemeral"}, "diagnostics": {}, "context_management": {}},
     }
     status, reply = gateway.post(
         f"{PATH}?beta=true",
@@ -719,3 +719,49 @@ def test_a_prompt_over_the_window_is_refused_in_the_words_that_agents_know(gatew
     """ER-06 ER-08"""
     message = refusal(gateway, {**BASE, "messages": [{"role": "user", "content": "中" * characters}]})
     assert message.startswith("prompt is too long: ") and "256 tokens" in message
+
+
+async def weather(city: str) -> str:
+    """Get the weather of a city.
+
+    Args:
+        city: Name of the city.
+    """
+    return f"sunny in {city}"
+
+
+def test_tool_runner_goes_on_without_a_thread(make_gateway: Any) -> None:
+    """The SDK asks for a thread that the server keeps; the code of the refusal makes it send whole conversations."""
+    gateway = make_gateway(max_context=1000)
+    texts = [CALL.replace("get_weather", "weather"), "It is sunny."]
+    gateway.says(*texts)
+
+    async def run(client: anthropic.AsyncAnthropic) -> list[Any]:
+        runner = client.beta.messages.tool_runner(
+            model="qwen",
+            max_tokens=100,
+            tools=[anthropic.beta_async_tool(weather)],
+            messages=[{"role": "user", "content": "How is it in Oslo?"}],
+        )
+        return [message async for message in runner]
+
+    called, answered = ask(gateway, run)
+    assert called.stop_reason == "tool_use"
+    assert answered.content[0].text == "It is sunny."
+    assert "sunny in Oslo" in prompt_text(gateway) and "How is it in Oslo?" in prompt_text(gateway)
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_threads_are_refused_with_the_code_that_clients_check(gateway: Any, thread: Any, stream: bool) -> None:
+    status, reply = gateway.post(PATH, {**BASE, "thread": thread, "stream": stream})
+    assert status == 400 and reply["error"]["type"] == "invalid_request_error"
+    assert reply["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert gateway.says("x").post(PATH, {**BASE, "thread": None})[0] == 200
+
+    async def create(client: anthropic.AsyncAnthropic) -> Any:
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await client.beta.messages.create(**BASE, thread=thread)
+        return caught.value
+
+    assert ask(gateway, create).error_code == "thread_unsupported_request"

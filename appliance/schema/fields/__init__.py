@@ -1,0 +1,1 @@
+"""Request fields outside a route's schema: what each one means, as data (docs/request-fields.md)."""

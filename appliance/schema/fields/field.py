@@ -1,0 +1,51 @@
+"""One entry of the tables: a field that a route's schema does not have."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Body = Mapping[str, Any]
+ANY: tuple[Any, ...] = (object(),)
+"""`neutral` of a field that asks for nothing by itself, such as the parameter of a sampler that is off."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field is accepted without effect, read as another field, or refused. Null is always accepted."""
+
+    reason: str = ""
+    """Why other values than the neutral ones are refused, as a sentence that says what to use instead."""
+
+    neutral: tuple[Any, ...] = ()
+    """Values that ask for nothing, or `ANY`."""
+
+    same_as: str = ""
+    """Another field of the request: its value is neutral as well."""
+
+    alias: str = ""
+    """The field that it is read as; `a.b` is member `b` of `a`."""
+
+    convert: Callable[[Any], dict[str, Any]] | None = None
+    """Several fields that it is read as, by name in the form of `alias`. Raises ValueError for a wrong value."""
+
+    error_code: str = ""
+    """Code of the refusal in the details of an error, for clients that branch on it."""
+
+    def is_neutral(self, value: Any, body: Body) -> bool:
+        if value is None or self.neutral is ANY:
+            return True
+        if self.same_as and value == body.get(self.same_as):
+            return True
+        return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.neutral)
+
+
+def refused(reason: str, *neutral: Any) -> Field:
+    return Field(reason, neutral)
+
+
+def read_as(alias: str, *neutral: Any) -> Field:
+    return Field(alias=alias, neutral=neutral)
+
+
+LABEL = Field(neutral=ANY)
+"""A field without influence on the output: names of users, cache hints, timings."""
