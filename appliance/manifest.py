@@ -330,7 +330,7 @@ class Sampling(Section):
     """Default top_k where a request names none; 0 switches it off."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Default min_p where a request names none."""
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-4, le=1e4)] | None = None
     """Default repetition_penalty where a request names none."""
 
 

@@ -7,6 +7,7 @@ import re
 import string
 from typing import Any
 
+from appliance.chat.custom_tools import CUSTOM_INPUT
 from appliance.chat.format.declaration import Ids
 from engine.api.errors import RequestError
 
@@ -32,11 +33,13 @@ def part_text(part: Any, where: str, param: str = "messages") -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise RequestError(f"{where}: a content part must be an object with a string in 'type'.", param)
     if kind in _MEDIA:
         raise RequestError(f"{where}: parts of type {kind!r} are not possible: the model takes text only.", param)
     if kind not in _TEXT_PARTS:
         known = ", ".join(_TEXT_PARTS)
-        raise RequestError(f"{where}: unknown content part type {kind!r}; possible are {known}.", param)
+        raise RequestError(f"{where}: unknown content part type {kind[:100]!r}; possible are {known}.", param)
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise RequestError(f"{where}: a part of type {kind!r} needs a string in {_TEXT_PARTS[kind]!r}.", param)
@@ -63,10 +66,37 @@ def _arguments(arguments: Any) -> Any:
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    if isinstance(call, dict) and call.get("type") == "custom":
+        call = _custom_call(call, where)
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where} must be an object with function.name.", "messages")
     return {**call, "function": {**function, "arguments": _arguments(function.get("arguments", {}))}}
+
+
+def _custom_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """The call of a custom tool as one of the function that the tool is to the model."""
+    custom = call.get("custom")
+    if not isinstance(custom, dict) or not isinstance(custom.get("input"), str):
+        raise RequestError(f"{where} must have custom.name and custom.input, both strings.", "messages")
+    function = {"name": custom.get("name"), "arguments": {CUSTOM_INPUT: custom["input"]}}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def _with_tool_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in the form before `tools` (`function_call`, role `function`) as calls and results of tools."""
+    found: list[dict[str, Any]] = []
+    last_id = ""
+    for at, message in enumerate(messages):
+        called = message.get("function_call")
+        if called is not None and not message.get("tool_calls"):
+            last_id = f"call_{at}"
+            call = {"id": last_id, "type": "function", "function": called}
+            message = {**message, "function_call": None, "tool_calls": [call]}
+        elif message.get("role") == "function":
+            message = {**message, "role": "tool", "tool_call_id": last_id or f"call_{at}"}
+        found.append(message)
+    return found
 
 
 def template_messages(messages: list[dict[str, Any]], template: str, ids: Ids = "") -> list[dict[str, Any]]:
@@ -75,7 +105,8 @@ def template_messages(messages: list[dict[str, Any]], template: str, ids: Ids = 
     RequestError naming the message that is wrong."""
     if not messages:
         raise RequestError("messages must not be empty.", "messages")
-    found = [_message(message, f"messages[{at}]", template) for at, message in enumerate(messages)]
+    given = _with_tool_messages(messages)
+    found = [_message(message, f"messages[{at}]", template) for at, message in enumerate(given)]
     return _with_ids(found, ids) if ids else found
 
 

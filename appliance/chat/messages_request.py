@@ -5,6 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from appliance.chat.client_tools import client_tool
 from appliance.chat.messages_content import chat_messages
 from appliance.schema.chat import ChatRequest, Conversation, FunctionDefinition, Tool
 from appliance.schema.common import JsonSchemaFormat, ResponseFormat
@@ -52,19 +53,26 @@ def _tools(tools: Sequence[MessageTool] | None) -> list[Tool] | None:
     found: dict[str, Tool] = {}
     for at, tool in enumerate(tools or ()):
         where = f"tools.{at}"
-        if tool.type not in (None, "custom"):
-            message = f"{where}: this server runs no tools of type {tool.type!r}; give a custom tool with input_schema."
-            raise RequestError(message, f"{where}.type")
-        if tool.input_schema is None:
-            raise RequestError(f"{where}: input_schema is missing; it is the JSON schema of the input.", where)
         if tool.name in found:
             raise RequestError(f"{where}: tool names must be unique, and {tool.name!r} was there before.", where)
-        given = {"description": tool.description, "strict": tool.strict}
-        function = FunctionDefinition(
-            name=tool.name, parameters=tool.input_schema, **{key: value for key, value in given.items() if value}
-        )
-        found[tool.name] = Tool(type="function", function=function)
+        found[tool.name] = Tool(type="function", function=_function(tool, where))
     return list(found.values()) or None
+
+
+def _function(tool: MessageTool, where: str) -> FunctionDefinition:
+    description, parameters = tool.description, tool.input_schema
+    if tool.type not in (None, "custom"):
+        known = client_tool(tool.type)
+        if known is None:
+            message = f"{where}: this server runs no tools of type {tool.type!r}; give a custom tool with input_schema."
+            raise RequestError(message, f"{where}.type")
+        description, parameters = known.description, known.parameters
+    if parameters is None:
+        raise RequestError(f"{where}: input_schema is missing; it is the JSON schema of the input.", where)
+    given = {"description": description, "strict": tool.strict}
+    return FunctionDefinition(
+        name=tool.name, parameters=parameters, **{key: value for key, value in given.items() if value}
+    )
 
 
 def _tool_choice(body: CountRequest) -> tuple[Any, bool]:
@@ -122,7 +130,10 @@ def _conversation(body: CountRequest) -> dict[str, Any]:
 
 def conversation(body: CountRequest) -> Conversation:
     """What becomes the prompt. Raises RequestError for what cannot."""
-    return Conversation(**_conversation(body))
+    fields = _conversation(body)
+    if isinstance(body.tool_choice, ChoiceNone):
+        fields["tools"] = None  # the prompt does not show them
+    return Conversation(**fields)
 
 
 def _response_format(body: CountRequest) -> ResponseFormat | None:

@@ -11,6 +11,7 @@ from appliance.chat.deadlines import Deadlines
 from appliance.chat.format.constraint import Constraint
 from appliance.chat.format.declaration import OutputFormat
 from appliance.chat.format.formats import AUTO, PLAIN, chosen, recognise
+from appliance.chat.functions import function_tools, offered
 from appliance.chat.language import asked_language
 from appliance.chat.messages import template_messages
 from appliance.chat.sampling import check_n, child_seeds, logprob_count, named_tokens, resolve, stop_ids, stop_strings
@@ -359,7 +360,7 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
         template_messages(
             body.messages, template.text(), text.output_format.calls.ids if text.output_format.calls else ""
         ),
-        tools=[tool.model_dump(exclude_unset=True) for tool in body.tools] if body.tools else None,
+        tools=shown_tools(body),
         documents=body.documents,
         template=body.chat_template,
         add_generation_prompt=opens,
@@ -367,6 +368,16 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
         variables={**variables, **(body.chat_template_kwargs or {})},
     )
     return Rendered(rendered, body.continue_final_message, opens)
+
+
+def shown_tools(body: Conversation) -> list[dict[str, Any]] | None:
+    """Return the tools that the template shows: none where the reply must not call any."""
+    if isinstance(body, ChatRequest):
+        given = offered(body)
+        tools = None if given.choice == "none" else given.tools
+    else:
+        tools = function_tools(body.tools)
+    return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
 
 
 def conversation_ids(body: Conversation, rendered: Rendered, text: Text) -> list[int]:
@@ -395,12 +406,14 @@ def _effort(body: ChatRequest, output_format: OutputFormat) -> dict[str, Any]:
     return {"reasoning_effort": said, "enable_thinking": thinks, "thinking": thinks}
 
 
-def _reply_role(body: ChatRequest, rendered: Rendered) -> tuple[str, str]:
-    """Role of the reply, and the text that it repeats."""
+def _reply_role(body: ChatRequest, rendered: Rendered, compat: str) -> tuple[str, str]:
+    """Return the role of the reply and the text that it repeats. vLLM names the role of the message that is continued;
+    clients of OpenAI's API take no role but `assistant`."""
     last = body.messages[-1]
-    role = "assistant" if rendered.opens_turn else str(last["role"])
+    spoken = "assistant" if rendered.opens_turn else str(last["role"])
     content = template_messages([last], "")[0].get("content", "")
-    return role, str(content) if body.echo and last["role"] == role else ""
+    role = spoken if compat == "vllm" else "assistant"
+    return role, str(content) if body.echo and last["role"] == spoken else ""
 
 
 def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
@@ -419,7 +432,8 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     switches = {**variables, **(body.chat_template_kwargs or {})}
     thinking = thinking_of(rendered.text, rendered.continues, text.output_format.reasoning, switches)
     reasoning = None if thinking.off else text.output_format.reasoning
-    thinks = body.include_reasoning and thinking.possible
+    binds = language is not None or use.avoided is None  # a text without calls leaves the reasoning as it is
+    thinks = (body.include_reasoning or not binds) and thinking.possible
     constraint = Constraint(
         text.special_id, reasoning if thinks else None, thinking.begun and thinks, text.output_format.channels
     )
@@ -441,7 +455,7 @@ def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
     )
     prompt = _prompt(conversation_ids(body, rendered, text), body, asked, served, 0)
     shown = frozenset(token for marker in output_format.tokens() if (token := text.special_id(marker)) is not None)
-    role, echo = _reply_role(body, rendered)
+    role, echo = _reply_role(body, rendered, config.compat)
     return ChatPlan(
         prompts=(prompt,),
         reading=_reading(body, served, shown),

@@ -38,12 +38,14 @@ def _text(content: Any, where: str) -> str | list[dict[str, str]]:
 def _part(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     known = ", ".join(_TEXT_PARTS)
+    if not isinstance(kind, str):
+        raise _refused(f"{where} must be an object with a string in 'type'; possible are {known}.")
     if kind in ("input_image", "input_file", "input_audio"):
         raise _refused(
             f"{where}: parts of type {kind!r} are not possible: the model takes text only; possible are {known}."
         )
     if kind not in _TEXT_PARTS:
-        raise _refused(f"{where}: unknown content part type {kind!r}; possible are {known}.")
+        raise _refused(f"{where}: unknown content part type {kind[:100]!r}; possible are {known}.")
     text = part.get(_TEXT_PARTS[kind])
     if not isinstance(text, str):
         raise _refused(f"{where}: a part of type {kind!r} needs a string in {_TEXT_PARTS[kind]!r}.")

@@ -8,13 +8,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from appliance.chat.custom_tools import custom_parameters
 from appliance.chat.prompt import ChatPlan, Served, plan_chat
 from appliance.chat.response_items import Message, goes_on, messages_of
 from appliance.schema.chat import ChatRequest
 from appliance.schema.responses import INCLUDABLE, LOGPROBS, PromptRequest, ResponsesRequest
 from engine.api.errors import RequestError
-
-CUSTOM_INPUT = "input"  # the one argument of the function that a custom tool becomes
 
 _SAME = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
@@ -72,34 +71,11 @@ def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
     parameters: Any = tool.get("parameters")
     strict: Any = tool.get("strict")
     if kind == "custom":
-        parameters, strict = _custom_parameters(tool, where), True
-    elif parameters is not None and not isinstance(parameters, dict):
+        parameters, strict = custom_parameters(tool.get("format"), where), True
+    elif parameters is not None and not (isinstance(parameters, dict) or parameters == []):
         raise RequestError(f"{where}.parameters must be a JSON schema, or null.", "tools")
     function = {"name": name, "description": tool.get("description"), "parameters": parameters, "strict": strict}
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
-
-
-def _custom_parameters(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The schema of a function with one text. An expression binds the text; a grammar cannot be within a string of
-    JSON, where quotes and line ends are escaped."""
-    form = tool.get("format") or {"type": "text"}
-    text: dict[str, Any] = {"type": "string"}
-    if not isinstance(form, dict) or form.get("type") not in ("text", "grammar"):
-        raise RequestError(f"{where}.format.type must be text or grammar.", "tools")
-    if form["type"] == "grammar":
-        if form.get("syntax") != "regex" or not isinstance(form.get("definition"), str):
-            raise RequestError(
-                f"{where}.format: grammars of syntax {str(form.get('syntax'))[:100]!r} are not possible; possible is "
-                "regex, with the expression in definition.",
-                "tools",
-            )
-        text["pattern"] = f"^(?:{form['definition']})$"
-    return {
-        "type": "object",
-        "properties": {CUSTOM_INPUT: text},
-        "required": [CUSTOM_INPUT],
-        "additionalProperties": False,
-    }
 
 
 def custom_tools(tools: Sequence[Mapping[str, Any]] | None) -> frozenset[str]:

@@ -20,6 +20,7 @@ MAX_BIASES = 1024
 MAX_ALLOWED_IDS = 1024
 MAX_LOGPROB_IDS = 128
 GREEDY_BELOW = 1e-5
+LEAST_REPETITION, MOST_REPETITION = 1e-4, 1e4  # beyond them scores of logits overflow float32
 LEAST_TEMPERATURE = 0.01  # below it float32 softmax is greedy anyway, with overflows
 
 
@@ -180,6 +181,9 @@ def resolve(
         raise _refuse("min_p", f"min_p must be in [0, 1], got {min_p}.")
     if not (repetition > 0 and math.isfinite(repetition)):
         raise _refuse("repetition_penalty", f"repetition_penalty must be greater than zero, got {repetition}.")
+    if not LEAST_REPETITION <= repetition <= MOST_REPETITION:
+        bounds = f"between {LEAST_REPETITION} and {MOST_REPETITION:.0f}"
+        raise _refuse("repetition_penalty", f"repetition_penalty must be {bounds}, got {repetition}.")
     if request.min_tokens < 0:
         raise _refuse("min_tokens", f"min_tokens must be greater than or equal to 0, got {request.min_tokens}.")
     if request.min_tokens > (most := asked_tokens or max_tokens):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from appliance.chat.format.events import Event, joined
 from appliance.chat.format.reader import reader_of
+from appliance.chat.offered_calls import OfferedCalls
 from appliance.chat.prompt import ChatPlan, Reading
 from engine.api.messages import Delta, Finish, Logprob, Timing
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer, TokenText
@@ -114,6 +115,7 @@ class ChatChoice:
             one_call=plan.tools.one_call,
         )
         self.is_reasoning = self._reader.is_reasoning
+        self._offered = OfferedCalls(function.name for function in plan.tools.functions)
 
     def take(self, delta: Delta) -> ChatPiece:
         piece = self.choice.take(delta)
@@ -129,4 +131,5 @@ class ChatChoice:
             self.is_reasoning = self._reader.is_reasoning
         if piece.finish is not None:
             events += self._reader.finish()
+        events = self._offered.take(events, final=piece.finish is not None)
         return ChatPiece(piece, events if len(piece.texts) < 2 else joined(events))

@@ -1,17 +1,18 @@
 """tools and tool_choice of a request: which functions there are, and which the reply must call (docs/http.md)."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from appliance.chat.format.constraint import Constraint, Language
 from appliance.chat.format.declaration import Calls, Function
 from appliance.chat.format.events import CallStart
 from appliance.chat.format.formats import CALLS, HERMES, named_call
+from appliance.chat.functions import Offered, offered
 from appliance.chat.language import schema_language
 from appliance.chat.messages import short_id
-from appliance.schema.chat import ChatRequest
+from appliance.schema.chat import ChatRequest, Tool
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar
 
@@ -29,6 +30,12 @@ class ToolUse:
     one_call: bool = False
     bound: bool = False
     before: int = 0  # calls of earlier messages
+    legacy: bool = False
+    """The reply has `function_call` in place of `tool_calls`."""
+    custom: frozenset[str] = frozenset()
+    """Functions that are custom tools, whose calls are shown with their text."""
+    avoided: Calls | None = None
+    """How calls are written that the reply must not have, with `tool_choice: none`."""
 
     def call_id(self, call: CallStart, salt: str) -> str:
         """The id of a call, as the model's template wants it to come back; `salt` names the reply."""
@@ -43,16 +50,16 @@ class ToolUse:
         return f"chatcmpl-tool-{hashlib.blake2b(whole.encode(), digest_size=16).hexdigest()}"
 
 
-def _functions(body: ChatRequest) -> tuple[Function, ...]:
+def _functions(tools: Sequence[Tool]) -> tuple[Function, ...]:
     return tuple(
-        Function(tool.function.name, tool.function.parameters or {}, bool(tool.function.strict))
-        for tool in body.tools or ()
+        Function(tool.function.name, tool.function.parameters or {}, bool(tool.function.strict)) for tool in tools
     )
 
 
 def _named(choice: Mapping[str, Any], functions: tuple[Function, ...]) -> Function:
-    function = choice.get("function")
-    if choice.get("type", "function") != "function" or not isinstance(function, dict):
+    kind = choice.get("type", "function")
+    function = choice.get(kind) if kind in ("function", "custom") else None
+    if not isinstance(function, dict):
         raise RequestError('tool_choice must be {"type": "function", "function": {"name": …}}.', "tool_choice.function")
     name = function.get("name")
     if not isinstance(name, str) or not name:
@@ -77,11 +84,17 @@ def _allowed(choice: Mapping[str, Any], functions: tuple[Function, ...]) -> tupl
 
 def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
     """The request's tool use. `native` is how the model writes calls by itself, None if its template shows no way."""
-    functions = _functions(body)
-    before = sum(len(calls) for message in body.messages if isinstance(calls := message.get("tool_calls"), list))
-    choice = body.tool_choice
-    if body.tools is not None and not functions:
+    given = offered(body)
+    if given.tools is not None and not given.tools:
         raise RequestError("tools must not be an empty list; leave the field out instead.", "tools")
+    use = _tool_use(given, native)
+    before = sum(len(calls) for message in body.messages if isinstance(calls := message.get("tool_calls"), list))
+    one_call = use.one_call or given.legacy or (use.mode != "none" and body.parallel_tool_calls is False)
+    return replace(use, one_call=one_call, before=before, legacy=given.legacy, custom=given.custom)
+
+
+def _tool_use(given: Offered, native: Calls | None) -> ToolUse:
+    functions, choice = _functions(given.tools or ()), given.choice
     if choice is None:
         choice = "auto" if functions else "none"
     bound = isinstance(choice, dict) and choice.get("type") == "allowed_tools" and bool(functions)
@@ -95,12 +108,11 @@ def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
     if named:
         function = _named(choice, functions)
         # In the model's own way of calling, if it has one: bare arguments are what it never learned to write.
-        return ToolUse("named", (function,), native or named_call(function.name), one_call=True, before=before)
+        return ToolUse("named", (function,), native or named_call(function.name), one_call=True)
     if choice == "none" or not functions:
-        return ToolUse("none", functions)
-    one_call = body.parallel_tool_calls is False
+        return ToolUse("none", functions, avoided=native if functions else None)
     if choice == "required":
-        return ToolUse("required", functions, native or HERMES, one_call, bound, before)
+        return ToolUse("required", functions, native or HERMES, bound=bound)
     if native is None:
         known = ", ".join(calls.name for calls in CALLS)
         raise RequestError(
@@ -109,7 +121,7 @@ def tool_use(body: ChatRequest, native: Calls | None) -> ToolUse:
             "model.chat_template.",
             "tool_choice",
         )
-    return ToolUse("auto", functions, native, one_call, bound, before)
+    return ToolUse("auto", functions, native, bound=bound)
 
 
 def _bound(function: Function) -> Function:
@@ -124,6 +136,8 @@ def tool_grammar(use: ToolUse, language: Language | None, constraint: Constraint
     """Return what binds the reply: the calls it must make, the language it must stay in, or both as alternatives. A
     response format gives way to a call that must be made."""
     if use.calls is None:
+        if language is None and use.avoided is not None:
+            return constraint.text_without_calls(use.avoided)
         return None if language is None else constraint.reply(language)
     if use.mode in ("required", "named"):
         if language is not None and language.param != "response_format":

@@ -15,6 +15,7 @@ from appliance.chat.stream import ChatChoice, ChatPiece, Scored
 from appliance.chat.tools import ToolUse
 from appliance.durable.records import Identity
 from appliance.http.body import json_body, read_body
+from appliance.http.call_shapes import CustomCall, FunctionCall, joined
 from appliance.http.disconnect import until_disconnect
 from appliance.http.durable import start
 from appliance.http.reply import (
@@ -64,8 +65,7 @@ class Message:
     name: str = ""  # what its calls are named after
     content: StringIO = field(default_factory=StringIO)  # a str would be copied for each token
     reasoning: StringIO = field(default_factory=StringIO)
-    calls: dict[int, dict[str, Any]] = field(default_factory=dict)  # without their arguments
-    arguments: dict[int, StringIO] = field(default_factory=dict)
+    calls: dict[int, FunctionCall | CustomCall] = field(default_factory=dict)
     broken: set[int] = field(default_factory=set)
     tools: ToolUse = ToolUse("none")
     twice: bool = False  # reasoning also as `reasoning_content`, which some clients alone read
@@ -85,33 +85,25 @@ class Message:
             elif isinstance(event, CallStart):
                 calls[event.index] = self._start(event)
             elif isinstance(event, CallArguments):
-                function = calls.setdefault(event.index, {"index": event.index, "function": {"arguments": ""}})[
-                    "function"
-                ]
-                function["arguments"] += event.text
-                self.arguments[event.index].write(event.text)
+                piece = self.calls[event.index].piece(event.index, event.text)
+                before = calls.get(event.index)
+                calls[event.index] = joined(before, piece) if before else piece
             elif isinstance(event, CallBroken):
                 self.broken.add(event.index)
                 self.content.write(event.text)
-        if calls:
-            delta["tool_calls"] = list(calls.values())
+        if shown := [call for call in calls.values() if call]:
+            delta |= {"function_call": shown[0]["function"]} if self.tools.legacy else {"tool_calls": shown}
         if self.twice and "reasoning" in delta:
             delta["reasoning_content"] = delta["reasoning"]
         return delta
 
     def _start(self, event: CallStart) -> dict[str, Any]:
-        name = self.tools.call_id(event, self.name)
-        function = {"name": event.name, "arguments": ""}
-        self.calls[event.index] = {"id": name, "type": "function", "function": dict(function)}
-        self.arguments[event.index] = StringIO()
-        return {"index": event.index, "id": name, "type": "function", "function": function}
+        kind = CustomCall if event.name in self.tools.custom else FunctionCall
+        call = self.calls[event.index] = kind(self.tools.call_id(event, self.name), event.name)
+        return call.start(event.index)
 
     def whole(self, role: str, mode: str) -> dict[str, Any]:
-        calls = [
-            {**call, "function": {**call["function"], "arguments": self.arguments[index].getvalue()}}
-            for index, call in self.calls.items()
-            if index not in self.broken
-        ]
+        calls = [call for index, call in self.calls.items() if index not in self.broken]
         content, reasoning = self.content.getvalue(), self.reasoning.getvalue()
         only_other = (calls and mode != "named") or reasoning
         message: dict[str, Any] = {
@@ -125,7 +117,10 @@ class Message:
         }
         if self.twice:
             message["reasoning_content"] = message["reasoning"]
-        return message | ({"tool_calls": calls} if calls else {})
+        if calls and self.tools.legacy:
+            first = calls[0]
+            return message | ({"function_call": first.function()} if isinstance(first, FunctionCall) else {})
+        return message | ({"tool_calls": [call.whole() for call in calls]} if calls else {})
 
 
 class Writer:
@@ -178,7 +173,9 @@ class Writer:
         """A call that a stream showed counts there even if it proved broken."""
         finish = self.last.piece.finish if self.last else None
         calls = self.message.calls.keys() if streamed else self.message.calls.keys() - self.message.broken
-        return "tool_calls" if finish == "stop" and calls and self.plan.tools.mode != "named" else finish
+        if finish != "stop" or not calls or self.plan.tools.mode == "named":
+            return finish
+        return "function_call" if self.plan.tools.legacy else "tool_calls"
 
     def whole(self) -> dict[str, Any]:
         assert self.last is not None, "a finished choice had a last delta"
@@ -299,8 +296,8 @@ class ChatReply:
             more["prompt_token_ids"] = list(self.prompt.ids)
         if choice["finish_reason"] is not None and not wish.final:
             more["system_fingerprint"] = self.head.fingerprint
-        if wish.every:
-            more["usage"] = self.usage_so_far()
+        if wish.every or wish.nulls:
+            more["usage"] = self.usage_so_far() if wish.every else None
         return self._envelope.record(choice, more, event_id)
 
     async def whole(self) -> dict[str, Any]:
@@ -335,7 +332,7 @@ async def create_chat(service: Service, request: Request, body: ChatRequest) -> 
         shown = body.model_dump(exclude=hidden, exclude_unset=True, mode="json")
         service.log.request(subject, "chat", shown)
     if body.stream:
-        records = guarded(reply.records(usage_wish(body)), describe_error(service, request))
+        records = guarded(reply.records(usage_wish(body, service.config.compat)), describe_error(service, request))
         return EventStream(records, reply.race, headers, pause_s=service.config.keep_alive_s)
     whole = await until_disconnect(request, reply.whole())
     headers = {**headers, **load_header(service, request)}

@@ -209,7 +209,7 @@ class Completion:
             async for index, delta in self.race.deltas():
                 choice = self._take(index, delta)
                 if not self.race.seen:
-                    more = {"usage": self.usage_so_far()} if wish.every else {}
+                    more = {"usage": self.usage_so_far() if wish.every else None} if wish.every or wish.nulls else {}
                     yield self._envelope.record(choice, more, self.race.event_id())
         if wish.final and not self.race.skips_usage:
             fingerprint = {"system_fingerprint": self.head.fingerprint}
@@ -262,7 +262,7 @@ async def create_completion(service: Service, request: Request, body: Completion
         shown = body.model_dump(exclude={"prompt"}, exclude_unset=True, mode="json")
         service.log.request(subject, "completions", shown)
     if body.stream:
-        records = guarded(completion.records(usage_wish(body)), describe_error(service, request))
+        records = guarded(completion.records(usage_wish(body, service.config.compat)), describe_error(service, request))
         return EventStream(records, completion.race, headers, pause_s=service.config.keep_alive_s)
     reply = await until_disconnect(request, completion.whole())
     headers = {**headers, **load_header(service, request)}

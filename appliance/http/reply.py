@@ -266,12 +266,15 @@ class UsageWish:
 
     final: bool
     every: bool
+    nulls: bool = False
+    """The chunks before the final one have `usage: null`, as those of the OpenAI service do."""
 
 
-def usage_wish(body: GenerationRequest) -> UsageWish:
+def usage_wish(body: GenerationRequest, compat: str) -> UsageWish:
     options = body.stream_options
     final = bool(options and options.include_usage)
-    return UsageWish(final, final and bool(options and options.continuous_usage_stats))
+    every = final and bool(options and options.continuous_usage_stats)
+    return UsageWish(final, every, nulls=final and not every and compat == "openai")
 
 
 def finite(logprob: float) -> float:

@@ -1,10 +1,10 @@
 """The body of POST /v1/chat/completions. Messages stay as the client wrote them: templates read any field."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from appliance.schema.common import GenerationRequest, Wire
+from appliance.schema.common import GenerationRequest, JsonSchema, Wire
 from appliance.schema.numbers import Flag, Int
 
 
@@ -13,7 +13,7 @@ class FunctionDefinition(Wire):
 
     name: str = Field(min_length=1)
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonSchema | None = None
     strict: Flag | None = None
 
 
@@ -24,10 +24,23 @@ class Tool(Wire):
     function: FunctionDefinition
 
 
+class CustomDefinition(Wire):
+    name: str = Field(min_length=1)
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class CustomTool(Wire):
+    """A tool whose calls have a text and no arguments."""
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+
 class TemplateOptions(Wire):
     """What a chat template is given beside the messages."""
 
-    tools: list[Tool] | None = None
+    tools: list[Annotated[Tool | CustomTool, Field(discriminator="type")]] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag = False
@@ -50,6 +63,10 @@ class ChatRequest(Conversation, GenerationRequest):
     logprobs: Flag | None = False
     top_logprobs: Int | None = None
     tool_choice: Any = None
+    functions: list[FunctionDefinition] | None = None
+    """The older form of `tools`; replies to it have `function_call` in place of `tool_calls`."""
+    function_call: str | dict[str, Any] | None = None
+    """The older form of `tool_choice`."""
     parallel_tool_calls: Flag | None = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: Flag = True

@@ -2,9 +2,9 @@
 `appliance.http.fields`; ranges with a message of their own are checked by `appliance.chat.sampling`, so that one error
 names one field."""
 
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from appliance.schema.numbers import Flag, Float, Int, Int64, TokenId
 
@@ -13,6 +13,18 @@ class Wire(BaseModel):
     """A body, or a part of one, as the client sent it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+def _json_schema(value: Any) -> Any:
+    """PHP writes an empty object as an empty list."""
+    if value == []:
+        return {}
+    if isinstance(value, dict) and value.get("properties") == []:
+        return {**value, "properties": {}}
+    return value
+
+
+JsonSchema = Annotated[dict[str, Any], BeforeValidator(_json_schema)]
 
 
 class Streamed(Protocol):

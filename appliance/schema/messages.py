@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from appliance.schema.common import Wire
+from appliance.schema.common import JsonSchema, Wire
 from appliance.schema.numbers import Flag, Float, Int, Int64
 
 
@@ -86,7 +86,7 @@ class MessageTool(Wire):
     type: str | None = None
     name: str = Field(min_length=1)
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: JsonSchema | None = None
     strict: Flag | None = None
 
 

@@ -203,6 +203,7 @@ def free(channels: Channels, functions: Sequence[Function], writer: Writer, *, r
     """Any messages, in which each call is one of these functions."""
     names = (channels.thinking, channels.calling, channels.final)
     heads = " | ".join(_head(channels, name, writer) for name in names)
-    message = writer.rule(f"({heads}) {ANY_TEXT} | {call(channels, functions, writer)}")
+    calls = f" | {call(channels, functions, writer)}" if functions else ""
+    message = writer.rule(f"({heads}) {ANY_TEXT}{calls}")
     more = f"({writer.text(channels.end + channels.start + channels.role)} {message})*"
     return f"{ANY_TEXT if reasons else message} {more}"

@@ -14,7 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from appliance.chat.format.channels import answer, call, free, thoughts
 from appliance.chat.format.declaration import Calls, Channels, Function, Reasoning, Special
-from appliance.chat.format.grammar import SPACES, LarkWriter, all_calls, text_with_calls
+from appliance.chat.format.grammar import SPACES, LarkWriter, all_calls, text_with_calls, text_without_calls
 from appliance.chat.format.lark import literal
 from appliance.chat.structural import between_slashes, structural_grammar
 from engine.api.errors import RequestError
@@ -109,6 +109,15 @@ class Constraint:
         if self.channels is not None:
             return writer.grammar(free(self.channels, functions, writer, reasons=self.reasons))
         return self._lark(text_with_calls(calls, functions, writer, one_call=one_call), writer, calls)
+
+    def text_without_calls(self, calls: Calls) -> Grammar | None:
+        """Free text in which no call begins, None where calls have no marker of their own: any JSON could be one."""
+        writer = LarkWriter(self.special)
+        if self.channels is not None:
+            return writer.grammar(free(self.channels, (), writer, reasons=self.reasons))
+        if calls.bare or not (calls.openings or calls.starts):
+            return None
+        return self._lark(text_without_calls(calls, writer), writer, calls)
 
     def _lark(self, expression: str, writer: LarkWriter, calls: Calls | None = None) -> Grammar:
         """What was asked for, behind the reasoning. A call's marker would end that, so it does not occur there."""

@@ -125,6 +125,11 @@ def text_with_calls(calls: Calls, functions: Sequence[Function], writer: LarkWri
     return f"({writer.until(marker, without=others)} {behind}){'?' if one_call else '*'} {rest}"
 
 
+def text_without_calls(calls: Calls, writer: LarkWriter) -> str:
+    """Free text in which no marker of a call occurs. Markers that are special tokens are no text anyway."""
+    return writer.rule(_without(ANY_TEXT, writer.texts((*calls.openings, *calls.starts))))
+
+
 def _without(expression: str, markers: Sequence[str]) -> str:
     """The expression, of a text in which none of the markers occurs."""
     return " & ".join([expression, *(f"~/(?s:.*){pattern(marker)}(?s:.*)/" for marker in markers)])

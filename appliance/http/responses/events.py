@@ -6,12 +6,12 @@ is closed when the next one begins or the reply ends.
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from io import StringIO
 from typing import Any, Literal, Protocol
 
 from appliance.chat.format.events import CallArguments, CallBroken, CallStart, Content, Event, ReasoningText, joined
+from appliance.chat.format.json_string import JsonString
 
 Fields = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -135,59 +135,6 @@ class CustomCall:
         return {**named, "input": self.input, "status": status}
 
 
-class JsonString:
-    """The value of the first member of a JSON object, a string, decoded piece by piece. What comes behind it, or is no
-    such object, gives nothing."""
-
-    def __init__(self) -> None:
-        self._quotes = 0  # outside of escapes: two around the name, then those of the value
-        self._held = ""  # an escape that is not whole
-
-    def feed(self, text: str) -> str:
-        found = ""
-        for character in text:
-            if len(self._held) == 6 and character != "\\":  # half of a pair, and no other half
-                found += self._taken()
-            if len(self._held) == 11 and self._is_first_half(self._held[6:] + character):  # likewise
-                held, self._held = self._held[6:], self._held[:6]
-                found += self._taken()
-                self._held = held
-            if self._held or (character == "\\" and self._quotes in (1, 3)):
-                self._held += character
-                if self._is_whole(self._held):
-                    found += self._taken()
-            elif character == '"':
-                self._quotes += 1
-            elif self._quotes == 3:
-                found += character
-        return found
-
-    @staticmethod
-    def _is_first_half(escape: str) -> bool:
-        return escape[:2] == "\\u" and escape[2:4].lower() in ("d8", "d9", "da", "db")
-
-    @staticmethod
-    def _is_whole(escape: str) -> bool:
-        if len(escape) < 2 or escape[1] != "u":
-            return len(escape) == 2
-        if len(escape) < 6:
-            return False
-        if JsonString._is_first_half(escape[:6]):
-            return len(escape) == 12 or not "\\u".startswith(escape[6:8])
-        return True
-
-    def _taken(self) -> str:
-        text, self._held = self._decoded(), ""
-        return text if self._quotes == 3 else ""
-
-    def _decoded(self) -> str:
-        try:
-            text = str(json.loads(f'"{self._held}"'))
-        except ValueError:
-            text = self._held
-        return text.encode("utf-8", "replace").decode()
-
-
 class Output:
     """All items of one response. `name` is what their ids are made from, `custom` the tools whose calls have a text."""
 
@@ -222,11 +169,16 @@ class Output:
         if events and not isinstance(events[-1], Content):
             self._held = []
 
-    def finish(self, status: Status) -> Iterator[Fields]:
-        """Closes what is open. A reply that ended by itself without saying anything says so in an empty message."""
-        if status == "completed" and not self._done and self._open is None:
+    def end(self, status: Status) -> Iterator[Fields]:
+        """Close what is open at the end of the reply. A reply without any item gets an empty message, so that its
+        `output` has the item whose status is `incomplete`, too."""
+        if not self._done and self._open is None:
             yield from self._begin(Message(self._id("msg")))
         yield from self._close(status)
+
+    def close(self) -> Iterator[Fields]:
+        """Close what is open where the reply has no end of its own."""
+        yield from self._close("incomplete")
 
     def items(self) -> list[Fields]:
         opened = [] if self._open is None else [self._open.fields("in_progress")]

@@ -41,6 +41,8 @@ def own_items(
     items = []
     for at, item in enumerate(given):
         item = _resolved(store, owner, item, at)
+        if not isinstance(item.get("id"), str | None):
+            raise InvalidRequest(f"input[{at}].id must be a string.", "input")
         if item.get("id") in taken:
             item = {name: value for name, value in item.items() if name != "id"}
         items.append(_named(item, f"{salt}/input/{at}"))

@@ -129,7 +129,7 @@ class ResponseReply:
         self._finish = taken.piece.finish
         if self._finish in ("stop", "length"):
             self.state = "completed" if self._finish == "stop" else "incomplete"
-            yield from self._output.finish(self.state)
+            yield from self._output.end(self.state)
         self._log(taken.piece.text)
 
     def _log(self, text: str) -> None:
@@ -156,7 +156,7 @@ class ResponseReply:
 
     def closings(self) -> list[Fields]:
         """The events that close an item which has no end of its own: the reply ended otherwise."""
-        return list(self._output.finish("incomplete"))
+        return list(self._output.close())
 
     def fail(self, error: Exception) -> Fields:
         self.closings()

@@ -423,12 +423,6 @@ def test_a_malformed_call_is_content(gateway: Any) -> None:
     assert "<tool_call>" not in json.dumps(deltas(gateway, TOOLS))
 
 
-def test_an_unknown_functions_call_is_still_a_call(gateway: Any) -> None:
-    """TC-06"""
-    found = message(gateway.says(CALL.replace("get_weather", "launch")), TOOLS)
-    assert found["tool_calls"][0]["function"]["name"] == "launch"
-
-
 def test_a_bracket_is_sent_when_it_is_no_marker(gateway: Any) -> None:
     """TC-07"""
     found = deltas(gateway.says("1 < 2 <b", finish="length"), TOOLS)
@@ -485,12 +479,6 @@ def test_finish_reasons(gateway: Any, choice: Any, text: str, finish: str, expec
         assert whole(gateway, body)["choices"][0]["finish_reason"] == expected
 
 
-def test_without_tools_their_markup_is_text(gateway: Any) -> None:
-    """none: tools are shown to the template, calls are not read."""
-    assert message(gateway.says(CALL), {**TOOLS, "tool_choice": "none"})["content"] == CALL
-    assert "get_weather" in prompt_text(gateway)
-
-
 @pytest.mark.parametrize(
     "body,param",
     [
@@ -501,10 +489,6 @@ def test_without_tools_their_markup_is_text(gateway: Any) -> None:
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
         ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
-        (
-            {"tools": [TOOL], "tool_choice": NAMED, "response_format": {"type": "json_object"}},
-            "response_format",
-        ),
     ],
 )
 def test_tool_choices_that_cannot_be_are_refused(gateway: Any, body: dict[str, Any], param: str) -> None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from appliance.http.responses.events import JsonString
+from appliance.chat.format.json_string import JsonString
 
 TEXTS = [
     "",
