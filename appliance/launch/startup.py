@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from appliance.gateway.config import GatewayConfig
+from appliance.gateway.config import GatewayConfig, Task
 from appliance.launch import listen, probe
 from appliance.launch.console import Console
 from appliance.launch.supervise import Service
@@ -14,7 +14,7 @@ from appliance.launch.supervise import Service
 _PROBE_S = 0.1
 _PROBE_TIMEOUT_S = 2.0
 _UNSEEN_S = 1.0  # time after a death in which a reply may still be from before it
-QUESTION = "What is 17 + 25?"
+QUESTION, ANSWER = "What is 17 + 25?", "17 + 25 is 42."
 
 
 class Startup:
@@ -89,13 +89,25 @@ class Startup:
         return f"{asyncio.get_running_loop().time() - began:.1f} s"
 
 
+_POOLING: dict[Task, tuple[str, dict[str, Any]]] = {
+    "embed": ("/v1/embeddings", {"input": QUESTION}),
+    "classify": ("/classify", {"input": QUESTION}),
+    "score": ("/score", {"text_1": QUESTION, "text_2": ANSWER}),
+    "token_embed": ("/pooling", {"task": "token_embed", "input": QUESTION}),
+    "token_classify": ("/pooling", {"task": "token_classify", "input": QUESTION}),
+}
+
+
 def curl_line(url: str, gateway: GatewayConfig) -> str:
-    """A streamed request, to be pasted into a shell: of chat, or a completion where an encoder reads the prompt."""
-    body: dict[str, Any] = {"model": gateway.names[0], "messages": [{"role": "user", "content": QUESTION}]}
-    route = "chat/completions"
-    if gateway.sources is not None:
-        route, body = "completions", {"model": gateway.names[0], "prompt": QUESTION}
-    body["stream"] = True
+    """Return a request to be pasted into a shell, of a route that the model has: streamed chat, a completion where an
+    encoder reads the prompt, or the first task of a model that pools."""
+    if "generate" not in gateway.tasks:
+        route, fields = next(_POOLING[task] for task in gateway.tasks if task in _POOLING)
+    elif gateway.sources is not None:
+        route, fields = "/v1/completions", {"prompt": QUESTION, "stream": True}
+    else:
+        route, fields = "/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
+    body = {"model": gateway.names[0], **fields}
     key = ["-H", "Authorization: Bearer YOUR_KEY"] if gateway.api_keys is not None else []
-    words = ["curl", "-N", f"{url}/v1/{route}", "-H", "Content-Type: application/json", *key]
+    words = ["curl", "-N", f"{url}{route}", "-H", "Content-Type: application/json", *key]
     return shlex.join([*words, "-d", msgspec.json.encode(body).decode()])

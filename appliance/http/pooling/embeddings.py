@@ -14,7 +14,7 @@ from appliance.http.body import json_body, read_body
 from appliance.http.pooling.pooled import Outcome, as_json, numbered, pool
 from appliance.http.service import Service, service_of
 from appliance.pooling.chunks import averaged
-from appliance.pooling.plan import PoolPlan, cut_dimensions, facts, plan_prompts
+from appliance.pooling.plan import PoolPlan, cut_dimensions, facts, naming, plan_prompts
 from appliance.pooling.vectors import base64_text, encoded, floats, nested
 from appliance.schema.pooling import ClassifyRequest, EmbeddingRequest, Encoded, PoolingRequest
 from engine.api.errors import RequestError
@@ -121,6 +121,12 @@ async def pool_prompts(request: Request) -> Response:
 
 
 def _plan_classes(body: ClassifyRequest, served: Served) -> PoolPlan:
+    """Raises RequestError for an empty text, too: its label would be that of the special tokens alone."""
+    texts = body.input if isinstance(body.input, list) else [body.input]
+    for index, text in enumerate(texts):
+        with naming("input", index, len(texts)):
+            if text == "":
+                raise RequestError("input must not be an empty text; it has no label.", "input")
     return plan_prompts(body, Pooling("classify", activate=body.use_activation), served)
 
 

@@ -107,7 +107,7 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("not a number", HEAD + "engine: {sampling: {repetition_penalty: ⟪.nan}}", "engine.sampling.repetition_penalty",
      "no values of any key"),
     ("infinity", HEAD + "engine: {sampling: {repetition_penalty: ⟪.inf}}", "engine.sampling.repetition_penalty",
-     "a number above 0"),
+     "a number from 0.0001 to 10000"),
     ("key on", HEAD + "endpoints: {⟪on: 1}", "endpoints.on", 'write "on":'),
     ("numeric key", HEAD + "⟪8000: 1", "8000", "it is no text"),
     ("list as key", HEAD + "? ⟪[a]\n: 1", "", "keys are plain words"),

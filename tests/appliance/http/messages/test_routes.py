@@ -315,7 +315,7 @@ def test_a_call_that_is_cut_keeps_what_is_complete(gateway: Any, cut: str, expec
 def test_digits_of_a_call_are_the_models_own(gateway: Any) -> None:
     """TC-03"""
     arguments = '{"city": "\\ud83d \\u00e9", "n": 123456789012345678901234567890, "x": 1.10}'
-    gateway.says('<tool_call>\n{"name": "f", "arguments": ' + arguments + "}\n</tool_call>")
+    gateway.says('<tool_call>\n{"name": "get_weather", "arguments": ' + arguments + "}\n</tool_call>")
     body = {**BASE, "tools": [TOOL]}
 
     async def call() -> str:

@@ -153,3 +153,18 @@ def test_fields_of_the_base_are_checked(make_pooling, path, field):
     gateway = make_pooling("embed", "classify", "score")
     status, reply = gateway.post(path, {**BODIES[path], field: 7})
     assert status == 400 and reply["error"]["param"] == f"body.{field}"
+
+
+def test_empty_text_has_no_label(make_pooling):
+    """EM-06: special tokens alone are no text to classify."""
+    gateway = make_pooling("classify", activation="softmax")
+    for given, where in (
+        ("", "input must"),
+        ([""], "input must"),
+        (["a", ""], "input[1]: input must"),
+        ([], "input must"),
+    ):
+        status, reply = gateway.post("/classify", {"input": given})
+        assert (status, reply["error"]["param"]) == (400, "input")
+        assert reply["error"]["message"].startswith(where)
+    assert gateway.post("/classify", {"input": [5, 6]})[0] == 200
