@@ -85,11 +85,6 @@ DESCRIPTIONS: dict[str | tuple[str, str], str] = {
     # Structured output
     "response_format": "Constrain the reply to JSON, to a JSON schema, or to a structural tag.",
     "structured_outputs": "Constrain the reply by a JSON schema, expression, choice, grammar or structural tag.",
-    "guided_json": "JSON schema of the reply; same as `structured_outputs.json`.",
-    "guided_regex": "Regular expression of the reply; same as `structured_outputs.regex`.",
-    "guided_choice": "Texts of which the reply is one; same as `structured_outputs.choice`.",
-    "guided_grammar": "Grammar of the reply; same as `structured_outputs.grammar`.",
-    "guided_json_object": "Any JSON object; same as `structured_outputs.json_object`.",
     "json_schema": "Name and schema of the reply.",
     "schema": "JSON schema of the reply.",
     "json": "JSON schema of the reply.",
@@ -111,6 +106,9 @@ DESCRIPTIONS: dict[str | tuple[str, str], str] = {
     "verbosity": "Hint for the length of the text, given to the chat template.",
     # Tools
     "tools": "Functions that the model may call.",
+    "custom": "Name, description and input format of a custom tool.",
+    "functions": "Functions that the model may call, in the form before `tools`.",
+    "function_call": "`none`, `auto` or the name of a function, in the form before `tool_choice`.",
     "tool_choice": "`auto`, `none`, `required` (or `any`), or one function that must be called.",
     "parallel_tool_calls": "Allow several calls in one reply.",
     "disable_parallel_tool_use": "Allow one call at most.",

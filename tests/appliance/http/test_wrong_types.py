@@ -16,6 +16,7 @@ from appliance.schema.responses import InputTokensRequest, ResponsesRequest
 from appliance.schema.tokens import DetokenizeRequest, TokenizeChat
 
 MESSAGE = {"role": "user", "content": "hello"}
+TEXT_PART = {"type": "text", "text": "x"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 ASSISTANT = {"role": "assistant", "content": [{"type": "text", "text": "x"}], "tool_calls": [CALL]}
@@ -23,7 +24,7 @@ RESULT = {"role": "tool", "tool_call_id": "c", "content": "y"}
 BLOCKS: list[Any] = [
     {"role": "user", "content": [{"type": "text", "text": "x"}]},
     {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}]},
-    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x"}]}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": [TEXT_PART]}]},
 ]  # fmt: skip
 ITEMS: list[Any] = [
     {"role": "user", "content": [{"type": "input_text", "text": "x"}], "id": "m"},
