@@ -92,7 +92,7 @@ def _kserve(environ: Mapping[str, str], root: Path) -> Detected | None:
 def _cloud_run(environ: Mapping[str, str], root: Path) -> Detected | None:
     """Cloud Run, Heroku and others only name a port."""
     port = _port(value(environ, "PORT"), "PORT")
-    return port and Detected("a platform that sets PORT", "PORT", None, port)
+    return None if port is None else Detected("a platform that sets PORT", "PORT", None, port)
 
 
 PLATFORMS: tuple[Callable[[Mapping[str, str], Path], Detected | None], ...] = (

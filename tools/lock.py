@@ -7,7 +7,8 @@ the package index states. `requirements/install.py` installs from these files.
 
 torch has a file of its own. Its builds differ: the default index has one for GPUs, PyTorch's indexes have one for CPUs
 and one for each release of CUDA, all with the same version but other hashes. The hashes of all builds that were seen
-are kept: those of the default index, of --torch-index URL, of --wheels FOLDER, and those recorded before for this version.
+are kept: those of the default index, of --torch-index URL, of --wheels FOLDER, and those recorded
+before for this version.
 """
 
 import argparse
