@@ -76,7 +76,7 @@ def test_a_generation_config_that_is_ignored_is_not_checked(check: Check, folder
         ("top_p", 1.5, "less than or equal to 1"),
         ("top_k", -3, "greater than or equal to 0"),
         ("min_p", 2, "less than or equal to 1"),
-        ("repetition_penalty", 0, "greater than 0"),
+        ("repetition_penalty", 0, "greater than or equal to 0.0001"),
     ],
 )
 def test_a_sampling_default_out_of_range_is_refused_unless_replaced(
