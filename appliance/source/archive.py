@@ -89,8 +89,11 @@ class Archive:
     def folder(self, listing: Listing) -> Path:
         return self.cache / listing.revision
 
-    def unpack(self, listing: Listing) -> None:
-        """Puts the downloaded archive's files into place. Raises SourceError."""
+    def unpack(self, listing: Listing, min_free: int = 0) -> None:
+        """Unpack the downloaded archive and move its files into place. `min_free` bytes of the disk stay free.
+
+        Raises SourceError.
+        """
         final, shelf = self.folder(listing), self.shelf(listing)
         archive = shelf.folder / listing.files[0].name
         with shelf.lock(lambda: None):
@@ -98,8 +101,7 @@ class Archive:
             shutil.rmtree(working, ignore_errors=True)
             try:
                 if not final.is_dir():
-                    unpack(archive, working, self.max_size)
-                    os.replace(_top(working), final)
+                    os.replace(unpack(archive, working, self.max_size, min_free), final)
             except OSError as error:  # the archive stays: with room, the next start goes on from here
                 raise SourceError(f"{working}: cannot be written: {error.strerror or error}") from error
             except SourceError:
@@ -115,12 +117,6 @@ class Archive:
 
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         return Web(stall_s=self.stall_s, headers=headers, cure=CURE)
-
-
-def _top(folder: Path) -> Path:
-    """The folder with the checkpoint: archives often have one folder with all their files."""
-    inside = list(folder.iterdir())
-    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
 
 
 def _digest(text: str) -> str:

@@ -40,7 +40,7 @@ def bring(
             fetch(store, listing, resolved.shelf, policy, progress, lambda: is_whole(store, listing))
         if isinstance(store, Archive):
             say(f"unpacking {store.shown}")
-            store.unpack(listing)
+            store.unpack(listing, policy.min_free)
     return store.folder(listing) if isinstance(store, Archive) else resolved.shelf.folder
 
 
