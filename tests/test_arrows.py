@@ -58,6 +58,20 @@ TOGETHER = ("engine.__main__", "engine.llm")
 HEAVY = ("torch", "triton", "transformers")
 
 
+# These build whatever objects a file names, or run it.
+UNSAFE_MODULES = ("pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib")
+UNSAFE_CALLS = (
+    "eval",
+    "exec",
+    "yaml.load",
+    "yaml.full_load",
+    "yaml.unsafe_load",
+    "torch.load",
+    "np.load",
+    "numpy.load",
+)
+
+
 def within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
@@ -151,3 +165,36 @@ def test_a_fresh_interpreter_imports_every_module_of_a_package_without_torch(pac
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def unsafe_readers(source: str) -> Iterator[str]:
+    """`line: name` of each import and call that could run code out of a file."""
+    for line, name in imports(source, "x", is_package=False):
+        if name.split(".")[0] in UNSAFE_MODULES:
+            yield f"{line}: {name}"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
+            yield f"{node.lineno}: {ast.unparse(node.func)}"
+
+
+def test_no_module_reads_a_format_that_can_run_code() -> None:
+    wrong = [f"{path.relative_to(ROOT)}:{found}" for _, path in modules() for found in unsafe_readers(path.read_text())]
+    assert not wrong, "use msgspec, JSON or safetensors instead:\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import Unpickler",
+        "def f(x):\n    return eval(x)",
+        "torch.load(p)",
+        "yaml.load(t, L)",
+    ],
+)
+def test_a_format_that_can_run_code_is_found(source: str) -> None:
+    assert list(unsafe_readers(source))
+
+
+def test_methods_named_eval_are_not_taken_for_the_function() -> None:
+    assert not list(unsafe_readers("model.eval()\nyaml.safe_load(x)\nimport pickletools_of_ours"))

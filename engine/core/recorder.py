@@ -1,84 +1,41 @@
 """The flight recorder: a scheduler that writes every event it gets and every plan it makes.
 
-The file is a sequence of records, each a little-endian u32 length and that many bytes of MessagePack. `Started` begins
-the records of one process; a file that is appended to holds several. A file that has reached half of the bytes allowed
-is renamed to end in .1, in place of the one before, and the next one begins with the scheduler's whole state: so what
-is kept can be replayed from its first record. `engine.core.replay` reads both.
+`engine.core.records` has the format. A file that has reached half of the bytes allowed is renamed to end in .1, in
+place of the one before, and the next one begins with the scheduler's whole state, so that the records that are kept can
+be replayed from the first one.
 """
 
-import io
 import os
-import pickle
-import struct
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from engine.api.errors import ConfigError
 from engine.api.messages import Delta, Finish, Submit
 from engine.core.config import SchedulerConfig
-from engine.core.plan import StepPlan, StepResult
+from engine.core.plan import StepResult
+from engine.core.records import (
+    FORMAT,
+    LENGTH,
+    AllEnded,
+    Applied,
+    CacheReset,
+    DeadlinesPassed,
+    Ended,
+    PlanMade,
+    Record,
+    Started,
+    Submitted,
+    encode_config,
+    older,
+)
 from engine.core.scheduler import Planned, Scheduler, Settled, Tell
+from engine.core.snapshot import snapshot
 
-LENGTH = struct.Struct("<I")
 FLUSH_BYTES = 1 << 16  # what a crash may lose at most, beside what came in within FLUSH_S
 FLUSH_S = 1.0
-
-
-class Started(msgspec.Struct, frozen=True, tag="started"):
-    """`config` is a SchedulerConfig; `scalings` name the types of its ropes' scalings, "" where there is none. `state`
-    is that of a scheduler in the middle of its run (see `thawed`), after step `step`; b"" at its start. `gap`: records
-    between it and those before it were lost."""
-
-    config: dict[str, Any]
-    scalings: tuple[str, ...]
-    step: int = 0
-    state: bytes = b""
-    gap: bool = False
-
-
-class Submitted(msgspec.Struct, frozen=True, tag="submitted"):
-    submit: Submit
-    now: float
-
-
-class Ended(msgspec.Struct, frozen=True, tag="ended"):
-    id: str
-    finish: Finish
-
-
-class AllEnded(msgspec.Struct, frozen=True, tag="all_ended"):
-    pass
-
-
-class CacheReset(msgspec.Struct, frozen=True, tag="cache_reset"):
-    pass
-
-
-class DeadlinesPassed(msgspec.Struct, frozen=True, tag="deadlines_passed"):
-    now: float
-
-
-class PlanMade(msgspec.Struct, frozen=True, tag="plan"):
-    """`plan` is None where there was nothing to do."""
-
-    now: float
-    plan: StepPlan | None
-
-
-class Applied(msgspec.Struct, frozen=True, tag="applied"):
-    """What of a result matters to plans."""
-
-    now: float
-    step: int
-    sampled: tuple[int, ...]
-    failed: dict[int, str]
-
-
-Record = Started | Submitted | Ended | DeadlinesPassed | AllEnded | CacheReset | PlanMade | Applied
 
 
 class Recorder(Scheduler):
@@ -87,7 +44,6 @@ class Recorder(Scheduler):
 
     def __init__(self, config: SchedulerConfig, path: str, most_bytes: int, tell: Tell | None = None) -> None:
         super().__init__(config, tell)
-        self._state_names = state_names(self)
         self._path, self._half = Path(path), most_bytes // 2
         self._flush_bytes = min(FLUSH_BYTES, most_bytes // 16)
         self._size = self._path.stat().st_size if self._path.exists() else 0
@@ -95,8 +51,7 @@ class Recorder(Scheduler):
         self._encode = msgspec.msgpack.Encoder().encode
         self._pending = bytearray()
         self._flushed_at = 0.0
-        scalings = tuple("" if rope.scaling is None else type(rope.scaling).__name__ for rope in config.ropes)
-        self._started = Started(msgspec.to_builtins(config), scalings)
+        self._started = Started(FORMAT, encode_config(config))
         self._write(self._started)
         self._lost = False  # the disk refused records since the present file began
         try:
@@ -176,9 +131,8 @@ class Recorder(Scheduler):
         if not self._lost and self._size < max(self._half - self._flush_bytes, 2 * self._state_bytes):
             return
         self.flush()
-        state = pickle.dumps({name: getattr(self, name) for name in self._state_names})
-        self._state_bytes = len(state)
-        self._write(msgspec.structs.replace(self._started, step=self.step, state=state, gap=self._lost))
+        self._write(msgspec.structs.replace(self._started, step=self.step, state=snapshot(self), gap=self._lost))
+        self._state_bytes = len(self._pending)
         try:
             if self._size:
                 self._path.replace(older(self._path))
@@ -192,40 +146,3 @@ class Recorder(Scheduler):
     def _write(self, record: Record) -> None:
         body = self._encode(record)
         self._pending += LENGTH.pack(len(body)) + body
-
-
-def older(path: Path) -> Path:
-    """Where the records before those of `path` are kept."""
-    return path.with_name(f"{path.name}.1")
-
-
-def state_names(scheduler: Scheduler) -> frozenset[str]:
-    """The attributes of a scheduler that events change."""
-    return frozenset(vars(scheduler).keys() - {"config", "_tell"})
-
-
-def thawed(scheduler: Scheduler, state: bytes) -> Scheduler:
-    """A fresh scheduler put into a recorded state. Raises ConfigError if the state is none of this version's."""
-    try:
-        found = _StateReader(io.BytesIO(state)).load()
-    except (pickle.UnpicklingError, AttributeError, EOFError, ImportError, TypeError, ValueError) as error:
-        raise ConfigError(f"the recorded state cannot be read by this version of slipway: {error}") from error
-    if not isinstance(found, dict) or found.keys() != state_names(scheduler):
-        raise ConfigError("the recorded state is that of another version of slipway; replay it with that one")
-    vars(scheduler).update(found)
-    return scheduler
-
-
-class _StateReader(pickle.Unpickler):
-    """Makes only what a state is made of: a recording from elsewhere can run no code of its choice."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = module.startswith(_STATE_MODULES) or (module, name) in _STATE_TYPES
-        kind = super().find_class(module, name) if allowed else None
-        if not isinstance(kind, type) or kind.__module__ != module:
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a scheduler")
-        return kind
-
-
-_STATE_MODULES = ("engine.core.", "engine.kv.", "engine.api.messages")
-_STATE_TYPES = (("collections", "deque"), ("collections", "OrderedDict"))

@@ -7,17 +7,14 @@ the first step that differs. `--explain` prints what happened to one request and
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from engine.api.errors import ConfigError, RequestError
-from engine.core.config import PooledTasks, SchedulerConfig, Sources
 from engine.core.plan import StepPlan, StepResult
-from engine.core.recorder import (
-    LENGTH,
+from engine.core.records import (
     AllEnded,
     Applied,
     CacheReset,
@@ -27,13 +24,11 @@ from engine.core.recorder import (
     Record,
     Started,
     Submitted,
-    older,
-    thawed,
+    decode_config,
+    read_records,
 )
 from engine.core.scheduler import Scheduler, Tell
-from engine.kv.layout import Layout
-from engine.models import parts
-from engine.models.parts import Rope
+from engine.core.snapshot import restore
 
 Note = Callable[[str, str], None]  # request id, what happened
 
@@ -55,39 +50,18 @@ class Replay(msgspec.Struct):
     difference: Difference | None = None
 
 
-def read_records(path: Path) -> Iterator[Record]:
-    """The records of the older file, if there is one, and of this; a last one that was cut off by a crash is left
-    out."""
-    files = [file for file in (older(path), path) if file.exists()]
-    for file in files or [path]:
-        yield from _read_file(file)
-
-
-def _read_file(path: Path) -> Iterator[Record]:
-    decode = msgspec.msgpack.Decoder(Record).decode
-    data = path.read_bytes()
-    at = 0
-    while at + LENGTH.size <= len(data):
-        (length,) = LENGTH.unpack_from(data, at)
-        at += LENGTH.size
-        if at + length > len(data):
-            return
-        yield decode(data[at : at + length])
-        at += length
-
-
 def replay(records: Iterator[Record], note: Note | None = None) -> Replay:
     """Runs the events; `note` is told of everything that happens to a request, by its id."""
     result = Replay()
     scheduler: Scheduler | None = None
     for record in records:
         if isinstance(record, Started):
-            if record.state and scheduler is not None and not record.gap:
+            if record.state is not None and scheduler is not None and not record.gap:
                 continue  # the run goes on in the next file, and so does this scheduler
-            scheduler = Scheduler(config_of(record), _noted(note))
+            scheduler = started_scheduler(record, _noted(note))
             result.runs += 1
-            if record.state:
-                scheduler, result.dropped = thawed(scheduler, record.state), record.step
+            if record.state is not None:
+                result.dropped = record.step
             continue
         assert scheduler is not None, "a recording begins with Started"
         if isinstance(record, PlanMade):
@@ -99,6 +73,32 @@ def replay(records: Iterator[Record], note: Note | None = None) -> Replay:
         else:
             _do(scheduler, record, note)
     return result
+
+
+def started_scheduler(started: Started, tell: Tell | None = None) -> Scheduler:
+    """Return a scheduler in its recorded state. Raises ConfigError if the record has none of this version's."""
+    config = decode_config(started)
+    with recorded_faults():
+        scheduler = Scheduler(config, tell)
+        if started.state is not None:
+            restore(scheduler, started.state)
+    return scheduler
+
+
+@contextmanager
+def recorded_faults() -> Iterator[None]:
+    """Raise ConfigError for whatever events of a damaged or malicious recording make a scheduler raise."""
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the recording is damaged, or of another version of Slipway: {type(error).__name__}: {error}"
+        ) from error
+
+
+def printable(text: str) -> str:
+    """Escape characters of a recording that would control a terminal."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _noted(note: Note | None) -> Tell | None:
@@ -139,20 +139,6 @@ def _plan_again(scheduler: Scheduler, record: PlanMade, note: Note | None) -> Di
     return None if plan == record.plan else Difference(record.plan, plan)
 
 
-def config_of(started: Started) -> SchedulerConfig:
-    """Scalings are a union of dataclasses, which MessagePack does not tell apart: their types stand beside them."""
-    config = dict(started.config)
-    ropes = []
-    for fields, scaling in zip(config.pop("ropes"), started.scalings, strict=True):
-        kind: Any = getattr(parts, scaling) if scaling else None
-        made = msgspec.convert(fields["scaling"], kind, strict=False) if scaling else None
-        ropes.append(Rope(dim=fields["dim"], theta=fields["theta"], interleaved=fields["interleaved"], scaling=made))
-    config["layout"] = msgspec.convert(config["layout"], Layout)
-    config["sources"] = msgspec.convert(config.get("sources"), Sources | None)
-    config["pooled"] = msgspec.convert(config.get("pooled"), PooledTasks | None)
-    return SchedulerConfig(**config, ropes=tuple(ropes))
-
-
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="slipway replay", description="Replays a flight recording.")
     parser.add_argument("file", type=Path)
@@ -164,12 +150,13 @@ def main(arguments: list[str]) -> int:
         nonlocal found
         if id == options.explain:
             found = True
-            print(what)
+            print(printable(what))
 
     try:
-        outcome = replay(read_records(options.file), note if options.explain else None)
+        with recorded_faults():
+            outcome = replay(read_records(options.file), note if options.explain else None)
     except (OSError, ConfigError) as error:
-        print(f"{options.file}: {error}", file=sys.stderr)
+        print(f"{options.file}: {printable(reason(error))}", file=sys.stderr)
         return 1
     if outcome.dropped:
         print(f"the recording begins after step {outcome.dropped}; what was before is no longer kept", file=sys.stderr)
@@ -183,6 +170,10 @@ def main(arguments: list[str]) -> int:
         print(f"no request {options.explain!r} in {options.file}", file=sys.stderr)
         return 1
     return 0
+
+
+def reason(error: OSError | ConfigError) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engine.api.errors import ConfigError
-from engine.core.replay import read_records
+from engine.core.records import read_records
+from engine.core.replay import printable, reason, recorded_faults
 from engine.core.whatif.quality import warnings, without_pauses
 from engine.core.whatif.settings import CHANGES, Settings, changed
 from engine.core.whatif.simulate import Outcome, Reply, simulate
@@ -105,14 +106,15 @@ def main(arguments: list[str]) -> int:
     try:
         if not 0 < options.rate <= 1000:
             raise ConfigError(f"--rate {options.rate:g}: give a number above 0, at most 1000")
-        traffic = read_traffic(read_records(options.file))
-        same = Settings(traffic.config, traffic.depth)
-        other = changed(same, options.set)
+        with recorded_faults():
+            traffic = read_traffic(read_records(options.file))
+            same = Settings(traffic.config, traffic.depth)
+            other = changed(same, options.set)
+            measured = figures([Reply(asked.at, asked.times) for asked in traffic.asked])
+            (model, step_error), (what_if, _) = predicted(traffic, same, 1.0), predicted(traffic, other, options.rate)
     except (OSError, ConfigError) as error:
-        print(f"slipway whatif: {options.file}: {error}", file=sys.stderr)
+        print(f"slipway whatif: {options.file}: {printable(reason(error))}", file=sys.stderr)
         return 1
-    measured = figures([Reply(asked.at, asked.times) for asked in traffic.asked])
-    (model, step_error), (what_if, _) = predicted(traffic, same, 1.0), predicted(traffic, other, options.rate)
     if options.json:
         report = {"measured": asdict(measured), "model": asdict(model), "changed": asdict(what_if)}
         about = {"step_error": step_error, "left_out": traffic.left_out, "warnings": warnings(traffic)}

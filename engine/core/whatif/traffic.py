@@ -11,7 +11,7 @@ from engine.api.errors import ConfigError, RequestError
 from engine.api.messages import Delta, Finish, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.plan import Row, StepResult
-from engine.core.recorder import (
+from engine.core.records import (
     AllEnded,
     Applied,
     CacheReset,
@@ -21,10 +21,9 @@ from engine.core.recorder import (
     Record,
     Started,
     Submitted,
-    thawed,
 )
-from engine.core.replay import config_of
-from engine.core.scheduler import Planned, Scheduler
+from engine.core.replay import started_scheduler
+from engine.core.scheduler import Planned
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def read_traffic(records: Iterable[Record]) -> Traffic:
     reader: _Reader | None = None
     for record in records:
         if isinstance(record, Started):
-            if reader is None or not record.state:
+            if reader is None or record.state is None:
                 reader = _Reader(record)
         else:
             assert reader is not None, "a recording begins with Started"
@@ -95,10 +94,8 @@ class _Reader:
         self.steps: list[Step] = []
         self.done = 0
         self._arrived: list[Asked] = []
-        self._config = config_of(started)
-        self._scheduler = Scheduler(self._config)
-        if started.state:
-            self._scheduler = thawed(self._scheduler, started.state)
+        self._scheduler = started_scheduler(started)
+        self._config = self._scheduler.config
         self._strangers = self._scheduler.running + self._scheduler.waiting
         self._open: dict[str, Asked] = {}
         self._flying: deque[tuple[float, Planned, int, float]] = deque()

@@ -12,8 +12,9 @@ from engine.core import deadlines as deadlines_module
 from engine.core.config import SchedulerConfig
 from engine.core.deadlines import SPARE, Deadlines
 from engine.core.plan import StepResult
-from engine.core.recorder import DeadlinesPassed, Recorder
-from engine.core.replay import read_records, replay
+from engine.core.recorder import Recorder
+from engine.core.records import DeadlinesPassed, read_records
+from engine.core.replay import replay
 from engine.core.scheduler import Scheduler
 from engine.core.whatif.simulate import simulate
 from engine.core.whatif.traffic import read_traffic

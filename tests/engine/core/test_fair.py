@@ -14,7 +14,8 @@ from engine.core.config import SchedulerConfig
 from engine.core.fair import Fair, Queues
 from engine.core.plan import StepResult
 from engine.core.recorder import Recorder
-from engine.core.replay import read_records, replay
+from engine.core.records import read_records
+from engine.core.replay import replay
 from engine.core.scheduler import Scheduler
 
 STEP_TOKENS, RUNNING = 32, 4

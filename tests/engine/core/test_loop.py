@@ -1,7 +1,5 @@
 """The loop over a device that needs no model: grammars, statistics, recordings. It runs in the test's own thread."""
 
-import os
-import pickle
 import random
 import threading
 import time
@@ -18,9 +16,10 @@ from engine.api.messages import Abort, Control, Failed, Grammar, Output, Samplin
 from engine.core.config import SchedulerConfig
 from engine.core.loop import build_loop
 from engine.core.plan import StepResult, wait
-from engine.core.recorder import LENGTH, Applied, PlanMade, Recorder, Submitted
+from engine.core.recorder import Recorder
+from engine.core.records import LENGTH, Applied, PlanMade, Submitted, read_records
 from engine.core.replay import main as replay_main
-from engine.core.replay import read_records, replay
+from engine.core.replay import replay
 from engine.models.parts import Attention, Branch, Embedding, Head, Model
 from engine.structured.thinking import Budget
 
@@ -542,33 +541,6 @@ def test_requests_that_are_refused_fill_no_disk(tmp_path):
             recorder.submit(ask(str(number), (1,) * 101), 0.0)
         recorder.rest()
     assert LIMIT // 4 < sum(file.stat().st_size for file in tmp_path.iterdir()) <= LIMIT
-
-
-class Evil:
-    def __reduce__(self):
-        return (os.system, ("touch ran",))
-
-
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        (pickle.dumps(Evil()), "is no part of a scheduler"),
-        (pickle.dumps({"step": 1}), "another version of slipway"),
-        (pickle.dumps([1]), "another version of slipway"),
-        (b"\x80", "cannot be read"),
-        (b"cengine.core.replay\nmain\n.", "is no part of a scheduler"),
-        (b"csubprocess\nPopen\n.", "is no part of a scheduler"),
-        (b"cengine.core.recorder\npickle\n.", "is no part of a scheduler"),
-    ],
-)
-def test_a_state_that_is_none_is_refused_and_runs_no_code(tmp_path, monkeypatch, capsys, state, words):
-    monkeypatch.chdir(tmp_path)
-    record(tmp_path / "r")
-    started = next(read_records(tmp_path / "r"))
-    body = msgspec.msgpack.encode(msgspec.structs.replace(started, step=5, state=state))
-    (tmp_path / "r").write_bytes(LENGTH.pack(len(body)) + body)
-    assert replay_main([str(tmp_path / "r")]) == 1
-    assert words in capsys.readouterr().err and not (tmp_path / "ran").exists()
 
 
 def test_a_request_that_leaves_gives_up_its_compilation():

@@ -10,7 +10,8 @@ from engine.api.messages import Sampling, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.plan import StepResult
 from engine.core.recorder import FLUSH_S, Recorder
-from engine.core.replay import read_records, replay
+from engine.core.records import read_records
+from engine.core.replay import replay
 
 CONFIG = SchedulerConfig(
     layout=make_layout((None,)), blocks=50, max_context=100, max_step_tokens=16, max_running=4, prefix_cache=True

@@ -12,7 +12,8 @@ from engine.api.messages import Grammar, Sampling, Submit
 from engine.core.config import SchedulerConfig
 from engine.core.plan import StepResult
 from engine.core.recorder import Recorder
-from engine.core.replay import read_records, replay
+from engine.core.records import read_records
+from engine.core.replay import replay
 from engine.core.whatif.__main__ import figures, main, percentile, predicted, table
 from engine.core.whatif.quality import paused_steps, warnings
 from engine.core.whatif.settings import Settings, changed

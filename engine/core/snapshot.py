@@ -1,0 +1,182 @@
+"""The state of a scheduler as plain data, so that a recording can begin in the middle of a run.
+
+`snapshot` copies everything that events change and that does not follow from something else in the state; `restore`
+puts it into a fresh scheduler of the same configuration. Queues, for example, follow from the ranks of the sequences.
+"""
+
+from collections import OrderedDict
+from typing import Literal
+
+import msgspec
+
+from engine.api.messages import Logprob, Submit
+from engine.core.config import SchedulerConfig
+from engine.core.counters import Counters
+from engine.core.fair import Fair
+from engine.core.plan import StepPlan
+from engine.core.scheduler import Planned, Scheduler
+from engine.core.sequence import Sequence, State
+from engine.kv.cache import Tables
+from engine.kv.pool import Pool
+
+
+class TablesState(msgspec.Struct, array_like=True):
+    """Fields of `engine.kv.cache.Tables`."""
+
+    root: bytes
+    hashes: list[bytes]
+    blocks: list[list[int]]
+    released: list[int]
+    published: int
+    touch: int
+    prompt: int
+    written: int
+    settled: int
+
+
+class SequenceState(msgspec.Struct, array_like=True):
+    """Fields of `engine.core.sequence.Sequence` that do not follow from its `submit`."""
+
+    submit: Submit
+    arrival: int
+    rank: tuple[float, int]
+    state: State
+    ids: list[int]
+    total: int
+    computed: int
+    charged: int
+    slot: int
+    blocked: str
+    step: int
+    rope_length: int
+    rope_limit: int
+    tables: TablesState
+    prompt_logprobs: list[Logprob | None] | None
+    arrived: float
+    scheduled: float | None
+    first_token: float | None
+    last_token: float | None
+    cached_tokens: int
+    preemptions: int
+
+
+class PlannedState(msgspec.Struct, array_like=True):
+    plan: StepPlan
+    sequences: list[int]
+    """Indexes into `SchedulerState.sequences`."""
+    constrained: list[int]
+
+
+class PoolState(msgspec.Struct, array_like=True):
+    """Fields of `engine.kv.pool.Pool`."""
+
+    holders: list[int]
+    blank: list[int]
+    findable: list[int]
+    keys: dict[int, tuple[int, bytes]]
+    """By block."""
+
+
+class FairState(msgspec.Struct, array_like=True):
+    """Fields of `engine.core.fair.Fair` and of its queues."""
+
+    served: dict[str, float]
+    left: str | None
+
+
+class SchedulerState(msgspec.Struct, frozen=True):
+    step: int
+    now: float
+    arrivals: int
+    free_slots: list[int]
+    dropped: list[int]
+    sequences: list[SequenceState]
+    """The open ones in the order of the scheduler, then those that have ended and are in a step in flight."""
+    in_flight: list[PlannedState]
+    deadlines: list[tuple[float, int, Literal["first token", "end"], str]]
+    counters: Counters
+    pool: PoolState
+    fair: FairState | None = None
+
+
+def snapshot(scheduler: Scheduler) -> SchedulerState:
+    """Return the state, which shares lists with the scheduler: encode it before the next event."""
+    ended = (each for planned in scheduler._in_flight for each in planned.sequences if each.state is State.ENDED)
+    sequences = [*scheduler._by_id.values(), *{id(each): each for each in ended}.values()]
+    index = {id(sequence): at for at, sequence in enumerate(sequences)}
+    order = scheduler._order
+    return SchedulerState(
+        step=scheduler.step,
+        now=scheduler._now,
+        arrivals=scheduler._arrivals,
+        free_slots=scheduler._free_slots,
+        dropped=scheduler._dropped,
+        sequences=[_sequence_state(sequence) for sequence in sequences],
+        in_flight=[
+            PlannedState(planned.plan, [index[id(each)] for each in planned.sequences], planned.constrained)
+            for planned in scheduler._in_flight
+        ],
+        deadlines=scheduler._deadlines._entries,
+        counters=scheduler.counters,
+        pool=_pool_state(scheduler.cache.pool),
+        fair=FairState(order.served, order.waiting.left) if isinstance(order, Fair) else None,
+    )
+
+
+def restore(scheduler: Scheduler, state: SchedulerState) -> None:
+    """Put a fresh scheduler into a recorded state. Raises ValueError if the two do not fit each other."""
+    order = scheduler._order
+    if isinstance(order, Fair) != (state.fair is not None):
+        raise ValueError("the scheduling policy of the recorded state is not that of its configuration")
+    _restore_pool(scheduler.cache.pool, state.pool)
+    if isinstance(order, Fair) and state.fair is not None:
+        order.served.update(state.fair.served)
+        order.waiting.left = state.fair.left
+    sequences = [_sequence(each, scheduler.config) for each in state.sequences]
+    for sequence in sequences:
+        if sequence.state is State.RUNNING:
+            order.running.add(sequence)
+        elif sequence.state is State.WAITING:
+            order.waiting.add(sequence)
+    scheduler._by_id.update((each.id, each) for each in sequences if each.state is not State.ENDED)
+    scheduler._in_flight.extend(
+        Planned(each.plan, [sequences[at] for at in each.sequences], each.constrained) for each in state.in_flight
+    )
+    scheduler._deadlines._entries = state.deadlines
+    scheduler.counters = state.counters
+    scheduler.step, scheduler._now, scheduler._arrivals = state.step, state.now, state.arrivals
+    scheduler._free_slots, scheduler._dropped = state.free_slots, state.dropped
+
+
+SEQUENCE_FIELDS = tuple(name for name in SequenceState.__struct_fields__ if name not in ("submit", "tables"))
+
+
+def _sequence_state(sequence: Sequence) -> SequenceState:
+    tables = TablesState(*(getattr(sequence.tables, name) for name in TablesState.__struct_fields__))
+    same = {name: getattr(sequence, name) for name in SEQUENCE_FIELDS}
+    return SequenceState(submit=sequence.submit, tables=tables, **same)
+
+
+def _sequence(state: SequenceState, config: SchedulerConfig) -> Sequence:
+    sequence = Sequence(state.submit, state.arrival, state.arrived, config.longest(state.submit))
+    for name in SEQUENCE_FIELDS:
+        setattr(sequence, name, getattr(state, name))
+    sequence.tables = Tables(state.tables.root, 0)
+    for name in TablesState.__struct_fields__:
+        setattr(sequence.tables, name, getattr(state.tables, name))
+    return sequence
+
+
+def _pool_state(pool: Pool) -> PoolState:
+    keys = {block: key for key, block in pool._by_key.items()}
+    return PoolState(pool.holders, pool._blank, list(pool._findable), keys)
+
+
+def _restore_pool(pool: Pool, state: PoolState) -> None:
+    if len(state.holders) != pool.size or not state.keys.keys() <= set(range(pool.size)):
+        raise ValueError(f"the recorded state has other blocks than the {pool.size} of its configuration")
+    pool.holders, pool._blank = state.holders, state.blank
+    pool._findable = OrderedDict.fromkeys(state.findable)
+    for block, key in state.keys.items():
+        pool._key[block] = key
+        pool._by_key[key] = block
