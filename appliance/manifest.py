@@ -365,6 +365,26 @@ class Responses(Section):
     """Most stored responses; the oldest go first."""
 
 
+class Connections(Section):
+    max: Count = 8192
+    """Most open client connections; fewer where the process may open fewer files. A new one closes the one idle
+    longest; where none is idle it gets 503."""
+    max_idle: Count = 1024
+    """Most connections without a request in progress; the one idle longest is closed first."""
+    max_per_address: Count = 2048
+    """Most connections of one client address, or of one /64 network of IPv6. Raise it where all clients come through
+    one proxy."""
+    max_head: Annotated[Bytes, Field(le=2**20)] = 64 * 2**10
+    """Largest request head (request line and headers), and largest trailers; larger ones get 431."""
+    max_headers: Annotated[int, Field(ge=1, le=1000)] = 100
+    """Most header fields of a request; more get 431."""
+    head_timeout: Annotated[Seconds, Field(gt=0)] = 15.0
+    """Time for a TLS handshake and for a request head; a later head gets 408, and a connection that sent nothing is
+    closed."""
+    body_timeout: Annotated[Seconds, Field(gt=0)] = 60.0
+    """Time for a request body; a later one gets 408."""
+
+
 class Endpoints(Section):
     host: str = "0.0.0.0"
     """Address the gateway listens on."""
@@ -380,8 +400,13 @@ class Endpoints(Section):
     """What becomes of request fields that no API of this server knows: 400, one log line for each field, or nothing."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Web origins that browsers may call from; * allows all."""
-    keep_alive: Seconds = 15.0
+    keep_alive: Seconds = 75.0
+    """Time after which a connection without a request is closed; longer than the idle timeout of a load balancer in
+    front. 0s closes it after each reply."""
+    stream_keep_alive: Seconds = 15.0
     """Pause after which a silent stream sends a comment so that proxies keep it open; 0s switches it off."""
+    connections: Connections = Connections()
+    """Limits on client connections, which hold before any API key is checked."""
     trust_request_chat_template: bool = False
     """Lets a request bring its own chat_template."""
     responses: Responses = Responses()

@@ -18,6 +18,13 @@ LIMITS: dict[str, str] = {
     "limits.max_prompts": "more prompts in a request get 400",
     "limits.max_logprobs": "asking for more gets 400",
     "limits.max_stop": "more stop strings get 400",
+    "endpoints.connections.max": "more connections get 503",
+    "endpoints.connections.max_idle": "more idle connections are closed",
+    "endpoints.connections.max_per_address": "more connections of one address get 503",
+    "endpoints.connections.max_head": "larger request heads get 431",
+    "endpoints.connections.max_headers": "more header fields get 431",
+    "endpoints.connections.head_timeout": "slower request heads get 408",
+    "endpoints.connections.body_timeout": "slower request bodies get 408",
     "limits.grammar_size": "larger schemas and grammars get 400",
     "limits.grammar_time": "schemas and grammars that take longer to compile get 400",
     "limits.grammar_memory": "schemas and grammars that take more memory to compile get 400",
@@ -38,7 +45,8 @@ FELT: dict[str, str] = {
     "endpoints.responses.keep": "a stored response can be asked for, and gone on from, for another time",
     "endpoints.responses.size": "other numbers of responses are stored before the oldest are forgotten",
     "endpoints.responses.count": "other numbers of responses are stored before the oldest are forgotten",
-    "endpoints.keep_alive": "silent streams send comments at other times",
+    "endpoints.keep_alive": "idle connections are closed after another time",
+    "endpoints.stream_keep_alive": "silent streams send comments at other times",
 }
 # Switches: what clients get when they are off, and on.
 SWITCHES: dict[str, tuple[str, str]] = {

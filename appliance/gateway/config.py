@@ -34,6 +34,18 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
 
 
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """`endpoints.connections` of the manifest; durations in seconds."""
+
+    max: int = 8192
+    max_idle: int = 1024
+    max_per_address: int = 2048
+    max_head_bytes: int = 64 * 2**10
+    max_headers: int = 100
+    head_timeout_s: float = 15.0
+    body_timeout_s: float = 60.0
+
+
 Task = Literal["generate", "embed", "classify", "token_embed", "token_classify", "score"]
 
 
@@ -121,7 +133,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     compat: Literal["openai", "vllm"] = "openai"
     unknown_fields: Literal["refuse", "warn", "ignore"] = "warn"
     cors_origins: tuple[str, ...] = ()
-    keep_alive_s: float = 15.0
+    keep_alive_s: float = 75.0
+    stream_keep_alive_s: float = 15.0
+    connections: ConnectionLimits = ConnectionLimits()
     trust_request_chat_template: bool = False
     docs: bool = True
     page: bool = True

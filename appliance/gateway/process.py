@@ -24,12 +24,16 @@ from starlette.types import ASGIApp
 from appliance.gateway.allowance import Allowances
 from appliance.gateway.certificate import Certificate, read_certificate, watched
 from appliance.gateway.config import GatewayConfig, read_config
+from appliance.gateway.connections import Acceptor, Connection, ConnectionTable
 from appliance.gateway.control import controlled
 from appliance.gateway.journal import open_ledger, open_responses
 from appliance.gateway.keys import ApiKey, read_keys
+from appliance.gateway.protocol import HttpProtocol, refusal
 from appliance.gateway.router import Router
 from appliance.http.app import build_app
+from appliance.http.errors import Unavailable
 from appliance.http.first_requests import answer_each
+from appliance.http.middleware import DRAIN_RETRY_AFTER_S, DRAINING
 from appliance.http.responses.store import ResponseStore
 from appliance.http.service import Service
 from appliance.http.text import load_text
@@ -48,6 +52,13 @@ log = logging.getLogger(__name__)
 PARKED_S = 0.25  # between two looks whether the appliance was parked
 FLUSH_S = 0.5
 """After the drain: time for last records to reach the sockets. The supervisor kills one second after drain_s."""
+LAST_REQUESTS_S = 0.3
+"""After the drain: most time for answering connections that were accepted, or waited in the kernel, without being
+read."""
+
+TOO_MANY_CONNECTIONS = (
+    "Too many connections are open: endpoints.connections.max, or max_per_address for the address of this client."
+)
 
 
 class PortTaken(ConfigError):
@@ -162,13 +173,61 @@ def _die(message: str, code: int) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn with our way to end: it keeps answering while it drains, so that clients hear 503 and not a reset."""
+    """uvicorn with our way to end: it keeps answering while it drains, so that clients hear 503 and not a reset.
+
+    It accepts connections itself (appliance/gateway/connections.py)."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
         self._deadline_s: float | None = None
         self._closes_s = 0.0
+        metrics = service.metrics
+        self.table = ConnectionTable(
+            lambda: service.config.connections, lambda reason: metrics.add("connections_closed", 1, reason)
+        )
+        metrics.connections = lambda: (len(self.table), self.table.idle)
+        self._acceptors: list[Acceptor] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        for listener in sockets or ():
+            acceptor = Acceptor(
+                listener,
+                self.table,
+                self._protocol,
+                context=self.config.ssl,
+                handshake_s=lambda: self.service.config.connections.head_timeout_s,
+                refusal=self._refusal,
+            )
+            acceptor.start()
+            self._acceptors.append(acceptor)
+        self.servers = list(self._acceptors)  # type: ignore[arg-type]  # uvicorn closes them and waits for them
+        self.started = True
+
+    def _protocol(self, connection: Connection) -> HttpProtocol:
+        arguments = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        return HttpProtocol(connection, self.table, lambda: self.service.config, arguments)
+
+    def _refusal(self) -> bytes:
+        if self.service.draining:
+            return refusal(Unavailable(DRAINING, DRAIN_RETRY_AFTER_S))
+        return refusal(Unavailable(TOO_MANY_CONNECTIONS, 1))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._answer_the_rest()
+        await super().shutdown(sockets)
+
+    async def _answer_the_rest(self) -> None:
+        """Requests that clients have sent and nobody has read yet get their 503."""
+        deadline_s = now() + LAST_REQUESTS_S
+        quiet = 0  # rounds of the event loop in which nothing came
+        while quiet < 3 and now() < deadline_s and not self.force_exit:
+            accepted = sum(acceptor.accept() + acceptor.handshakes for acceptor in self._acceptors)
+            protocols = [each for each in self.server_state.connections if isinstance(each, HttpProtocol)]
+            waiting = any(protocol.waits_for_reply for protocol in protocols)
+            quiet = 0 if accepted or waiting else quiet + 1
+            await asyncio.sleep(0.01)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.service.draining:

@@ -333,7 +333,7 @@ async def create_chat(service: Service, request: Request, body: ChatRequest) -> 
         service.log.request(subject, "chat", shown)
     if body.stream:
         records = guarded(reply.records(usage_wish(body, service.config.compat)), describe_error(service, request))
-        return EventStream(records, reply.race, headers, pause_s=service.config.keep_alive_s)
+        return EventStream(records, reply.race, headers, pause_s=service.config.stream_keep_alive_s)
     whole = await until_disconnect(request, reply.whole())
     headers = {**headers, **load_header(service, request)}
     return Response(orjson.dumps(whole), headers=headers, media_type="application/json")

@@ -263,7 +263,7 @@ async def create_completion(service: Service, request: Request, body: Completion
         service.log.request(subject, "completions", shown)
     if body.stream:
         records = guarded(completion.records(usage_wish(body, service.config.compat)), describe_error(service, request))
-        return EventStream(records, completion.race, headers, pause_s=service.config.keep_alive_s)
+        return EventStream(records, completion.race, headers, pause_s=service.config.stream_keep_alive_s)
     reply = await until_disconnect(request, completion.whole())
     headers = {**headers, **load_header(service, request)}
     return Response(orjson.dumps(reply), headers=headers, media_type="application/json")

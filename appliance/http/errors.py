@@ -98,6 +98,35 @@ class TooLarge(ApiError):
         super().__init__(message)
 
 
+class RequestTimeout(ApiError):
+    """The client did not send its request in time."""
+
+    status = 408
+    type = "RequestTimeoutError"
+
+    def __init__(self, part: str, seconds: float) -> None:
+        """`part` is "head" or "body"."""
+        key = f"endpoints.connections.{part}_timeout"
+        message = f"The request {part} did not arrive within {seconds:g} s, the server's {key}."
+        super().__init__(message, headers={"Connection": "close"})
+
+
+class HeadTooLarge(ApiError):
+    """Request line and headers, or the trailers, are over a limit."""
+
+    status = 431
+    type = "RequestHeaderFieldsTooLargeError"
+
+    def __init__(self, *, size: int = 0, headers: int = 0) -> None:
+        if headers:
+            message = (
+                f"The request has more than {headers} header fields, the server's endpoints.connections.max_headers."
+            )
+        else:
+            message = f"The request head is larger than {size} bytes, the server's endpoints.connections.max_head."
+        super().__init__(message, headers={"Connection": "close"})
+
+
 class Unavailable(ApiError):
     """Not now; the same request can succeed after `retry_after_s`."""
 

@@ -3,6 +3,7 @@
 app.py lists the order. Exceptions of routes and of the inner middleware become error objects in `Errors`, one place.
 """
 
+import asyncio
 import hashlib
 import hmac
 import re
@@ -11,6 +12,7 @@ from collections.abc import Awaitable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from appliance.gateway.keys import ApiKey
@@ -18,6 +20,7 @@ from appliance.http.docs import PATHS as DOCS
 from appliance.http.errors import (
     ClientGone,
     RateLimited,
+    RequestTimeout,
     TooLarge,
     Unauthorized,
     Unavailable,
@@ -41,6 +44,7 @@ UNCOUNTED = OPEN | {"/load", "/load/history"}
 FOLLOWED = "/v1/responses/"
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+DRAINING = "The service is shutting down. Please retry on another instance."
 DRAIN_RETRY_AFTER_S = 5
 CLIENT_GONE = 499
 
@@ -71,7 +75,8 @@ class RequestFrame:
         state["request_id"], state["subject"] = request_id, Subject(request_id, trace)
         state["key"], state["owner"] = None, ""  # which Auth tells
         shown = request_id if self.service.config.compat == "openai" else None
-        traffic = _Traffic(receive, send, shown, closes=self.service.draining)
+        closes = self.service.draining or self.service.config.keep_alive_s == 0
+        traffic = _Traffic(receive, send, shown, closes=closes)
         state["send_body"] = traffic.send  # behind the start of a reply no layer further in looks at what is sent
         started_s = now()
         try:
@@ -166,7 +171,7 @@ class Errors:
 
         try:
             await self.app(scope, receive, watched)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             return  # nobody reads a reply
         except Exception as error:
             subject = subject_of(scope)
@@ -186,8 +191,7 @@ class Drain:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.service.closed and scope["type"] == "http" and scope["path"] not in OPEN:
-            message = "The service is shutting down. Please retry on another instance."
-            raise Unavailable(message, DRAIN_RETRY_AFTER_S, close=True)
+            raise Unavailable(DRAINING, DRAIN_RETRY_AFTER_S, close=True)
         await self.app(scope, receive, send)
 
 
@@ -257,7 +261,8 @@ class Allowance:
 
 
 class BodyLimit:
-    """Refuses bodies over the limit, announced or not, before they are in memory (413)."""
+    """Refuses bodies over the limit, announced or not, before they are in memory (413), and bodies that arrive too
+    slowly (408)."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self.app = app
@@ -270,14 +275,23 @@ class BodyLimit:
         announced = Headers(scope=scope).get("content-length", "")
         if announced.isdigit() and int(announced) > limit:
             raise TooLarge(limit)
-        received = 0
+        received, complete = 0, False
+        seconds = self.service.config.connections.body_timeout_s
+        deadline = asyncio.get_running_loop().time() + seconds
 
         async def limited() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, complete
+            if complete:  # what is left to receive is that the client leaves
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise RequestTimeout("body", seconds) from None
             received += len(message.get("body", b""))
             if received > limit:
                 raise TooLarge(limit)
+            complete = not message.get("more_body", False)
             return message
 
         await self.app(scope, limited, send)

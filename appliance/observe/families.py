@@ -57,6 +57,10 @@ TOOL_CALLS = tuple(
 )
 
 
+CONNECTIONS = (("active",), ("idle",))
+CLOSED_CONNECTIONS = tuple(
+    (reason,) for reason in ("max", "max_idle", "max_per_address", "max_head", "max_headers", "head_timeout", "invalid")
+)
 GRAMMAR_CHECKS = (("kept",), ("valid",), ("invalid",), ("limit",))
 
 
@@ -88,6 +92,14 @@ def gauges() -> tuple[Family, ...]:
             "gauge",
             "tls_certificate_end_seconds",
             "When the certificate of endpoints.tls ends, in seconds since 1970; 0 without one.",
+            per_engine=False,
+        ),
+        Family(
+            "gauge",
+            "connections",
+            "Open client connections, with a request in progress (active) and without one (idle).",
+            labels=("state",),
+            start=CONNECTIONS,
             per_engine=False,
         ),
         Family("gauge", "open_requests", "HTTP requests that hold the service, streams included.", per_engine=False),
@@ -185,6 +197,14 @@ def counters() -> tuple[Family, ...]:
             "admission_rejections",
             ("reason",),
             (("max_num_queued_reqs",), ("max_num_queued_tokens",), ("ttft_deadline_ms",), ("deadline_ms",)),
+            per_engine=False,
+        ),
+        Family(
+            "counter",
+            "connections_closed",
+            "Client connections refused or closed by a limit of endpoints.connections, or for an invalid request.",
+            labels=("reason",),
+            start=CLOSED_CONNECTIONS,
             per_engine=False,
         ),
         Family(

@@ -5,7 +5,7 @@ One store and one collector, so that the two views cannot disagree.
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.metrics_core import (
@@ -56,6 +56,8 @@ class Metrics(Collector):
         self._last = [Stats() for _ in config.engines]
         self._ready: list[Ready | None] = [None for _ in config.engines]
         self.phase = "starting"
+        self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Open connections and, of these, idle ones; asked when metrics are rendered."""
         self.http = HttpMetrics()
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -187,6 +189,9 @@ class Metrics(Collector):
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
+        connections, idle = self.connections()
+        self.set("connections", connections - idle, "active")
+        self.set("connections", idle, "idle")
         for family in self.families:
             yield self._rendered(family, f"slipway_{family.name}")
         yield self._info()

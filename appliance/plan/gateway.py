@@ -6,7 +6,7 @@ import msgspec
 
 from appliance import __version__
 from appliance.declare.settings import Settings
-from appliance.gateway.config import GatewayConfig, SamplingDefaults, SecretRef, SourceModel, Tls
+from appliance.gateway.config import ConnectionLimits, GatewayConfig, SamplingDefaults, SecretRef, SourceModel, Tls
 from appliance.manifest import Manifest, SecretFile
 from appliance.plan.choice import Choice, refuse
 from appliance.plan.format import model_type
@@ -83,6 +83,8 @@ def gateway_config(
         unknown_fields=endpoints.unknown_fields,
         cors_origins=endpoints.cors_origins,
         keep_alive_s=endpoints.keep_alive,
+        stream_keep_alive_s=endpoints.stream_keep_alive,
+        connections=_connections(manifest),
         trust_request_chat_template=endpoints.trust_request_chat_template,
         docs=endpoints.docs,
         page=endpoints.page,
@@ -122,6 +124,19 @@ def gateway_config(
         version=__version__,
         manifest_sha256=sha256,
         outputs_sha256=outputs_sha256,
+    )
+
+
+def _connections(manifest: Manifest) -> ConnectionLimits:
+    given = manifest.endpoints.connections
+    return ConnectionLimits(
+        max=given.max,
+        max_idle=given.max_idle,
+        max_per_address=given.max_per_address,
+        max_head_bytes=given.max_head,
+        max_headers=given.max_headers,
+        head_timeout_s=given.head_timeout,
+        body_timeout_s=given.body_timeout,
     )
 
 

@@ -72,7 +72,7 @@ IDLE = (
         because="the model is served to pool its prompts, and there are no replies to limit",
     ),
     Idle(
-        {"model.format": ANY, "endpoints.keep_alive": 0.0, "observability.log_outputs": "off"},
+        {"model.format": ANY, "endpoints.stream_keep_alive": 0.0, "observability.log_outputs": "off"},
         *(_pools, POOLS),
         because="the model is served to pool its prompts, and writes no text",
     ),

@@ -190,7 +190,7 @@ async def create_message(service: Service, request: Request, body: MessagesReque
         hidden = {"messages", "system", "tools"}
         service.log.request(subject, "messages", body.model_dump(exclude=hidden, exclude_unset=True, mode="json"))
     if body.stream:
-        pause_s = service.config.keep_alive_s
+        pause_s = service.config.stream_keep_alive_s
         return EventStream(reply.records(), reply.race, headers, pause_s=pause_s, sign=PING)
     whole = await until_disconnect(request, reply.whole())
     headers = {**headers, **load_header(service, request)}

@@ -221,7 +221,7 @@ def _stream(
     service: Service, request: Request, told: Told, after: int, headers: dict[str, str], *, with_ids: bool = False
 ) -> EventStream:
     events = closed(records(told, after, with_ids=with_ids), describe_error(service, request))
-    return EventStream(events, told.reply.source, headers, pause_s=service.config.keep_alive_s)
+    return EventStream(events, told.reply.source, headers, pause_s=service.config.stream_keep_alive_s)
 
 
 async def _wait(service: Service, request: Request, told: Told, headers: dict[str, str]) -> Response:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -230,6 +231,42 @@ def test_new_requests_are_still_taken_while_load_balancers_notice(run, engine, e
     eventually("not ready", lambda: process.get("/ready") == 503)
     reply = complete(process)
     assert reply.status_code == 200 and reply.headers["connection"] == "close"
+    assert process.wait() == 0
+
+
+REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+
+
+@pytest.mark.parametrize("drain_s", [0.0, 2.0])
+def test_requests_that_nobody_has_read_at_sigterm_get_503(run, engine, eventually, drain_s):
+    """On new connections and on one that was used before: no client sees a reset"""
+    process = run(engine, drain_s=drain_s)
+    eventually("ready", lambda: process.get("/ready") == 200)
+    address = httpx.URL(process.url)
+    body = b'{"prompt": [1, 2, 3], "max_tokens": 2}'
+    with ExitStack() as stack:
+
+        def connect():
+            return stack.enter_context(socket.create_connection((address.host, address.port), PATIENCE_S))
+
+        used = connect()
+        used.sendall(b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n")
+        reply = b""
+        while not reply.endswith(b"}"):
+            reply += used.recv(4096)
+        process.kill(signal.SIGSTOP)
+        connections = [used, *(connect() for _ in range(100))]
+        for connection in connections:
+            connection.sendall(REQUEST % (len(body), body))
+        process.kill(signal.SIGTERM)
+        process.kill(signal.SIGCONT)
+        for connection in connections:
+            reply = b""
+            while piece := connection.recv(4096):
+                reply += piece
+            head = reply.partition(b"\r\n\r\n")[0].lower()
+            assert head.startswith(b"http/1.1 503")
+            assert b"\r\nconnection: close" in head and b"\r\nretry-after: 5" in head
     assert process.wait() == 0
 
 

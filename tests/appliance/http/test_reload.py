@@ -6,6 +6,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from cryptography import x509
 
 from appliance.declare.effects import EFFECTS
 from appliance.gateway import live
-from appliance.gateway.config import SamplingDefaults, SecretRef, Tls
+from appliance.gateway.config import ConnectionLimits, SamplingDefaults, SecretRef, Tls
 from appliance.gateway.control import Answer, Hamper, Take, ask
 from appliance.gateway.keys import read_keys
 from appliance.gateway.process import load_text
@@ -26,6 +27,7 @@ from tests.appliance.conftest import FakeEngine, Gateway, until
 
 LOAD_TEXT = load_text  # before `start_gateway` puts another in its place
 KEY = {"Idempotency-Key": "k"}
+UNFINISHED = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
 
 
 @dataclass
@@ -161,6 +163,39 @@ class World:
         address = httpx.URL(self.gateway.url)
         return context.wrap_socket(socket.create_connection((address.host, address.port)))
 
+    def plain(self) -> socket.socket:
+        address = httpx.URL(self.gateway.url)
+        return socket.create_connection((address.host, address.port), 30)
+
+    def status_beside_a_busy_connection(self) -> int:
+        with self.plain() as busy:
+            busy.sendall(UNFINISHED)
+            until("it is busy", lambda: self.connections()[0] - self.connections()[1] >= 1)
+            status = httpx.get(f"{self.gateway.url}/live").status_code
+        until("it is gone", lambda: self.connections()[0] == self.connections()[1])
+        return status
+
+    def connections(self) -> tuple[int, int]:
+        return self.gateway.service.metrics.connections()
+
+    def keeps_silent_connections(self) -> bool:
+        """Whether more than two of five silent connections stay open."""
+        with ExitStack() as stack:
+            for _ in range(5):
+                stack.enter_context(self.plain())
+            assert httpx.get(f"{self.gateway.url}/live").status_code == 200
+            return self.connections()[1] > 2
+
+    def status_of_a_late(self, request: bytes) -> str:
+        """Of a request whose rest does not come."""
+        with self.plain() as connection:
+            connection.sendall(request)
+            connection.settimeout(0.5)
+            try:
+                return connection.recv(65536).decode().split()[1]
+            except TimeoutError:
+                return "none yet"
+
     def cors(self) -> str | None:
         headers = {"Origin": "https://a.example"}
         return self.gateway.client.get("/v1/models", headers=headers).headers.get("access-control-allow-origin")
@@ -191,6 +226,10 @@ def sampling(name: str, before: float, after: float) -> Seen:
 
 def status(**body: Any) -> Look:
     return lambda world: world.complete(**body).status_code
+
+
+def allow(**limits: Any) -> ConnectionLimits:
+    return ConnectionLimits(**limits)
 
 
 def of_file(name: str) -> SecretRef:
@@ -243,7 +282,32 @@ CASES: dict[str, Seen] = {
     "endpoints.compat": seen(lambda w: "x-request-id" in w.complete().headers, True, False, compat="vllm"),
     "endpoints.unknown_fields": seen(status(unheard_of=1), 200, 400, unknown_fields="refuse"),
     "endpoints.cors_origins": seen(World.cors, None, "https://a.example", cors_origins=("https://a.example",)),
-    "endpoints.keep_alive": seen(World.comments, False, True, {"keep_alive_s": 60.0}, keep_alive_s=0.05),
+    "endpoints.keep_alive": seen(
+        lambda w: w.gateway.client.get("/live").headers.get("connection"), None, "close", keep_alive_s=0.0
+    ),
+    "endpoints.connections.max": seen(World.status_beside_a_busy_connection, 200, 503, connections=allow(max=1)),
+    "endpoints.connections.max_per_address": seen(
+        World.status_beside_a_busy_connection, 200, 503, connections=allow(max_per_address=1)
+    ),
+    "endpoints.connections.max_idle": seen(World.keeps_silent_connections, True, False, connections=allow(max_idle=2)),
+    "endpoints.connections.max_head": seen(
+        lambda w: w.gateway.client.get("/live", headers={"x-long": "a" * 2000}).status_code, 200, 431,
+        connections=allow(max_head_bytes=1000),
+    ),
+    "endpoints.connections.max_headers": seen(
+        lambda w: w.gateway.client.get("/live", headers={f"x-{n}": "1" for n in range(20)}).status_code, 200, 431,
+        connections=allow(max_headers=16),
+    ),
+    "endpoints.connections.head_timeout": seen(
+        lambda w: w.status_of_a_late(b"GET /live HTTP/1.1\r\n"), "none yet", "408",
+        connections=allow(head_timeout_s=0.05),
+    ),
+    "endpoints.connections.body_timeout": seen(
+        lambda w: w.status_of_a_late(UNFINISHED), "none yet", "408", connections=allow(body_timeout_s=0.05)
+    ),
+    "endpoints.stream_keep_alive": seen(
+        World.comments, False, True, {"stream_keep_alive_s": 60.0}, stream_keep_alive_s=0.05
+    ),
     "endpoints.trust_request_chat_template": seen(
         lambda w: w.chat(chat_template="{{ messages[0].content }}").status_code, 400, 200,
         trust_request_chat_template=True,

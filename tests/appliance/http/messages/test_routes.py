@@ -126,7 +126,7 @@ def test_a_stream_opens_with_its_message_and_a_ping(gateway: Any) -> None:
 
 def test_a_pause_brings_a_ping(make_gateway: Callable[..., Any]) -> None:
     """H-2: a record that clients know, where other routes send a comment."""
-    gateway = make_gateway(keep_alive_s=0.01)
+    gateway = make_gateway(stream_keep_alive_s=0.01)
     gateway.says("hi").router.hold = True
 
     text = asyncio.run(_until_pings(gateway, 4))
