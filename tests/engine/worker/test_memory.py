@@ -5,8 +5,10 @@ import contextlib
 import mmap
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -26,6 +28,7 @@ from engine.worker.memory import Meter
 from kernels.cpu.library import best, tiling
 
 SIZE = 100_000_000
+PATIENCE_S = 240.0  # against hangs only
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -125,15 +128,25 @@ def test_an_engine_process_tells_its_memory_and_logs_it_beside_the_plan(config, 
     write_config(msgspec.structs.replace(config, socket=str(tmp_path / "e")), path)
     root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-m", "engine", str(path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root, env=os.environ) as process:
+    lines: list[str] = []
+    # Where the process hangs it is aborted, and says where each of its threads is.
+    environ = os.environ | {"PYTHONFAULTHANDLER": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root, env=environ) as process:
+        aborting = threading.Timer(PATIENCE_S, process.send_signal, (signal.SIGABRT,))
+        aborting.start()
         try:
             assert process.stderr is not None
-            line = next((line for line in process.stderr if "memory" in line), "")
-            memory = asyncio.run(told(str(tmp_path / "e")))
+            for line in process.stderr:
+                lines.append(line)
+                if "memory" in line:
+                    break
+            memory = asyncio.run(told(str(tmp_path / "e"))) if process.poll() is None else {}
         finally:
             process.terminate()
-        process.communicate()
-    assert process.returncode == 0
+            lines += process.communicate()[1].splitlines(keepends=True)
+            aborting.cancel()
+    assert process.returncode == 0, "".join(lines)
+    line = next((line for line in lines if "memory" in line), "")
     found = re.fullmatch(
         r"slipway engine: memory on cpu: weights ([\d.]+) MiB of 0\.0 planned, loading them at most ([\d.]+) MiB; "
         r"KV cache ([\d.]+) MiB of 47\.7 planned \(its pages count once they are written\); "
