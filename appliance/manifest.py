@@ -372,8 +372,7 @@ class Connections(Section):
     max_idle: Count = 1024
     """Most connections without a request in progress; the one idle longest is closed first."""
     max_per_address: Count = 2048
-    """Most connections of one client address, or of one /64 network of IPv6. Raise it where all clients come through
-    one proxy."""
+    """Most connections of one client address, or of one /64 network of IPv6. Raise it behind a single proxy."""
     max_head: Annotated[Bytes, Field(le=2**20)] = 64 * 2**10
     """Largest request head (request line and headers), and largest trailers; larger ones get 431."""
     max_headers: Annotated[int, Field(ge=1, le=1000)] = 100

@@ -8,6 +8,7 @@ known. For another one, such as that of a PyTorch index for another processor, g
 """
 
 import argparse
+import hashlib
 import os
 import re
 import subprocess
@@ -27,23 +28,46 @@ for text in requires("torch") or ():
 """
 
 
-def pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--require-hashes", *arguments]
-    if subprocess.run(command, check=False).returncode:
-        sys.exit(f"install: pip failed: {' '.join(arguments)}")
+DOWNLOADS = ("--quiet", "-q")
+"""Options of pip install that pip download takes as well."""
+
+
+def pip(command: str, *arguments: str) -> None:
+    full = [sys.executable, "-m", "pip", "--disable-pip-version-check", command, *arguments]
+    if subprocess.run(full, check=False).returncode:
+        sys.exit(f"install: pip {command} failed: {' '.join(arguments)}")
 
 
 def install_torch(index: str, hashes: list[str], options: list[str]) -> None:
-    text = (FOLDER / "torch.txt").read_text().rstrip("\n")
+    """Install the build of torch that pip chooses without hashes, after its hash was compared.
+
+    With --require-hashes pip drops files of a --find-links folder, whose names have no hashes, as soon as the index
+    has a file with one of the hashes: a machine with a build for CPUs at hand would get the one for GPUs."""
+    text = (FOLDER / "torch.txt").read_text()
     for one in hashes:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", one):
             sys.exit(f"install: --torch-hash {one}: must be sha256: and 64 hexadecimal digits")
-        text += f" \\\n    --hash={one}"
+    known = {*re.findall(r"sha256:[0-9a-f]{64}", text), *hashes}
+    wanted = re.findall(r"^torch==\S+", text, re.MULTILINE)[0]
+    if installed_torch() == wanted.removeprefix("torch=="):
+        return
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "torch.txt")
-        file.write_text(f"{text}\n")
         from_index = ["--index-url", index] if index else []
-        pip("--no-deps", *from_index, *options, "-r", str(file))
+        quiet = [option for option in options if option in DOWNLOADS]
+        pip("download", "--no-deps", "--only-binary", ":all:", "--dest", folder, *from_index, *quiet, wanted)
+        (wheel,) = Path(folder).iterdir()
+        with wheel.open("rb") as file:
+            found = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        if found not in known:
+            sys.exit(f"install: {wheel.name} has {found}, which torch.txt lacks; to accept it use --torch-hash")
+        pip("install", "--no-deps", *options, str(wheel))
+
+
+def installed_torch() -> str:
+    """The version without what names the build (2.13.0 of 2.13.0+cpu); empty without torch."""
+    text = "from importlib.metadata import version; print(version('torch'))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    return done.stdout.strip().partition("+")[0]
 
 
 def torch_needs() -> set[str]:
@@ -66,10 +90,10 @@ def main() -> None:
     install_torch(options.torch_index, options.torch_hash.split(), rest)
     needs = torch_needs()
     if any(name.startswith(("nvidia-", "cuda-")) for name in needs):
-        pip("--no-deps", *rest, "-r", str(FOLDER / "torch-cuda.txt"))
-    pip(*rest, "-r", str(FOLDER / f"{options.which}.txt"))
+        pip("install", "--require-hashes", "--no-deps", *rest, "-r", str(FOLDER / "torch-cuda.txt"))
+    pip("install", "--require-hashes", *rest, "-r", str(FOLDER / f"{options.which}.txt"))
     if options.which != "runtime" and "triton" not in needs:
-        pip("--no-deps", *rest, "-r", str(FOLDER / "triton.txt"))
+        pip("install", "--require-hashes", "--no-deps", *rest, "-r", str(FOLDER / "triton.txt"))
 
 
 if __name__ == "__main__":

@@ -31,6 +31,14 @@ API: dict[str, tuple[str, str]] = {
         "GET /v1/models lists the names; model.names gives them.",
     ),
     "MethodNotAllowed": ("The path takes another method.", "The Allow header names it."),
+    "RequestTimeout": (
+        "The request's head or body did not arrive within endpoints.connections.head_timeout or body_timeout.",
+        "Send it faster, or raise the key that the message names.",
+    ),
+    "HeadTooLarge": (
+        "Request line and headers, or trailers, are larger than endpoints.connections.max_head, or there are too many.",
+        "Send fewer or smaller headers (cookies are often the reason), or raise the key that the message names.",
+    ),
     "TooLarge": ("The body is larger than limits.max_body.", "Send less, or raise limits.max_body."),
     "Unavailable": (
         "The service cannot take requests now: its engines load or restart, or it is being stopped.",

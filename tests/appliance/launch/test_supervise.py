@@ -116,7 +116,7 @@ def test_a_script_passes_words_and_secrets_on_as_they_are(tmp_path):
     file = tmp_path / "odd ' $name"
     file.write_text(secret)
     path.write_text(supervise.script(program, {"SECRET": str(file), "OTHER": "/nowhere"}))
-    assert "one" not in path.read_text()
+    assert "one; $1" not in path.read_text()
     environment = {"KEPT": "a b", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(["/bin/sh", str(path)], env=environment, capture_output=True, text=True, check=True)
     argv, seen = json.loads(done.stdout)
