@@ -3,7 +3,9 @@
 # make clients                        set up, then try langchain, litellm, lm-eval and others against the demo: docs/clients.md
 # make fuzz TEXTS=10000 SEED=7        set up, then read so many fuzzed replies of each output format, streamed and whole
 # make lock                           write requirements/ anew; LOCK='--wheels DIR' adds hashes of other builds of torch
-# make test                           set up, then format check, lint, types and all tests
+# make test                           set up, then format check, lint, types and the tests
+# make test-all                       the same with the tests of every instruction set of this CPU and the nightly ones
+# make quick                          set up, then the tests that take no more than a few seconds each
 MANIFEST ?= manifests/demo.yaml
 HOST ?= 127.0.0.1
 PORT ?= 8000
@@ -17,7 +19,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 INSTALL := $(BIN)/python requirements/install.py
 
-.PHONY: serve test quick fuzz lint types check clients image-test bench lock clean
+.PHONY: serve test test-all quick fuzz lint types check clients image-test bench lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,8 +28,13 @@ help:
 serve: $(VENV)/.runtime
 	@exec $(BIN)/slipway serve $(MANIFEST) --host $(HOST) --port $(PORT)
 
+PYTEST := $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20
+
 test: $(VENV)/.test lint types
-	$(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20
+	$(PYTEST) -m "not variants and not nightly"
+
+test-all: $(VENV)/.test lint types
+	$(PYTEST)
 
 quick: $(VENV)/.test
 	$(BIN)/pytest -q -m "not slow"

@@ -18,6 +18,7 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 from tests.interpreter import fix_dot_order
+from tests.tiers import is_variant
 
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")
@@ -41,7 +42,11 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_variant(item):
+            item.add_marker("variants")
     places = {os.path.join(os.path.dirname(__file__), name): at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(str(item.path), len(places)))
 
