@@ -24,10 +24,12 @@ from typing import Any
 
 import torch
 
+from appliance.plan.workspace import graphs
 from benchmarks.gpu_run import Costs, Engine, decoding, pooled_flops, profiled
 from benchmarks.shapes import SHAPES, declare
 from benchmarks.workload import MIXES, TEXT, same, texts
 from engine.api.config import EngineConfig, graph_ladder
+from engine.models.checkpoint import read_checkpoint
 
 STEPS = 150  # decode steps of a measurement
 PROFILED = 40  # decode steps that are profiled
@@ -230,11 +232,12 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 def settings(shape: str, folder: Path, device: str, jobs: Sequence[Job]) -> EngineConfig:
     """An engine that holds all the jobs, on weights that are drawn where they are used: bf16 on a GPU."""
+    path, rows = declare(shape, folder), max([1, *(one.rows for one in jobs)])
     common: dict[str, Any] = {
-        "model": str(declare(shape, folder)),
+        "model": str(path),
         "load": "random",
         "max_context": max([64, *(one.length for one in jobs)]),
-        "max_running": max([1, *(one.rows for one in jobs)]),
+        "max_running": rows,
         "prefix_cache": False,
     }
     if device == "cpu":
@@ -246,12 +249,18 @@ def settings(shape: str, folder: Path, device: str, jobs: Sequence[Job]) -> Engi
         kernels="triton",
         kv_bytes=int(torch.cuda.mem_get_info()[0] * 0.9),
         kv_measured=True,
-        graph_sizes=graph_ladder(common["max_running"]),
-        graph_bytes=4 << 30,
+        graph_sizes=graph_ladder(rows),
+        graph_bytes=graph_bytes(path, graph_ladder(rows)),
         max_step_tokens=8192,
         threads=4,
         **common,
     )
+
+
+def graph_bytes(path: Path, sizes: Sequence[int]) -> int:
+    """Return the budget of captured steps that `slipway plan` gives a bf16 model."""
+    model = read_checkpoint(path, weights=False).model
+    return round(sum(step.value for step in graphs(model, sizes=sizes, element_bytes=2)))
 
 
 @contextmanager

@@ -256,15 +256,18 @@ def pinned_bytes(*, size: StepSize, max_context: int) -> int:
 
 
 def graphs(model: Model, *, sizes: Sequence[int], element_bytes: int, ranks: int = 1) -> tuple[Step, ...]:
-    """What captured decode steps take: the activations and logits of the largest, which the smaller ones share, and
-    their descriptions."""
+    """Return the memory of captured decode steps.
+
+    All sizes share the activations and logits of the largest, and the buffers in which they leave their outputs
+    (engine/worker/device.py); each has a description of its own."""
     if not sizes:
         return ()
     rows = max(sizes)
     return (
         product("activations of the largest graph", rows, widest_layer(model, ranks), element_bytes),
         *_routes(model, rows, ranks),
-        product("logits of the largest graph", rows, model.embed.vocab, 4),
+        product("logits of the largest graph, and their buffer", 2, rows, model.embed.vocab, 4),
+        product("hidden states of the largest graph", rows, model.embed.hidden, element_bytes),
         product("descriptions of graphs", len(sizes), GRAPH_BYTES),
     )
 

@@ -21,7 +21,7 @@ from engine.sampling.rows import Rows
 from engine.worker.device_step import StagedSteps, indexes
 from engine.worker.device_table import DeviceTable, StepUpload
 from engine.worker.digest import digest
-from engine.worker.graphs import Graphs
+from engine.worker.graphs import Graphs, Recorder
 from engine.worker.results import Results
 from engine.worker.rows import Entering, PlanRows, behind_sources, plan_rows, step_result
 from engine.worker.scoring import score_prompts
@@ -32,12 +32,34 @@ from kernels.step_inputs import NEXT_TOKENS
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of a step on the device. `logits` of each row's only token in a step of such rows, else None."""
+    """Outputs of a step on the device."""
 
     hidden: Tensor  # [tokens, hidden]
-    logits: Tensor | None  # [rows, vocab] fp32
+    logits: Tensor | None  # [rows, vocab] fp32; None if a row has several tokens
     lengths: Tensor  # [rows] int32
     bad: Tensor  # [rows] int32, 1 where a token is not finite
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in (self.hidden, self.logits, self.lengths, self.bad) if one is not None)
+
+    def copied_to(self, shared: "Outputs") -> "Outputs":
+        """Copy the outputs to the first rows of `shared` and return these rows."""
+        rows = len(self.hidden)
+        assert self.logits is not None and shared.logits is not None, "captured steps have logits of every row"
+        kept = Outputs(shared.hidden[:rows], shared.logits[:rows], shared.lengths[:rows], shared.bad[:rows])
+        assert kept.logits is not None
+        kept.hidden.copy_(self.hidden)
+        kept.logits.copy_(self.logits)
+        kept.lengths.copy_(self.lengths)
+        kept.bad.copy_(self.bad)
+        return kept
+
+
+def shared_outputs(largest: Outputs) -> Outputs:
+    """Return empty buffers for outputs of up to so many rows."""
+    assert largest.logits is not None, "captured steps have logits of every row"
+    return Outputs(*map(torch.empty_like, (largest.hidden, largest.logits, largest.lengths, largest.bad)))
 
 
 class DeviceRunner:
@@ -49,23 +71,31 @@ class DeviceRunner:
         table: RequestTable,
         device_table: DeviceTable,
         graph_sizes: Sequence[int] = (),
+        recorder: Recorder | None = None,
     ) -> None:
-        """graph_sizes: of the decode steps that `capture` will capture."""
+        """graph_sizes: of the decode steps that `capture` captures with `recorder`, if the device has one."""
         self._model, self._pages = model, pages
         self._host, self._table = table, device_table
         self._upload = StepUpload(device_table, device_table.tokens.shape[0])
         self._steps = StagedSteps(device_table, self._upload, layout, pages)
         self._sampler = DeviceSampler(model.vocabulary.part.vocab, pages.device)
         self._results = Results(pages.device)
-        self._graphs: Graphs[Outputs] = Graphs(graph_sizes, self._decode, pages.device)
+        self._graphs: Graphs[Outputs] = Graphs(graph_sizes, self._decode, recorder)
+        self._shared: Outputs | None = (
+            None  # buffers of the largest graph, in which every captured step leaves its outputs
+        )
 
     @torch.inference_mode()
     def capture(
         self, budget: int, world: World = SINGLE, progress: Callable[[float], None] = lambda fraction: None
     ) -> int:
-        """Captures decode steps in at most so many bytes; returns the bytes taken. Ranks keep the sizes that all of
-        them captured, so that they pad a step alike."""
-        taken = self._graphs.capture(budget, progress)
+        """Capture decode steps in at most `budget` bytes and return the bytes taken, with the buffers of their outputs.
+
+        Ranks keep the sizes that all of them captured, so that they pad a step alike."""
+        if not self._graphs.captures:
+            return 0
+        self._shared = shared_outputs(self._decode(self._graphs.sizes[-1]))
+        taken = self._shared.nbytes + self._graphs.capture(budget - self._shared.nbytes, progress)
         own = torch.tensor(self._graphs.has, dtype=torch.int32, device=self._pages.device)
         self._graphs.keep(world.all_gather(own).bool().all(0).tolist())
         return taken
@@ -125,8 +155,9 @@ class DeviceRunner:
         return self._run(count, tokens, singles=singles, spans=not alone, entering=entering)
 
     def _decode(self, size: int) -> Outputs:
-        """A step of this many rows of one token or none."""
-        return self._run(size, size, singles=True, spans=False)
+        """Run a step of this many rows of one token or none; if there are shared buffers, return its outputs there."""
+        outputs = self._run(size, size, singles=True, spans=False)
+        return outputs if self._shared is None else outputs.copied_to(self._shared)
 
     def _run(self, rows: int, tokens: int, *, singles: bool, spans: bool, entering: Entering | None = None) -> Outputs:
         step = self._steps.step(rows, tokens, singles=singles, spans=spans, entering=entering)

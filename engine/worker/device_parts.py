@@ -17,6 +17,7 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.kv_scales import read_kv_scales
 from engine.worker.device import DeviceRunner
 from engine.worker.device_table import DeviceTable
+from engine.worker.graphs import recorder_of
 from engine.worker.pooled_device import PooledDeviceRunner
 from engine.worker.table import RequestTable
 
@@ -40,7 +41,8 @@ class DeviceParts:
     def runner(self, pages: Tensor, graph_sizes: Sequence[int] = ()) -> DeviceRunner | PooledDeviceRunner:
         if self.pooler is not None:
             return PooledDeviceRunner(self.model, self.pooler, self.layout, pages, self.device_table)
-        return DeviceRunner(self.model, self.layout, pages, self.table, self.device_table, graph_sizes)
+        recorder = recorder_of(pages.device)
+        return DeviceRunner(self.model, self.layout, pages, self.table, self.device_table, graph_sizes, recorder)
 
 
 def device_parts(

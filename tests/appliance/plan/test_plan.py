@@ -318,9 +318,10 @@ def test_a_gpu_computes_with_triton_and_captures_decode_steps(tmp_path: Path) ->
     engine = found.engines[0]
     assert (engine.kernels, engine.kv_dtype, engine.kv_measured) == ("triton", "bfloat16", True)
     assert reason(found, "hardware.kernels") == ("triton", "the fused kernels for a GPU")
-    # six rows of the widest layer, with the residual stream and its norm beside it, and their logits
+    # six rows of the widest layer, with the residual stream and its norm beside it; their logits and hidden states, the
+    # former once more in the graph
     assert engine.graph_sizes == (1, 2, 4, 6)
-    assert engine.graph_bytes == 6 * (2 * (2 * QKV + 4 * HIDDEN) + 4 * VOCAB) + 4 * 8 * MIB
+    assert engine.graph_bytes == 6 * (2 * (2 * QKV + 4 * HIDDEN) + 2 * 4 * VOCAB + 2 * HIDDEN) + 4 * 8 * MIB
     without = planned(tmp_path, "engine.scheduling.max_running=6", "hardware.graphs=false", machine=GPU_KERNELS)
     assert without.engines[0].graph_sizes == () and without.engines[0].graph_bytes == 0
     assert found.memory.workspace - without.memory.workspace == engine.graph_bytes

@@ -1,12 +1,21 @@
-"""Which captured size runs a step; on a device without graphs the launches themselves."""
+"""Captured decode steps: which size runs a step, what a memory budget keeps, and where outputs are left."""
 
 import pytest
 import torch
+import transformers
 
-from engine.api.config import graph_ladder
-from engine.worker.graphs import Graphs
+from appliance.plan.workspace import graphs as planned_graphs
+from engine.api.config import EngineConfig, graph_ladder
+from engine.layers.model import make_pages
+from engine.models.checkpoint import read_checkpoint
+from engine.worker.ahead import parts_on
+from engine.worker.device import DeviceRunner
+from engine.worker.graphs import Graphs, recorder_of
+from kernels.fp8 import products_of
+from kernels.jit import interpreted
 
 CPU = torch.device("cpu")
+MIB = 2**20
 
 
 def graphs(*sizes):
@@ -16,7 +25,7 @@ def graphs(*sizes):
         ran.append(size)
         return f"outputs of {size}"
 
-    return Graphs(sizes, run, CPU), ran
+    return Graphs(sizes, run, recorder_of(CPU)), ran
 
 
 def test_a_step_runs_in_the_least_size_that_holds_it():
@@ -54,13 +63,120 @@ def test_the_ladder_ends_at_the_most_rows_and_pads_little(most):
         assert size - rows <= max(8, rows // 4)
 
 
+class Pool:
+    """A simulated GPU's allocator with a pool for graphs: pieces that are freed are used again within the pool, and the
+    pool grows by what is missing. `beside`: bytes outside of the pool, and `unused` of them are held but not in use."""
+
+    def __init__(self, beside=0, unused=0):
+        self.beside, self.unused = beside, unused
+        self.size = self.in_use = 0
+
+    def take(self, nbytes):
+        self.in_use += nbytes
+        self.size = max(self.size, self.in_use)
+
+    def free(self, nbytes):
+        self.in_use -= nbytes
+
+    def reserved(self):
+        self.unused = 0
+        return self.beside + self.size
+
+    def record(self, launches):
+        outputs = launches()
+        return (lambda: None), outputs
+
+    def reset(self):
+        self.size = self.in_use = 0
+
+
+VOCAB, WIDTH = 128256, 28672
+
+
+def steps_of(pool, *, shared):
+    """Launches of an 8B model: activations and fp32 logits, of which the logits stay if no buffer takes them."""
+
+    def run(size):
+        activations, logits = 2 * size * WIDTH, 4 * size * VOCAB
+        pool.take(activations + logits)
+        pool.free(activations + (logits if shared else 0))
+        return size
+
+    return run
+
+
+LADDER = graph_ladder(256)
+
+
+def test_all_sizes_fit_the_memory_of_the_largest():
+    pool = Pool()
+    made = Graphs(LADDER, steps_of(pool, shared=True), pool)
+    largest = 256 * (2 * WIDTH + 4 * VOCAB)
+    assert made.capture(largest) == largest and made.sizes == LADDER
+    pool = Pool()
+    kept = Graphs(LADDER, steps_of(pool, shared=False), pool)
+    kept.capture(largest)
+    assert kept.sizes == (256,), "the simulation shows what outputs in the pool cost"
+
+
+@pytest.mark.parametrize("largest", [1, 48, 128])
+def test_a_budget_that_is_cut_in_the_middle_keeps_the_smaller_sizes(largest):
+    pool = Pool(beside=3 * MIB, unused=MIB)
+    made = Graphs(LADDER, steps_of(pool, shared=True), pool)
+    budget = (largest + 1) * (2 * WIDTH + 4 * VOCAB) - 1
+    assert made.capture(budget) <= budget
+    assert made.sizes == tuple(size for size in LADDER if size <= largest)
+    assert made.has == [size <= largest for size in LADDER]
+
+
+def test_memory_that_nothing_uses_does_not_count_as_taken_before():
+    pool = Pool(unused=500 * MIB)
+    made = Graphs((8,), steps_of(pool, shared=True), pool)
+    assert made.capture(2**30) == 8 * (2 * WIDTH + 4 * VOCAB)
+
+
+def test_a_step_that_would_be_mostly_padding_is_launched():
+    pool = Pool()
+    made = Graphs((1, 16, 240, 256), steps_of(pool, shared=True), pool)
+    made.capture(2**40)
+    assert [made.size_for(rows) for rows in (1, 7, 8, 16, 17, 179, 180, 240, 241)] == [
+        1, None, 16, 16, None, None, 240, 240, 256
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(not interpreted(), reason="kernels are compiled here, or Triton is not installed")
+def test_captured_steps_leave_their_outputs_in_shared_buffers_of_the_planned_size(tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "max_position_embeddings": 40}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    llama = transformers.LlamaConfig(vocab_size=500, architectures=["LlamaForCausalLM"], **sizes, **heads)
+    llama.save_pretrained(tmp_path)
+    config = EngineConfig(
+        model=str(tmp_path), kv_bytes=1 << 20, max_context=40, max_step_tokens=8, max_running=8, block_tokens=16,
+        kernels="triton", invariant=True, load="random",
+    )  # fmt: skip
+    parts, _ = parts_on(CPU, config, products_of(None, invariant=True))
+    pages = make_pages(parts.layout, 1, torch.float32, CPU)
+    runner = DeviceRunner(
+        parts.model, parts.layout, pages, parts.table, parts.device_table, (1, 4, 8), recorder=Pool()
+    )  # fmt: skip
+    taken = runner.capture(2**30)
+    with torch.inference_mode():
+        outputs = {size: runner._decode(size) for size in (8, 4, 1)}
+    for name in ("hidden", "logits", "lengths", "bad"):
+        assert len({getattr(one, name).untyped_storage().data_ptr() for one in outputs.values()}) == 1, name
+        assert [len(getattr(one, name)) for one in outputs.values()] == [8, 4, 1]
+    assert outputs[8].logits.isfinite().all() and outputs[8].logits.any()
+    planned = planned_graphs(read_checkpoint(tmp_path, weights=False).model, sizes=(1, 4, 8), element_bytes=4)
+    assert 8 * (500 * 4 + 32 * 4) < taken <= sum(step.value for step in planned)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_replay_is_what_the_launches_give():
     device = torch.device("cuda")
     weight = torch.randn(64, 64, device=device)
     x = torch.randn(8, 64, device=device)
-    made = Graphs((1, 4, 8), lambda size: torch.tanh(x[:size] @ weight), device)
+    made = Graphs((1, 4, 8), lambda size: torch.tanh(x[:size] @ weight), recorder_of(device))
     assert made.capture(2**30) >= 0
     for size in (1, 4, 8):
         x.copy_(torch.randn(8, 64, device=device))
@@ -71,6 +187,6 @@ def test_a_replay_is_what_the_launches_give():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_sizes_beyond_the_budget_are_left_out():
     device = torch.device("cuda")
-    made = Graphs((1, 64), lambda size: torch.zeros(size, 2**20, device=device) + 1, device)
+    made = Graphs((1, 64), lambda size: torch.zeros(size, 2**20, device=device) + 1, recorder_of(device))
     made.capture(64 * 2**20)
     assert made.size_for(64) is None and made.size_for(1) == 1
