@@ -69,6 +69,8 @@ def serve(plan: "Plan", given: "Given") -> int:
             busy_s=health.stalled_busy,
             idle_s=health.stalled_idle,
             testing_s=health.stalled_testing,
+            gateway_s=health.stalled_gateway,
+            step_s=plan.outlook.slowest_step_s,
         ),
         secrets=secret_names(manifest),
         other_cpus=plan.other_cpus,

@@ -33,6 +33,7 @@ from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
+from engine.api.pulse import allocate_pulse
 
 PARDONS = "pardons"
 CONTROL = "gateway.sock"
@@ -137,7 +138,7 @@ def gateway_program(service: Service, argv: tuple[str, ...]) -> Program:
 def engine_program(service: Service, name: str, argv: tuple[str, ...], *, threads: int) -> Program:
     token = service.job.order.token if service.job else None
     secrets = (token.env,) if token and token.env else ()
-    leaves = (f"{name}.sock", f"{name}.pulse", f"{name}-ranks-*")
+    leaves = (f"{name}.sock", f"{name}-ranks-*")
     threaded = _threads(threads)
     return Program(name, argv, ENGINES, 20, ENGINE_STOP_S, environment=threaded, secrets=secrets, leaves=leaves)
 
@@ -159,9 +160,12 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         policy=service.restarts,
         budgets=service.budgets,
         pulses={name: str(directory / f"{name}.pulse") for name in engine_names(service)},
+        control=str(directory / CONTROL),
         directory=str(directory),
     )
     (directory / "sentinel.json").write_bytes(msgspec.json.encode(watch))
+    for pulse in watch.pulses.values():
+        allocate_pulse(Path(pulse))  # now, and not when an engine starts: the disk may be full then
     listener = Program(
         "sentinel",
         (sys.executable, "-P", "-m", "appliance.launch.sentinel", str(directory / "sentinel.json")),

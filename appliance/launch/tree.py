@@ -25,9 +25,10 @@ from appliance.launch import listen, park, processes, rundir, supervise
 from appliance.launch.causes import DEVICE, DRIFT, OOM_KILL, Cause, classify
 from appliance.launch.console import Console
 from appliance.launch.crashes import Crashes
-from appliance.launch.sentinel import Notice, Policy, wake_supervisor
+from appliance.launch.sentinel import Notice, Policy
 from appliance.launch.startup import Startup
 from appliance.launch.supervise import Service
+from appliance.launch.supervisor import wake_supervisor
 from appliance.launch.sweep import sweep
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)

@@ -71,6 +71,11 @@ class Appliance:
         assert self.process.poll() is None, self.output()
         return self.pids(program)[times - 1]
 
+    def pings(self) -> int:
+        """Requests of the restart monitor that the gateway has answered."""
+        path = self.directory / "pings"
+        return path.stat().st_size if path.exists() else 0
+
     def ready(self) -> None:
         (self.directory / "ready").touch()
         self.until(lambda: b"curl" in self.out() or self.process.poll() is not None)

@@ -1,6 +1,6 @@
 """Programs to be supervised in tests: a gateway that answers as told by files, engines that behave as told by words.
 
-    fake.py gateway DIRECTORY DOOR          /live 200; /ready 200 if DIRECTORY/ready exists, else 503
+    fake.py gateway DIRECTORY DOOR CONTROL  /live 200; /ready 200 if DIRECTORY/ready exists, else 503
     fake.py engine DIRECTORY NAME WORD…     run | crash | permanent TEXT | escape | orphan | show | end HOW SECONDS |
                                             litter HOW | oom COUNTER
 
@@ -16,14 +16,26 @@ import json
 import mmap
 import os
 import signal
+import socketserver
 import sys
+import threading
 import time
 from pathlib import Path
 
 from appliance.launch.listen import lent
 
 
-def gateway(directory: Path, door: str) -> None:
+class Control(socketserver.StreamRequestHandler):
+    """Answers the restart monitor."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"{}\n")
+        with Path(sys.argv[2], "pings").open("ab") as file:
+            file.write(b".")
+
+
+def gateway(directory: Path, door: str, control: str) -> None:
     class Reply(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             ready = (directory / "ready").exists() or self.path == "/live"
@@ -43,6 +55,8 @@ def gateway(directory: Path, door: str) -> None:
     server.socket = listener
     if (directory / "deaf").exists():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(control).unlink(missing_ok=True)
+    threading.Thread(target=socketserver.UnixStreamServer(control, Control).serve_forever, daemon=True).start()
     started(directory, "gateway")
     server.serve_forever()
 
@@ -122,6 +136,6 @@ def started(directory: Path, name: str) -> None:
 if __name__ == "__main__":
     kind, folder, *words = sys.argv[1:]
     if kind == "gateway":
-        gateway(Path(folder), words[0])
+        gateway(Path(folder), *words)
     else:
         engine(Path(folder), *words)
