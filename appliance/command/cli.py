@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 from appliance import __version__, exits
 from appliance.command import arguments
+from appliance.command.entry import names_manifest
 
 
 class _Parser(argparse.ArgumentParser):
@@ -69,8 +70,7 @@ def with_command(words: list[str]) -> list[str]:
     first = words[0] if words else "--help"
     if first in COMMANDS or first.startswith("-"):
         return words
-    path = Path(first)
-    if "/" in first or path.suffix in (".yaml", ".yml", ".json") or path.exists():
+    if names_manifest(first) or Path(first).exists():
         return ["serve", *words]
     return words
 

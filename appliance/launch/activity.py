@@ -1,4 +1,4 @@
-"""What tells a slow process from one that hangs: the time that its threads run or wait for a CPU, and its page faults.
+"""Activity of processes, which tells a slow one from one that hangs: time on a CPU or in a run queue, page faults.
 
 Source: the kernel's scheduler statistics, /proc/PID/task/TID/schedstat (nanoseconds on a CPU, nanoseconds in a run
 queue, time slices), and field 12 of /proc/PID/stat (page faults that were read from a disk).
@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-LEAST_SHARE = 0.1  # of one CPU, below which a process counts as inactive
-_MAJOR_FAULTS = 9  # index behind the command name, which is field 2
+LEAST_SHARE = 0.1
+"""Part of one CPU; a process that uses less is inactive."""
+_MAJOR_FAULTS = 9  # index of the field after the command name, which is field 2
 
 
 class RunningClock:
@@ -59,7 +60,7 @@ def major_faults(pids: Iterable[int]) -> int:
 
 
 class Activity:
-    """Whether a program and all below it do something, measured from its first `active` call until the latest one."""
+    """Activity of a program and its descendants, measured from the first `active` call after `reset`."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float, int] | None = None

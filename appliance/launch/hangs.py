@@ -1,6 +1,6 @@
 """When an engine counts as hung: it has work and finishes no step, it has none and does not finish its own probes, or
-its start makes no progress. It is judged by its heartbeat (engine/api/pulse.py), so a slow engine that makes progress is
-never killed.
+its start makes no progress. It is judged by its heartbeat (engine/api/pulse.py), so a slow engine that makes progress
+is never killed.
 
 A step may take as long as the longest of these: the budget, `SLOWER` times the longest step so far, `SLOWER` times the
 slowest step that the plan expects (the roofline, which real steps exceed). An engine whose threads run, wait for a CPU
@@ -71,8 +71,8 @@ class Hangs:
         return now_s - watched.since_s if watched else 0.0
 
     def look(self, program: str, beat: Beat | None, now_s: float, *, active: bool = False) -> str:
-        """Return why the program counts as hung, or "". A beat of another process is ignored: it is that of an earlier
-        engine. `active`: the engine's threads have used CPU time or waited for it, or for a disk, of late."""
+        """Return why the program counts as hung, or "". A beat of another process is ignored: an earlier engine wrote
+        it. `active`: the engine's threads have recently used CPU time, or waited for it or for a disk."""
         watched = self._watched.get(program)
         if watched is None:
             return ""

@@ -14,7 +14,7 @@ import msgspec
 
 from appliance import exits
 from appliance.declare import settings, variables
-from appliance.launch import listen, rundir, supervise
+from appliance.launch import listen, rundir, signals, supervise
 from appliance.launch.console import Console
 from appliance.launch.crashes import Bundles, Crashes
 from appliance.launch.death import memory_counters
@@ -123,6 +123,7 @@ def launch(
         public = {name: value for name, value in environment.items() if name not in service.secrets}
         with (
             listen.listening(service.gateway.host, service.gateway.port) as listener,
+            signals.held(),  # until the tree handles them: what is made here is removed at the end
             rundir.run_directory(environment) as directory,
             _secret_files(service, environment) as files,
         ):

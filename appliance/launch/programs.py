@@ -11,8 +11,8 @@ _KEPT = re.compile(rb"/(engine-\d+)\.kept$")
 
 
 def programs(launcher: int) -> dict[str, list[int]]:
-    """Process ids by name: supervisord, gateway, sentinel, engine-0 …, engine-0-keeper …, ranks. One that is being started is not
-    there yet."""
+    """Return process ids by name: supervisord, gateway, sentinel, engine-0 …, engine-0-keeper …, ranks. A program that
+    is being started is missing."""
     found: dict[str, list[int]] = {}
     for pid in processes.descendants(launcher):
         name = _name(pid)

@@ -152,7 +152,7 @@ class Sentinel:
                     del known[-deaths:]
 
     def hung(self, program: str, why: str) -> None:
-        """The next end of the program is that of one that was killed because it hung."""
+        """Note that the program was killed because it hung: its next end gets this reason."""
         self._hung[program] = why
 
     def died(self, name: str, now: float) -> None:

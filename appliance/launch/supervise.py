@@ -268,6 +268,7 @@ def _listener() -> list[tuple[str, object]]:
         ("startsecs", 0),
         ("stopwaitsecs", 1),
         ("killasgroup", "true"),
+        ("stdout_logfile", "NONE"),  # else Supervisor writes one into TMPDIR
         ("stderr_logfile", "sentinel.log"),
         ("stderr_logfile_maxbytes", 0),
     ]

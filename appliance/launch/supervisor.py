@@ -11,14 +11,14 @@ from supervisor.xmlrpc import Faults, SupervisorTransport
 
 
 def wake_supervisor(path: str) -> None:
-    """Makes Supervisor look at signals and dead children now: it does once a second, or when someone connects."""
+    """Make Supervisor handle signals and ended children now: it does so once a second, or when a client connects."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.setblocking(False)
         connection.connect(path)
 
 
 def take_event(buffer: bytearray) -> tuple[str, dict[str, str]] | None:
-    """Cuts the first whole event off `buffer`: its name and its payload's tokens; None if it is not all there yet."""
+    """Remove the first complete event from `buffer` and return its name and tokens; None if there is none yet."""
     end = buffer.find(b"\n")
     if end < 0:
         return None
@@ -79,7 +79,7 @@ class Supervisor:
 
 
 class Ends:
-    """Tells at once when a process has ended."""
+    """Pidfds of processes, which become readable when the processes end."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []

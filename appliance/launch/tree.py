@@ -21,7 +21,7 @@ import msgspec
 
 from appliance import exits
 from appliance.exits import Exit
-from appliance.launch import listen, park, processes, rundir, supervise
+from appliance.launch import listen, park, processes, rundir, signals, supervise
 from appliance.launch.causes import DEVICE, DRIFT, OOM_KILL, Cause, classify
 from appliance.launch.console import Console
 from appliance.launch.crashes import Crashes
@@ -31,7 +31,6 @@ from appliance.launch.supervise import Service
 from appliance.launch.supervisor import wake_supervisor
 from appliance.launch.sweep import sweep
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _STOP_EXTRA_S = 2.0  # for Supervisor and the engines, beside the gateway's drain
 _AGAIN_S = 1.0
 _WAKE_S = 0.05
@@ -132,9 +131,12 @@ class Tree:
     async def run(self) -> Outcome:
         """Starts everything, waits for the end, and leaves nothing behind."""
         processes.become_subreaper()
-        for number in _stop_signals():
+        for number in signals.stop_signals():
             self._loop.add_signal_handler(number, self._signalled, number)
+        for number in signals.stray_signals():
+            self._loop.add_signal_handler(number, self._ignored, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        signals.unblock()
         self._open_pipes()
         self._supervisor = self._start_supervisor()
         self._console.start()
@@ -156,7 +158,7 @@ class Tree:
     def _close(self) -> None:
         self._door.close()
         self._loop.remove_signal_handler(signal.SIGCHLD)
-        for number in _stop_signals():
+        for number in (*signals.stop_signals(), *signals.stray_signals()):
             self._loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)  # the run directory is still to be removed, then it is over anyway
         for lines in self._lines.values():
@@ -248,6 +250,9 @@ class Tree:
             return
         self._console.say("slipway", f"{name}: stopping; open requests have {self._service.gateway.drain_s:g} s")
         self._settle(self._parked or Outcome(exits.OK))
+
+    def _ignored(self, number: int) -> None:
+        self._console.say("slipway", f"{signals.name_of(number)} is ignored: it has no meaning for slipway")
 
     def _noticed(self, line: bytes) -> None:
         notice = msgspec.json.decode(line, type=Notice)
@@ -370,8 +375,3 @@ def _conclusion(notice: Notice, cause: Cause, policy: Policy, last: tuple[str, .
     limit = f"lifecycle.restart.max is {policy.max} within {policy.window_s:g} s"
     message = f"{notice.program} died once too often ({_how(notice, cause)}); {limit}"
     return Outcome(exits.RESTARTS, message, notice.program, last, cause)
-
-
-def _stop_signals() -> list[signal.Signals]:
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup means it
-    return [number for number in _STOP_SIGNALS if number != signal.SIGHUP or not ignored]

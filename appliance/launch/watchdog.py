@@ -1,5 +1,5 @@
-"""Finds programs that hang, for the restart monitor: engines by their heartbeats, the gateway by requests to its control
-socket. A program that hangs is killed; its end is then handled as any other.
+"""Finds programs that hang, for the restart monitor: engines by their heartbeats, the gateway by requests on its
+control socket. A program that hangs is killed; its end is then handled as any other.
 
 All times are those in which the monitor itself was running: after a pause of the whole container nothing has hung. For
 the gateway, time in which it was ready to run and got no CPU does not count either.
@@ -83,7 +83,7 @@ class GatewayProbe:
         return f"hung: {text} for {gateway.silent_s:.0f} s (health.stalled_{key})"
 
     def _ask(self) -> socket.socket | None:
-        """Return a connection with a request on it; None where nobody listens yet, or the queue is full."""
+        """Send a request and return the connection; None if nothing listens yet, or if the queue is full."""
         asking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             asking.setblocking(False)
@@ -95,7 +95,7 @@ class GatewayProbe:
         return asking
 
     def _has_answered(self, asking: socket.socket) -> bool:
-        """Whether there is an answer. A connection that ended without one is replaced by the next request."""
+        """Return whether there is an answer. The next request replaces a connection that ended without one."""
         try:
             if asking.recv(4096):
                 return True

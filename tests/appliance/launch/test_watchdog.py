@@ -1,4 +1,4 @@
-"""Programs that hang, found by the restart monitor: real processes and sockets; the clock is made up where time counts."""
+"""Programs that hang, found by the restart monitor: real processes and sockets, a made-up clock where time counts."""
 
 import os
 import signal
@@ -195,7 +195,7 @@ def test_a_stopped_gateway_is_killed_and_a_client_that_waits_is_answered_by_the_
 
 
 def test_a_pause_of_all_processes_ends_none(launched):
-    """As `docker pause`: longer than any budget."""
+    """`docker pause` does this. The pause is longer than any budget."""
     appliance = launched(gateway_s=1.0, stalled_s=600.0)
     appliance.started("engine-0")
     appliance.started("gateway")
