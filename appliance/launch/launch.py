@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from appliance.plan.plan import Plan
 
 TERMINATION_LOG = Path("/dev/termination-log")
+SHELL = "/bin/sh"
 NO_BUNDLES = Bundles(keep=0)
 
 _TERMINATION_BYTES = 4096  # what Kubernetes keeps
@@ -120,6 +121,8 @@ def launch(
 
     console = Console(sys.stdout.fileno(), service.gateway.log_format)
     try:
+        if not os.access(SHELL, os.X_OK):
+            raise FileNotFoundError(f"{SHELL} is missing, by which Supervisor starts programs")
         public = {name: value for name, value in environment.items() if name not in service.secrets}
         with (
             listen.listening(service.gateway.host, service.gateway.port) as listener,

@@ -30,6 +30,7 @@ from appliance.launch.supervisor import Ends, Supervisor, take_event, wake_super
 from appliance.launch.watchdog import GATEWAY, LOOK_S, Watchdog
 from engine.api.errors import EXIT_DRIFT, EXIT_PERMANENT
 
+ALIVE_S = 5.0  # between two signs of life to the launcher
 ENGINES = "engines:"  # begins the names of Supervisor's that can be parked
 
 
@@ -71,10 +72,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher is told, one JSON line each: a program died and restarts, or the appliance must end, or `park`.
-    `death` is what its keeper saw, if it has one that could say; `hung` why the sentinel killed it."""
+    """What the launcher is told, one JSON line each: a program died and restarts, or the appliance must end, or `park`;
+    or that the monitor itself was started, or is alive. `death` is what its keeper saw, if it has one that could say;
+    `hung` why the sentinel killed it."""
 
-    kind: Literal["restart", "permanent", "exhausted", "unstartable"]
+    kind: Literal["restart", "permanent", "exhausted", "unstartable", "started", "alive"]
     program: str
     how: str = ""
     restart: int = 0
@@ -117,6 +119,10 @@ class Sentinel:
         self._drifted: dict[str, float] = {}
         self._hung: dict[str, str] = {}
         self._due: dict[str, float] = {}
+
+    def alive(self) -> None:
+        """Tell the launcher that the monitor runs."""
+        self._notify(Notice(kind="alive", program="sentinel"))
 
     def next_due(self) -> float | None:
         return min(self._due.values(), default=None)
@@ -231,7 +237,7 @@ def main(path: Path) -> int:
 
 def _listen(sentinel: Sentinel, supervisor: Supervisor, ends: Ends, pardons: int, watchdog: Watchdog) -> None:
     """Handles events until Supervisor closes the pipe."""
-    buffer = bytearray()
+    buffer, alive_at = bytearray(), 0.0
     _write(1, b"READY\n")
     while True:
         due = sentinel.next_due()
@@ -243,6 +249,9 @@ def _listen(sentinel: Sentinel, supervisor: Supervisor, ends: Ends, pardons: int
             for pardon in read_pardons(os.read(pardons, 65536)):
                 sentinel.pardoned(pardon.program, pardon.deaths, pardon.kind)
         watchdog.look()
+        if time.monotonic() >= alive_at:
+            sentinel.alive()
+            alive_at = time.monotonic() + ALIVE_S
         sentinel.start_due(time.monotonic())
         if 0 not in readable:
             continue

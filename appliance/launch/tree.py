@@ -22,9 +22,12 @@ import msgspec
 from appliance import exits
 from appliance.exits import Exit
 from appliance.launch import listen, park, processes, rundir, signals, supervise
+from appliance.launch.activity import RunningClock
 from appliance.launch.causes import DEVICE, DRIFT, OOM_KILL, Cause, classify
 from appliance.launch.console import Console
 from appliance.launch.crashes import Crashes
+from appliance.launch.monitor_watch import MonitorWatch
+from appliance.launch.programs import program
 from appliance.launch.sentinel import Notice, Policy
 from appliance.launch.startup import Startup
 from appliance.launch.supervise import Service
@@ -34,6 +37,7 @@ from appliance.launch.sweep import sweep
 _STOP_EXTRA_S = 2.0  # for Supervisor and the engines, beside the gateway's drain
 _AGAIN_S = 1.0
 _WAKE_S = 0.05
+_LOOK_S = 1.0  # between two looks at the restart monitor
 _SWEEP_S = 0.8
 _BUNDLE_S = 1.0
 _LAST_LINES = 5
@@ -124,6 +128,7 @@ class Tree:
         self._supervisor_gone = asyncio.Event()
         self._hurry = asyncio.Event()
         self._ended = 0.0
+        self._monitor, self._clock = MonitorWatch(), RunningClock(2 * _LOOK_S)
         self._lines: dict[str, Lines] = {}
         self.manifest = ""
         self.hung_up: Callable[[], None] | None = None  # what SIGHUP does; None: it stops
@@ -143,12 +148,13 @@ class Tree:
         self._announce()
         watch = self._watching = self._loop.create_task(self._watch())
         wake = self._loop.create_task(self._wake_until_up())
+        monitor = self._loop.create_task(self._watch_monitor())
         try:
             outcome = await self._outcome
             if outcome.exit is exits.OK or outcome is self._parked:
                 await self._stop()
         finally:
-            for task in (watch, wake, *self._told):
+            for task in (watch, wake, monitor, *self._told):
                 task.cancel()
             await sweep(_SWEEP_S, self._reaped)
             self._drain()
@@ -258,6 +264,9 @@ class Tree:
         notice = msgspec.json.decode(line, type=Notice)
         if self._outcome.done():  # it died of the end
             return
+        if notice.kind in ("started", "alive"):
+            self._monitor_heard(notice)
+            return
         self._drain()  # its last words were written before the notice was
         lines = self._lines[notice.program]
         last, all_lines = tuple(_text(lines.last)), _text(lines.recent)
@@ -318,6 +327,32 @@ class Tree:
             return
         self._console.say("slipway", f"parked: {outcome.message}; /ready says so; a SIGTERM ends it with {exit.number}")
         self._report(outcome)
+
+    def _monitor_heard(self, notice: Notice) -> None:
+        now_s = self._clock.now_s()
+        if notice.kind == "alive":
+            self._monitor.alive(now_s)
+        elif why := self._monitor.started(now_s):
+            self._monitor_fails(why)
+
+    async def _watch_monitor(self) -> None:
+        """Restart a restart monitor that hangs; end the appliance if that does not help."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now_s = self._clock.now_s()
+            if why := self._monitor.lost(now_s):
+                self._monitor_fails(why)
+                return
+            if self._monitor.silent(now_s):
+                self._console.say("sentinel", "gave no sign of life; it is killed and started again")
+                with contextlib.suppress(ProcessLookupError):
+                    pid = await asyncio.to_thread(program, os.getpid(), "sentinel")
+                    if pid:
+                        os.kill(pid, signal.SIGKILL)
+
+    def _monitor_fails(self, why: str) -> None:
+        self._drain()
+        self._settle(Outcome(exits.SUPERVISOR, why, "sentinel", tuple(_text(self._lines["sentinel"].last))))
 
     def _drain(self) -> None:
         for name, lines in self._lines.items():

@@ -51,7 +51,7 @@ class Appliance:
                 [sys.executable, str(Path(__file__).with_name("driver.py")), str(directory), json.dumps(given)],
                 stdout=out,
                 stderr=err,
-                env={**os.environ, "MARK": self.mark, "XDG_RUNTIME_DIR": str(self.runs), **(environment or {})},
+                env={**os.environ, "LC_MARK": self.mark, "XDG_RUNTIME_DIR": str(self.runs), **(environment or {})},
             )
 
     def until(self, condition: Callable[[], object]) -> None:

@@ -112,7 +112,7 @@ def end(how: str) -> None:
 
 
 def litter(directory: Path, name: str) -> None:
-    shared = Path(f"/dev/shm/{os.environ['MARK']}-{os.getpid()}")
+    shared = Path(f"/dev/shm/{os.environ['LC_MARK']}-{os.getpid()}")
     shared.write_bytes(bytes(4096))
     with shared.open("r+b") as file:
         kept = mmap.mmap(file.fileno(), 4096)
