@@ -5,7 +5,8 @@ twice within the window, for a restart did not cure it; any other end is a crash
 as long as the policy says for it; more than `max` within `window_s` end the appliance. Restarts go through Supervisor;
 what ends the appliance is a notice to the launcher, which alone ends things. Crashes that the gateway attributes to a
 request do not count (pardon.py). With `exhausted: park` the engines are stopped instead, and no engine is started
-again; the gateway stays.
+again; the gateway stays. If the gateway itself ends with the permanent code, as for a checkpoint that cannot answer a
+request, it is started once more, after the launcher has written down that the appliance is parked.
 
 Protocol of Supervisor's listeners: we print READY, get a header line of key:value tokens with `len` and as many bytes
 of payload, and print RESULT. Nothing else may go to standard output.
@@ -103,8 +104,10 @@ class Sentinel:
         death: Callable[[str], Death | None] = lambda program: None,
         park: Callable[[], None] = lambda: None,
         parked: bool = False,
+        is_told: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`parked`: a sentinel before this one found that no engine is to be started any more."""
+        """`parked`: a sentinel before this one found that no engine is to be started any more. `is_told`: whether a
+        gateway that starts now would find out that the appliance is parked."""
         self._policy = policy
         self._notify = notify
         self._start = start
@@ -112,6 +115,8 @@ class Sentinel:
         self._death = death
         self._park = park
         self._parked = parked
+        self._is_told = is_told
+        self._waits = ""  # the gateway that is started once `is_told`
         self._given_up: set[str] = set()
         self._deaths: dict[str, list[float]] = {}
         self._expected: set[str] = set()  # programs whose next crash is that of a test of requests
@@ -130,6 +135,9 @@ class Sentinel:
     def start_due(self, now: float) -> None:
         for name in [name for name, due in self._due.items() if due <= now]:
             del self._due[name]
+            self._start(name)
+        if self._waits and self._is_told():
+            name, self._waits = self._waits, ""
             self._start(name)
 
     def event(self, kind: str, payload: Mapping[str, str], now: float) -> None:
@@ -200,8 +208,12 @@ class Sentinel:
         return before is not None and now - before < self._policy.window_s
 
     def _give_up(self, name: str, notice: Notice) -> None:
-        self._given_up.add(name)
-        park = self._policy.exhausted == "park" and name.startswith(ENGINES)
+        engine = name.startswith(ENGINES)
+        park = self._policy.exhausted == "park" and (engine or (notice.kind == "permanent" and not self._parked))
+        if engine or not park:
+            self._given_up.add(name)
+        else:
+            self._waits = name
         self._notify(msgspec.structs.replace(notice, park=park))
         if park:
             self._parked = True
@@ -222,6 +234,7 @@ def main(path: Path) -> int:
         death=lambda program: take_death(Path(config.directory), program),
         park=lambda: supervisor.stop_group(ENGINES.rstrip(":")),
         parked=is_parked(Path(config.directory)),
+        is_told=lambda: is_parked(Path(config.directory)),
     )
     watchdog = Watchdog(config.budgets, config.pulses, config.control, sentinel.hung)
     ends = Ends()

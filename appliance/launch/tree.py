@@ -196,16 +196,18 @@ class Tree:
         path = self._directory / "supervisor.log"
         os.mkfifo(path, 0o600)
         reading, writing = (os.open(path, os.O_RDWR) for _ in range(2))
-        supervisor = subprocess.Popen(
-            [sys.executable, "-P", "-m", "supervisor.supervisord", "-n", "-c", "supervisord.conf"],
-            cwd=self._directory,
-            env={**self._environment, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=writing,
-            stderr=writing,
-            process_group=0,  # a terminal's Ctrl-C reaches only us, who know the order of stopping
-            preexec_fn=processes.end_with_parent,  # no thread runs yet
-        )
+        with rundir.lock_to_pass(self._directory) as lock:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-P", "-m", "supervisor.supervisord", "-n", "-c", "supervisord.conf"],
+                cwd=self._directory,
+                env={**self._environment, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                pass_fds=(lock,),  # the run directory is in use until Supervisor ends, also if the launcher is killed
+                process_group=0,  # a terminal's Ctrl-C reaches only us, who know the order of stopping
+                preexec_fn=processes.end_with_parent,  # no thread runs yet
+            )
         os.close(writing)
         self._follow("supervisor", Lines(reading, lambda line: self._console.log("supervisor", line)))
         return supervisor

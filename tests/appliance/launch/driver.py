@@ -64,7 +64,7 @@ def main(directory: Path, given: dict[str, object]) -> int:
 
     bundles = Bundles((directory / "crashes",), given.get("keep", 10), given.get("size", 2**20))
     log = directory / "termination-log"
-    return launch(service, os.environ, programs=programs, termination_log=log, bundles=bundles)
+    return launch(service, os.environ, programs=programs, log=log, bundles=bundles)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Programs to be supervised in tests: a gateway that answers as told by files, engines that behave as told by words.
 
-    fake.py gateway DIRECTORY DOOR CONTROL  /live 200; /ready 200 if DIRECTORY/ready exists, else 503
+    fake.py gateway DIRECTORY DOOR CONTROL  /live 200; /ready 200 if DIRECTORY/ready exists, else 503; with a file
+                                            DIRECTORY/broken it prints that and ends for good, unless it is parked
     fake.py engine DIRECTORY NAME WORD…     run | crash | permanent TEXT | escape | orphan | show | end HOW SECONDS |
                                             litter HOW | oom COUNTER
 
@@ -53,6 +54,10 @@ def gateway(directory: Path, door: str, control: str) -> None:
     server = http.server.ThreadingHTTPServer(listener.getsockname(), Reply, bind_and_activate=False)
     server.socket.close()
     server.socket = listener
+    if (directory / "broken").exists() and not Path(door).with_name("parked").exists():
+        started(directory, "gateway")
+        print((directory / "broken").read_text(), file=sys.stderr, flush=True)
+        os._exit(78)
     if (directory / "deaf").exists():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path(control).unlink(missing_ok=True)
