@@ -2,7 +2,7 @@
 
 import sys
 
-from appliance.command.cli import main
+from appliance.command.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -78,7 +78,7 @@ ENGINE = Exit(
 SUPERVISOR = Exit(
     "supervisor",
     16,
-    "supervisord ended without having been asked, or could not start.",
+    "supervisord ended without having been asked, or could not start; or the restart monitor ended again and again.",
     "Look for who killed it (memory limits of the cgroup first); start again.",
 )
 INTEGRITY = Exit(

@@ -457,10 +457,12 @@ class Health(Section):
     """An engine whose start makes no progress for so long is killed and started again; 0s never."""
     stalled_testing: Seconds = 120.0
     """An engine that finishes no step of the self-test of its start for so long is killed; 0s never."""
-    stalled_busy: Seconds = 90.0
-    """An engine with work that finishes no step for so long, or five times its longest step, is killed; 0s never."""
-    stalled_idle: Seconds = 60.0
+    stalled_busy: Seconds = 20.0
+    """An engine whose step takes so long, and five times its longest or slowest planned one, is killed; 0s never."""
+    stalled_idle: Seconds = 30.0
     """An engine without work that computes none of its own probes, three in this time, is killed; 0s never."""
+    stalled_gateway: Seconds = 20.0
+    """A gateway that does not answer the monitor for so long is killed and started again; 0s never."""
 
 
 class Restart(Section):

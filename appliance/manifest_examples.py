@@ -76,6 +76,7 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
     "Health.stalled_testing": ("5m",),
     "Health.stalled_busy": ("5m",),
     "Health.stalled_idle": ("3m",),
+    "Health.stalled_gateway": ("1m",),
     "Lifecycle.drain": ("25s",),
     "Lifecycle.linger": ("3s",),
     "Restart.max": (3,),

@@ -15,13 +15,13 @@ from appliance.chaos.scenario import Promise, Scenario
 from appliance.chaos.stage import NotMade, Stage
 from appliance.chaos.target import Target
 from appliance.http.durable import DISK_S
-from appliance.launch.sentinel import LOOK_S
+from appliance.launch.watchdog import LOOK_S, PROBE_S
 
 CONFINED_BYTES = 8 * 2**20
 HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
 SLOW_S = 10 * DISK_S
 FIRST_S = 5 * DISK_S  # on a busy machine
-DISK_HELD = ("gateway", "launcher", "sentinel")
+DISK_HELD = ("supervisord", "gateway", "launcher", "sentinel")  # what supervisord starts can write nothing either
 
 
 def _restarts(
@@ -56,6 +56,20 @@ async def _kill_gateway(stage: Stage) -> None:
 
 async def _stop_engine(stage: Stage) -> None:
     stage.stop_process("engine-0")
+
+
+async def _stop_gateway(stage: Stage) -> None:
+    stage.stop_process("gateway")
+
+
+def _no_gateway_clock(target: Target) -> str:
+    return "" if target.watch.budgets.gateway_s else "health.stalled_gateway is 0s: nobody would notice"
+
+
+def _gateway_hang(target: Target) -> Promise:
+    text = "the monitor restarts it within health.stalled_gateway; clients with an Idempotency-Key get the exact rest"
+    notice_s = target.watch.budgets.gateway_s + PROBE_S + 2 * LOOK_S
+    return _restarts(target, text, notice_s=notice_s, program="gateway", lost=True)
 
 
 def _no_stall_clock(target: Target) -> str:
@@ -210,6 +224,7 @@ SCENARIOS = (
         ),
     ),
     Scenario("hang", "stops engine-0 (SIGSTOP)", _stop_engine, _hang, _no_stall_clock),
+    Scenario("gateway-hang", "stops the gateway (SIGSTOP)", _stop_gateway, _gateway_hang, _no_gateway_clock),
     Scenario("oom", "gives engine-0 a cgroup with 8 MiB and fills it", _out_of_memory, _oom, _no_cgroup),
     Scenario(
         "dead-rank",
@@ -232,7 +247,7 @@ SCENARIOS = (
     ),
     Scenario(
         "disk-full-crash",
-        "the same, and sends SIGKILL to engine-0",
+        "the same, and sends SIGKILL to engine-0; the next engine can write nothing either",
         _crash_on_a_full_disk,
         lambda target: _restarts(target, "as a crash; its crash bundle may be missing"),
     ),

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from appliance.gateway.control import Hamper
-from appliance.launch import programs
+from appliance.launch import processes, programs
 
 ASK_S = 5.0
 LEAVE_S = 5.0  # in which a killed process has left its cgroup
@@ -38,17 +38,29 @@ class Continued(msgspec.Struct, frozen=True, tag="continued"):
 
 
 class Limited(msgspec.Struct, frozen=True, tag="limited"):
-    """A process may write files again, as large as `soft`."""
+    """A process, and all that it has started since, may write files again, as large as `soft`."""
 
     pid: int
     began: int
     soft: int
 
     def undo(self) -> None:
-        if programs.began(self.pid) == self.began:
-            with contextlib.suppress(ProcessLookupError):
-                hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)[1]
-                resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (self.soft, hard))
+        if programs.began(self.pid) != self.began:
+            return
+        # Again until none is found: one may be started by a parent whose turn is still to come.
+        while limited := [pid for pid in (self.pid, *processes.descendants(self.pid)) if _writes_nothing(pid)]:
+            for pid in limited:
+                with contextlib.suppress(ProcessLookupError):
+                    hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+                    resource.prlimit(pid, resource.RLIMIT_FSIZE, (self.soft, hard))
+            if self.soft == 0:  # it could write nothing before
+                return
+
+
+def _writes_nothing(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        return resource.prlimit(pid, resource.RLIMIT_FSIZE)[0] == 0
+    return False
 
 
 class Replaced(msgspec.Struct, frozen=True, tag="replaced"):

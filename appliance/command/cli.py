@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 from appliance import __version__, exits
 from appliance.command import arguments
+from appliance.command.entry import names_manifest
 
 
 class _Parser(argparse.ArgumentParser):
@@ -22,6 +23,10 @@ class _Parser(argparse.ArgumentParser):
     command = ""
 
     def error(self, message: str) -> NoReturn:
+        if self.command == "serve":
+            from appliance.launch import reason
+
+            reason.refused(message, exits.MANIFEST)
         message = message.split(" (choose from", 1)[0]
         words = [quoted or option for quoted, option in re.findall(r"'([^']+)'|(--[\w.-]+)", message)]
         hint = next(filter(None, (_suggest(word, self.command) for word in words)), "")
@@ -69,8 +74,7 @@ def with_command(words: list[str]) -> list[str]:
     first = words[0] if words else "--help"
     if first in COMMANDS or first.startswith("-"):
         return words
-    path = Path(first)
-    if "/" in first or path.suffix in (".yaml", ".yml", ".json") or path.exists():
+    if names_manifest(first) or Path(first).exists():
         return ["serve", *words]
     return words
 
@@ -234,6 +238,18 @@ def fetch(options: argparse.Namespace) -> int:
 
 @_refusing
 def serve(options: argparse.Namespace) -> int:
+    from appliance.launch.reason import noted
+
+    with noted():
+        plan = _proven_for_a_start(options)
+    _warn(plan, options, sys.stderr)
+    from appliance.launch.launch import serve as launch
+
+    code: int = launch(plan, _given(options))
+    return code
+
+
+def _proven_for_a_start(options: argparse.Namespace) -> Any:
     from appliance.plan.prove import NotPlanned, bring_for_a_start
 
     if options.manifest is None:
@@ -246,11 +262,7 @@ def serve(options: argparse.Namespace) -> int:
         with ended_by_signals(exits.OK.number):
             bring_for_a_start(_given(options))
         plan, _ = _prove(options, hashed=True)
-    _warn(plan, options, sys.stderr)
-    from appliance.launch.launch import serve as launch
-
-    code: int = launch(plan, _given(options))
-    return code
+    return plan
 
 
 def _find_manifest(options: argparse.Namespace) -> None:

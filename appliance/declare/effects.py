@@ -142,6 +142,7 @@ EFFECTS: dict[str, Effect] = {
     "health.stalled_testing": _SERVICE,
     "health.stalled_busy": _SERVICE,
     "health.stalled_idle": _SERVICE,
+    "health.stalled_gateway": _SERVICE,
     "lifecycle.drain": _SERVICE,  # Supervisor waits as long
     "lifecycle.linger": _LIVE,
     "lifecycle.restart.max": _SERVICE,

@@ -1,8 +1,9 @@
-"""The launcher's line to a running gateway: a Unix socket in the run directory, one JSON line each way.
+"""The control socket of a running gateway: a Unix socket in the run directory, one JSON line each way.
 
-`Take` changes what can be changed in place. `Hamper` makes the disk of the journal slow, for `slipway chaos`, where the
-manifest allows that. `Swap` says that an engine ends because it is wanted to: its requests are
-held as long as it takes and nobody is blamed for its end; `Swapped` answers when its successor serves.
+`Take` applies what can be changed in place. `Ping` comes from the restart monitor: a gateway that does not answer it
+hangs. `Hamper` makes the disk of the journal slow, for `slipway chaos`, if the manifest allows that. `Swap` announces
+that an engine is stopped on purpose: its requests are held as long as that takes, and no request is blamed for its end.
+`Swapped` is answered when the next engine serves.
 """
 
 import asyncio
@@ -43,6 +44,10 @@ class Hamper(msgspec.Struct, frozen=True, tag="hamper"):
     for_s: float
 
 
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Changes nothing; is answered as long as the event loop runs."""
+
+
 class Answer(msgspec.Struct, frozen=True):
     """`error`: why nothing was changed; empty if it was. `keys`: API keys that are let in. `start_s`: what each
     engine's last start took, in seconds."""
@@ -52,7 +57,7 @@ class Answer(msgspec.Struct, frozen=True):
     start_s: tuple[float, ...] = ()
 
 
-Message = Take | Swap | Swapped | Hamper
+Message = Take | Swap | Swapped | Hamper | Ping
 
 
 @asynccontextmanager

@@ -105,10 +105,14 @@ async def connected(service: Service, routes: ASGIApp | None = None) -> AsyncIte
     """The service with its router connecting and its text side loading. `routes`: those that each engine has to answer
     before it counts as serving. The tokenizer of a large vocabulary takes
     longer than the gateway may take to answer, so a thread reads it."""
+    _read_parked(service)
     service.router.start()
     store = service.responses
-    work = [each(service) for each in (_load_text, _see_parked, _see_broken, _record_history)]
-    if routes is not None:
+    work = [each(service) for each in (_see_parked, _see_broken, _record_history)]
+    # The gateway of a parked appliance answers no request: whatever is wrong with the checkpoint must not end it again.
+    if service.parked is None:
+        work.append(_load_text(service))
+    if routes is not None and service.parked is None:
         service.router.asks_first = True
         work.append(answer_each(service, routes, _die_unanswered))
     if store is not None:
@@ -143,10 +147,16 @@ def _die_unanswered(why: str) -> None:
 async def _see_parked(service: Service) -> None:
     """Until the launcher parks the appliance."""
     while service.config.run and service.parked is None:
-        service.parked = read_parked(Path(service.config.run))
-        if service.parked is not None:
-            service.router.park(service.parked.message)
         await asyncio.sleep(PARKED_S)
+        _read_parked(service)
+
+
+def _read_parked(service: Service) -> None:
+    """Look whether the launcher has parked the appliance."""
+    if service.config.run:
+        service.parked = read_parked(Path(service.config.run))
+    if service.parked is not None:
+        service.router.park(service.parked.message)
 
 
 async def _record_history(service: Service) -> None:

@@ -1,7 +1,12 @@
-"""When an engine hangs: it has work and finishes no step, it has none and does not finish its own probes, or its start
-makes no progress. Judged by its pulse (engine/api/pulse.py) alone, so a slow engine that moves is never taken for one.
+"""When an engine counts as hung: it has work and finishes no step, it has none and does not finish its own probes, or
+its start makes no progress. It is judged by its heartbeat (engine/api/pulse.py), so a slow engine that makes progress
+is never killed.
 
-Pure: the clock and the pulses are the caller's.
+A step may take as long as the longest of these: the budget, `SLOWER` times the longest step so far, `SLOWER` times the
+slowest step that the plan expects (the roofline, which real steps exceed). An engine whose threads run, wait for a CPU
+or wait for pages from a disk is slow rather than hung: it gets `SLOWER` times as long again.
+
+Pure: clock, heartbeats and activity are the caller's.
 """
 
 from dataclasses import dataclass
@@ -11,16 +16,20 @@ import msgspec
 from engine.api.pulse import Beat, State
 
 SLOWER = 5
-"""A step may take so many times as long as the longest one yet, whatever the budget says."""
+"""How many times as long as expected something may take."""
 
 
 class Budgets(msgspec.Struct, frozen=True):
-    """Longest times without a beat, in seconds; 0 never ends. `idle` holds three of the engine's probes."""
+    """Longest times without a sign of progress, in seconds; 0 is no limit."""
 
     loading_s: float = 300.0
-    busy_s: float = 90.0
-    idle_s: float = 60.0
+    busy_s: float = 20.0
+    idle_s: float = 30.0
+    """Three of the engine's probes fall into this time."""
     testing_s: float = 120.0
+    gateway_s: float = 20.0
+    step_s: float = 0.0
+    """The slowest step of an engine that the plan expects."""
 
     @property
     def probe_s(self) -> float:
@@ -56,8 +65,14 @@ class Hangs:
         watched = self._watched.get(program)
         return watched.pid if watched else None
 
-    def look(self, program: str, beat: Beat | None, now_s: float) -> str:
-        """Why the program counts as hung, or "". A beat of another process is that of the life before."""
+    def silent_s(self, program: str, now_s: float) -> float:
+        """Seconds since the last beat that `look` saw."""
+        watched = self._watched.get(program)
+        return now_s - watched.since_s if watched else 0.0
+
+    def look(self, program: str, beat: Beat | None, now_s: float, *, active: bool = False) -> str:
+        """Return why the program counts as hung, or "". A beat of another process is ignored: an earlier engine wrote
+        it. `active`: the engine's threads have recently used CPU time, or waited for it or for a disk."""
         watched = self._watched.get(program)
         if watched is None:
             return ""
@@ -76,9 +91,9 @@ class Hangs:
                 key = "stalled_testing"
             case State.BUSY:
                 budget_s, text, key = self._budgets.busy_s, "no step was finished", "stalled_busy"
-                budget_s = budget_s and max(budget_s, SLOWER * watched.longest_s)
+                budget_s = budget_s and max(budget_s, SLOWER * max(watched.longest_s, self._budgets.step_s))
             case State.IDLE:
                 budget_s, text, key = self._budgets.idle_s, "it did not answer its probes", "stalled_idle"
-        if not budget_s or silent_s < budget_s:
+        if not budget_s or silent_s < budget_s * (SLOWER if active else 1):
             return ""
         return f"hung: {text} for {silent_s:.0f} s (health.{key})"

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from appliance import exits
-from appliance.declare import settings, variables
-from appliance.launch import listen, rundir, supervise
+from appliance.declare import settings
+from appliance.launch import listen, rundir, signals, supervise
 from appliance.launch.console import Console
 from appliance.launch.crashes import Bundles, Crashes
 from appliance.launch.death import memory_counters
 from appliance.launch.hangs import Budgets
 from appliance.launch.nvml import device_state
+from appliance.launch.reason import TERMINATION_LOG, Reason, termination_log, write_termination
 from appliance.launch.sentinel import Policy
 from appliance.launch.supervise import Program, Service
 from appliance.launch.tree import Outcome, Tree
@@ -31,23 +32,8 @@ if TYPE_CHECKING:
     from appliance.launch.reload import Reloader
     from appliance.plan.plan import Plan
 
-TERMINATION_LOG = Path("/dev/termination-log")
+SHELL = "/bin/sh"
 NO_BUNDLES = Bundles(keep=0)
-
-_TERMINATION_BYTES = 4096  # what Kubernetes keeps
-
-
-class Reason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Why the appliance ended: one JSON line on standard error, and the termination log of Kubernetes."""
-
-    message: str
-    exit: str
-    code: int
-    cure: str
-    program: str = ""
-    cause: str = ""
-    bundle: str = ""
-    last_lines: tuple[str, ...] = ()
 
 
 def serve(plan: "Plan", given: "Given") -> int:
@@ -69,17 +55,18 @@ def serve(plan: "Plan", given: "Given") -> int:
             busy_s=health.stalled_busy,
             idle_s=health.stalled_idle,
             testing_s=health.stalled_testing,
+            gateway_s=health.stalled_gateway,
+            step_s=plan.outlook.slowest_step_s,
         ),
         secrets=secret_names(manifest),
         other_cpus=plan.other_cpus,
         memory=str(memory_counters(list(cgroup_folders(Path("/"), "memory")))),
         job=plan.job,
     )
-    termination_log = Path(variables.value(environment, "SLIPWAY_TERMINATION_LOG") or TERMINATION_LOG)
     return launch(
         service,
         environment,
-        termination_log=termination_log,
+        log=termination_log(environment),
         bundles=bundles(plan, environment),
         reloader=partial(Reloader, running),
     )
@@ -103,24 +90,28 @@ def launch(
     environment: Mapping[str, str],
     *,
     programs: Callable[[Service, Path], Sequence[Program]] = supervise.programs,
-    termination_log: Path = TERMINATION_LOG,
+    log: Path = TERMINATION_LOG,
     bundles: Bundles = NO_BUNDLES,
     reloader: "Callable[[Service, Path], Reloader] | None" = None,
 ) -> int:
-    """`programs` writes the programs' configurations into the run directory and says how they are started. With a
-    `reloader` the manifest can be reloaded."""
+    """Run the service in the foreground and return its exit code. `log` is the termination log. `programs` writes the
+    programs' configurations into the run directory and returns how they are started. With a `reloader` the manifest can
+    be reloaded."""
     reported: list[Outcome] = []
 
     def report(outcome: Outcome) -> None:
         if outcome not in reported:
             reported.append(outcome)
-            _report(outcome, termination_log)
+            _report(outcome, log)
 
     console = Console(sys.stdout.fileno(), service.gateway.log_format)
     try:
+        if not os.access(SHELL, os.X_OK):
+            raise FileNotFoundError(f"{SHELL} is missing, by which Supervisor starts programs")
         public = {name: value for name, value in environment.items() if name not in service.secrets}
         with (
             listen.listening(service.gateway.host, service.gateway.port) as listener,
+            signals.held(),  # until the tree handles them: what is made here is removed at the end
             rundir.run_directory(environment) as directory,
             _secret_files(service, environment) as files,
         ):
@@ -183,7 +174,7 @@ async def _run(
         return await tree.run()
 
 
-def _report(outcome: Outcome, termination_log: Path) -> None:
+def _report(outcome: Outcome, log: Path) -> None:
     reason = Reason(
         message=outcome.message,
         exit=outcome.exit.name,
@@ -202,10 +193,4 @@ def _report(outcome: Outcome, termination_log: Path) -> None:
         lines = [text.decode()]
     with contextlib.suppress(OSError):  # a file on a full disk: the exit code still says it
         print("\n".join(lines), file=sys.stderr, flush=True)
-    while len(text) > _TERMINATION_BYTES and reason.last_lines:
-        reason = msgspec.structs.replace(reason, last_lines=reason.last_lines[1:])
-        text = msgspec.json.encode(reason)
-    # Kubernetes lays the file out; where nobody does, /dev is not ours to fill.
-    with contextlib.suppress(OSError), termination_log.open("r+b") as log:
-        log.truncate()
-        log.write(text[:_TERMINATION_BYTES])
+    write_termination(reason, log)

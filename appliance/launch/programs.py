@@ -11,8 +11,8 @@ _KEPT = re.compile(rb"/(engine-\d+)\.kept$")
 
 
 def programs(launcher: int) -> dict[str, list[int]]:
-    """Process ids by name: gateway, sentinel, engine-0 …, engine-0-keeper …, ranks. One that is being started is not
-    there yet."""
+    """Return process ids by name: supervisord, gateway, sentinel, engine-0 …, engine-0-keeper …, ranks. A program that
+    is being started is missing."""
     found: dict[str, list[int]] = {}
     for pid in processes.descendants(launcher):
         name = _name(pid)
@@ -32,6 +32,8 @@ def _name(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
     if b"engine.rank" in words:
         return "ranks"
+    if b"supervisor.supervisord" in words:
+        return "supervisord"
     last = words[-1] if words else b""
     if kept := _KEPT.search(last):
         return f"{kept[1].decode()}-keeper"

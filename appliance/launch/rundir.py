@@ -1,5 +1,11 @@
-"""The run directory: configurations, scripts, sockets and pipes of one running appliance, for its owner only."""
+"""The run directory: configurations, scripts, sockets and pipes of one running appliance, for its owner only.
 
+The launcher and its Supervisor hold a lock on a file in it (flock(2)), which the kernel releases when both have ended,
+however they end; it also holds for containers that share the folder. A directory whose lock is free is left behind.
+"""
+
+import contextlib
+import fcntl
 import os
 import shutil
 import tempfile
@@ -12,6 +18,7 @@ import msgspec
 from appliance.declare import variables
 from appliance.launch import listen
 
+LOCK = "lock"
 _PREFIX = "slipway-"
 # A Unix socket's path has at most 107 bytes; the longest name below the directory is "supervisor.sock.<pid>".
 _LONGEST = 107 - len("/supervisor.sock.4194304")
@@ -45,12 +52,47 @@ def places(environment: Mapping[str, str]) -> list[Path]:
 
 @contextmanager
 def run_directory(environment: Mapping[str, str]) -> Iterator[Path]:
-    """A new directory of mode 0700, removed with all that is in it at the end. Raises NoRunDirectory."""
-    directory = _create(places(environment))
+    """Make a directory of mode 0700 and remove it with its contents at the end; remove those that killed services left
+    behind. Raises NoRunDirectory."""
+    found = places(environment)
+    directory = _create(found)
     try:
-        yield directory
+        new = directory / f"{LOCK}.new"
+        with new.open("wb") as lock:
+            _lock(lock.fileno())
+            new.rename(directory / LOCK)  # locked before another start can see it
+            for place in found:
+                _remove_left(place)
+            yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def lock_to_pass(directory: Path) -> Iterator[int]:
+    """Open the lock for a program that shares it: it is released when no process has it open any more."""
+    descriptor = os.open(directory / LOCK, os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock the run directory as in use. Where the file system has no locks, nothing is ever removed."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def _remove_left(place: Path) -> None:
+    """Remove our run directories in `place` whose lock is free. One without a lock is just being made."""
+    for path in place.glob(f"{_PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError), path.open("rb") as lock:
+            if os.fstat(lock.fileno()).st_uid != os.geteuid():
+                continue
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.parent, ignore_errors=True)
 
 
 def _create(candidates: list[Path]) -> Path:

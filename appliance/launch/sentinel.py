@@ -5,39 +5,33 @@ twice within the window, for a restart did not cure it; any other end is a crash
 as long as the policy says for it; more than `max` within `window_s` end the appliance. Restarts go through Supervisor;
 what ends the appliance is a notice to the launcher, which alone ends things. Crashes that the gateway attributes to a
 request do not count (pardon.py). With `exhausted: park` the engines are stopped instead, and no engine is started
-again; the gateway stays.
+again; the gateway stays. If the gateway itself ends with the permanent code, as for a checkpoint that cannot answer a
+request, it is started once more, after the launcher has written down that the appliance is parked.
 
 Protocol of Supervisor's listeners: we print READY, get a header line of key:value tokens with `len` and as many bytes
 of payload, and print RESULT. Nothing else may go to standard output.
 """
 
-import contextlib
 import os
 import select
-import signal
-import socket
 import sys
 import time
-import xmlrpc.client
-from collections.abc import Callable, Container, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import msgspec
-from supervisor.xmlrpc import Faults, SupervisorTransport
 
-from appliance.launch import processes
 from appliance.launch.death import Death
-from appliance.launch.hangs import Budgets, Hangs
+from appliance.launch.hangs import Budgets
 from appliance.launch.keeper import take_death
 from appliance.launch.pardon import CrashKind, read_pardons
 from appliance.launch.park import is_parked
+from appliance.launch.supervisor import Ends, Supervisor, take_event, wake_supervisor
+from appliance.launch.watchdog import GATEWAY, LOOK_S, Watchdog
 from engine.api.errors import EXIT_DRIFT, EXIT_PERMANENT
-from engine.api.pulse import Beat, read_pulse
 
-LOOK_S = 0.5  # between two looks at the engines' pulses
-GATEWAY = "gateway"
+ALIVE_S = 5.0  # between two signs of life to the launcher
 ENGINES = "engines:"  # begins the names of Supervisor's that can be parked
 
 
@@ -61,25 +55,29 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """`supervisor` is the path of Supervisor's Unix socket, `notices` that of the pipe to the launcher, `pardons` that
-    of the pipe from the gateway; `pulses` are the files of the engines' signs of life, by program; `directory` is the
-    run directory, where keepers tell of deaths."""
-
     supervisor: str
+    """Path of Supervisor's Unix socket."""
     password: str
     notices: str
+    """Path of the pipe to the launcher."""
     pardons: str
+    """Path of the pipe from the gateway."""
     policy: Policy
     budgets: Budgets
     pulses: dict[str, str]
+    """Heartbeat files of the engines, by program."""
+    control: str
+    """Path of the gateway's control socket; empty if it has none."""
     directory: str
+    """The run directory, where keepers write how programs ended."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher is told, one JSON line each: a program died and restarts, or the appliance must end, or `park`.
-    `death` is what its keeper saw, if it has one that could say; `hung` why the sentinel killed it."""
+    """What the launcher is told, one JSON line each: a program died and restarts, or the appliance must end, or `park`;
+    or that the monitor itself was started, or is alive. `death` is what its keeper saw, if it has one that could say;
+    `hung` why the sentinel killed it."""
 
-    kind: Literal["restart", "permanent", "exhausted", "unstartable"]
+    kind: Literal["restart", "permanent", "exhausted", "unstartable", "started", "alive"]
     program: str
     how: str = ""
     restart: int = 0
@@ -106,8 +104,10 @@ class Sentinel:
         death: Callable[[str], Death | None] = lambda program: None,
         park: Callable[[], None] = lambda: None,
         parked: bool = False,
+        is_told: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`parked`: a sentinel before this one found that no engine is to be started any more."""
+        """`parked`: a sentinel before this one found that no engine is to be started any more. `is_told`: whether a
+        gateway that starts now would find out that the appliance is parked."""
         self._policy = policy
         self._notify = notify
         self._start = start
@@ -115,6 +115,8 @@ class Sentinel:
         self._death = death
         self._park = park
         self._parked = parked
+        self._is_told = is_told
+        self._waits = ""  # the gateway that is started once `is_told`
         self._given_up: set[str] = set()
         self._deaths: dict[str, list[float]] = {}
         self._expected: set[str] = set()  # programs whose next crash is that of a test of requests
@@ -123,12 +125,19 @@ class Sentinel:
         self._hung: dict[str, str] = {}
         self._due: dict[str, float] = {}
 
+    def alive(self) -> None:
+        """Tell the launcher that the monitor runs."""
+        self._notify(Notice(kind="alive", program="sentinel"))
+
     def next_due(self) -> float | None:
         return min(self._due.values(), default=None)
 
     def start_due(self, now: float) -> None:
         for name in [name for name, due in self._due.items() if due <= now]:
             del self._due[name]
+            self._start(name)
+        if self._waits and self._is_told():
+            name, self._waits = self._waits, ""
             self._start(name)
 
     def event(self, kind: str, payload: Mapping[str, str], now: float) -> None:
@@ -157,7 +166,7 @@ class Sentinel:
                     del known[-deaths:]
 
     def hung(self, program: str, why: str) -> None:
-        """The program's next death is that of one that hung."""
+        """Note that the program was killed because it hung: its next end gets this reason."""
         self._hung[program] = why
 
     def died(self, name: str, now: float) -> None:
@@ -199,8 +208,12 @@ class Sentinel:
         return before is not None and now - before < self._policy.window_s
 
     def _give_up(self, name: str, notice: Notice) -> None:
-        self._given_up.add(name)
-        park = self._policy.exhausted == "park" and name.startswith(ENGINES)
+        engine = name.startswith(ENGINES)
+        park = self._policy.exhausted == "park" and (engine or (notice.kind == "permanent" and not self._parked))
+        if engine or not park:
+            self._given_up.add(name)
+        else:
+            self._waits = name
         self._notify(msgspec.structs.replace(notice, park=park))
         if park:
             self._parked = True
@@ -208,98 +221,11 @@ class Sentinel:
             self._park()
 
 
-def wake_supervisor(path: str) -> None:
-    """Makes Supervisor look at signals and dead children now: it does once a second, or when someone connects."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.setblocking(False)
-        connection.connect(path)
-
-
-def take_event(buffer: bytearray) -> tuple[str, dict[str, str]] | None:
-    """Cuts the first whole event off `buffer`: its name and its payload's tokens; None if it is not all there yet."""
-    end = buffer.find(b"\n")
-    if end < 0:
-        return None
-    header = _tokens(buffer[:end].decode())
-    size = int(header["len"])
-    if len(buffer) < end + 1 + size:
-        return None
-    payload = _tokens(buffer[end + 1 : end + 1 + size].decode())
-    del buffer[: end + 1 + size]
-    return header["eventname"], payload
-
-
-def _tokens(text: str) -> dict[str, str]:
-    pairs = (token.partition(":") for token in text.split())
-    return {key: value for key, _, value in pairs}
-
-
-class _Supervisor:
-    """Supervisor's XML-RPC interface on its Unix socket."""
-
-    def __init__(self, path: str, password: str) -> None:
-        self.path = path
-        transport = SupervisorTransport("slipway", password, f"unix://{path}")
-        self._proxy = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport)
-
-    def start(self, name: str) -> None:
-        try:
-            self._proxy.supervisor.startProcess(name, False)
-        except xmlrpc.client.Fault as fault:
-            # Shutting down: nothing is to be started. Already started: a person was faster. No fork: it tries on.
-            if fault.faultCode not in (Faults.SHUTDOWN_STATE, Faults.ALREADY_STARTED, Faults.SPAWN_ERROR):
-                raise
-
-    def stop_group(self, group: str) -> None:
-        try:
-            self._proxy.supervisor.stopProcessGroup(group, False)
-        except xmlrpc.client.Fault as fault:
-            if fault.faultCode != Faults.SHUTDOWN_STATE:
-                raise
-
-    def status(self, name: str) -> int | None:
-        try:
-            info = cast(dict[str, Any], self._proxy.supervisor.getProcessInfo(name))
-        except xmlrpc.client.Fault as fault:
-            if fault.faultCode != Faults.SHUTDOWN_STATE:
-                raise
-            return None
-        return int(info["exitstatus"]) if info["statename"] == "EXITED" else None
-
-    def all(self) -> list[dict[str, Any]]:
-        """Every program: group, name, statename, pid and more; none when Supervisor is shutting down."""
-        try:
-            return cast(list[dict[str, Any]], self._proxy.supervisor.getAllProcessInfo())
-        except xmlrpc.client.Fault as fault:
-            if fault.faultCode != Faults.SHUTDOWN_STATE:
-                raise
-            return []
-
-
-class _Ends:
-    """Tells at once when a process has ended."""
-
-    def __init__(self) -> None:
-        self.descriptors: list[int] = []
-
-    def watch(self, pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # too late: Supervisor has reaped it already
-            self.descriptors.append(os.pidfd_open(pid))
-
-    def take(self, readable: Container[int]) -> bool:
-        """Forgets those that ended; whether there was one."""
-        ended = [descriptor for descriptor in self.descriptors if descriptor in readable]
-        for descriptor in ended:
-            self.descriptors.remove(descriptor)
-            os.close(descriptor)
-        return bool(ended)
-
-
 def main(path: Path) -> int:
     config = msgspec.json.decode(path.read_bytes(), type=Config)
     pipe = os.open(config.notices, os.O_RDWR)  # for writing alone it would wait for a launcher that may be gone
     pardons = os.open(config.pardons, os.O_RDWR | os.O_NONBLOCK)  # both ends: no end of file when the gateway goes
-    supervisor = _Supervisor(config.supervisor, config.password)
+    supervisor = Supervisor(config.supervisor, config.password)
     sentinel = Sentinel(
         config.policy,
         notify=lambda notice: _write(pipe, msgspec.json.encode(notice) + b"\n"),
@@ -308,49 +234,23 @@ def main(path: Path) -> int:
         death=lambda program: take_death(Path(config.directory), program),
         park=lambda: supervisor.stop_group(ENGINES.rstrip(":")),
         parked=is_parked(Path(config.directory)),
+        is_told=lambda: is_parked(Path(config.directory)),
     )
-    ends, hangs = _Ends(), Hangs(config.budgets)
+    watchdog = Watchdog(config.budgets, config.pulses, config.control, sentinel.hung)
+    ends = Ends()
     for program in supervisor.all():
         if program["statename"] == "EXITED":  # it died while no sentinel was there
             sentinel.died(f"{program['group']}:{program['name']}", time.monotonic())
         elif program["pid"] and program["name"] != "sentinel":
             ends.watch(program["pid"])
-            if program["name"] in config.pulses:
-                hangs.started(program["name"], program["pid"], time.monotonic())
-    pulses = {program: Path(file) for program, file in config.pulses.items()}
-    _listen(sentinel, supervisor, ends, pardons, hangs, pulses)
+            watchdog.started(program["name"], program["pid"])
+    _listen(sentinel, supervisor, ends, pardons, watchdog)
     return 0
 
 
-def _end_hung(sentinel: Sentinel, hangs: Hangs, pulses: Mapping[str, Path]) -> None:
-    """Kills what hangs: its death is then handled as any other. A stopped process does not hear a SIGTERM."""
-    for program, file in pulses.items():
-        keeper = hangs.pid(program) or 0
-        why = hangs.look(program, _beat(file, keeper), time.monotonic())
-        if why and keeper:
-            hangs.ended(program)
-            sentinel.hung(program, why)
-            for pid in processes.descendants(keeper):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-
-def _beat(file: Path, keeper: int) -> Beat | None:
-    """The beat of the engine that this keeper keeps, as the keeper's own: that is the process that Supervisor knows."""
-    beat = read_pulse(file)
-    return replace(beat, pid=keeper) if beat is not None and processes.parent(beat.pid) == keeper else None
-
-
-def _listen(
-    sentinel: Sentinel,
-    supervisor: _Supervisor,
-    ends: _Ends,
-    pardons: int,
-    hangs: Hangs,
-    pulses: Mapping[str, Path],
-) -> None:
+def _listen(sentinel: Sentinel, supervisor: Supervisor, ends: Ends, pardons: int, watchdog: Watchdog) -> None:
     """Handles events until Supervisor closes the pipe."""
-    buffer = bytearray()
+    buffer, alive_at = bytearray(), 0.0
     _write(1, b"READY\n")
     while True:
         due = sentinel.next_due()
@@ -361,7 +261,10 @@ def _listen(
         if pardons in readable:
             for pardon in read_pardons(os.read(pardons, 65536)):
                 sentinel.pardoned(pardon.program, pardon.deaths, pardon.kind)
-        _end_hung(sentinel, hangs, pulses)
+        watchdog.look()
+        if time.monotonic() >= alive_at:
+            sentinel.alive()
+            alive_at = time.monotonic() + ALIVE_S
         sentinel.start_due(time.monotonic())
         if 0 not in readable:
             continue
@@ -373,10 +276,9 @@ def _listen(
             kind, payload = event
             if kind == "PROCESS_STATE_RUNNING":
                 ends.watch(int(payload["pid"]))
-                if payload["processname"] in pulses:
-                    hangs.started(payload["processname"], int(payload["pid"]), time.monotonic())
+                watchdog.started(payload["processname"], int(payload["pid"]))
             elif kind == "PROCESS_STATE_EXITED":
-                hangs.ended(payload["processname"])
+                watchdog.ended(payload["processname"])
             sentinel.event(kind, payload, time.monotonic())
             sentinel.start_due(time.monotonic())
             _write(1, b"RESULT 2\nOKREADY\n")

@@ -2,7 +2,7 @@
 
 supervisord.conf holds fixed words only. Its `command=` takes `;` for a comment even inside quotes and `%` for an
 expansion, and a program's environment cannot lose a variable there; so each command is `/bin/sh NAME.sh`, relative to
-the run directory, and that script, quoted by shlex, replaces itself with the program.
+the run directory, and that script replaces itself with `begin.py NAME.begin`, which becomes the program.
 
 Why these settings (all tried with Supervisor 4.3.0):
 - `startsecs=0`: with more, an early death goes to BACKOFF, where Supervisor forgets the exit status and restarts the
@@ -13,6 +13,7 @@ Why these settings (all tried with Supervisor 4.3.0):
 - `killasgroup` for what a program left in its group; the launcher's sweep for what left the group.
 """
 
+import json
 import math
 import os
 import secrets
@@ -26,13 +27,15 @@ import msgspec
 
 from appliance.gateway import config as gateway_config
 from appliance.gateway.config import GatewayConfig
-from appliance.launch import listen, sentinel
+from appliance.launch import begin, listen, sentinel
+from appliance.launch.environment import ENGINE_VARIABLES
 from appliance.launch.hangs import Budgets
 from appliance.launch.keeper import MARK, Kept
 from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig
 from engine.api.errors import EXIT_PERMANENT
+from engine.api.pulse import allocate_pulse
 
 PARDONS = "pardons"
 CONTROL = "gateway.sock"
@@ -67,7 +70,8 @@ class Program:
     """One process. Programs of one group stop together; groups stop by descending priority. `argv` arrives as it is.
     `secrets` names variables that it gets beside `environment`, whose values `write` is told the files of. `nice` is
     added to its priority, as in nice(1). `leaves`: patterns of what it may leave in the run directory; with it comes a
-    keeper, which removes all that a dead one left (keeper.py)."""
+    keeper, which removes all that a dead one left (keeper.py). `keep`: patterns of the variables that it gets of the
+    launcher's environment; None: all. `announce`: a pipe, and a line that is written to it before each start."""
 
     name: str
     argv: tuple[str, ...]
@@ -78,6 +82,8 @@ class Program:
     secrets: tuple[str, ...] = ()
     nice: int = 0
     leaves: tuple[str, ...] = ()
+    keep: tuple[str, ...] | None = None
+    announce: tuple[str, str] | None = None
 
 
 def engine_names(service: Service) -> tuple[str, ...]:
@@ -137,9 +143,19 @@ def gateway_program(service: Service, argv: tuple[str, ...]) -> Program:
 def engine_program(service: Service, name: str, argv: tuple[str, ...], *, threads: int) -> Program:
     token = service.job.order.token if service.job else None
     secrets = (token.env,) if token and token.env else ()
-    leaves = (f"{name}.sock", f"{name}.pulse", f"{name}-ranks-*")
-    threaded = _threads(threads)
-    return Program(name, argv, ENGINES, 20, ENGINE_STOP_S, environment=threaded, secrets=secrets, leaves=leaves)
+    leaves = (f"{name}.sock", f"{name}-ranks-*")
+    return Program(
+        name,
+        argv,
+        ENGINES,
+        20,
+        ENGINE_STOP_S,
+        environment=_threads(threads),
+        secrets=secrets,
+        leaves=leaves,
+        # A download needs credentials and proxies; the engine that follows it gets the same variables as any other.
+        keep=None if service.job is not None else ENGINE_VARIABLES,
+    )
 
 
 def _threads(count: int) -> dict[str, str]:
@@ -159,9 +175,12 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         policy=service.restarts,
         budgets=service.budgets,
         pulses={name: str(directory / f"{name}.pulse") for name in engine_names(service)},
+        control=str(directory / CONTROL),
         directory=str(directory),
     )
     (directory / "sentinel.json").write_bytes(msgspec.json.encode(watch))
+    for pulse in watch.pulses.values():
+        allocate_pulse(Path(pulse))  # now, and not when an engine starts: the disk may be full then
     listener = Program(
         "sentinel",
         (sys.executable, "-P", "-m", "appliance.launch.sentinel", str(directory / "sentinel.json")),
@@ -169,6 +188,7 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
         -1,
         1,
         nice=NICE,
+        announce=(watch.notices, msgspec.json.encode(sentinel.Notice(kind="started", program="sentinel")).decode()),
     )
     for program in (*programs, listener):
         write_script(directory, program, secret_files, service.memory)
@@ -181,7 +201,9 @@ def write(directory: Path, programs: Sequence[Program], service: Service, secret
 def write_script(directory: Path, program: Program, secret_files: Mapping[str, str], memory: str) -> None:
     """What Supervisor starts as this program from now on. `memory`: where its keeper finds what the kernel counts."""
     started = _kept(directory, program, memory) if program.leaves else program
-    (directory / f"{program.name}.sh").write_bytes(os.fsencode(script(started, secret_files)))
+    (directory / f"{program.name}.begin").write_text(beginning(started, secret_files))
+    words = (sys.executable, "-I", "-S", begin.__file__, f"{program.name}.begin")
+    (directory / f"{program.name}.sh").write_bytes(os.fsencode(f"exec {shlex.join(words)}\n"))
 
 
 def _kept(directory: Path, program: Program, memory: str) -> Program:
@@ -194,16 +216,20 @@ def _kept(directory: Path, program: Program, memory: str) -> Program:
     return replace(program, argv=argv, environment={**program.environment, MARK: kept.mark})
 
 
-def script(program: Program, secret_files: Mapping[str, str]) -> str:
-    """A shell script that becomes the program, in the launcher's own working directory."""
-    lines = ["#!/bin/sh", f"cd -- {shlex.quote(os.getcwd())} || exit 1"]
-    for name in program.secrets:
-        # The x keeps newlines at the value's end, which the shell would drop.
-        file = shlex.quote(secret_files[name])
-        lines += [f"{name}=$(cat {file} && echo x) || exit 1", f"export {name}=${{{name}%x}}"]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(program.environment.items())]
-    before = ("nice", "-n", str(program.nice)) if program.nice else ()
-    return "\n".join([*lines, f"exec {shlex.join((*before, *program.argv))}", ""])
+def beginning(program: Program, secret_files: Mapping[str, str]) -> str:
+    """Return what begin.py is told, so that it becomes the program in the launcher's own working directory."""
+    told: dict[str, object] = {
+        "argv": program.argv,
+        "directory": os.getcwd(),
+        "nice": program.nice,
+        "environment": dict(sorted(program.environment.items())),
+        "secrets": {name: secret_files[name] for name in program.secrets},
+    }
+    if program.keep is not None:
+        told["keep"] = program.keep
+    if program.announce is not None:
+        told["announce"] = program.announce
+    return json.dumps(told)
 
 
 def configuration(programs: Sequence[Program], password: str, *, root: bool) -> str:
@@ -264,6 +290,7 @@ def _listener() -> list[tuple[str, object]]:
         ("startsecs", 0),
         ("stopwaitsecs", 1),
         ("killasgroup", "true"),
+        ("stdout_logfile", "NONE"),  # else Supervisor writes one into TMPDIR
         ("stderr_logfile", "sentinel.log"),
         ("stderr_logfile_maxbytes", 0),
     ]

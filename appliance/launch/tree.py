@@ -21,19 +21,23 @@ import msgspec
 
 from appliance import exits
 from appliance.exits import Exit
-from appliance.launch import listen, park, processes, rundir, supervise
+from appliance.launch import listen, park, processes, rundir, signals, supervise
+from appliance.launch.activity import RunningClock
 from appliance.launch.causes import DEVICE, DRIFT, OOM_KILL, Cause, classify
 from appliance.launch.console import Console
 from appliance.launch.crashes import Crashes
-from appliance.launch.sentinel import Notice, Policy, wake_supervisor
+from appliance.launch.monitor_watch import MonitorWatch
+from appliance.launch.programs import program
+from appliance.launch.sentinel import Notice, Policy
 from appliance.launch.startup import Startup
 from appliance.launch.supervise import Service
+from appliance.launch.supervisor import wake_supervisor
 from appliance.launch.sweep import sweep
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _STOP_EXTRA_S = 2.0  # for Supervisor and the engines, beside the gateway's drain
 _AGAIN_S = 1.0
 _WAKE_S = 0.05
+_LOOK_S = 1.0  # between two looks at the restart monitor
 _SWEEP_S = 0.8
 _BUNDLE_S = 1.0
 _LAST_LINES = 5
@@ -124,6 +128,7 @@ class Tree:
         self._supervisor_gone = asyncio.Event()
         self._hurry = asyncio.Event()
         self._ended = 0.0
+        self._monitor, self._clock = MonitorWatch(), RunningClock(2 * _LOOK_S)
         self._lines: dict[str, Lines] = {}
         self.manifest = ""
         self.hung_up: Callable[[], None] | None = None  # what SIGHUP does; None: it stops
@@ -131,21 +136,25 @@ class Tree:
     async def run(self) -> Outcome:
         """Starts everything, waits for the end, and leaves nothing behind."""
         processes.become_subreaper()
-        for number in _stop_signals():
+        for number in signals.stop_signals():
             self._loop.add_signal_handler(number, self._signalled, number)
+        for number in signals.stray_signals():
+            self._loop.add_signal_handler(number, self._ignored, number)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        signals.unblock()
         self._open_pipes()
         self._supervisor = self._start_supervisor()
         self._console.start()
         self._announce()
         watch = self._watching = self._loop.create_task(self._watch())
         wake = self._loop.create_task(self._wake_until_up())
+        monitor = self._loop.create_task(self._watch_monitor())
         try:
             outcome = await self._outcome
             if outcome.exit is exits.OK or outcome is self._parked:
                 await self._stop()
         finally:
-            for task in (watch, wake, *self._told):
+            for task in (watch, wake, monitor, *self._told):
                 task.cancel()
             await sweep(_SWEEP_S, self._reaped)
             self._drain()
@@ -155,7 +164,7 @@ class Tree:
     def _close(self) -> None:
         self._door.close()
         self._loop.remove_signal_handler(signal.SIGCHLD)
-        for number in _stop_signals():
+        for number in (*signals.stop_signals(), *signals.stray_signals()):
             self._loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)  # the run directory is still to be removed, then it is over anyway
         for lines in self._lines.values():
@@ -187,16 +196,18 @@ class Tree:
         path = self._directory / "supervisor.log"
         os.mkfifo(path, 0o600)
         reading, writing = (os.open(path, os.O_RDWR) for _ in range(2))
-        supervisor = subprocess.Popen(
-            [sys.executable, "-P", "-m", "supervisor.supervisord", "-n", "-c", "supervisord.conf"],
-            cwd=self._directory,
-            env={**self._environment, "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=writing,
-            stderr=writing,
-            process_group=0,  # a terminal's Ctrl-C reaches only us, who know the order of stopping
-            preexec_fn=processes.end_with_parent,  # no thread runs yet
-        )
+        with rundir.lock_to_pass(self._directory) as lock:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-P", "-m", "supervisor.supervisord", "-n", "-c", "supervisord.conf"],
+                cwd=self._directory,
+                env={**self._environment, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=writing,
+                stderr=writing,
+                pass_fds=(lock,),  # the run directory is in use until Supervisor ends, also if the launcher is killed
+                process_group=0,  # a terminal's Ctrl-C reaches only us, who know the order of stopping
+                preexec_fn=processes.end_with_parent,  # no thread runs yet
+            )
         os.close(writing)
         self._follow("supervisor", Lines(reading, lambda line: self._console.log("supervisor", line)))
         return supervisor
@@ -248,9 +259,15 @@ class Tree:
         self._console.say("slipway", f"{name}: stopping; open requests have {self._service.gateway.drain_s:g} s")
         self._settle(self._parked or Outcome(exits.OK))
 
+    def _ignored(self, number: int) -> None:
+        self._console.say("slipway", f"{signals.name_of(number)} is ignored: it has no meaning for slipway")
+
     def _noticed(self, line: bytes) -> None:
         notice = msgspec.json.decode(line, type=Notice)
         if self._outcome.done():  # it died of the end
+            return
+        if notice.kind in ("started", "alive"):
+            self._monitor_heard(notice)
             return
         self._drain()  # its last words were written before the notice was
         lines = self._lines[notice.program]
@@ -313,6 +330,32 @@ class Tree:
         self._console.say("slipway", f"parked: {outcome.message}; /ready says so; a SIGTERM ends it with {exit.number}")
         self._report(outcome)
 
+    def _monitor_heard(self, notice: Notice) -> None:
+        now_s = self._clock.now_s()
+        if notice.kind == "alive":
+            self._monitor.alive(now_s)
+        elif why := self._monitor.started(now_s):
+            self._monitor_fails(why)
+
+    async def _watch_monitor(self) -> None:
+        """Restart a restart monitor that hangs; end the appliance if that does not help."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now_s = self._clock.now_s()
+            if why := self._monitor.lost(now_s):
+                self._monitor_fails(why)
+                return
+            if self._monitor.silent(now_s):
+                self._console.say("sentinel", "gave no sign of life; it is killed and started again")
+                with contextlib.suppress(ProcessLookupError):
+                    pid = await asyncio.to_thread(program, os.getpid(), "sentinel")
+                    if pid:
+                        os.kill(pid, signal.SIGKILL)
+
+    def _monitor_fails(self, why: str) -> None:
+        self._drain()
+        self._settle(Outcome(exits.SUPERVISOR, why, "sentinel", tuple(_text(self._lines["sentinel"].last))))
+
     def _drain(self) -> None:
         for name, lines in self._lines.items():
             if name != "notices":
@@ -369,8 +412,3 @@ def _conclusion(notice: Notice, cause: Cause, policy: Policy, last: tuple[str, .
     limit = f"lifecycle.restart.max is {policy.max} within {policy.window_s:g} s"
     message = f"{notice.program} died once too often ({_how(notice, cause)}); {limit}"
     return Outcome(exits.RESTARTS, message, notice.program, last, cause)
-
-
-def _stop_signals() -> list[signal.Signals]:
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup means it
-    return [number for number in _STOP_SIGNALS if number != signal.SIGHUP or not ignored]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from appliance.plan.account import Account, Step, number
 from appliance.plan.machine import Machine
-from appliance.plan.roofline import Roofline, limits, roofline
+from appliance.plan.roofline import Roofline, limits, roofline, slowest_step_s
 from appliance.plan.room import Room
 from engine.models.checkpoint import Checkpoint
 from engine.models.stored import held_weights
@@ -16,12 +16,13 @@ NETWORK_BYTES_S = 125_000_000  # assumed: 1 Gbit/s
 @dataclass(frozen=True)
 class Outlook:
     """`file_bytes` of the checkpoint's weights, and the seconds to read them from a disk and to load them over a
-    network. `roofline` is None for a GPU that the table of devices lacks."""
+    network. `roofline` is None for a GPU that the table of devices lacks, and `slowest_step_s` is 0 then."""
 
     file_bytes: int
     load_s: float
     download_s: float
     roofline: Roofline | None
+    slowest_step_s: float
     accounts: tuple[Account, ...]
 
 
@@ -47,7 +48,7 @@ def outlook(
         engines=engines,
         ranks=room.view.tensor,
     )
-    made = None
+    made, slowest_s = None, 0.0
     if limit is not None:
         made = roofline(
             checkpoint.model,
@@ -58,11 +59,13 @@ def outlook(
             length=max_context,
             most=most_rows,
         )
+        slowest_s = slowest_step_s(checkpoint.model, made, limit, step_tokens=room.size.tokens, max_context=max_context)
     return Outlook(
         file_bytes=size,
         load_s=size / DISK_BYTES_S,
         download_s=size / NETWORK_BYTES_S,
         roofline=made,
+        slowest_step_s=slowest_s,
         accounts=(
             _takes("load", "seconds to read the weights' files from a disk", size, DISK_BYTES_S),
             _takes("download", "seconds to load the weights' files over a network", size, NETWORK_BYTES_S),

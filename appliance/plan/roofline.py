@@ -116,6 +116,14 @@ def roofline(
     return Roofline(limit.source, length, tuple(decode), prefill, (*accounts, account))
 
 
+def slowest_step_s(model: Model, made: Roofline, limit: Limits, *, step_tokens: int, max_context: int) -> float:
+    """Return the seconds of the slowest step at the roofline: the last part of a prompt that fills the context, or the
+    largest decode step."""
+    operations = 2 * active_parameters(model) + attention_operations(model, max_context)
+    prompt_s = step_tokens * operations / (limit.ranks * limit.operations)
+    return max(prompt_s, step_tokens / made.prefill.tokens_s, *(one.rows / one.tokens_s for one in made.decode), 0.0)
+
+
 def _decode(
     model: Model, holdings: Sequence[Holding], layout: Layout, limit: Limits, rows: int, length: int
 ) -> tuple[Account, Ceiling]:

@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 
 from appliance.declare.settings import environment
+from appliance.launch.environment import engine_environment
+from appliance.launch.keeper import MARK
 from appliance.launch.probe import DOWNLOADING
 from appliance.launch.processes import end_with_parent
 from appliance.source.fetch import fetch
@@ -107,8 +109,7 @@ def main(arguments: list[str]) -> int:
     except SourceError as error:
         say(f"source: {error}")
         return EXIT_PERMANENT
-    secret = job.order.token.env if job.order.token else ""
-    os.execve(arguments[3], arguments[3:], {name: value for name, value in environment().items() if name != secret})
+    os.execve(arguments[3], arguments[3:], engine_environment(environment(), MARK))
 
 
 if __name__ == "__main__":

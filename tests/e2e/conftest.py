@@ -120,7 +120,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., A
         with log.open("w") as out:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, text=True,
-                env={**os.environ, "TEST_MARKER": marker, **environment}, preexec_fn=_listen_to_hangups,
+                env={**os.environ, "LC_TEST_MARKER": marker, **environment}, preexec_fn=_listen_to_hangups,
             )  # fmt: skip
         started.append(Appliance(process, f"http://127.0.0.1:{port}", log, marker))
         return started[-1]

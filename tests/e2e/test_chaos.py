@@ -21,7 +21,7 @@ apiVersion: slipway/v2
 model: {source: {path: demo}, names: [demo]}
 endpoints: {api_keys: clients}
 limits: {max_waiting: 150}
-health: {stalled_busy: 3s, stalled_idle: 3s}
+health: {stalled_busy: 3s, stalled_idle: 3s, stalled_gateway: 3s}
 lifecycle: {chaos: allowed, restart: {max: 20}, crash_bundles: {folder: crashes}}
 secrets: {clients: {file: keys}}
 """

@@ -91,8 +91,8 @@ def test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine(served: Serv
     refused = served.appliance.client.post("/v1/completions", json={"prompt": "a", "stop": list("abcd")})
     assert refused.status_code == 400
 
-    script = run_directory(served) / "engine-0.sh"
-    assert "OMP_NUM_THREADS=1\n" not in script.read_text()
+    told = run_directory(served) / "engine-0.begin"
+    assert json.loads(told.read_text())["environment"]["OMP_NUM_THREADS"] != "1"
     served.write(live + "engine: {scheduling: {max_running: 8}}\nhardware: {threads: 1}\n")
     code, said = served.reload()
     assert code == 3 and "engine.scheduling.max_running" in said and "reload --restart" in said
@@ -104,7 +104,7 @@ def test_streams_notice_neither_a_reload_nor_a_swap_of_their_engine(served: Serv
     assert asked >= 1
     now = served.appliance.pids()
     assert now["engine-0"] != engine and now["gateway"] == gateway
-    assert "OMP_NUM_THREADS=1\n" in script.read_text()
+    assert json.loads(told.read_text())["environment"]["OMP_NUM_THREADS"] == "1"
     assert json.loads((run_directory(served) / "engine-0.json").read_text())["max_running"] == 8
     assert served.reload() == (0, f"{served.file} is in effect: nothing to change in place\n")
     assert served.appliance.metric("slipway_request_interruptions_total") >= 1

@@ -51,7 +51,7 @@ class Appliance:
                 [sys.executable, str(Path(__file__).with_name("driver.py")), str(directory), json.dumps(given)],
                 stdout=out,
                 stderr=err,
-                env={**os.environ, "MARK": self.mark, "XDG_RUNTIME_DIR": str(self.runs), **(environment or {})},
+                env={**os.environ, "LC_MARK": self.mark, "XDG_RUNTIME_DIR": str(self.runs), **(environment or {})},
             )
 
     def until(self, condition: Callable[[], object]) -> None:
@@ -70,6 +70,11 @@ class Appliance:
         self.until(lambda: len(self.pids(program)) >= times or self.process.poll() is not None)
         assert self.process.poll() is None, self.output()
         return self.pids(program)[times - 1]
+
+    def pings(self) -> int:
+        """Requests of the restart monitor that the gateway has answered."""
+        path = self.directory / "pings"
+        return path.stat().st_size if path.exists() else 0
 
     def ready(self) -> None:
         (self.directory / "ready").touch()

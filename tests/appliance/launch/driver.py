@@ -1,7 +1,7 @@
 """Launches fakes as `slipway serve` launches the real programs:
 
 driver.py DIRECTORY JSON      keys: port, engines (words of each), max, window_s, drain_s, startup_s, secrets, format,
-                              exhausted, memory, keep, size, stalled_s
+                              exhausted, memory, keep, size, stalled_s, gateway_s
 """
 
 import json
@@ -9,13 +9,15 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 from appliance.gateway.config import GatewayConfig, SecretRef
 from appliance.launch.crashes import Bundles
 from appliance.launch.hangs import Budgets
 from appliance.launch.launch import launch
 from appliance.launch.listen import DOOR
 from appliance.launch.sentinel import Policy
-from appliance.launch.supervise import Program, Service, engine_names, engine_program, gateway_program
+from appliance.launch.supervise import CONTROL, Program, Service, engine_names, engine_program, gateway_program
 from engine.api.config import EngineConfig
 
 FAKE = str(Path(__file__).with_name("fake.py"))
@@ -24,6 +26,8 @@ FAKE = str(Path(__file__).with_name("fake.py"))
 def main(directory: Path, given: dict[str, object]) -> int:
     engines = given.get("engines", [["run"]])
     secrets = tuple(given.get("secrets", ()))
+    budgets = Budgets(*[given["stalled_s"]] * 4) if "stalled_s" in given else Budgets()
+    budgets = msgspec.structs.replace(budgets, gateway_s=given.get("gateway_s", 60.0))
     service = Service(
         gateway=GatewayConfig(
             host="127.0.0.1",
@@ -47,11 +51,12 @@ def main(directory: Path, given: dict[str, object]) -> int:
         ),
         secrets=secrets,
         memory=given.get("memory", ""),
-        budgets=Budgets(*[given["stalled_s"]] * 4) if "stalled_s" in given else Budgets(),
+        budgets=budgets,
     )
 
     def programs(service: Service, run: Path) -> list[Program]:
-        found = [gateway_program(service, (sys.executable, FAKE, "gateway", str(directory), str(run / DOOR)))]
+        words = (str(directory), str(run / DOOR), str(run / CONTROL))
+        found = [gateway_program(service, (sys.executable, FAKE, "gateway", *words))]
         for name, words in zip(engine_names(service), engines, strict=True):
             argv = (sys.executable, FAKE, "engine", str(directory), name, *words)
             found.append(engine_program(service, name, argv, threads=3))
@@ -59,7 +64,7 @@ def main(directory: Path, given: dict[str, object]) -> int:
 
     bundles = Bundles((directory / "crashes",), given.get("keep", 10), given.get("size", 2**20))
     log = directory / "termination-log"
-    return launch(service, os.environ, programs=programs, termination_log=log, bundles=bundles)
+    return launch(service, os.environ, programs=programs, log=log, bundles=bundles)
 
 
 if __name__ == "__main__":

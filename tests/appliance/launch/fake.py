@@ -1,6 +1,7 @@
 """Programs to be supervised in tests: a gateway that answers as told by files, engines that behave as told by words.
 
-    fake.py gateway DIRECTORY DOOR          /live 200; /ready 200 if DIRECTORY/ready exists, else 503
+    fake.py gateway DIRECTORY DOOR CONTROL  /live 200; /ready 200 if DIRECTORY/ready exists, else 503; with a file
+                                            DIRECTORY/broken it prints that and ends for good, unless it is parked
     fake.py engine DIRECTORY NAME WORD…     run | crash | permanent TEXT | escape | orphan | show | end HOW SECONDS |
                                             litter HOW | oom COUNTER
 
@@ -16,14 +17,26 @@ import json
 import mmap
 import os
 import signal
+import socketserver
 import sys
+import threading
 import time
 from pathlib import Path
 
 from appliance.launch.listen import lent
 
 
-def gateway(directory: Path, door: str) -> None:
+class Control(socketserver.StreamRequestHandler):
+    """Answers the restart monitor."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"{}\n")
+        with Path(sys.argv[2], "pings").open("ab") as file:
+            file.write(b".")
+
+
+def gateway(directory: Path, door: str, control: str) -> None:
     class Reply(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             ready = (directory / "ready").exists() or self.path == "/live"
@@ -41,8 +54,14 @@ def gateway(directory: Path, door: str) -> None:
     server = http.server.ThreadingHTTPServer(listener.getsockname(), Reply, bind_and_activate=False)
     server.socket.close()
     server.socket = listener
+    if (directory / "broken").exists() and not Path(door).with_name("parked").exists():
+        started(directory, "gateway")
+        print((directory / "broken").read_text(), file=sys.stderr, flush=True)
+        os._exit(78)
     if (directory / "deaf").exists():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(control).unlink(missing_ok=True)
+    threading.Thread(target=socketserver.UnixStreamServer(control, Control).serve_forever, daemon=True).start()
     started(directory, "gateway")
     server.serve_forever()
 
@@ -98,7 +117,7 @@ def end(how: str) -> None:
 
 
 def litter(directory: Path, name: str) -> None:
-    shared = Path(f"/dev/shm/{os.environ['MARK']}-{os.getpid()}")
+    shared = Path(f"/dev/shm/{os.environ['LC_MARK']}-{os.getpid()}")
     shared.write_bytes(bytes(4096))
     with shared.open("r+b") as file:
         kept = mmap.mmap(file.fileno(), 4096)
@@ -122,6 +141,6 @@ def started(directory: Path, name: str) -> None:
 if __name__ == "__main__":
     kind, folder, *words = sys.argv[1:]
     if kind == "gateway":
-        gateway(Path(folder), words[0])
+        gateway(Path(folder), *words)
     else:
         engine(Path(folder), *words)

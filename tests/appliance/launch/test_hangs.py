@@ -63,6 +63,22 @@ def test_a_slow_engine_that_moves_is_never_killed(hangs):
     assert looks(hangs, Beat(PID, State.BUSY, 9), now - 80 + SLOWER * 80) == [True]
 
 
+def test_a_step_that_the_plan_expects_to_be_slow_is_awaited():
+    """A long prompt of a large model on a CPU may take minutes."""
+    hangs = Hangs(Budgets(busy_s=20, step_s=60))
+    hangs.started("engine-0", PID, 0.0)
+    assert looks(hangs, Beat(PID, State.BUSY, 1), 0, SLOWER * 60 - 1, SLOWER * 60) == [False, False, True]
+
+
+@pytest.mark.parametrize(("state", "budget"), [(State.BUSY, 90), (State.IDLE, 60), (State.LOADING, 300)])
+def test_an_engine_that_uses_the_cpu_gets_several_times_as_long(hangs, state, budget):
+    """On a loaded machine its step may take long, however short the others were."""
+    hangs.look("engine-0", Beat(PID, state, 1), 0.0)
+    assert not hangs.look("engine-0", Beat(PID, state, 1), SLOWER * budget - 1, active=True)
+    assert hangs.look("engine-0", Beat(PID, state, 1), SLOWER * budget, active=True)
+    assert hangs.look("engine-0", Beat(PID, state, 1), budget, active=False)
+
+
 def test_pauses_without_work_are_no_long_steps(hangs):
     hangs.look("engine-0", Beat(PID, State.IDLE, 1), 0)
     hangs.look("engine-0", Beat(PID, State.BUSY, 2), 59)

@@ -2,7 +2,8 @@ import msgspec
 import pytest
 
 from appliance.launch.death import Death
-from appliance.launch.sentinel import Notice, Policy, Sentinel, take_event
+from appliance.launch.sentinel import Notice, Policy, Sentinel
+from appliance.launch.supervisor import take_event
 from engine.api.errors import EXIT_DRIFT
 
 

@@ -82,12 +82,14 @@ def test_arguments_and_environment_arrive_byte_for_byte(launched):
         "#",
     ]
     appliance = launched(
-        folder="odd %s ;x'\"$ folder", engines=[["show", *awkward]], environment={"ODD": '%(x)s ; "quoted" \'% 100%%'}
+        folder="odd %s ;x'\"$ folder",
+        engines=[["show", *awkward]],
+        environment={"LC_ODD": '%(x)s ; "quoted" \'% 100%%'},
     )
     appliance.started("engine-0")
     shown = json.loads((appliance.directory / "engine-0.show").read_text())
     assert shown["argv"] == awkward
-    assert shown["environment"]["ODD"] == '%(x)s ; "quoted" \'% 100%%'
+    assert shown["environment"]["LC_ODD"] == '%(x)s ; "quoted" \'% 100%%'
     assert shown["directory"] == str(Path.cwd())
 
 

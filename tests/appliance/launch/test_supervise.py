@@ -1,8 +1,10 @@
 import configparser
 import io
 import json
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,24 +109,61 @@ def test_the_configuration_holds_nothing_that_supervisor_would_expand_or_cut(tmp
     assert odd.name not in text
 
 
-def test_a_script_passes_words_and_secrets_on_as_they_are(tmp_path):
-    words = ("", "a b", "%", "a ;b", "'", '"', "$HOME", "`id`", "\\", "é\n*", "--", "-n")
-    show = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
-    program = Program("x", (sys.executable, "-c", show, *words), "g", 1, 1, {"NEW": "it's; $1"}, ("SECRET",))
-    path = tmp_path / "x.sh"
+def begun(folder: Path, program: Program, secret_files: dict[str, str], **environment: str):
+    """Start a program as Supervisor does, with this environment alone."""
+    supervise.write_script(folder, program, secret_files, "")
+    command = ["/bin/sh", f"{program.name}.sh"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), os.nice(0)]))"
+
+
+def test_a_program_gets_its_words_variables_secrets_and_priority_as_they_are(tmp_path):
+    """There is no PATH: nothing but system calls is used."""
+    words = ("", "a b", "%", "a ;b", "'", '"', "$HOME", "`id`", "\\", "é\n*", "--", "-n", "\udcff")
+    set_here = {"NEW": "it's; $1"}
+    program = Program("x", (sys.executable, "-c", SHOW, *words), "g", 1, 1, set_here, ("SECRET",), nice=3)
     secret = "one; $1 `id` 'x\\n' \"é\n\ntwo\n\n"
     file = tmp_path / "odd ' $name"
     file.write_text(secret)
-    path.write_text(supervise.script(program, {"SECRET": str(file), "OTHER": "/nowhere"}))
-    assert "one; $1" not in path.read_text()
-    environment = {"KEPT": "a b", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(["/bin/sh", str(path)], env=environment, capture_output=True, text=True, check=True)
-    argv, seen = json.loads(done.stdout)
+    done = begun(tmp_path, program, {"SECRET": str(file), "OTHER": "/nowhere"}, KEPT="a b", NEW="old")
+    assert not any("one; $1" in path.read_text() for path in tmp_path.glob("x.*"))
+    argv, seen, directory, nice = json.loads(done.stdout)
     assert argv == list(words)
     assert (seen["NEW"], seen["KEPT"], seen["SECRET"]) == ("it's; $1", "a b", secret)
+    assert (directory, nice) == (os.getcwd(), os.nice(0) + 3)
     file.unlink()
-    done = subprocess.run(["/bin/sh", str(path)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and not done.stdout and "No such file" in done.stderr
+    done = begun(tmp_path, program, {"SECRET": str(file)})
+    assert done.returncode == 127 and not done.stdout and "No such file" in done.stderr
+
+
+def test_an_engine_gets_what_it_reads_and_no_credential(tmp_path):
+    wanted = {"PATH": "/bin", "HOME": "/h", "LANG": "C", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": "/p"}
+    wanted |= {"NVIDIA_VISIBLE_DEVICES": "all", "NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "TRITON_CACHE_DIR": "/t"}
+    secret = {
+        "HF_TOKEN": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "OPENAI_API_KEY": "c",
+        "HTTPS_PROXY": "http://u:p@x",
+        "X": "d",
+    }
+    engine = supervise.engine_program(_service(), "engine-0", (sys.executable, "-c", SHOW), threads=5)
+    done = begun(tmp_path, replace(engine, leaves=()), {}, **wanted, **secret)
+    _, seen, _, _ = json.loads(done.stdout)
+    assert wanted.items() <= seen.items() and not secret.keys() & seen.keys()
+    assert seen["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_start_is_announced_before_the_program_is_there(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        done = begun(tmp_path, Program("x", ("/nowhere",), "g", 1, 1, announce=(str(pipe), "it starts")), {})
+        assert done.returncode == 127 and os.read(reading, 100) == b"it starts\n"
+    finally:
+        os.close(reading)
 
 
 def test_only_the_gateway_gets_the_secrets_and_only_engines_many_threads(tmp_path):

@@ -144,6 +144,15 @@ def test_the_ceiling_of_decoding_is_bytes_over_bandwidth(tmp_path: Path) -> None
     assert active_parameters(checkpoint().model) == 28 * (attention + 3 * 1024 * 3072) + 151936 * 1024
 
 
+def test_the_slowest_step_ends_a_prompt_that_fills_the_context(tmp_path: Path) -> None:
+    """The restart monitor waits for it. Worked out by hand: each token reads the keys of the whole context."""
+    found = large("h200x1", tmp_path)
+    context, tokens = found.engines[0].max_context, found.engines[0].max_step_tokens
+    attention = 1024 * (16 + 8 + 8) * 128 + 16 * 128 * 1024
+    multiplied = 2 * (28 * (attention + 3 * 1024 * 3072) + 151936 * 1024) + 28 * 4 * context * 16 * 128
+    assert found.outlook.slowest_step_s == pytest.approx(tokens * multiplied / 989e12)
+
+
 def test_more_of_a_device_is_never_slower(tmp_path: Path) -> None:
     speeds = []
     for text in ("cpu:2:32GiB", "cpu:8:32GiB", "amx:8:32GiB", "l4", "a100-80", "h100", "h200"):

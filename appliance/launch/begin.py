@@ -1,0 +1,60 @@
+"""Started by Supervisor: prepares this process as a file says and becomes the program: `python -I -S begin.py FILE`.
+
+It runs without site packages, so that it takes a few milliseconds, and uses system calls where a shell would need nice,
+env and cat, which an image may not have. FILE is JSON; every key may be missing but `argv`:
+
+argv         the command
+directory    working directory
+nice         added to the priority
+keep         patterns of the names of variables that are kept of the environment; all if it is missing
+environment  variables that are set
+secrets      files with the values of further variables, by name
+announce     a pipe, and the line that is written to it first
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from fnmatch import fnmatchcase
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing these takes longer than all else here
+    from collections.abc import Iterable, Mapping
+    from typing import Any, NoReturn
+
+
+def kept(environment: Mapping[str, str], patterns: Iterable[str]) -> dict[str, str]:
+    """Return the variables whose names match one of the patterns."""
+    known = tuple(patterns)
+    return {name: value for name, value in environment.items() if any(fnmatchcase(name, one) for one in known)}
+
+
+def begin(told: dict[str, Any]) -> NoReturn:
+    """Become the program. Raises OSError."""
+    if "announce" in told:
+        path, line = told["announce"]
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(pipe, line.encode() + b"\n")
+        os.close(pipe)
+    environment = dict(os.environ)
+    if "keep" in told:
+        environment = kept(environment, told["keep"])
+    environment.update(told.get("environment", {}))
+    for name, file in told.get("secrets", {}).items():
+        with open(file, "rb") as value:
+            environment[name] = os.fsdecode(value.read())
+    os.chdir(told.get("directory", "."))
+    if told.get("nice"):
+        os.nice(told["nice"])
+    os.execve(told["argv"][0], told["argv"], environment)
+
+
+if __name__ == "__main__":
+    try:
+        with open(sys.argv[1], encoding="utf-8", errors="surrogateescape") as file:
+            begin(json.load(file))
+    except OSError as error:
+        print(f"slipway: {sys.argv[1]}: {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)

@@ -1,0 +1,40 @@
+"""The launcher's view of the restart monitor: it must not be started too often, and must not fall silent.
+
+Pure: the clock is the caller's, and counts only time in which the launcher itself was running.
+"""
+
+MAX_STARTS = 10
+WINDOW_S = 60.0
+SILENT_S = 60.0
+"""The monitor tells that it is alive every few seconds."""
+
+
+class MonitorWatch:
+    def __init__(self) -> None:
+        self._starts: list[float] = []
+        self._heard_s = 0.0
+        self._killed = False
+
+    def started(self, now_s: float) -> str:
+        """Note a start of the monitor. Return why the appliance must end, or ""."""
+        self._heard_s = now_s
+        self._starts = [*(start for start in self._starts if now_s - start < WINDOW_S), now_s]
+        if len(self._starts) <= MAX_STARTS:
+            return ""
+        return f"the restart monitor ended {MAX_STARTS} times within {WINDOW_S:g} s"
+
+    def alive(self, now_s: float) -> None:
+        self._heard_s, self._killed = now_s, False
+
+    def silent(self, now_s: float) -> bool:
+        """Whether it is time to kill the monitor, so that Supervisor starts it again."""
+        if now_s - self._heard_s < SILENT_S or self._killed:
+            return False
+        self._heard_s, self._killed = now_s, True
+        return True
+
+    def lost(self, now_s: float) -> str:
+        """Return why the appliance must end: the monitor was killed and is silent still."""
+        if self._killed and now_s - self._heard_s >= SILENT_S:
+            return f"the restart monitor gave no sign of life for {2 * SILENT_S:g} s"
+        return ""

@@ -1,0 +1,48 @@
+"""`exhausted: park`: no failure of engines or of the checkpoint ends the appliance."""
+
+import json
+
+import pytest
+
+WORDS = "checkpoint: model.safetensors: the weights are damaged"
+
+
+@pytest.fixture
+def parked(launched, tmp_path):
+    """An appliance that is parked, by an engine or by its gateway."""
+
+    def start(by: str):
+        folder = tmp_path / "a"
+        folder.mkdir()
+        if by == "gateway":
+            (folder / "broken").write_text(WORDS)
+        (folder / "termination-log").touch()
+        engine = ["permanent", WORDS] if by == "engine" else ["run"]
+        appliance = launched(exhausted="park", engines=[engine, ["run"]])
+        appliance.until(lambda: b"parked: " in appliance.out() or appliance.process.poll() is not None)
+        assert appliance.process.poll() is None, appliance.output()
+        return appliance
+
+    return start
+
+
+@pytest.mark.parametrize("by", ["engine", "gateway"])
+def test_a_damaged_checkpoint_parks_whoever_finds_it(parked, by):
+    appliance = parked(by)
+    appliance.started("gateway", times=2 if by == "gateway" else 1)
+    appliance.until(lambda: not any(" engine " in command for command in appliance.alive().values()))
+    (run,) = appliance.runs.iterdir()
+    told = json.loads((run / "parked").read_text())
+    assert (told["exit"], told["code"]) == ("checkpoint", 10) and "damaged" in told["message"]
+    assert json.loads((appliance.directory / "termination-log").read_text())["code"] == 10
+    assert appliance.process.poll() is None
+    assert appliance.terminate() == 10
+    assert appliance.alive() == {}
+
+
+def test_without_park_a_damaged_checkpoint_ends_the_appliance(launched, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "broken").write_text(WORDS)
+    appliance = launched()
+    assert appliance.end() == 10
+    assert len(appliance.pids("gateway")) == 1

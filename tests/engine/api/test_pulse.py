@@ -1,0 +1,73 @@
+"""The heartbeat file on a file system without room: a small tmpfs in a mount namespace of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.api.pulse import Beat, Pulse, State, allocate_pulse, read_pulse
+
+# Write a heartbeat on a full file system; print what a monitor reads before and after.
+SCRIPT = """
+import sys
+from pathlib import Path
+from engine.api.pulse import Pulse, State, allocate_pulse, read_pulse
+folder, prepared = Path(sys.argv[1]), sys.argv[2] == "allocated"
+path = folder / "engine-0.pulse"
+if prepared:
+    allocate_pulse(path)
+with (folder / "rest").open("wb", buffering=0) as rest:
+    try:
+        while rest.write(bytes(4096)):
+            pass
+    except OSError as error:
+        print(error.strerror)
+pulse = Pulse(str(path))
+pulse.beat(State.BUSY)
+beat = read_pulse(path)
+print("none" if beat is None else f"{beat.state.name} {beat.beats}", path.exists())
+"""
+
+
+def on_a_full_file_system(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    mount = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3" "$1" "$4"'
+    namespace = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--map-root-user"]
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a mount namespace is not permitted here")
+    command = [*namespace, "sh", "-c", mount, "sh", str(folder), sys.executable, SCRIPT, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_an_engine_on_a_full_file_system_runs_without_a_heartbeat_and_says_so_once(tmp_path):
+    done = on_a_full_file_system(tmp_path, "missing")
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert done.stdout.splitlines() == ["No space left on device", "none False"]
+    (line,) = done.stderr.splitlines()
+    assert "engine-0.pulse: No space left on device" in line and "without" in line
+
+
+def test_an_allocated_heartbeat_is_written_on_a_full_file_system(tmp_path):
+    done = on_a_full_file_system(tmp_path, "allocated")
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert done.stdout.splitlines() == ["No space left on device", "BUSY 1 True"]
+    assert done.stderr == ""
+
+
+def test_a_second_engine_takes_over_the_file_of_the_first(tmp_path):
+    path = tmp_path / "pulse"
+    allocate_pulse(path)
+    assert read_pulse(path) is None and path.stat().st_size > 0
+    inode = path.stat().st_ino
+    Pulse(str(path)).beat(State.BUSY)
+    Pulse(str(path))
+    assert read_pulse(path) == Beat(os.getpid(), State.LOADING, 0)
+    assert path.stat().st_ino == inode
+
+
+def test_a_file_that_cannot_be_made_is_no_reason_to_end(tmp_path, capfd):
+    pulse = Pulse(str(tmp_path / "missing" / "pulse"))
+    pulse.beat(State.IDLE)
+    assert pulse.state is State.IDLE
+    assert "No such file" in capfd.readouterr().err
