@@ -72,13 +72,13 @@ class RequestFrame:
             scope = {**scope, "method": "GET"}
         trace = read_trace(headers.getlist("traceparent"), headers.getlist("tracestate"))
         state = scope.setdefault("state", {})
-        state["request_id"], state["subject"] = request_id, Subject(request_id, trace)
+        started_s = now()
+        state["request_id"], state["subject"] = request_id, Subject(request_id, trace, started_s)
         state["key"], state["owner"] = None, ""  # which Auth tells
         shown = request_id if self.service.config.compat == "openai" else None
         closes = self.service.draining or self.service.config.keep_alive_s == 0
         traffic = _Traffic(receive, send, shown, closes=closes)
         state["send_body"] = traffic.send  # behind the start of a reply no layer further in looks at what is sent
-        started_s = now()
         try:
             await self.app(scope, traffic.receive, traffic.send)
         finally:

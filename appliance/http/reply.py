@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from starlette.requests import Request
 
 from appliance.chat.deadlines import Deadlines
 from appliance.chat.prompt import Served
+from appliance.chat.stream import Choice
 from appliance.durable.records import Identity
 from appliance.gateway.router import Placement
 from appliance.http.body import MAX_INPUT
 from appliance.http.errors import DeadlineExceeded, EngineFailed, error_object, is_unexpected
 from appliance.http.service import Service
 from appliance.http.sse import Envelope
+from appliance.observe.log import Outcome, Subject
 from appliance.observe.metrics import now
 from appliance.schema.common import GenerationRequest
 from engine.api.errors import RequestError
@@ -147,6 +150,37 @@ class Race:
                     for part in self._cut(index, delta):
                         yield part
                 yield index, delta
+
+
+class Ending:
+    """The log line at the end of a generation."""
+
+    def __init__(self, service: Service, subject: Subject, prompt_tokens: int) -> None:
+        self._service, self._subject, self._prompt_tokens = service, subject, prompt_tokens
+        self._began_s = subject.arrived_s or now()
+        self._first_s: float | None = None
+
+    def take(self, delta: Delta) -> None:
+        """Remember when the first token came."""
+        if self._first_s is None and delta.ids:
+            self._first_s = now()
+
+    def log(self, choices: Sequence[Choice]) -> None:
+        """Called when the generation ends for any reason, an exception that is being handled among them."""
+        error = sys.exc_info()[1]
+        unfinished = "cancelled"
+        if isinstance(error, Exception):
+            unfinished = "deadline" if isinstance(error, DeadlineExceeded) else "error"
+        first_s = self._first_s
+        outcome = Outcome(
+            model=self._service.config.names[0],
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=sum(choice.tokens for choice in choices),
+            finish_reason=",".join(choice.finish or unfinished for choice in choices),
+            ttft_s=None if first_s is None else round(first_s - self._began_s, 4),
+            seconds=round(now() - self._began_s, 4),
+        )
+        self._service.log.completed(self._subject, outcome)
 
 
 @contextmanager

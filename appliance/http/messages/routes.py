@@ -22,7 +22,7 @@ from appliance.http.durable import start
 from appliance.http.errors import Unavailable, is_unexpected
 from appliance.http.messages.blocks import Blocks, Thoughts
 from appliance.http.messages.errors import REQUEST_ID, message_error
-from appliance.http.reply import Source, load_header, served
+from appliance.http.reply import Ending, Source, load_header, served
 from appliance.http.service import Service, service_of
 from appliance.http.sse import EventStream, record
 from appliance.observe.log import Subject
@@ -73,11 +73,13 @@ class MessageReply:
         self.state = ChatChoice(service.text.tokenizer, plan)
         self.race = source
         self.last: Piece | None = None
+        self._ending_log = Ending(service, subject, len(plan.prompts[0].ids))
 
     async def pieces(self) -> AsyncIterator[list[dict[str, Any]]]:
         """What each delta adds to a stream of events; the whole is kept beside."""
         try:
             async for _, delta in self.race.deltas():
+                self._ending_log.take(delta)
                 cut = delta.finish == "abort"
                 taken = self.state.take(replace(delta, finish=None) if cut else delta)
                 self.last = taken.piece
@@ -104,6 +106,7 @@ class MessageReply:
 
     def _count(self) -> None:
         self.service.metrics.request_done(1, self.state.choice.tokens)
+        self._ending_log.log([self.state.choice])
         if self.plan.tools.calls is not None:
             self.service.metrics.tool_calls(bool(self.body.stream), self.blocks.has_calls(streamed=False))
 
