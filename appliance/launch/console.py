@@ -107,12 +107,12 @@ class Console:
 
 
 def _shown(text: str) -> str:
-    """Return what a terminal may get; messages of several lines keep them."""
+    """Escape unprintable characters; line breaks of a message stay."""
     return printable(text, keep="\n\t")
 
 
 def _log_record(line: bytes) -> dict[str, Any] | None:
-    """Return the record that a JSON line of a program is; None for a line that is none."""
+    """Parse a JSON log record. Return None for any other line."""
     if not line.startswith(b"{"):
         return None
     try:

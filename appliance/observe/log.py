@@ -111,22 +111,27 @@ class Subject:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a generation came to. `finish_reason`: one per choice, joined by commas; `cancelled` where the client left
-    before the end. `ttft_s`: seconds from the request's arrival to its first token, None without one."""
+    """Result of a generation."""
 
     model: str
     prompt_tokens: int
-    completion_tokens: int
+    completion_tokens: int  # of all choices
     finish_reason: str
+    """One per choice, joined by commas; `cancelled` if the client left, `error` and `deadline` if the request failed."""
+
     ttft_s: float | None
+    """Seconds from the request's arrival to its first token, None without a token."""
+
     seconds: float
 
 
 class RequestLog:
     """What is told about requests, as the manifest says."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, *, silent: bool = False) -> None:
+        """`silent`: only unexpected errors are logged."""
         self._log = logging.getLogger("appliance.requests")
+        self._silent = silent
         self._requests = config.log_requests
         self._finals = config.log_outputs != "off"
         self._deltas = config.log_outputs == "deltas"
@@ -154,6 +159,8 @@ class RequestLog:
 
     def completed(self, subject: Subject, outcome: Outcome) -> None:
         """The end of a generation, whether or not a client still reads it."""
+        if self._silent:
+            return
         facts = {name: value for name, value in asdict(outcome).items() if value is not None}
         self._log.info("completed", extra={**subject.fields(), **facts})
 

@@ -1,4 +1,4 @@
-"""What the foreground shows, read from a pipe."""
+"""Output of the launcher in the foreground, read from a pipe."""
 
 import json
 import os
