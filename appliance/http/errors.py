@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from appliance.chat.template import TemplateError
 from engine.api.errors import EngineGone, RequestError
 
 _PATH = re.compile(r"(?<![\w:/.<])(?!/v1/)(?:/[\w.@+\-]+){2,}/?")
@@ -153,6 +154,14 @@ class EngineFailed(ApiError):
         super().__init__(message)
 
 
+class ModelFault(ApiError):
+    """The served model or its settings are at fault, so that every such request fails until the operator acts."""
+
+    def __init__(self, message: str) -> None:
+        told = f"{message} This is a fault of the served model, not of the request; the operator can correct it."
+        super().__init__(told, headers={"x-should-retry": "false"})
+
+
 class DeadlineExceeded(ApiError):
     """It was late. The time that the client gave is over, so that to send it again by itself would be in vain."""
 
@@ -246,6 +255,8 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, RequestError):
         return BadRequest(str(error), error.param)
+    if isinstance(error, TemplateError):
+        return ModelFault(str(error))
     if isinstance(error, EngineGone):
         return EngineFailed()
     if isinstance(error, HTTPException):
@@ -262,7 +273,8 @@ def api_error(error: Exception) -> ApiError:
 
 def is_unexpected(error: Exception) -> bool:
     """Whether the exception came from no deliberate place, so that its traceback belongs into the log."""
-    return not isinstance(error, ApiError | RequestError | EngineGone | HTTPException | RequestValidationError)
+    deliberate = ApiError | RequestError | EngineGone | TemplateError | HTTPException | RequestValidationError
+    return not isinstance(error, deliberate)
 
 
 def error_object(error: Exception, request_id: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from appliance.chat.template import TemplateError
 from appliance.gateway.keys import ApiKey
 from appliance.http.docs import PATHS as DOCS
 from appliance.http.errors import (
@@ -177,6 +178,8 @@ class Errors:
             subject = subject_of(scope)
             if is_unexpected(error):
                 self.service.log.unexpected(subject, error)
+            elif isinstance(error, TemplateError):
+                self.service.log.template_failed(subject, error.place)
             if not begun:
                 answer = message_error_response if is_messages(scope["path"]) else error_response
                 await answer(error, subject.request_id)(scope, receive, send)

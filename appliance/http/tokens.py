@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from appliance.chat.prompt import conversation_ids, render
+from appliance.chat.conversation import conversation_ids, render
 from appliance.chat.window import check_ids, check_text
 from appliance.http.body import json_body, parse_body, read_json
 from appliance.http.service import Service, service_of

@@ -117,7 +117,7 @@ class Outcome:
     prompt_tokens: int
     completion_tokens: int  # of all choices
     finish_reason: str
-    """One per choice, joined by commas; `cancelled` if the client left, `error` and `deadline` if the request failed."""
+    """One per choice, joined by commas. `cancelled`: the client left; `error`, `deadline`: the request failed."""
 
     ttft_s: float | None
     """Seconds from the request's arrival to its first token, None without a token."""
@@ -163,6 +163,11 @@ class RequestLog:
             return
         facts = {name: value for name, value in asdict(outcome).items() if value is not None}
         self._log.info("completed", extra={**subject.fields(), **facts})
+
+    def template_failed(self, subject: Subject, place: str) -> None:
+        """The model's chat template failed; its message may quote the prompt, so it is left out."""
+        advice = "correct the template or set model.chat_template"
+        self._log.error("the chat template of the model failed: %s; %s", place, advice, extra=subject.fields())
 
     def unexpected(self, subject: Subject, error: BaseException) -> None:
         """A bug: where it was raised and its type. Its message may quote the prompt, so it stays out."""

@@ -7,7 +7,8 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
-from appliance.chat.prompt import Served, cache_salt, render
+from appliance.chat.conversation import render
+from appliance.chat.prompt import Served, cache_salt
 from appliance.chat.window import check_ids, check_length, check_text, kept_tokens
 from appliance.gateway.config import GatewayConfig, LateReading, PooledModel
 from appliance.pooling.chunks import weighted

@@ -11,8 +11,9 @@ from fastapi import APIRouter, Request
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from appliance.chat.conversation import conversation_ids, render
 from appliance.chat.messages_request import chat_request, conversation, own_name, renamed
-from appliance.chat.prompt import ChatPlan, conversation_ids, plan_chat, render
+from appliance.chat.prompt import ChatPlan, plan_chat
 from appliance.chat.stream import ChatChoice, Piece
 from appliance.chat.window import check_text
 from appliance.durable.records import Identity

@@ -1,5 +1,6 @@
 """The log line at the end of each generation."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -56,8 +57,6 @@ def test_the_end_of_a_generation_is_one_log_line(
         async with gateway.client() as client:
             reply = await client.post(path, json={**REQUESTS[path], "stream": stream}, headers={"x-request-id": "r-7"})
             assert reply.status_code == 200, reply.text
-
-    import asyncio
 
     asyncio.run(call())
     (line,) = lines()
