@@ -41,8 +41,8 @@ class _Process:
         command = (sys.executable, "-m", "appliance.chat.render_process", str(memory), str(cpu_s))
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         with theirs:
-            self._child = subprocess.Popen(
-                command, stdin=theirs, stdout=subprocess.DEVNULL, env=environment, start_new_session=True
+            self._child: subprocess.Popen[bytes] = subprocess.Popen(
+                command, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment, start_new_session=True
             )
 
     @property

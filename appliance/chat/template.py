@@ -135,7 +135,8 @@ def _failure(found: Outcome, scope: Mapping[str, Any], *, own: bool) -> RequestE
         return RequestError(f"The chat template of the request {told}", "chat_template")
     if found.kind == "limit" and len(json.dumps(scope)) > LARGE:
         return RequestError(f"The conversation is too large for the model's chat template: {found.text}", "messages")
-    return TemplateError(f"The model's chat template {told}", found.place or found.kind)
+    place = f"its chat template fails ({found.place or found.kind}); correct it or set model.chat_template"
+    return TemplateError(f"The model's chat template {told}", place)
 
 
 def check_template(template: ChatTemplate) -> None:

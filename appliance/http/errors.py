@@ -13,8 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from appliance.chat.template import TemplateError
-from engine.api.errors import EngineGone, RequestError
+from engine.api.errors import CheckpointError, EngineGone, RequestError
 
 _PATH = re.compile(r"(?<![\w:/.<])(?!/v1/)(?:/[\w.@+\-]+){2,}/?")
 _ADDRESS = re.compile(r"\s+(?:object\s+)?at 0x[0-9a-fA-F]+")
@@ -255,7 +254,7 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, RequestError):
         return BadRequest(str(error), error.param)
-    if isinstance(error, TemplateError):
+    if isinstance(error, CheckpointError):
         return ModelFault(str(error))
     if isinstance(error, EngineGone):
         return EngineFailed()
@@ -273,7 +272,7 @@ def api_error(error: Exception) -> ApiError:
 
 def is_unexpected(error: Exception) -> bool:
     """Whether the exception came from no deliberate place, so that its traceback belongs into the log."""
-    deliberate = ApiError | RequestError | EngineGone | TemplateError | HTTPException | RequestValidationError
+    deliberate = ApiError | RequestError | EngineGone | CheckpointError | HTTPException | RequestValidationError
     return not isinstance(error, deliberate)
 
 

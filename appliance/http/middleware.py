@@ -34,6 +34,7 @@ from appliance.http.service import Service
 from appliance.observe.log import Subject
 from appliance.observe.metrics import now
 from appliance.observe.trace import read_trace
+from engine.api.errors import CheckpointError
 
 PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
 OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
@@ -174,12 +175,15 @@ class Errors:
             await self.app(scope, receive, watched)
         except (ClientGone, ClientDisconnect):
             return  # nobody reads a reply
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as raised:  # panics of libraries in Rust are no Exception
+            error = raised if isinstance(raised, Exception) else RuntimeError(type(raised).__name__)
             subject = subject_of(scope)
             if is_unexpected(error):
                 self.service.log.unexpected(subject, error)
-            elif isinstance(error, TemplateError):
-                self.service.log.template_failed(subject, error.place)
+            elif isinstance(error, CheckpointError):
+                self.service.log.model_fault(subject, error.place if isinstance(error, TemplateError) else str(error))
             if not begun:
                 answer = message_error_response if is_messages(scope["path"]) else error_response
                 await answer(error, subject.request_id)(scope, receive, send)

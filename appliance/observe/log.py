@@ -164,10 +164,9 @@ class RequestLog:
         facts = {name: value for name, value in asdict(outcome).items() if value is not None}
         self._log.info("completed", extra={**subject.fields(), **facts})
 
-    def template_failed(self, subject: Subject, place: str) -> None:
-        """The model's chat template failed; its message may quote the prompt, so it is left out."""
-        advice = "correct the template or set model.chat_template"
-        self._log.error("the chat template of the model failed: %s; %s", place, advice, extra=subject.fields())
+    def model_fault(self, subject: Subject, fault: str) -> None:
+        """A file of the model is at fault. `fault` must not quote the prompt."""
+        self._log.error("the model is at fault: %s", fault, extra=subject.fields())
 
     def unexpected(self, subject: Subject, error: BaseException) -> None:
         """A bug: where it was raised and its type. Its message may quote the prompt, so it stays out."""

@@ -176,9 +176,9 @@ class MessageReply:
 async def create_message(service: Service, request: Request, body: MessagesRequest) -> Response:
     service.model_name(body.model)
     subject = request.state.subject
-    chat = chat_request(body)
 
     def plan(request_id: str) -> ChatPlan:
+        chat = chat_request(body)
         try:
             planned = plan_chat(chat, served(service, request, request_id))
         except RequestError as error:

@@ -38,10 +38,8 @@ def test_a_template_of_the_checkpoint_that_fails_is_an_error_of_the_server(
     assert "UndefinedError in line 2" in reply["error"]["message"]
     assert "fault of the served model, not of the request" in reply["error"]["message"]
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert told == [
-        "the chat template of the model failed: UndefinedError in line 2; "
-        "correct the template or set model.chat_template"
-    ]
+    failure = "its chat template fails (UndefinedError in line 2); correct it or set model.chat_template"
+    assert told == [f"the model is at fault: {failure}"]
 
 
 def test_clients_do_not_retry_what_the_operator_has_to_correct(
@@ -99,3 +97,24 @@ def test_a_number_that_json_cannot_hold_is_refused(gateway: Gateway) -> None:
             return await client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
 
     assert asyncio.run(call()).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/v1/messages"])
+def test_a_tokenizer_that_fails_is_an_error_object(
+    tmp_path: Path, checkpoint: Path, make_gateway: Callable[..., Gateway], path: str
+) -> None:
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    described["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": "(a|aa)+$"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    gateway = make_gateway(model=str(tmp_path))
+    text = "a" * 60 + "b"
+    body = (
+        {"prompt": text}
+        if path in ("/v1/completions", "/tokenize")
+        else ROUTES[path] | {"messages": [USER | {"content": text}]}
+    )
+    status, reply = gateway.post(path, body)
+    assert status == 500
+    assert "the model's tokenizer fails on a text" in reply["error"]["message"]
