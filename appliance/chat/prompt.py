@@ -41,6 +41,19 @@ class Served:
     share: float = 1.0
     deadlines: Deadlines = Deadlines()  # of headers
     arrived_s: float = 0.0  # monotonic; from then on deadlines count
+    may_hurry: bool = True
+    """Whether its requests may go before others, by a priority below 0."""
+
+    def resolved_priority(self, given: int) -> int:
+        """Return the priority of a body, or else of the headers. Raises RequestError without the right to it."""
+        priority = given or self.priority or 0
+        if priority < 0 and not self.may_hurry:
+            raise RequestError(
+                f"priority {priority} goes before other requests, and this API key has no right to that. Use 0 or "
+                "more, or ask the operator for priority=yes in the list of keys.",
+                "priority",
+            )
+        return priority
 
 
 @dataclass(frozen=True)
@@ -205,7 +218,7 @@ def _submit(
         eos_token_ids=_eos_token_ids(served),
         stop_token_ids=stop_ids(body, served.config),
         ignore_eos=body.ignore_eos,
-        priority=body.priority or served.priority or 0,
+        priority=served.resolved_priority(body.priority),
         salt=cache_salt(body.cache_salt, served.salt),
         grammar=asked.grammar,
         thinking=asked.thinking,

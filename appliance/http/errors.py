@@ -98,6 +98,15 @@ class TooLarge(ApiError):
         super().__init__(message)
 
 
+class UnsupportedEncoding(ApiError):
+    status = 415
+    type = "UnsupportedMediaTypeError"
+
+    def __init__(self, encoding: str) -> None:
+        message = f"Content-Encoding {encoding[:64]!r} is not supported; send gzip, deflate or none."
+        super().__init__(message, "content-encoding", headers={"Accept-Encoding": "gzip, deflate"})
+
+
 class RequestTimeout(ApiError):
     """The client did not send its request in time."""
 

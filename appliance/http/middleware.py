@@ -43,6 +43,9 @@ OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
 # What the instrumentator leaves out of HTTP metrics, and nobody wants in an access log.
 UNCOUNTED = OPEN | {"/load", "/load/history"}
 
+SLASHED = frozenset(("/", "/metrics/"))
+"""Paths that keep the slash at their end; elsewhere it is removed before a route is found."""
+
 FOLLOWED = "/v1/responses/"
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -66,6 +69,9 @@ class RequestFrame:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        path = scope["path"]
+        if path.endswith("/") and path not in SLASHED:
+            scope = {**scope, "path": path.removesuffix("/")}
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
@@ -218,12 +224,13 @@ class Auth:
         await self.app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        """Return whether the path may be read without a key. Paths are compared whole, so an unknown path is guarded.
+        """Return whether the path is served without a key. Paths are compared whole, so an unknown path is guarded.
 
         The files of the pages are static and contain nothing of this service: they load before the key is typed."""
         path, method, config = scope["path"], scope["method"], self.service.config
         reads_page = method == "GET" and ((config.page and path in PAGE) or (config.docs and path in DOCS))
-        return path in OPEN or method == "OPTIONS" or reads_page
+        invokes = method == "POST" and path == "/invocations" and config.invocations_without_key
+        return path in OPEN or method == "OPTIONS" or reads_page or invokes
 
     def _key(self, headers: Headers) -> ApiKey:
         """The key that was given. Raises Unauthorized without one."""

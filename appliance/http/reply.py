@@ -18,7 +18,7 @@ from appliance.chat.stream import Choice
 from appliance.durable.records import Identity
 from appliance.gateway.router import Placement
 from appliance.http.body import MAX_INPUT
-from appliance.http.errors import DeadlineExceeded, EngineFailed, error_object, is_unexpected
+from appliance.http.errors import BadRequest, DeadlineExceeded, EngineFailed, error_object, is_unexpected
 from appliance.http.service import Service
 from appliance.http.sse import Envelope
 from appliance.observe.log import Outcome, Subject
@@ -30,6 +30,12 @@ from engine.text import TokenText
 
 CUT = ("error", "deadline")  # how a choice ends that fails its request
 LEAST_LOGPROB = -9999.0  # JSON has no -inf
+_ONE_MODEL = "this server serves one set of weights and no LoRA adapters."
+_SAGEMAKER = {
+    "X-Amzn-SageMaker-Session-Id": "this server keeps no sessions; send the whole conversation in each request.",
+    "X-Amzn-SageMaker-Adapter-Identifier": _ONE_MODEL,
+    "X-Amzn-SageMaker-Adapter-Alias": _ONE_MODEL,
+}
 _INTEGER = re.compile(r"-?[0-9]{1,100}")
 
 
@@ -218,6 +224,7 @@ def header(service: Service, identity: Identity, prefix: str, kind: str, model: 
 
 def served(service: Service, request: Request, request_id: str) -> Served:
     """What the request is planned against; headers speak for gateways that cannot change bodies."""
+    _refuse_sagemaker(request)
     priority = _integer(request, "X-Vllm-Priority", "priority")
     return Served(
         service.text,
@@ -232,7 +239,15 @@ def served(service: Service, request: Request, request_id: str) -> Served:
             _integer(request, "X-Deadline-Ms", "deadline_ms"),
         ),
         now(),
+        request.state.key is None or request.state.key.priority,
     )
+
+
+def _refuse_sagemaker(request: Request) -> None:
+    """Raise BadRequest for a header of SageMaker that asks for something this server has not."""
+    for name, reason in _SAGEMAKER.items():
+        if request.headers.get(name):
+            raise BadRequest(f"{name} is not supported: {reason}", name)
 
 
 def placement(request: Request) -> Placement:

@@ -96,7 +96,7 @@ def terms(body: PoolingFields, served: Served) -> Terms:
     return Terms(
         keep=served.config.max_context if keep == -1 else keep,
         side=body.truncation_side or _side(served),
-        priority=body.priority or served.priority or 0,
+        priority=served.resolved_priority(body.priority),
         salt=cache_salt(body.cache_salt, served.salt),
         deadlines=served.deadlines.resolve(body, served.arrived_s),
         name=_name(body.request_id, served),
