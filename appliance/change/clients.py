@@ -38,6 +38,7 @@ FELT: dict[str, str] = {
     "endpoints.port": "the service is reached on another port",
     "endpoints.compat": "usage, names of reasoning, the request id header and some errors follow another habit",
     "endpoints.unknown_fields": "unknown request fields are refused, logged or ignored",
+    "endpoints.invocations_without_key": "POST /invocations needs an API key or none",
     "lifecycle.restart.hold": "new requests wait otherwise for an engine that died",
     "lifecycle.journal.folder": "responses, and replies to an Idempotency-Key, are kept elsewhere, or no longer",
     "lifecycle.journal.keep": "a reply to a request with an Idempotency-Key can be had again for another time",

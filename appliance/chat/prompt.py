@@ -2,54 +2,30 @@
 here."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import msgspec
 
+from appliance.chat.conversation import Rendered, Text, conversation_ids, render
 from appliance.chat.deadlines import Deadlines
 from appliance.chat.format.constraint import Constraint
 from appliance.chat.format.declaration import OutputFormat
-from appliance.chat.format.formats import AUTO, PLAIN, chosen, recognise
-from appliance.chat.functions import function_tools, offered
+from appliance.chat.format.formats import PLAIN
 from appliance.chat.language import asked_language
 from appliance.chat.messages import template_messages
 from appliance.chat.sampling import check_n, child_seeds, logprob_count, named_tokens, resolve, stop_ids, stop_strings
-from appliance.chat.source import NO_CONVERSATIONS, Beginning, beginning, reply_room
-from appliance.chat.template import ChatTemplate
+from appliance.chat.source import Beginning, beginning, reply_room
 from appliance.chat.thinking import check_close, thinking_limit, thinking_of
 from appliance.chat.tools import ToolUse, tool_grammar, tool_use
 from appliance.chat.window import check_ids, check_text, reply_tokens, tokens_within, truncated
 from appliance.gateway.config import GatewayConfig
-from appliance.schema.chat import ChatRequest, Conversation
+from appliance.schema.chat import ChatRequest
 from appliance.schema.common import GenerationRequest
 from appliance.schema.completions import CompletionRequest
 from engine.api.errors import RequestError
 from engine.api.messages import Grammar, Sampling, Submit, Thinking
-from engine.text import Tokenizer
 
 MAX_SALT = 128
-
-
-@dataclass(frozen=True)
-class Text:
-    """The text side of the served model, read once: tokenizer, chat template, output format (`format`: its name, or
-    auto; `model_type`: what config.json calls the model)."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    format: str = AUTO
-    model_type: str = ""
-
-    @cached_property
-    def output_format(self) -> OutputFormat:
-        found = recognise(self.template.text(), self.model_type) if self.template else PLAIN
-        return chosen(self.format, found)
-
-    def special_id(self, marker: str) -> int | None:
-        """The id of a marker that is one special token, which ordinary decoding hides."""
-        token = self.tokenizer.convert_tokens_to_ids(marker)
-        return token if token in self.tokenizer.special_ids else None
 
 
 @dataclass(frozen=True)
@@ -65,6 +41,19 @@ class Served:
     share: float = 1.0
     deadlines: Deadlines = Deadlines()  # of headers
     arrived_s: float = 0.0  # monotonic; from then on deadlines count
+    may_hurry: bool = True
+    """Whether its requests may go before others, by a priority below 0."""
+
+    def resolved_priority(self, given: int) -> int:
+        """Return the priority of a body, or else of the headers. Raises RequestError without the right to it."""
+        priority = given or self.priority or 0
+        if priority < 0 and not self.may_hurry:
+            raise RequestError(
+                f"priority {priority} goes before other requests, and this API key has no right to that. Use 0 or "
+                "more, or ask the operator for priority=yes in the list of keys.",
+                "priority",
+            )
+        return priority
 
 
 @dataclass(frozen=True)
@@ -229,7 +218,7 @@ def _submit(
         eos_token_ids=_eos_token_ids(served),
         stop_token_ids=stop_ids(body, served.config),
         ignore_eos=body.ignore_eos,
-        priority=body.priority or served.priority or 0,
+        priority=served.resolved_priority(body.priority),
         salt=cache_salt(body.cache_salt, served.salt),
         grammar=asked.grammar,
         thinking=asked.thinking,
@@ -318,70 +307,6 @@ def plan_completion(body: CompletionRequest, served: Served) -> Plan:
 
 
 # Chat
-
-
-@dataclass(frozen=True)
-class Rendered:
-    """A conversation as prompt text. `continues`: the reply goes on with the last message."""
-
-    text: str
-    continues: bool
-    opens_turn: bool
-
-
-def render(body: Conversation, text: Text, config: GatewayConfig, variables: dict[str, Any]) -> Rendered:
-    """The conversation through the chat template. Raises RequestError where that cannot be."""
-    if config.sources is not None:
-        raise RequestError(NO_CONVERSATIONS, "messages")
-    is_own = text.template is not None and body.chat_template in text.template.names()
-    if body.chat_template is not None and not is_own and not config.trust_request_chat_template:
-        raise RequestError(
-            "chat_template in a request is refused; the server allows it with endpoints.trust_request_chat_template.",
-            "chat_template",
-        )
-    for name in ("media_io_kwargs", "mm_processor_kwargs"):
-        if getattr(body, name) is not None:
-            raise RequestError(f"{name} is not possible: the model takes text only.", name)
-    if body.continue_final_message and body.add_generation_prompt:
-        raise RequestError(
-            "continue_final_message and add_generation_prompt exclude each other.", "continue_final_message"
-        )
-    template = text.template
-    if template is None and body.chat_template is not None:
-        template = ChatTemplate(body.chat_template, text.tokenizer.special_tokens)
-    if template is None:
-        raise RequestError(
-            "The model has no chat template: its checkpoint brings none and the manifest names none. "
-            "Set model.chat_template in the manifest, or use /v1/completions.",
-            "messages",
-        )
-    opens = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
-    rendered = template.render(
-        template_messages(
-            body.messages, template.text(), text.output_format.calls.ids if text.output_format.calls else ""
-        ),
-        tools=shown_tools(body),
-        documents=body.documents,
-        template=body.chat_template,
-        add_generation_prompt=opens,
-        continue_final_message=body.continue_final_message,
-        variables={**variables, **(body.chat_template_kwargs or {})},
-    )
-    return Rendered(rendered, body.continue_final_message, opens)
-
-
-def shown_tools(body: Conversation) -> list[dict[str, Any]] | None:
-    """Return the tools that the template shows: none where the reply must not call any."""
-    if isinstance(body, ChatRequest):
-        given = offered(body)
-        tools = None if given.choice == "none" else given.tools
-    else:
-        tools = function_tools(body.tools)
-    return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
-
-
-def conversation_ids(body: Conversation, rendered: Rendered, text: Text) -> list[int]:
-    return text.tokenizer.encode(rendered.text, add_special_tokens=body.add_special_tokens)
 
 
 def _top_logprobs(body: ChatRequest, config: GatewayConfig) -> int | None:

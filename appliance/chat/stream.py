@@ -53,6 +53,7 @@ class Choice:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], reading: Reading) -> None:
         self.tokens = 0
         self.stopped = False
+        self.finish: Finish | None = None
         self.timing: Timing | None = None
         self._reading = reading
         self._decoder = IncrementalDecoder(
@@ -86,6 +87,7 @@ class Choice:
         if delta.logprobs:
             piece.logprobs = [scored(entry, self._strings) for entry in delta.logprobs[: len(piece.ids)]]
         self.tokens += len(piece.ids)
+        self.finish = piece.finish
         return piece
 
     def _is_hidden_end(self, ids: Sequence[int], at: int) -> bool:

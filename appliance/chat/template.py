@@ -1,71 +1,35 @@
-"""Chat templates, rendered as transformers renders them: a sandboxed Jinja with trimmed blocks and a few extra
-functions.
+"""Chat templates of a checkpoint or of a request, and what becomes of a template that fails.
 
-The environment's rules (trim_blocks, lstrip_blocks, tojson without HTML escapes, raise_exception, strftime_now, loop
-controls, the generation tag) are the convention of Hugging Face checkpoints; templates are written against them.
+rendering.py has the rules of the templates' environment, renderers.py the processes that render.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-
-from appliance.chat.meter import MeteredEnvironment, TooMuch, collected, metered
+from appliance.chat.renderers import Renderers
+from appliance.chat.rendering import Outcome
 from engine.api.errors import CheckpointError, RequestError
 from engine.text import Tokenizer
+
+LARGE = 1 << 20
+"""Bytes of a conversation as JSON above which a template that exceeds a limit is not to blame."""
 
 # Where the last message's text ends in the rendered conversation; the trailing space shows whether the template trims.
 _END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks replies for training; serving renders what is inside."""
+class TemplateError(CheckpointError):
+    """The template of the checkpoint, or the one that replaces it, fails: an error of the operator. `place` is the
+    failure without text of the conversation."""
 
-    tags = {"generation"}
+    code = "template"
 
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _environment() -> MeteredEnvironment:
-    environment = MeteredEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-@lru_cache(maxsize=32)
-def _compiled(source: str) -> jinja2.Template:
-    return _environment().from_string(source)
-
-
-def _compile(source: str) -> jinja2.Template:
-    try:
-        return _compiled(source)
-    except jinja2.TemplateError as error:
-        line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise RequestError(f"The chat template is not valid Jinja{line}: {error}", "chat_template") from error
+    def __init__(self, message: str, place: str = "") -> None:
+        super().__init__(message)
+        self.place = place
 
 
 def _named(sources: str | Mapping[str, str], name: str | None, has_tools: bool) -> str:
@@ -112,6 +76,7 @@ class ChatTemplate:
 
     sources: str | Mapping[str, str]
     special_tokens: Mapping[str, str]
+    renderers: Renderers = field(default_factory=Renderers, compare=False, repr=False)
 
     def names(self) -> tuple[str, ...]:
         """Of several templates; a request may choose one."""
@@ -132,12 +97,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model's prompt text. `template` is a name or a source that replaces the model's own.
-        Messages must be the caller's own copies. Raises RequestError where the template refuses the conversation."""
+        """Return the conversation as the model's prompt text. `template` is a name or a source that replaces the
+        model's own. Messages must be the caller's own copies. Raises RequestError if the template refuses the
+        conversation, or came with the request and fails; TemplateError if the model's own fails."""
         named = not isinstance(self.sources, str) and template in self.sources
         own = template is None or named
         source = _named(self.sources, template, bool(tools)) if own else str(template)
-        compiled = _compile(source)
         last_text = _mark_end(messages[-1], source) if continue_final_message else ""
         scope: dict[str, Any] = {
             **self.special_tokens,
@@ -148,23 +113,38 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            with metered():
-                rendered = collected(compiled.generate(scope))
-        except (TooMuch, RecursionError, MemoryError) as error:
-            why = f": {error}" if isinstance(error, TooMuch) else ""
-            raise RequestError(f"The chat template does not end on this conversation{why}", "messages") from error
-        except Exception as error:  # whatever a template's code comes to
-            raise RequestError(f"The chat template refuses the conversation: {error}", "messages") from error
-        return _cut_at_end(rendered, last_text) if continue_final_message else rendered
+            found = self.renderers.render(source, scope)
+        except ValueError as error:
+            raise RequestError(f"The conversation has a value that no template can take: {error}", "messages") from None
+        if found.kind != "text":
+            raise _failure(found, scope, own=own)
+        return _cut_at_end(found.text, last_text) if continue_final_message else found.text
+
+
+def _failure(found: Outcome, scope: Mapping[str, Any], *, own: bool) -> RequestError | TemplateError:
+    """Return the error of the client or of the operator that an outcome without text stands for."""
+    if found.kind == "refused":
+        return RequestError(f"The chat template refuses the conversation: {found.text}", "messages")
+    where = f" ({found.place})" if found.place else ""
+    told = {
+        "syntax": f"is not valid Jinja{where}: {found.text}",
+        "failed": f"fails on this conversation{where}: {found.text}",
+        "limit": f"exceeds a limit on this conversation: {found.text}",
+    }[found.kind]
+    if not own:
+        return RequestError(f"The chat template of the request {told}", "chat_template")
+    if found.kind == "limit" and len(json.dumps(scope)) > LARGE:
+        return RequestError(f"The conversation is too large for the model's chat template: {found.text}", "messages")
+    place = f"its chat template fails ({found.place or found.kind}); correct it or set model.chat_template"
+    return TemplateError(f"The model's chat template {told}", place)
 
 
 def check_template(template: ChatTemplate) -> None:
     """Render a conversation of one message with the template, or with each of several.
 
     A template may refuse the conversation by `raise_exception`; content may be a text or a list of parts. Raises
-    RequestError if a template is no valid Jinja or fails on both."""
+    TemplateError if a template is no valid Jinja or fails on both."""
     for name in template.names() or (None,):
-        _compile(_named(template.sources, name, False))
         faults = [
             fault
             for content in ("Hello", [{"type": "text", "text": "Hello"}])
@@ -174,23 +154,26 @@ def check_template(template: ChatTemplate) -> None:
             raise faults[0]
 
 
-def _faults(template: ChatTemplate, name: str | None, content: Any) -> list[RequestError]:
+def _faults(template: ChatTemplate, name: str | None, content: Any) -> list[TemplateError]:
     try:
         template.render([{"role": "user", "content": content}], template=name)
-    except RequestError as error:
-        cause = error.__cause__
-        refused = type(cause) is jinja2.TemplateError  # what raise_exception raises; faults are of its subclasses
-        return [] if refused else [error]
+    except TemplateError as error:
+        return [error]
+    except RequestError:  # raise_exception
+        pass
     return []
 
 
-def load_template(tokenizer: Tokenizer, override: str | None) -> ChatTemplate | None:
+def load_template(
+    tokenizer: Tokenizer, override: str | None, renderers: Renderers | None = None
+) -> ChatTemplate | None:
     """The checkpoint's template, or the file that replaces it; None if there is neither. Raises CheckpointError."""
+    renderers = renderers or Renderers()
     if override is None:
         sources = tokenizer.chat_template
-        return None if sources is None else ChatTemplate(sources, tokenizer.special_tokens)
+        return None if sources is None else ChatTemplate(sources, tokenizer.special_tokens, renderers)
     try:
         source = Path(override).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"model.chat_template: {override}: {error}") from error
-    return ChatTemplate(source, tokenizer.special_tokens)
+    return ChatTemplate(source, tokenizer.special_tokens, renderers)

@@ -11,6 +11,8 @@ from typing import IO, Any
 import httpx
 import msgspec
 
+from engine.api.printable import printable
+
 CONNECT_TIMEOUT_S = 5.0
 HELP = "/reset forgets the conversation, /think on|off|auto switches reasoning, /exit ends (so does Ctrl-D)"
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
@@ -136,7 +138,7 @@ def show(pieces: Iterator[Piece], out: IO[str]) -> str:
         if coloured and piece.reasoning != dim:
             out.write(_DIM if piece.reasoning else f"{_PLAIN}\n")
             dim = piece.reasoning
-        out.write(piece.text)
+        out.write(printable(piece.text, keep="\n\t"))
         out.flush()
         text += "" if piece.reasoning else piece.text
     out.write((_PLAIN if dim else "") + "\n")

@@ -11,6 +11,7 @@ from appliance.declare.edits import Edit
 from appliance.declare.findings import Finding
 from appliance.declare.locate import Place
 from appliance.declare.variables import is_on, value
+from engine.api.printable import printable
 
 RED, GREEN, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[1m", "\033[0m"
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -31,9 +32,9 @@ def as_text(found: Sequence[Finding], colours: bool = False) -> str:
 
 def _block(finding: Finding, colours: bool) -> list[str]:
     problem, place = finding.problem, finding.problem.place
-    head = str(problem)
+    head = printable(str(problem), keep="\n")
     if colours:
-        head = f"{BOLD}{place}{PLAIN}{head.removeprefix(str(place))}"
+        head = f"{BOLD}{printable(str(place))}{PLAIN}{head.removeprefix(printable(str(place)))}"
     lines = [head]
     width = max([place.line, *(number for number, _ in (*finding.removed, *finding.added))], default=0)
     margin = max(4, len(str(width)) + 1)
@@ -42,19 +43,25 @@ def _block(finding: Finding, colours: bool) -> list[str]:
         count = max(1, min(end, len(finding.line) + 1) - column)
         blank = "".join("\t" if char == "\t" else " " for char in finding.line[: column - 1])
         blank = blank.ljust(column - 1)
-        lines += [f"{place.line:>{margin}} | {finding.line}"]
+        lines += [f"{place.line:>{margin}} | {_line(finding.line)}"]
         lines += [f"{'':>{margin}} | {blank}{_painted('^' * count, RED, colours)}"]
     elsewhere = finding.edits[0].file if finding.edits and problem.mend_at else ""
     if elsewhere and elsewhere != place.source:
-        lines += [f"{'':>{margin}} | written in {elsewhere}:"]
+        lines += [f"{'':>{margin}} | written in {printable(elsewhere)}:"]
     # The source line stands there already; others that go are shown as well.
     lines += [
-        _painted(f"{number:>{margin}} - {line}".rstrip(), RED, colours)
+        _painted(f"{number:>{margin}} - {_line(line)}".rstrip(), RED, colours)
         for number, line in finding.removed
         if (elsewhere and elsewhere != place.source) or number != place.line or not finding.added
     ]
-    lines += [_painted(f"{number:>{margin}} + {line}".rstrip(), GREEN, colours) for number, line in finding.added]
+    lines += [
+        _painted(f"{number:>{margin}} + {_line(line)}".rstrip(), GREEN, colours) for number, line in finding.added
+    ]
     return lines
+
+
+def _line(text: str) -> str:
+    return printable(text, keep="\t")
 
 
 def _painted(text: str, colour: str, colours: bool) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 
 from appliance.command.chat import CONNECT_TIMEOUT_S, ChatError, service_url
+from engine.api.printable import printable
 
 STATES = {
     "gateway": "in the gateway",
@@ -31,7 +32,7 @@ def why(url: str, request: str, *, api_key: str | None = None) -> Iterator[str]:
             message = reply.json()["error"]["message"]
         except (ValueError, KeyError, TypeError):
             message = f"HTTP {reply.status_code}"
-        raise ChatError(message)
+        raise ChatError(printable(str(message)))
     for choice in reply.json()["choices"]:
         yield from story_lines(choice)
 
@@ -39,9 +40,9 @@ def why(url: str, request: str, *, api_key: str | None = None) -> Iterator[str]:
 def story_lines(choice: dict[str, Any]) -> Iterator[str]:
     total = sum(choice["spent_ms"].values())
     spent = ", ".join(f"{spell_ms(value)} {STATES[name]}" for name, value in choice["spent_ms"].items() if value >= 1)
-    yield f"{choice['id']}: {spell_ms(total)}" + (f" ({spent})" if spent else "")
+    yield f"{printable(choice['id'])}: {spell_ms(total)}" + (f" ({spent})" if spent else "")
     for event in choice["events"]:
-        yield f"  {spell_ms(event['at_ms']):>10}  {event['text']}"
+        yield f"  {spell_ms(event['at_ms']):>10}  {printable(event['text'])}"
     if "left_out" in choice:
         yield f"  ({choice['left_out']} events in the middle are not remembered)"
 

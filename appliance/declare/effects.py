@@ -108,6 +108,7 @@ EFFECTS: dict[str, Effect] = {
     "endpoints.tls.least_version": _LIVE,
     "endpoints.compat": _LIVE,
     "endpoints.unknown_fields": _LIVE,
+    "endpoints.invocations_without_key": _LIVE,
     "endpoints.cors_origins": _LIVE,
     "endpoints.keep_alive": _LIVE,
     "endpoints.stream_keep_alive": _LIVE,

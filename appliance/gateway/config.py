@@ -132,6 +132,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tls: Tls | None = None
     compat: Literal["openai", "vllm"] = "openai"
     unknown_fields: Literal["refuse", "warn", "ignore"] = "warn"
+    invocations_without_key: bool = False
     cors_origins: tuple[str, ...] = ()
     keep_alive_s: float = 75.0
     stream_keep_alive_s: float = 15.0

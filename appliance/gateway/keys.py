@@ -1,7 +1,8 @@
 """The API keys, read from where the manifest says, at the start and at each reload.
 
 One key a line, in the clear or as `sha256:HEX`, the digest of its bytes; behind it, if wanted, words that say whose it
-is and what it may: `name=alice requests_per_minute=60 tokens_per_minute=100000 share=4`. `#` begins a comment.
+is and what it may: `name=alice requests_per_minute=60 tokens_per_minute=100000 share=4 priority=yes`. `#` begins a
+comment.
 `slipway key` makes a key and its line.
 """
 
@@ -26,13 +27,15 @@ MOST = 2**53
 @dataclass(frozen=True)
 class ApiKey:
     """`digest` is the SHA-256 of the key. Limits a minute, None: those of `limits.per_key`. `share`: with
-    `engine.scheduling.policy: fair`, so many times the engine of a key with 1."""
+    `engine.scheduling.policy: fair`, so many times the engine of a key with 1. `priority`: its requests may go before
+    others."""
 
     digest: bytes
     name: str = ""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     share: float = 1.0
+    priority: bool = False
 
     @property
     def owner(self) -> str:
@@ -136,9 +139,16 @@ def _share(value: str, place: str) -> float:
     return share
 
 
+def _right(value: str, place: str) -> bool:
+    if value not in ("yes", "no"):
+        raise ConfigError(f"{place}: it has to be yes or no")
+    return value == "yes"
+
+
 _WORDS: dict[str, Callable[[str, str], Any]] = {
     "name": _name,
     "requests_per_minute": _count,
     "tokens_per_minute": _count,
     "share": _share,
+    "priority": _right,
 }

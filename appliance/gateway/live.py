@@ -38,6 +38,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "endpoints.tls.least_version": ("tls",),
     "endpoints.compat": ("compat",),
     "endpoints.unknown_fields": ("unknown_fields",),
+    "endpoints.invocations_without_key": ("invocations_without_key",),
     "endpoints.cors_origins": ("cors_origins",),
     "endpoints.keep_alive": ("keep_alive_s",),
     "endpoints.stream_keep_alive": ("stream_keep_alive_s",),

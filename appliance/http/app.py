@@ -22,6 +22,7 @@ from appliance.http import (
     why,
 )
 from appliance.http.errors import NotFound, TaskNotServed
+from appliance.http.inflate import Inflate
 from appliance.http.messages import routes as messages
 from appliance.http.middleware import Allowance, Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
 from appliance.http.pooling import cohere, embeddings, scoring
@@ -62,6 +63,7 @@ def middleware(service: Service) -> list[Middleware]:
         Middleware(Auth, service=service),
         Middleware(Allowance, service=service),
         Middleware(BodyLimit, service=service),
+        Middleware(Inflate, service=service),
         Middleware(Load, service=service),
     ]
 

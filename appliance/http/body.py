@@ -1,20 +1,24 @@
 """Request bodies: bytes to a validated schema, every fault a 400 that says where (ER-01, 02, 03, 19, 20, 21)."""
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.requests import Request
 
+from appliance.http.counts import check_counts
 from appliance.http.errors import ApiError, BadRequest, InvalidBody
 from appliance.http.fields import read_fields
 from appliance.http.service import Service, service_of
 from appliance.schema.numbers import TEXT_NUMBERS
 
 Schema = TypeVar("Schema", bound=BaseModel)
+Result = TypeVar("Result")
 
+LARGE = 2**14  # bytes of a body that takes longer to read than a thread to begin
 MAX_ENTRIES = 10
 MAX_ENTRY = 1000
 MAX_INPUT = 200
@@ -31,15 +35,26 @@ async def read_json(request: Request) -> bytes:
 async def read_body(request: Request, schema: type[Schema]) -> Schema:
     """Return the request's JSON body as `schema`. Raises InvalidBody, or BadRequest where a validator names its
     `param` or a field outside the schema is refused."""
-    return parse_body(await read_json(request), schema, service_of(request))
+    return await parse_body(await read_json(request), schema, service_of(request))
 
 
-def parse_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
+async def parse_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
+    """Return a JSON body as `schema`. Raises as read_body does."""
+    return await apart(len(body), _parsed_body, body, schema, service)
+
+
+async def apart(size: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Return the result of `work` on a body of `size` bytes; a large one is left to a thread."""
+    return work(*arguments) if size < LARGE else await asyncio.to_thread(work, *arguments)
+
+
+def _parsed_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
     config = service.config
     try:
         value = _object(body)
         if value is None:
             return schema.model_validate_json(body)  # raises: the message says what is wrong
+        check_counts(value, len(body))
         read_fields(value, schema, config.unknown_fields, service.unknown_fields)
         return schema.model_validate(value, context={TEXT_NUMBERS: config.compat == "vllm"})
     except ValidationError as error:

@@ -19,6 +19,7 @@ from appliance.http.call_shapes import CustomCall, FunctionCall, joined
 from appliance.http.disconnect import until_disconnect
 from appliance.http.durable import start
 from appliance.http.reply import (
+    Ending,
     Source,
     Usage,
     UsageWish,
@@ -216,11 +217,13 @@ class ChatReply:
         self.race = source
         self.usage = Usage(len(self.prompt.ids), openai)
         self.prompt_logprobs: list[dict[str, Any] | None] | None = None
+        self._ending_log = Ending(service, subject, self.usage.prompt)
         self._envelope = self.head.envelope()
 
     def _take(self, index: int, delta: Delta) -> dict[str, Any]:
         """What a delta adds, as a streamed choice."""
         writer = self.writers[index]
+        self._ending_log.take(delta)
         choice = writer.take(delta)
         if writer.state.choice.stopped:
             self.race.stop(index)
@@ -248,6 +251,7 @@ class ChatReply:
     def _count(self) -> None:
         metrics = self.service.metrics
         metrics.request_done(len(self.writers), max(writer.tokens for writer in self.writers))
+        self._ending_log.log([writer.state.choice for writer in self.writers])
         if self.plan.tools.calls is not None:
             for writer in self.writers:
                 found = bool(writer.message.calls.keys() - writer.message.broken)

@@ -16,6 +16,7 @@ from appliance.http.body import json_body, read_body
 from appliance.http.disconnect import until_disconnect
 from appliance.http.durable import start
 from appliance.http.reply import (
+    Ending,
     Source,
     Usage,
     UsageWish,
@@ -161,11 +162,13 @@ class Completion:
         prompt_tokens = sum(prompt.tokens for prompt in plan.prompts)
         self.usage = Usage(prompt_tokens, service.config.compat == "openai")
         self._texts = [StringIO() for _ in self.writers]
+        self._ending_log = Ending(service, subject, prompt_tokens)
         self._envelope = self.head.envelope()
 
     def _take(self, index: int, delta: Delta) -> dict[str, Any]:
         """What a delta adds, as a choice."""
         writer = self.writers[index]
+        self._ending_log.take(delta)
         choice = writer.take(delta)
         if writer.choice.stopped:
             self.race.stop(index)
@@ -175,6 +178,7 @@ class Completion:
 
     def _count(self) -> None:
         self.service.metrics.request_done(len(self.writers), max(each.choice.tokens for each in self.writers))
+        self._ending_log.log([each.choice for each in self.writers])
 
     async def pieces(self) -> AsyncIterator[dict[str, Any]]:
         """What each delta adds, in the order in which they come."""

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from engine.api.errors import EngineGone, RequestError
+from engine.api.errors import CheckpointError, EngineGone, RequestError
 
 _PATH = re.compile(r"(?<![\w:/.<])(?!/v1/)(?:/[\w.@+\-]+){2,}/?")
 _ADDRESS = re.compile(r"\s+(?:object\s+)?at 0x[0-9a-fA-F]+")
@@ -98,6 +98,15 @@ class TooLarge(ApiError):
         super().__init__(message)
 
 
+class UnsupportedEncoding(ApiError):
+    status = 415
+    type = "UnsupportedMediaTypeError"
+
+    def __init__(self, encoding: str) -> None:
+        message = f"Content-Encoding {encoding[:64]!r} is not supported; send gzip, deflate or none."
+        super().__init__(message, "content-encoding", headers={"Accept-Encoding": "gzip, deflate"})
+
+
 class RequestTimeout(ApiError):
     """The client did not send its request in time."""
 
@@ -151,6 +160,14 @@ class EngineFailed(ApiError):
 
     def __init__(self, message: str = ENGINE_FAILURE) -> None:
         super().__init__(message)
+
+
+class ModelFault(ApiError):
+    """The served model or its settings are at fault, so that every such request fails until the operator acts."""
+
+    def __init__(self, message: str) -> None:
+        told = f"{message} This is a fault of the served model, not of the request; the operator can correct it."
+        super().__init__(told, headers={"x-should-retry": "false"})
 
 
 class DeadlineExceeded(ApiError):
@@ -246,6 +263,8 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, RequestError):
         return BadRequest(str(error), error.param)
+    if isinstance(error, CheckpointError):
+        return ModelFault(str(error))
     if isinstance(error, EngineGone):
         return EngineFailed()
     if isinstance(error, HTTPException):
@@ -262,7 +281,8 @@ def api_error(error: Exception) -> ApiError:
 
 def is_unexpected(error: Exception) -> bool:
     """Whether the exception came from no deliberate place, so that its traceback belongs into the log."""
-    return not isinstance(error, ApiError | RequestError | EngineGone | HTTPException | RequestValidationError)
+    deliberate = ApiError | RequestError | EngineGone | CheckpointError | HTTPException | RequestValidationError
+    return not isinstance(error, deliberate)
 
 
 def error_object(error: Exception, request_id: str) -> dict[str, Any]:

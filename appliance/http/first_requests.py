@@ -131,7 +131,7 @@ def _judge(path: str, failures: Sequence[Exception]) -> None:
 def _unseen(service: Service) -> Service:
     """Return the service as a request sees it, with metrics, log and journal of its own that nobody reads."""
     config: GatewayConfig = msgspec.structs.replace(service.config, log_requests=False, log_outputs="off")
-    unseen = Service(config, service.router, Metrics(config), RequestLog(config))
+    unseen = Service(config, service.router, Metrics(config), RequestLog(config, silent=True))
     unseen.set_text(service.text)
     return unseen
 

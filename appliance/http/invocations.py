@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from appliance.http.body import parse_body, read_json
+from appliance.http.body import apart, parse_body, read_json
 from appliance.http.chat import create_chat
 from appliance.http.completions import create_completion
 from appliance.http.errors import BadRequest, InvalidBody
@@ -66,16 +66,21 @@ SHAPES: tuple[Shape, ...] = (
 async def invocations(request: Request) -> Response:
     body = await read_json(request)
     service = service_of(request)
+    given = await apart(len(body), _given, body)
+    fitting = [shape for shape in SHAPES if given.issuperset(shape.keys)]
+    for shape in fitting:
+        if set(shape.tasks) & set(service.tasks):
+            return await shape.create(service, request, await parse_body(body, shape.schema, service))
+    raise BadRequest(f"Cannot find suitable handler for request: {_why(fitting, service.tasks)}.")
+
+
+def _given(body: bytes) -> set[str]:
+    """Return the fields of a body that are not null. Raises InvalidBody."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidBody(f"JSON decode error: {error}") from None
-    given = {key for key, one in value.items() if one is not None} if isinstance(value, dict) else set()
-    fitting = [shape for shape in SHAPES if given.issuperset(shape.keys)]
-    for shape in fitting:
-        if set(shape.tasks) & set(service.tasks):
-            return await shape.create(service, request, parse_body(body, shape.schema, service))
-    raise BadRequest(f"Cannot find suitable handler for request: {_why(fitting, service.tasks)}.")
+    return {key for key, one in value.items() if one is not None} if isinstance(value, dict) else set()
 
 
 def _why(fitting: list[Shape], tasks: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from appliance.chat.template import TemplateError
 from appliance.gateway.keys import ApiKey
 from appliance.http.docs import PATHS as DOCS
 from appliance.http.errors import (
@@ -33,6 +34,7 @@ from appliance.http.service import Service
 from appliance.observe.log import Subject
 from appliance.observe.metrics import now
 from appliance.observe.trace import read_trace
+from engine.api.errors import CheckpointError
 
 PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
 OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
@@ -40,6 +42,9 @@ OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
 
 # What the instrumentator leaves out of HTTP metrics, and nobody wants in an access log.
 UNCOUNTED = OPEN | {"/load", "/load/history"}
+
+SLASHED = frozenset(("/", "/metrics/"))
+"""Paths that keep the slash at their end; elsewhere it is removed before a route is found."""
 
 FOLLOWED = "/v1/responses/"
 
@@ -64,6 +69,9 @@ class RequestFrame:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        path = scope["path"]
+        if path.endswith("/") and path not in SLASHED:
+            scope = {**scope, "path": path.removesuffix("/")}
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
@@ -72,13 +80,13 @@ class RequestFrame:
             scope = {**scope, "method": "GET"}
         trace = read_trace(headers.getlist("traceparent"), headers.getlist("tracestate"))
         state = scope.setdefault("state", {})
-        state["request_id"], state["subject"] = request_id, Subject(request_id, trace)
+        started_s = now()
+        state["request_id"], state["subject"] = request_id, Subject(request_id, trace, started_s)
         state["key"], state["owner"] = None, ""  # which Auth tells
         shown = request_id if self.service.config.compat == "openai" else None
         closes = self.service.draining or self.service.config.keep_alive_s == 0
         traffic = _Traffic(receive, send, shown, closes=closes)
         state["send_body"] = traffic.send  # behind the start of a reply no layer further in looks at what is sent
-        started_s = now()
         try:
             await self.app(scope, traffic.receive, traffic.send)
         finally:
@@ -173,10 +181,15 @@ class Errors:
             await self.app(scope, receive, watched)
         except (ClientGone, ClientDisconnect):
             return  # nobody reads a reply
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as raised:  # panics of libraries in Rust are no Exception
+            error = raised if isinstance(raised, Exception) else RuntimeError(type(raised).__name__)
             subject = subject_of(scope)
             if is_unexpected(error):
                 self.service.log.unexpected(subject, error)
+            elif isinstance(error, CheckpointError):
+                self.service.log.model_fault(subject, error.place if isinstance(error, TemplateError) else str(error))
             if not begun:
                 answer = message_error_response if is_messages(scope["path"]) else error_response
                 await answer(error, subject.request_id)(scope, receive, send)
@@ -211,12 +224,13 @@ class Auth:
         await self.app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
-        """Return whether the path may be read without a key. Paths are compared whole, so an unknown path is guarded.
+        """Return whether the path is served without a key. Paths are compared whole, so an unknown path is guarded.
 
         The files of the pages are static and contain nothing of this service: they load before the key is typed."""
         path, method, config = scope["path"], scope["method"], self.service.config
         reads_page = method == "GET" and ((config.page and path in PAGE) or (config.docs and path in DOCS))
-        return path in OPEN or method == "OPTIONS" or reads_page
+        invokes = method == "POST" and path == "/invocations" and config.invocations_without_key
+        return path in OPEN or method == "OPTIONS" or reads_page or invokes
 
     def _key(self, headers: Headers) -> ApiKey:
         """The key that was given. Raises Unauthorized without one."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +14,14 @@ from starlette.requests import Request
 
 from appliance.chat.deadlines import Deadlines
 from appliance.chat.prompt import Served
+from appliance.chat.stream import Choice
 from appliance.durable.records import Identity
 from appliance.gateway.router import Placement
 from appliance.http.body import MAX_INPUT
-from appliance.http.errors import DeadlineExceeded, EngineFailed, error_object, is_unexpected
+from appliance.http.errors import BadRequest, DeadlineExceeded, EngineFailed, error_object, is_unexpected
 from appliance.http.service import Service
 from appliance.http.sse import Envelope
+from appliance.observe.log import Outcome, Subject
 from appliance.observe.metrics import now
 from appliance.schema.common import GenerationRequest
 from engine.api.errors import RequestError
@@ -27,6 +30,12 @@ from engine.text import TokenText
 
 CUT = ("error", "deadline")  # how a choice ends that fails its request
 LEAST_LOGPROB = -9999.0  # JSON has no -inf
+_ONE_MODEL = "this server serves one set of weights and no LoRA adapters."
+_SAGEMAKER = {
+    "X-Amzn-SageMaker-Session-Id": "this server keeps no sessions; send the whole conversation in each request.",
+    "X-Amzn-SageMaker-Adapter-Identifier": _ONE_MODEL,
+    "X-Amzn-SageMaker-Adapter-Alias": _ONE_MODEL,
+}
 _INTEGER = re.compile(r"-?[0-9]{1,100}")
 
 
@@ -149,6 +158,37 @@ class Race:
                 yield index, delta
 
 
+class Ending:
+    """The log line at the end of a generation."""
+
+    def __init__(self, service: Service, subject: Subject, prompt_tokens: int) -> None:
+        self._service, self._subject, self._prompt_tokens = service, subject, prompt_tokens
+        self._began_s = subject.arrived_s or now()
+        self._first_s: float | None = None
+
+    def take(self, delta: Delta) -> None:
+        """Remember when the first token came."""
+        if self._first_s is None and delta.ids:
+            self._first_s = now()
+
+    def log(self, choices: Sequence[Choice]) -> None:
+        """Called when the generation ends for any reason, an exception that is being handled among them."""
+        error = sys.exc_info()[1]
+        unfinished = "cancelled"
+        if isinstance(error, Exception):
+            unfinished = "deadline" if isinstance(error, DeadlineExceeded) else "error"
+        first_s = self._first_s
+        outcome = Outcome(
+            model=self._service.config.names[0],
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=sum(choice.tokens for choice in choices),
+            finish_reason=",".join(choice.finish or unfinished for choice in choices),
+            ttft_s=None if first_s is None else round(first_s - self._began_s, 4),
+            seconds=round(now() - self._began_s, 4),
+        )
+        self._service.log.completed(self._subject, outcome)
+
+
 @contextmanager
 def counted(source: Source, count: Callable[[], None]) -> Iterator[None]:
     """Counts a reply that is read here, whyever that ends, if it is a request of its own."""
@@ -184,6 +224,7 @@ def header(service: Service, identity: Identity, prefix: str, kind: str, model: 
 
 def served(service: Service, request: Request, request_id: str) -> Served:
     """What the request is planned against; headers speak for gateways that cannot change bodies."""
+    _refuse_sagemaker(request)
     priority = _integer(request, "X-Vllm-Priority", "priority")
     return Served(
         service.text,
@@ -198,7 +239,15 @@ def served(service: Service, request: Request, request_id: str) -> Served:
             _integer(request, "X-Deadline-Ms", "deadline_ms"),
         ),
         now(),
+        request.state.key is None or request.state.key.priority,
     )
+
+
+def _refuse_sagemaker(request: Request) -> None:
+    """Raise BadRequest for a header of SageMaker that asks for something this server has not."""
+    for name, reason in _SAGEMAKER.items():
+        if request.headers.get(name):
+            raise BadRequest(f"{name} is not supported: {reason}", name)
 
 
 def placement(request: Request) -> Placement:

@@ -1,6 +1,7 @@
 """The gateway's text side, loaded once at the start: tokenizer, chat template, output format."""
 
-from appliance.chat.prompt import Text
+from appliance.chat.conversation import Text
+from appliance.chat.renderers import Renderers
 from appliance.chat.template import load_template
 from appliance.gateway.config import GatewayConfig
 from engine.text import Tokenizer
@@ -12,7 +13,9 @@ def load_text(config: GatewayConfig) -> Text:
     """Reads the checkpoint's text files, and whatever the first request would otherwise wait for. Raises
     CheckpointError naming the file that is missing or damaged."""
     tokenizer = Tokenizer(config.model)
-    text = Text(tokenizer, load_template(tokenizer, config.chat_template), config.format, config.model_type)
+    renderers = Renderers()
+    template = load_template(tokenizer, config.chat_template, renderers)
+    text = Text(tokenizer, template, config.format, config.model_type, renderers)
     # Cached properties: taking them here keeps a large vocabulary from delaying the first reply.
     _ = tokenizer.vocabulary, tokenizer.special_ids, tokenizer.longest_piece, text.output_format
     return text

@@ -6,11 +6,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from appliance.chat.prompt import conversation_ids, render
+from appliance.chat.conversation import conversation_ids, render
 from appliance.chat.window import check_ids, check_text
-from appliance.http.body import json_body, parse_body, read_json
+from appliance.http.body import apart, json_body, parse_body, read_json
 from appliance.http.service import Service, service_of
 from appliance.schema.tokens import DetokenizeRequest, TokenizeChat, TokenizeText
+from engine.api.errors import RequestError
 
 router = APIRouter()
 
@@ -41,17 +42,27 @@ async def tokenize(request: Request) -> dict[str, Any]:
     raw = await read_json(request)
     service = service_of(request)
     body: TokenizeText | TokenizeChat = (
-        parse_body(raw, TokenizeChat, service) if _is_chat(raw) else parse_body(raw, TokenizeText, service)
+        await parse_body(raw, TokenizeChat, service)
+        if await apart(len(raw), _is_chat, raw)
+        else await parse_body(raw, TokenizeText, service)
     )
     service.model_name(body.model)
     return await asyncio.to_thread(_tokenized, service, body)
 
 
+def _detokenized(service: Service, tokens: list[int]) -> str:
+    config = service.config
+    if len(tokens) > config.max_context:
+        raise RequestError(
+            f"tokens has {len(tokens):,} ids; at most max_model_len={config.max_context} are possible.", "tokens"
+        )
+    check_ids(tokens, config, param="tokens")
+    return service.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
 @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest), summary="Text of token ids")
 async def detokenize(request: Request) -> dict[str, str]:
     service = service_of(request)
-    body = parse_body(await read_json(request), DetokenizeRequest, service)
+    body = await parse_body(await read_json(request), DetokenizeRequest, service)
     service.model_name(body.model)
-    check_ids(body.tokens, service.config, param="tokens")
-    text = await asyncio.to_thread(service.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return {"prompt": text}
+    return {"prompt": await asyncio.to_thread(_detokenized, service, body.tokens)}

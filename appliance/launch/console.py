@@ -5,22 +5,28 @@ it cannot take in time is dropped and counted. On a terminal the progress line i
 """
 
 import contextlib
+import json
 import os
 import queue
+import re
 import threading
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
-import msgspec
+from engine.api.printable import printable, printable_json
 
 _NAME_WIDTH = 10
+_KEYS = ("ts", "level", "logger", "message")
+_ALIASES = {"crit": "critical", "warn": "warning", "erro": "error", "trac": "debug", "blat": "debug", "debg": "debug"}
+_LEVEL = re.compile(r"slipway [\w-]+: (warning|error):|[\d-]+ [\d:,]+ (CRIT|ERRO|WARN|INFO|DEBG|TRAC|BLAT) ")
+"""How Slipway's own programs and Supervisor begin a line with a level."""
 _WAITING_LINES = 10_000
 _CLEAR = b"\r\x1b[K"
 
 
 class Console:
-    """`form` is how lines look: `text` puts the program's name before each, `json` passes JSON lines on untouched and
-    makes a record of any other."""
+    """Writes lines with printable characters only. `form`: `text` puts the program's name before each, `json` makes
+    each a record with `ts`, `level`, `program`, `logger`, `message` and whatever else the program's own record has."""
 
     def __init__(self, descriptor: int, form: Literal["text", "json"]) -> None:
         self._descriptor = descriptor
@@ -41,14 +47,15 @@ class Console:
 
     def plain(self, text: str) -> None:
         """A line without a name before it, to be copied."""
-        self._put(self._own("slipway", text) if self._json else f"{text}\n".encode())
+        self._put(self._own("slipway", text) if self._json else f"{_shown(text)}\n".encode())
 
     def log(self, program: str, line: bytes) -> None:
         """A line of a program's output, without its newline."""
-        if self._json and not line.startswith(b"{"):
-            self._put(self._own(program, line.decode(errors="replace")))
-            return
-        self._put(line + b"\n" if self._json else f"{program:<{_NAME_WIDTH}} | ".encode() + line + b"\n")
+        text = line.decode(errors="backslashreplace")
+        if self._json:
+            self._put(_json_line(_log_record(line) or _plain_record(program, text), program))
+        else:
+            self._put(f"{program:<{_NAME_WIDTH}} | {_shown(text)}\n".encode())
 
     @property
     def redraws(self) -> bool:
@@ -60,7 +67,7 @@ class Console:
         if not self._tty:
             self.say("slipway", text)
             return
-        self._progress = f"{'slipway':<{_NAME_WIDTH}} {text}"
+        self._progress = f"{'slipway':<{_NAME_WIDTH}} {_shown(text)}"
         self._put(b"")
 
     def end_progress(self) -> None:
@@ -76,9 +83,8 @@ class Console:
 
     def _own(self, program: str, text: str) -> bytes:
         if not self._json:
-            return f"{program:<{_NAME_WIDTH}} {text}\n".encode()
-        record = {"time": datetime.now(UTC).isoformat(), "level": "info", "program": program, "message": text}
-        return msgspec.json.encode(record) + b"\n"
+            return f"{program:<{_NAME_WIDTH}} {_shown(text)}\n".encode()
+        return _json_line(_plain_record(program, text), program)
 
     def _put(self, line: bytes) -> None:
         if self._dropped:
@@ -98,3 +104,32 @@ class Console:
                     data = data[os.write(self._descriptor, data) :]
             except OSError:  # nobody reads any more: go on without
                 continue
+
+
+def _shown(text: str) -> str:
+    """Escape unprintable characters; line breaks of a message stay."""
+    return printable(text, keep="\n\t")
+
+
+def _log_record(line: bytes) -> dict[str, Any] | None:
+    """Parse a JSON log record. Return None for any other line."""
+    if not line.startswith(b"{"):
+        return None
+    try:
+        found = printable_json(json.loads(line))
+    except (ValueError, RecursionError):
+        return None
+    return found if all(isinstance(found.get(key), str) for key in _KEYS) else None
+
+
+def _plain_record(program: str, text: str) -> dict[str, Any]:
+    """Return the record of a line of text."""
+    found = _LEVEL.match(text)
+    level = (found[1] or found[2]).lower() if found else "info"
+    ts = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return {"ts": ts, "level": _ALIASES.get(level, level), "logger": program, "message": _shown(text)}
+
+
+def _json_line(record: dict[str, Any], program: str) -> bytes:
+    ordered = {"ts": record["ts"], "level": record["level"], "program": program, **record}
+    return json.dumps(ordered).encode() + b"\n"

@@ -26,6 +26,7 @@ from appliance.launch.supervise import Program, Service
 from appliance.launch.tree import Outcome, Tree
 from appliance.manifest import Manifest, SecretEnv
 from appliance.plan.machine import cgroup_folders
+from engine.api.printable import printable
 
 if TYPE_CHECKING:
     from appliance.declare.outside import Given
@@ -176,18 +177,18 @@ async def _run(
 
 def _report(outcome: Outcome, log: Path) -> None:
     reason = Reason(
-        message=outcome.message,
+        message=printable(outcome.message, keep="\n"),
         exit=outcome.exit.name,
         code=outcome.exit.number,
         cure=outcome.cure,
         program=outcome.program,
         cause=outcome.cause.name if outcome.cause else "",
         bundle=outcome.bundle,
-        last_lines=outcome.last_lines,
+        last_lines=tuple(map(printable, outcome.last_lines)),
     )
     text = msgspec.json.encode(reason)
     if sys.stderr.isatty():
-        lines = [f"slipway: {outcome.message}", *(f"    {line}" for line in outcome.last_lines), outcome.cure]
+        lines = [f"slipway: {reason.message}", *(f"    {line}" for line in reason.last_lines), outcome.cure]
         lines += [f"crash bundle: {outcome.bundle}"] if outcome.bundle else []
     else:
         lines = [text.decode()]

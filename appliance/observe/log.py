@@ -1,6 +1,7 @@
 """Log records: one line each, as text or JSON; short module paths; the request's id and trace where there are any.
 
-Keys and prompt text never get into a record. Generated text does only when the manifest asks for it (OBS-03).
+A JSON line begins with `ts`, `level`, `program`, `logger` and `message`, as those of the launcher do. Keys and prompt
+text never get into a record. Generated text does only when the manifest asks for it (OBS-03).
 """
 
 import json
@@ -8,17 +9,19 @@ import logging
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from appliance.gateway.config import GatewayConfig
 from appliance.gateway.keys import ApiKey
 from appliance.observe.trace import Trace
+from engine.api.printable import printable, printable_json
 
-_SPACES = str.maketrans({"\n": "\\n", "\r": "\\r", "\u2028": "\\u2028", "\u2029": "\\u2029", "\x85": "\\x85"})
+PROGRAM = "gateway"
 _FIELDS = (
     *("request_id", "trace_id", "parent_id", "tracestate"),
     *("status", "method", "path", "seconds", "client", "key", "fields"),
+    *("model", "prompt_tokens", "completion_tokens", "finish_reason", "ttft_s"),
 )
 
 
@@ -52,7 +55,7 @@ class TextLines(logging.Formatter):
             f"{name}={_shown(getattr(record, name))}" for name in _FIELDS if getattr(record, name, None) is not None
         ]
         parts += [f"| {frame}" for frame in _frames(record)]
-        return " ".join(parts).translate(_SPACES)
+        return printable(" ".join(parts))
 
 
 class JsonLines(logging.Formatter):
@@ -60,15 +63,16 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": _when(record),
+            "ts": _when(record),
             "level": record.levelname.lower(),
-            "module": _where(record),
+            "program": PROGRAM,
+            "logger": _where(record),
             "message": record.getMessage(),
         }
         line |= {name: getattr(record, name) for name in _FIELDS if getattr(record, name, None) is not None}
         if frames := _frames(record):
             line["traceback"] = frames
-        return json.dumps(line, default=str)
+        return json.dumps(printable_json(line), default=str)
 
 
 def set_up_logging(config: GatewayConfig, stream: TextIO | None = None) -> None:
@@ -95,6 +99,8 @@ class Subject:
 
     request_id: str
     trace: Trace | None = None
+    arrived_s: float = 0.0
+    """On the monotonic clock."""
 
     def fields(self) -> dict[str, Any]:
         if self.trace is None:
@@ -103,11 +109,29 @@ class Subject:
         return {"request_id": self.request_id, **ids}
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a generation."""
+
+    model: str
+    prompt_tokens: int
+    completion_tokens: int  # of all choices
+    finish_reason: str
+    """One per choice, joined by commas. `cancelled`: the client left; `error`, `deadline`: the request failed."""
+
+    ttft_s: float | None
+    """Seconds from the request's arrival to its first token, None without a token."""
+
+    seconds: float
+
+
 class RequestLog:
     """What is told about requests, as the manifest says."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, *, silent: bool = False) -> None:
+        """`silent`: only unexpected errors are logged."""
         self._log = logging.getLogger("appliance.requests")
+        self._silent = silent
         self._requests = config.log_requests
         self._finals = config.log_outputs != "off"
         self._deltas = config.log_outputs == "deltas"
@@ -132,6 +156,17 @@ class RequestLog:
     def final(self, subject: Subject, index: int, text: str, finish: str) -> None:
         if self._finals:
             self._log.info("choice %d (%s): %s", index, finish, text, extra=subject.fields())
+
+    def completed(self, subject: Subject, outcome: Outcome) -> None:
+        """The end of a generation, whether or not a client still reads it."""
+        if self._silent:
+            return
+        facts = {name: value for name, value in asdict(outcome).items() if value is not None}
+        self._log.info("completed", extra={**subject.fields(), **facts})
+
+    def model_fault(self, subject: Subject, fault: str) -> None:
+        """A file of the model is at fault. `fault` must not quote the prompt."""
+        self._log.error("the model is at fault: %s", fault, extra=subject.fields())
 
     def unexpected(self, subject: Subject, error: BaseException) -> None:
         """A bug: where it was raised and its type. Its message may quote the prompt, so it stays out."""

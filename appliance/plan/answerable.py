@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from appliance.declare.problems import Problem, unread
 from appliance.declare.settings import Settings
 from appliance.manifest import Sampling
-from engine.api.errors import CheckpointError, RequestError
+from engine.api.errors import CheckpointError
 from engine.models.checkpoint import Checkpoint
 from engine.text.files import read_json
 from engine.text.templates import CONFIG, chat_templates, template_file
@@ -83,11 +83,11 @@ def _template(settings: Settings, folder: Path) -> Iterator[Problem]:
         special_tokens = _special_tokens(folder)
     except (CheckpointError, OSError, UnicodeDecodeError):
         return  # reported with the files
-    from appliance.chat.template import ChatTemplate, check_template  # jinja2 costs a check 50 ms
+    from appliance.chat.template import ChatTemplate, TemplateError, check_template  # jinja2 costs a check 50 ms
 
     try:
         check_template(ChatTemplate(found, special_tokens))
-    except RequestError as error:
+    except TemplateError as error:
         message = f"{place}: {error}"
         if own:
             yield _problem(settings, f"{message} Set model.chat_template to a corrected file.")

@@ -81,6 +81,7 @@ def gateway_config(
         tls=_tls(settings),
         compat=endpoints.compat,
         unknown_fields=endpoints.unknown_fields,
+        invocations_without_key=endpoints.invocations_without_key,
         cors_origins=endpoints.cors_origins,
         keep_alive_s=endpoints.keep_alive,
         stream_keep_alive_s=endpoints.stream_keep_alive,

@@ -7,7 +7,8 @@ from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
 
-from appliance.chat.prompt import Served, cache_salt, render
+from appliance.chat.conversation import render
+from appliance.chat.prompt import Served, cache_salt
 from appliance.chat.window import check_ids, check_length, check_text, kept_tokens
 from appliance.gateway.config import GatewayConfig, LateReading, PooledModel
 from appliance.pooling.chunks import weighted
@@ -95,7 +96,7 @@ def terms(body: PoolingFields, served: Served) -> Terms:
     return Terms(
         keep=served.config.max_context if keep == -1 else keep,
         side=body.truncation_side or _side(served),
-        priority=body.priority or served.priority or 0,
+        priority=served.resolved_priority(body.priority),
         salt=cache_salt(body.cache_salt, served.salt),
         deadlines=served.deadlines.resolve(body, served.arrived_s),
         name=_name(body.request_id, served),

@@ -17,6 +17,7 @@ from appliance.source.headers import is_whole, resolve
 from appliance.source.order import Order
 from appliance.source.progress import Progress
 from appliance.source.remote import Policy
+from engine.api.printable import printable
 
 TERMINAL_S, LOG_S = 0.2, 10.0
 
@@ -51,7 +52,7 @@ def on_stderr() -> Iterator[Callable[[str], None]]:
 
     def say(text: str) -> None:
         nonlocal said
-        said = True
+        said, text = True, printable(text)
         print(f"\r\x1b[K{text}" if terminal else text, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from engine.api.errors import ConfigError, RequestError
+from engine.api.printable import printable
 from engine.core.plan import StepPlan, StepResult
 from engine.core.records import (
     AllEnded,
@@ -94,11 +95,6 @@ def recorded_faults() -> Iterator[None]:
         raise ConfigError(
             f"the recording is damaged, or of another version of Slipway: {type(error).__name__}: {error}"
         ) from error
-
-
-def printable(text: str) -> str:
-    """Escape characters of a recording that would control a terminal."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _noted(note: Note | None) -> Tell | None:

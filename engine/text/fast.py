@@ -5,13 +5,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Library
 
 from engine.api.errors import CheckpointError
 from engine.text.added import Added
 from engine.text.backend import Side, shared
 from engine.text.vocabulary import Vocabulary, read_vocabulary
+
+_PANICS = "pyo3_runtime"  # module of what panics of the library raise, which is no Exception
+_MANY = 1024  # ids from which on a batch is worth its cost: it releases the interpreter lock
 
 
 class FastTokenizer:
@@ -37,14 +40,25 @@ class FastTokenizer:
             [AddedToken(text, special=True, normalized=False) for text in special if text not in known]
         )
 
+    def _encoding(self, text: str, *, special: bool) -> Encoding:
+        """Encode a text. Batches of the library release the interpreter lock, single texts hold it for their whole
+        time. Raises CheckpointError for a text on which a pattern of the tokenizer fails."""
+        try:
+            (encoded,) = self._library.encode_batch([text], add_special_tokens=special)
+        except BaseException as error:
+            if type(error).__module__ != _PANICS:
+                raise
+            raise CheckpointError(f"the model's tokenizer fails on a text: {error}") from None
+        return encoded
+
     def encode(self, text: str, *, special: bool) -> list[int]:
-        return list(self._library.encode(text, add_special_tokens=special).ids)
+        return list(self._encoding(text, special=special).ids)
 
     def bare(self, text: str) -> list[int]:
         return self.encode(text, special=False)
 
     def encode_within(self, text: str, limit: int, *, side: Side, special: bool) -> list[int]:
-        encoded = self._library.encode(text, add_special_tokens=False)
+        encoded = self._encoding(text, special=False)
         count = self._library.num_special_tokens_to_add(False) if special else 0
         encoded.truncate(max(0, limit - count), direction=side)
         return list(self._library.post_process(encoded, None, special).ids)
@@ -52,7 +66,7 @@ class FastTokenizer:
     def encode_pair(
         self, first: str, second: str, *, limit: int | None, most: tuple[int | None, int | None], side: Side
     ) -> tuple[list[int], list[int]]:
-        one, other = (self._library.encode(text, add_special_tokens=False) for text in (first, second))
+        one, other = (self._encoding(text, special=False) for text in (first, second))
         for encoded, count in zip((one, other), most, strict=True):
             if count is not None:
                 encoded.truncate(count, direction=side)
@@ -64,7 +78,10 @@ class FastTokenizer:
         return list(joined.ids), list(joined.type_ids)
 
     def decode(self, ids: list[int], *, skip_special: bool) -> str:
-        return str(self._library.decode(ids, skip_special_tokens=skip_special))
+        if len(ids) < _MANY:
+            return str(self._library.decode(ids, skip_special_tokens=skip_special))
+        (text,) = self._library.decode_batch([ids], skip_special_tokens=skip_special)
+        return str(text)
 
     def id_of(self, text: str) -> int | None:
         return self._library.token_to_id(text)

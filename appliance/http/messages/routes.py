@@ -11,8 +11,9 @@ from fastapi import APIRouter, Request
 from msgspec.structs import replace
 from starlette.responses import Response
 
+from appliance.chat.conversation import conversation_ids, render
 from appliance.chat.messages_request import chat_request, conversation, own_name, renamed
-from appliance.chat.prompt import ChatPlan, conversation_ids, plan_chat, render
+from appliance.chat.prompt import ChatPlan, plan_chat
 from appliance.chat.stream import ChatChoice, Piece
 from appliance.chat.window import check_text
 from appliance.durable.records import Identity
@@ -22,7 +23,7 @@ from appliance.http.durable import start
 from appliance.http.errors import Unavailable, is_unexpected
 from appliance.http.messages.blocks import Blocks, Thoughts
 from appliance.http.messages.errors import REQUEST_ID, message_error
-from appliance.http.reply import Source, load_header, served
+from appliance.http.reply import Ending, Source, load_header, served
 from appliance.http.service import Service, service_of
 from appliance.http.sse import EventStream, record
 from appliance.observe.log import Subject
@@ -73,11 +74,13 @@ class MessageReply:
         self.state = ChatChoice(service.text.tokenizer, plan)
         self.race = source
         self.last: Piece | None = None
+        self._ending_log = Ending(service, subject, len(plan.prompts[0].ids))
 
     async def pieces(self) -> AsyncIterator[list[dict[str, Any]]]:
         """What each delta adds to a stream of events; the whole is kept beside."""
         try:
             async for _, delta in self.race.deltas():
+                self._ending_log.take(delta)
                 cut = delta.finish == "abort"
                 taken = self.state.take(replace(delta, finish=None) if cut else delta)
                 self.last = taken.piece
@@ -104,6 +107,7 @@ class MessageReply:
 
     def _count(self) -> None:
         self.service.metrics.request_done(1, self.state.choice.tokens)
+        self._ending_log.log([self.state.choice])
         if self.plan.tools.calls is not None:
             self.service.metrics.tool_calls(bool(self.body.stream), self.blocks.has_calls(streamed=False))
 
@@ -172,9 +176,9 @@ class MessageReply:
 async def create_message(service: Service, request: Request, body: MessagesRequest) -> Response:
     service.model_name(body.model)
     subject = request.state.subject
-    chat = chat_request(body)
 
     def plan(request_id: str) -> ChatPlan:
+        chat = chat_request(body)
         try:
             planned = plan_chat(chat, served(service, request, request_id))
         except RequestError as error:

@@ -14,7 +14,7 @@ from appliance.chat.responses import custom_tools
 from appliance.chat.stream import ChatChoice, Scored
 from appliance.durable.records import Identity
 from appliance.http.errors import Unavailable, api_error
-from appliance.http.reply import Source, finite
+from appliance.http.reply import Ending, Source, finite
 from appliance.http.responses.events import Fields, Output
 from appliance.http.service import Service
 from appliance.observe.log import Subject
@@ -98,6 +98,7 @@ class ResponseReply:
         self._finish: str | None = None
         self._text = ""
         self._completed_at: int | None = None
+        self._ending_log = Ending(service, subject, len(plan.prompts[0].ids))
 
     # Generating
 
@@ -105,6 +106,7 @@ class ResponseReply:
         """Events of one token after the other, to the end of the last item."""
         try:
             async for _, delta in self.source.deltas():
+                self._ending_log.take(delta)
                 for token in tokens_of(delta):
                     if token.ids or token.finish is not None:
                         yield list(self._take(token))
@@ -141,6 +143,7 @@ class ResponseReply:
 
     def _count(self) -> None:
         self.service.metrics.request_done(1, self._choice.choice.tokens)
+        self._ending_log.log([self._choice.choice])
         if self._plan.tools.calls is not None:
             found = self._output.calls > self._output.broken_calls
             self.service.metrics.tool_calls(bool(self.asked.body.stream), found)

@@ -114,7 +114,7 @@ def _where(request: Request, body: ResponsesRequest) -> Placement:
 
 async def create_response(service: Service, request: Request, body: ResponsesRequest) -> Response:
     service.model_name(body.model)
-    _check_json(body)
+    await asyncio.to_thread(_check_json, body)
     store, owner = service.responses, request.state.owner
     _check_background(body, store)
     wish = _read_wish(request, body, store)

@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engine.api.errors import ConfigError
+from engine.api.printable import printable
 from engine.core.records import read_records
-from engine.core.replay import printable, reason, recorded_faults
+from engine.core.replay import reason, recorded_faults
 from engine.core.whatif.quality import warnings, without_pauses
 from engine.core.whatif.settings import CHANGES, Settings, changed
 from engine.core.whatif.simulate import Outcome, Reply, simulate

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from appliance.chat.conversation import Text
 from appliance.chat.format.formats import HERMES, THINK
 from appliance.chat.messages import template_messages
-from appliance.chat.prompt import Text
 from appliance.chat.template import load_template
 from engine.text import IncrementalDecoder, Tokenizer, decode_all
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
-from appliance.chat.template import ChatTemplate, load_template
+from appliance.chat.template import ChatTemplate, TemplateError, load_template
 from engine.api.errors import CheckpointError, RequestError
 from engine.text import Tokenizer
 from engine.text.templates import template_file
@@ -143,18 +143,32 @@ def test_a_file_replaces_the_checkpoints_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "source,message",
     [
-        ("{% for %}", "line 1"),
-        ("{{ raise_exception('not this role') }}", "not this role"),
-        ("{{ messages[9].content.x }}", "refuses"),
-        ("{{ 1 / 0 }}", "refuses"),
-        ("{{ messages.append(1) }}", "refuses"),
-        ("{{ ''.__class__.__mro__ }}", "refuses"),
-        ("{{ 'a' + 1 }}", "refuses"),
+        ("{% for %}", r"not valid Jinja \(line 1\)"),
+        ("\n\n{{ messages[9].content.x }}", r"fails on this conversation \(UndefinedError in line 3\)"),
+        ("{{ messages[0].nothing.more }}", "UndefinedError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ 'a' + 1 }}", "TypeError"),
+        ("{% for i in range(10**9) %}{% endfor %}", "exceeds a limit"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        ("{{ lipsum.__globals__.os }}", "SecurityError"),
+        ("{{ strftime_now(3) }}", "TypeError"),
+        ("{{ messages | tojson(indent='x', separators=3) }}", "TypeError"),
+        ("{% include 'x' %}", "TypeError"),
     ],
 )
-def test_a_template_that_fails_is_an_error_of_the_request(source: str, message: str) -> None:
-    with pytest.raises(RequestError, match=message):
+def test_a_failure_of_the_models_template_is_an_error_of_the_operator(source: str, message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
         ChatTemplate(source, {}).render(copied())
+    with pytest.raises(RequestError, match=message) as raised:
+        ChatTemplate("own", {}).render(copied(), template=source)
+    assert raised.value.param == "chat_template"
+
+
+def test_a_template_that_raises_an_exception_refuses_the_request() -> None:
+    with pytest.raises(RequestError, match="refuses the conversation: not this role") as raised:
+        ChatTemplate("{{ raise_exception('not this role') }}", {}).render(copied())
+    assert raised.value.param == "messages"
 
 
 @pytest.mark.parametrize("source", ["{{ messages[0].role }}", "{{ messages[-1].content[:2] }}"])

@@ -20,12 +20,12 @@ def test_words_behind_a_key_name_it_limit_it_and_give_it_a_share():
     lines = [
         "# clients",
         "",
-        f"  sha256:{HASH}  name=alice requests_per_minute=60  share=2.5 # until spring",
+        f"  sha256:{HASH}  name=alice requests_per_minute=60  share=2.5 priority=yes # until spring",
         "sk-b\t# b",
     ]
     alice, other = parse_keys(lines, "k")
-    assert alice == ApiKey(bytes.fromhex(HASH), "alice", 60, None, 2.5)
-    assert (other.name, other.shown, other.share) == ("", "unnamed", 1.0)
+    assert alice == ApiKey(bytes.fromhex(HASH), "alice", 60, None, 2.5, priority=True)
+    assert (other.name, other.shown, other.share, other.priority) == ("", "unnamed", 1.0, False)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,7 @@ def test_words_behind_a_key_name_it_limit_it_and_give_it_a_share():
         (["sk-secret tokens_per_minute=1e3"], "whole number"),
         (["sk-secret share=0"], "share=0: it has to be a number from 0.01 to 100"),
         (["sk-secret share=nan"], "from 0.01 to 100"),
+        (["sk-secret priority=1"], "priority=1: it has to be yes or no"),
         (["sha256:1234"], "64 hexadecimal digits"),
         (["sk-secret", "other", f"sha256:{HASH}"], "line 3: this key stands in an earlier line"),
         (["sk-secret name=a", "other name=a"], "line 2: name=a stands in an earlier line"),

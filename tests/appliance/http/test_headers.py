@@ -98,5 +98,5 @@ def test_parameters_and_texts_are_logged_with_the_trace(
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     send(gateway.says("x"), path, body, {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
     told = [record for record in caplog.records if record.name == "appliance.requests"]
-    assert {record.msg.split()[0] for record in told} == {"parameters", "delta", "choice", "request"}
+    assert {record.msg.split()[0] for record in told} == {"parameters", "delta", "choice", "completed", "request"}
     assert all(getattr(record, "trace_id", None) == trace for record in told)

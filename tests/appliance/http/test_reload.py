@@ -281,6 +281,10 @@ CASES: dict[str, Seen] = {
     ),
     "endpoints.compat": seen(lambda w: "x-request-id" in w.complete().headers, True, False, compat="vllm"),
     "endpoints.unknown_fields": seen(status(unheard_of=1), 200, 400, unknown_fields="refuse"),
+    "endpoints.invocations_without_key": seen(
+        lambda w: w.gateway.client.post("/invocations", json={"prompt": [5], "max_tokens": 1}).status_code, 401, 200,
+        {"api_keys": of_file("one.txt")}, invocations_without_key=True,
+    ),
     "endpoints.cors_origins": seen(World.cors, None, "https://a.example", cors_origins=("https://a.example",)),
     "endpoints.keep_alive": seen(
         lambda w: w.gateway.client.get("/live").headers.get("connection"), None, "close", keep_alive_s=0.0

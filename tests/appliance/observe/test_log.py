@@ -41,8 +41,9 @@ def test_a_json_line_has_short_module_level_message_and_request_id(logged):
     lines = out.getvalue().splitlines()
     assert len(lines) == 1
     line = json.loads(lines[0])
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
-    assert line == {"level": "warning", "module": "http.deep.module", "message": "two\nlines", "request_id": "r-1"}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("ts"))
+    said = {"level": "warning", "program": "gateway", "logger": "http.deep.module", "message": "two\nlines"}
+    assert line == {**said, "request_id": "r-1"}
 
 
 @pytest.mark.parametrize("text", ["two\nlines", "two\r\nlines", "two\u2028lines", "two\x85lines"])
@@ -52,6 +53,34 @@ def test_a_text_record_is_one_line_whatever_it_says(logged, text):
     logging.getLogger("appliance.gateway.router").warning("%s", text)
     assert len(out.getvalue().splitlines()) == 1
     assert " warning gateway.router two" in out.getvalue()
+
+
+NOT_PRINTABLE = [*map(chr, (*range(32), *range(0x7F, 0xA0))), *"\u200e\u202e\u2066\u2028\u2029\ufeff\ud800\udfff"]
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_log_line_has_printable_characters_only(logged, log_format):
+    """OBS-03 a terminal that shows the log cannot be controlled by a client"""
+    _, out = logged(log_format=log_format)
+    hostile = "a" + "b".join(NOT_PRINTABLE) + "c"
+    logging.getLogger("appliance.http").warning("%s", hostile, extra={"path": hostile, "fields": {hostile: [hostile]}})
+    line = out.getvalue().removesuffix("\n")
+    assert line.isprintable()
+    if log_format == "json":
+        found = json.loads(line)
+        assert found["message"].replace("\n", "").isprintable() and found["path"].replace("\n", "").isprintable()
+        ((key, (value,)),) = found["fields"].items()
+        assert key == value == found["path"]
+        line = found["path"]
+    assert "\\x1b" in line and "\\x7f" in line and "\\x9b" in line and "\\u202e" in line and "\\ud800" in line
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_control_characters_of_a_request_path_are_escaped_in_the_log(start_gateway, engine, logged, log_format):
+    _, out = logged(log_format=log_format)
+    assert start_gateway(engine).client.get("/x%1b[2J%7f%e2%80%ae").status_code == 404
+    (line,) = [line for line in out.getvalue().splitlines() if "/x" in line]
+    assert line.isprintable() and "x1b[2J" in line
 
 
 def test_records_below_the_level_are_left_out(logged):
@@ -124,7 +153,7 @@ def test_the_access_log_leaves_probes_out_and_names_the_request(start_gateway, e
     gateway.client.get("/v1/models", headers={"x-request-id": "r-77"})
     gateway.client.get("/absent")
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    access = [line for line in lines if line["module"] == "requests"]
+    access = [line for line in lines if line["logger"] == "requests"]
     assert [(line["path"], line["status"], line["method"]) for line in access] == [
         ("/v1/models", 200, "GET"),
         ("/absent", 404, "GET"),

@@ -94,8 +94,8 @@ def test_a_sampling_default_out_of_range_is_refused_unless_replaced(
     [
         ("{% for m in messages %}{{ m.content }", "not valid Jinja"),
         ("{{ messages[0].content | nothing }}", "not valid Jinja"),
-        ("{{ messages[0]['content'] + 1 + [] }}", "refuses the conversation"),
-        ("{{ undefined_function() }}", "refuses the conversation"),
+        ("{{ messages[0]['content'] + 1 + [] }}", "fails on this conversation"),
+        ("{{ undefined_function() }}", "fails on this conversation"),
     ],
 )
 def test_a_template_that_renders_no_conversation_is_refused(
