@@ -20,6 +20,7 @@ from jinja2.parser import Parser
 
 from appliance.chat.meter import MeteredEnvironment, TooMuch, collected, metered
 from engine.api.errors import CheckpointError, RequestError
+from engine.api.files import read_text
 from engine.text import Tokenizer
 
 # Where the last message's text ends in the rendered conversation; the trailing space shows whether the template trims.
@@ -190,7 +191,7 @@ def load_template(tokenizer: Tokenizer, override: str | None) -> ChatTemplate | 
         sources = tokenizer.chat_template
         return None if sources is None else ChatTemplate(sources, tokenizer.special_tokens)
     try:
-        source = Path(override).read_text(encoding="utf-8")
+        source = read_text(Path(override))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"model.chat_template: {override}: {error}") from error
     return ChatTemplate(source, tokenizer.special_tokens)

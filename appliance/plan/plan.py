@@ -40,6 +40,7 @@ from appliance.source.facts import Facts
 from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig, WeightBits
+from engine.api.files import real_path
 from engine.api.golden import Recorded
 from engine.models.checkpoint import Checkpoint
 
@@ -165,7 +166,7 @@ def plan(
     effective = _effective(settings, choices)
     return Plan(
         manifest=manifest,
-        path=settings.path.resolve(),
+        path=real_path(settings.path),
         sha256=sha256,
         architecture=checkpoint.architecture,
         engines=_engines(config, settings, places),

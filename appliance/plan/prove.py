@@ -35,6 +35,7 @@ from appliance.source.facts import Facts, NotHere, facts
 from appliance.source.order import Local, find, policy
 from appliance.source.remote import SourceError
 from engine.api.errors import CheckpointError, EngineError, TaskError
+from engine.api.files import read_text
 from engine.api.golden import Recorded
 from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
@@ -240,7 +241,7 @@ def _readable(settings: Settings, key: tuple[str, ...]) -> Iterator[Problem]:
     # What is no path may be the secret itself, written in the place of its file.
     shown = "the file (name not shown)" if is_secret(key) and not re.search(r"[/.]", given) else masked(str(path))
     try:
-        text = path.read_text()
+        text = read_text(path)
     except UnicodeDecodeError:
         yield unread(place, key, f"{shown}: is not UTF-8 text")
     except OSError as error:

@@ -5,15 +5,15 @@ and can be seen without reading weights is found here, so that it can be checked
 """
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError
+from engine.api.files import INDEX_BYTES, read_json_object
 from engine.models.config import normalised
 from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.gguf import gguf_file, made_config, read_gguf
@@ -63,13 +63,13 @@ def read_checkpoint(
     for. Raises CheckpointError that names the file, TaskError for what the checkpoint cannot be. A folder's own
     slipway_model.py is run only if `trust_remote_code` and only for an architecture that is not known here."""
     folder = Path(path)
-    if folder.suffix == ".gguf" and folder.is_file() and gguf_file(folder.parent) == folder:
+    if folder.suffix == ".gguf" and os.path.isfile(folder) and gguf_file(folder.parent) == folder:
         folder = folder.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise CheckpointError(f"{folder}: no such directory; model.source.path must name a checkpoint directory")
     blocks = gguf_file(folder)
     config = normalised(_read_config(folder, blocks))
-    generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
+    generation = _read_generation(folder / "generation_config.json")
     architecture, declare = _architecture(folder, config, trust_remote_code)
     model = _declared(declare, config, folder)
     check_parts(model, str(folder / "config.json"))
@@ -110,7 +110,7 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
         if not single.exists():
             raise CheckpointError(_no_weights(folder))
         return read_headers(single)
-    wanted = _read_json(index).get("weight_map")
+    wanted = read_json_object(index, INDEX_BYTES).get("weight_map")
     if not isinstance(wanted, dict) or not wanted:
         raise CheckpointError(f"{index}: weight_map is missing or empty")
     for name in wanted.values():
@@ -157,22 +157,14 @@ def _read_config(folder: Path, blocks: Path | None) -> dict[str, Any]:
     file, modelopt = folder / "config.json", folder / MODELOPT
     if blocks is not None and not file.exists():
         return made_config(blocks)
-    config = _read_json(file)
+    config = read_json_object(file)
     if "quantization_config" not in config and modelopt.exists():
-        config["quantization_config"] = modelopt_settings(_read_json(modelopt), str(modelopt))
+        config["quantization_config"] = modelopt_settings(read_json_object(modelopt), str(modelopt))
     return config
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise CheckpointError(f"{path}: is damaged: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must be a JSON object")
-    return value
+def _read_generation(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.exists() else {}
 
 
 def _architecture(folder: Path, config: dict[str, Any], trust: bool) -> tuple[str, Declare]:
