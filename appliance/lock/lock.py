@@ -106,7 +106,7 @@ def _digest(found: Digest) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """No aliases: a few lines of them stand for gigabytes."""
+    """Loader that refuses aliases, because a few lines of them expand to gigabytes."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):

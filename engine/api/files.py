@@ -103,7 +103,7 @@ def _size(count: int) -> str:
 
 
 def is_path(path: Path | str) -> bool:
-    """Whether the system can take this for a path at all: not too long, without null characters."""
+    """Return whether the system accepts this text as a path: not too long, without null characters."""
     encoded = os.fsencode(path)
     return len(encoded) <= MAX_PATH and b"\0" not in encoded and all(len(p) <= MAX_NAME for p in encoded.split(b"/"))
 

@@ -14,7 +14,7 @@ from typing import Any
 from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError
 from engine.api.files import INDEX_BYTES, read_json_object
-from engine.models.config import normalised
+from engine.models.config import normalised, shown
 from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.gguf import gguf_file, made_config, read_gguf
 from engine.models.headers import TensorInfo, read_headers
@@ -170,7 +170,9 @@ def _read_generation(path: Path) -> dict[str, Any]:
 def _architecture(folder: Path, config: dict[str, Any], trust: bool) -> tuple[str, Declare]:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{folder / 'config.json'}: architectures is {names!r}; it must name the architecture")
+        raise CheckpointError(
+            f"{folder / 'config.json'}: architectures is {shown(names)}; it must name the architecture"
+        )
     known = [name for name in names if name in ARCHITECTURES]
     if known:
         config["architectures"] = known[:1]

@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.api import files
 from engine.api.errors import CheckpointError
-from engine.text.added import Added, read_added
+from engine.text.added import Added, check_ids, read_added
 from engine.text.backend import Backend
 from engine.text.fast import FastTokenizer
 from engine.text.tekken import TEKKEN, tekken_text
@@ -72,6 +72,7 @@ def _plain(path: Path, config: dict[str, Any], named: dict[str, str], extra: lis
     more = read_json(directory / "added_tokens.json")
     listed = {token.text for token in added}
     added += [Added(int(token), text) for text, token in more.items() if text not in listed]
+    check_ids(directory / "tokenizer_config.json", (token.id for token in added))
     if is_ranks(path):
         return _ranks(path, config, named, extra, added)
     from engine.text.pieces import SentencePieceTokenizer, read_model

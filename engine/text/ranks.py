@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.api.errors import CheckpointError, RequestError
 from engine.api.files import TOKENIZER_BYTES, read_file
-from engine.text.added import Added
+from engine.text.added import Added, check_ids
 from engine.text.plain import PlainTokenizer
 from engine.text.vocabulary import byte_level_text
 
@@ -56,6 +56,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             raise CheckpointError(
                 f"{path}: line {number} is no token in base64 with its rank ({error}); copy the checkpoint again"
             ) from error
+    check_ids(path, ranks.values())
     if len(set(ranks.values())) < len(ranks) or any(bytes((byte,)) not in ranks for byte in range(256)):
         raise CheckpointError(f"{path}: must rank all 256 bytes, and nothing twice; copy the checkpoint again")
     return ranks

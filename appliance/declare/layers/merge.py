@@ -26,7 +26,7 @@ def merged(*trees: Tree) -> Tree:
 
 
 class _Over:
-    """A tree that is laid over others, with the entries of its tables by every path that they stand at or below."""
+    """Index of a tree that is merged over others: the entries of its tables by each prefix of their paths."""
 
     def __init__(self, tree: Tree) -> None:
         self.keys, self.values = tree.keys, tree.values
@@ -37,7 +37,7 @@ class _Over:
                     below.setdefault(path[:length], {})[path] = place
 
     def copy(self, path: Path, into: Tree) -> None:
-        """Copy what the tables have at a path and below it."""
+        """Copy the entries at a path and below it."""
         for table, below in zip(_tables(into), self._below, strict=True):
             table |= below.get(path, {})
 

@@ -14,7 +14,7 @@ HEAD = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {DEMO}}}}}\nhardware: 
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What `slipway check` prints on refusing; any exception but a refusal fails the test."""
+    """Return the output of a `slipway check` that refuses; any exception but a refusal fails the test."""
     assert main(["check", *words]) in (2, 3, 10, 11, 12, 13)
     return capsys.readouterr().err
 
