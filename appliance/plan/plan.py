@@ -81,6 +81,7 @@ class Plan:
     job: Job | None = None  # what is to be downloaded before an engine starts
     origin: str = ""  # the checkpoint's source with its version, and where it lies here
     tokenizer: str = ""  # the file of the checkpoint that it is read from
+    assumed: tuple[str, ...] = ()  # taken for granted, because the folder of the checkpoint has no weights
 
 
 def plan(

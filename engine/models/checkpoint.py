@@ -14,6 +14,7 @@ from typing import Any
 from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError
 from engine.api.files import INDEX_BYTES, read_json_object
+from engine.models.assumed import UNSAID, assumed_tensors, assumptions
 from engine.models.config import normalised, shown
 from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.gguf import gguf_file, made_config, read_gguf
@@ -54,6 +55,8 @@ class Checkpoint:
     quantization: Quantization | None = None
     modules: Modules | None = None
     begin_ids: tuple[int, ...] = ()
+    assumed: tuple[str, ...] = ()
+    """What a plan takes for granted because the folder has no weights, one statement each."""
 
 
 def read_checkpoint(
@@ -100,6 +103,25 @@ def read_checkpoint(
         modules=modules if model.pooler is not None else None,
         begin_ids=() if model.encoder is None else _begin_ids(config, generation, folder / "config.json"),
     )
+
+
+def assume_checkpoint(path: str | Path, trust_remote_code: bool = False, *, task: TaskConfig = AS_IT_IS) -> Checkpoint:
+    """Read a folder without weights, for a plan: its tensors are those that config.json declares. Raises what
+    `read_checkpoint` raises."""
+    found = read_checkpoint(path, trust_remote_code, weights=False, task=task)
+    dtype = found.config["dtype"] if found.config.get("dtype") in DTYPES.values() else ""
+    tensors = assumed_tensors(found.model, found.quantization, found.path / SINGLE, dtype)
+    assumed = assumptions(dtype, found.quantization, len(tensors))
+    return replace(found, tensors=tensors, dtype=dtype or UNSAID, assumed=assumed)
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has any file of weights, also of a kind that is not served."""
+    return any(path.suffix == ".gguf" or _holds_weights(path) for path in folder.iterdir())
+
+
+def _holds_weights(path: Path) -> bool:
+    return path.suffix in (".bin", ".pt", ".pth", ".safetensors") or path.name == INDEX
 
 
 def read_tensors(folder: Path) -> dict[str, TensorInfo]:
@@ -226,12 +248,14 @@ def _begin_ids(config: dict[str, Any], generation: dict[str, Any], place: Path) 
 
 
 def _no_weights(folder: Path) -> str:
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".safetensors"))
+    others = sorted(path.name for path in folder.iterdir() if _holds_weights(path))
     if any(name.endswith(".safetensors") for name in others):
         return f"{folder}: no {SINGLE} and no {INDEX}; there are {', '.join(others[:3])}"
     if others:
         return f"{folder}: no safetensors files, only {', '.join(others[:3])}; convert the checkpoint to safetensors"
-    return f"{folder}: no weights: neither {SINGLE} nor {INDEX}"
+    return (
+        f"{folder}: no weights: neither {SINGLE} nor {INDEX}; only `slipway plan` and `slipway check` work without them"
+    )
 
 
 def _folder(tensors: Mapping[str, TensorInfo]) -> str:
@@ -248,4 +272,12 @@ def _similar(name: str, others: list[str]) -> str:
     return f" (it has {close[0]} instead)" if close else ""
 
 
-__all__ = ["Checkpoint", "TensorInfo", "check_tensors", "read_checkpoint", "read_tensors"]
+__all__ = [
+    "Checkpoint",
+    "TensorInfo",
+    "assume_checkpoint",
+    "check_tensors",
+    "has_weights",
+    "read_checkpoint",
+    "read_tensors",
+]

@@ -55,7 +55,7 @@ def folder_of(source: str) -> File:
 
 
 def _is_manifest(own: Tree, data: bytes) -> bool:
-    """Return whether a file that another one names has a key of a manifest or is empty, so that its lines may be shown."""
+    """Return whether messages may show lines of a file that another one names: it has a manifest's key, or is empty."""
     known = children(())
     if own.value:
         names = [str(name) for name in own.value][:MAX_FILES]
