@@ -25,8 +25,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "engine": ("engine", "kernels"),
     "engine.api": ("engine.api",),
-    "engine.text": ("engine.text", "engine.api.errors"),
-    "engine.models": ("engine.models", "engine.api.errors", "engine.api.config", "engine.text.tokenizer"),
+    "engine.text": ("engine.text", "engine.api.errors", "engine.api.files"),
+    "engine.models": (
+        *("engine.models", "engine.api.errors", "engine.api.config", "engine.api.files", "engine.text.tokenizer"),
+    ),
     "engine.kv": ("engine.kv", "engine.api", "engine.models.parts"),
     "engine.structured": ("engine.structured", "engine.text", "engine.api"),
     "engine.core": ("engine.core", "engine.api", "engine.kv", "engine.structured", "engine.models.parts"),

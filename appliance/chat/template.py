@@ -12,6 +12,7 @@ from typing import Any
 from appliance.chat.renderers import Renderers
 from appliance.chat.rendering import Outcome
 from engine.api.errors import CheckpointError, RequestError
+from engine.api.files import read_text
 from engine.text import Tokenizer
 
 LARGE = 1 << 20
@@ -173,7 +174,7 @@ def load_template(
         sources = tokenizer.chat_template
         return None if sources is None else ChatTemplate(sources, tokenizer.special_tokens, renderers)
     try:
-        source = Path(override).read_text(encoding="utf-8")
+        source = read_text(Path(override))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"model.chat_template: {override}: {error}") from error
     return ChatTemplate(source, tokenizer.special_tokens, renderers)

@@ -141,13 +141,13 @@ def _machine(options: argparse.Namespace) -> Any:
     return hardware(options.hardware)
 
 
-def _prove(options: argparse.Namespace, *, hashed: bool = False) -> tuple[Any, Any]:
+def _prove(options: argparse.Namespace, *, hashed: bool = False, assume: bool = False) -> tuple[Any, Any]:
     """The plan, and the guard that held the checkpoint to its lock. Raises Refused with everything that is wrong."""
     from appliance.lock.guard import Guard
     from appliance.plan.prove import prove
 
     guard = Guard(hashed=hashed)
-    plan = prove(_given(options), _machine(options), verify=guard)
+    plan = prove(_given(options), _machine(options), verify=guard, assume=assume)
     for line in guard.notes(plan):
         print(line, file=sys.stderr)
     return plan, guard
@@ -183,14 +183,14 @@ def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False)
 
 
 def check(options: argparse.Namespace) -> int:
-    from appliance.plan.report import storage, summary
+    from appliance.plan.report import storage, summary, unchecked
 
     if options.fix:
         from appliance.command.refusal import mend
         from appliance.plan.prove import prove
 
-        mend(lambda: prove(_given(options), _machine(options)))
-    plan, guard = _prove(options)
+        mend(lambda: prove(_given(options), _machine(options), assume=True))
+    plan, guard = _prove(options, assume=True)
     if options.format in ("json", "sarif"):
         from appliance.command.formats import FORMATS
         from appliance.declare.findings import findings
@@ -200,7 +200,8 @@ def check(options: argparse.Namespace) -> int:
             print(guard.summary(), file=sys.stderr)
     else:
         _warn(plan, options, sys.stderr if options.format == "text" else sys.stdout)
-        print("\n".join(filter(None, (f"{options.manifest}: ok, {summary(plan)}", guard.summary(), storage(plan)))))
+        lines = (f"{options.manifest}: ok, {summary(plan)}", unchecked(plan), guard.summary(), storage(plan))
+        print("\n".join(filter(None, lines)))
     return exits.OK.number
 
 
@@ -208,7 +209,7 @@ def check(options: argparse.Namespace) -> int:
 def show_plan(options: argparse.Namespace) -> int:
     from appliance.plan.report import as_json, as_text
 
-    plan, _ = _prove(options)
+    plan, _ = _prove(options, assume=True)
     _warn(plan, options, sys.stderr)
     if options.why:
         from appliance.plan.why import explain

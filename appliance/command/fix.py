@@ -7,6 +7,7 @@ from pathlib import Path
 from appliance.declare.document import Document, read_document
 from appliance.declare.edits import Edit, apply, overlap
 from appliance.declare.findings import Finding
+from engine.api.files import MANIFEST_BYTES, read_file, real_path
 
 MOST_ROUNDS = 10  # what stands behind a mistake of YAML is found only when that is mended
 
@@ -51,8 +52,8 @@ def _change(finding: Finding) -> str:
 
 def _write(file: Path, text: Document, edits: list[Edit]) -> None:
     """In one step, so that the file is never half written; a link stays a link, the mode stays."""
-    file = file.resolve()
-    mark = "\ufeff" if file.read_bytes().startswith(b"\xef\xbb\xbf") else ""
+    file = real_path(file)
+    mark = "\ufeff" if read_file(file, MANIFEST_BYTES).startswith(b"\xef\xbb\xbf") else ""
     with tempfile.NamedTemporaryFile("wb", dir=file.parent, prefix=f".{file.name}.", delete=False) as new:
         new.write((mark + apply(text, edits)).encode())
     os.chmod(new.name, file.stat().st_mode & 0o7777)

@@ -10,6 +10,7 @@ from pathlib import Path
 from appliance import exits
 from appliance.declare.upgrade import NoUpgrade, upgrade
 from appliance.manifest import API_VERSION
+from engine.api.files import MANIFEST_BYTES, read_file, real_path
 
 
 def upgrade_files(files: Sequence[Path], *, write: bool, check: bool) -> int:
@@ -17,7 +18,7 @@ def upgrade_files(files: Sequence[Path], *, write: bool, check: bool) -> int:
     code = exits.OK
     for file in files:
         try:
-            before = file.read_bytes()
+            before = read_file(file, MANIFEST_BYTES)
             after = upgrade(before, str(file))
             if after == before:
                 print(f"{file}: is {API_VERSION} already", file=sys.stderr)
@@ -47,7 +48,7 @@ def _difference(file: Path, before: bytes, after: bytes) -> str:
 
 def _replace(file: Path, data: bytes) -> None:
     """Writes beside it and renames, so that the file is whole at any moment; links are followed, its mode stays."""
-    target = file.resolve()
+    target = real_path(file)
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as out:

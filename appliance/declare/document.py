@@ -8,6 +8,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path as File
 
 import yaml
@@ -20,6 +21,8 @@ from yaml.events import (
     SequenceEndEvent,
     SequenceStartEvent,
 )
+
+from engine.api.files import MANIFEST_BYTES, read_file
 
 Path = tuple[str | int, ...]
 Position = tuple[int, int]  # line and column, from 1
@@ -105,9 +108,13 @@ class Document:
             return not names_secret(node.text, known)
         return is_secret(node.path)
 
+    @cached_property
+    def _secrets(self) -> list[Node]:
+        return [node for node in self.values.values() if node.kind == "scalar" and self._is_secret(node)]
+
     def _secret_spans(self, number: int) -> Iterator[tuple[int, int]]:
-        for node in self.values.values():
-            if node.kind == "scalar" and node.start[0] <= number <= node.end[0] and self._is_secret(node):
+        for node in self._secrets:
+            if node.start[0] <= number <= node.end[0]:
                 start = node.start[1] if node.start[0] == number else 1
                 end = node.end[1] if node.end[0] == number else len(self.lines[number - 1]) + 1
                 if end > start:
@@ -117,7 +124,7 @@ class Document:
 def read_document(file: File) -> Document | None:
     """None where there is no such file, or it is no text."""
     try:
-        data = file.read_bytes()
+        data = read_file(file, MANIFEST_BYTES)
         return document(data.removeprefix(b"\xef\xbb\xbf").decode("utf-8"))
     except (OSError, UnicodeDecodeError):
         return None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from appliance.declare.remedy import Hint, Write
 from appliance.declare.suggest import flat, scalar
+from engine.api.files import is_path
 
 MOST_SHOWN = 5
 MOST_READ = 2000  # entries of a folder that are looked at
@@ -15,6 +16,8 @@ MOST_READ = 2000  # entries of a folder that are looked at
 def suggest_file(given: str, folder: Path, *, holds: str = "") -> Hint:
     """What a path was meant to be, as it was written: relative to `folder` or absolute. `holds` names a file that the
     wanted folder has, such as config.json. Reads names of files only."""
+    if not is_path(folder / given):
+        return Hint()
     path = folder / given
     if given.startswith("~"):
         return _write("~ is not expanded", os.path.expanduser(given), certain=Path(given).expanduser().exists())

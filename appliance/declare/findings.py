@@ -11,6 +11,9 @@ from appliance.declare.outside import assignment, variable
 from appliance.declare.problems import Problem
 from appliance.declare.remedy import Move, Write
 
+# Every edit is tried by reading the file with it, at 50 µs a line. `check --fix` reads again after a round of edits.
+MAX_TRIED = 5_000  # lines, of all edits together
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -43,11 +46,17 @@ def findings(problems: Iterable[Problem]) -> list[Finding]:
             texts[place.source] = read_document(File(place.source))
         return texts.get(place.source) if place.line else None
 
-    return [_finding(problem, text(problem.place), text(problem.mend_at or problem.place)) for problem in problems]
+    found, lines = [], 0
+    for problem in problems:
+        mended = text(problem.mend_at or problem.place)
+        if problem.remedy is not None and mended is not None:
+            lines += len(mended.lines)
+        found.append(_finding(problem, text(problem.place), mended if lines <= MAX_TRIED else None))
+    return found
 
 
 def _finding(problem: Problem, text: Document | None, mended: Document | None) -> Finding:
-    """`text` is the file of the problem's place, `mended` that of its remedy's."""
+    """`text` is the file of the problem's place, `mended` that of its remedy's, if an edit is to be tried."""
     place, mend_at = problem.place, problem.mend_at or problem.place
     end, line, mark = 0, "", (0, 0)
     if text is not None:

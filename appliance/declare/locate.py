@@ -33,6 +33,10 @@ from appliance.declare.syntax import explain
 
 Path = tuple[str | int, ...]
 MAX_DEPTH = 20
+MAX_POSITIONED = 65_536  # characters of a text in which the column of each $ is found
+MAX_SHOWN = 60  # characters of a value in a message
+MAX_VALUES = 4000  # of one file; layers over each other cost the square of it
+_NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")  # no path, variable or message can hold these
 
 
 @dataclass(frozen=True, order=True)
@@ -149,7 +153,7 @@ def read_value(text: str, place: Place, path: Path, tree: Tree) -> Any:
     if text.lstrip()[:1] not in ("{", "[", '"', "'"):
         value, reason, readings = read_plain(text.strip())
         if reason:
-            tree.faults.append(Fault(path, place, f"{text.strip()}: {reason}", readings))
+            tree.faults.append(Fault(path, place, f"{_short(text.strip())}: {reason}", readings))
         return value
     try:
         return _Builder(place, tree).build_value(text, path)
@@ -157,6 +161,10 @@ def read_value(text: str, place: Place, path: Path, tree: Tree) -> Any:
         problem = getattr(error, "problem", None) or "cannot be read"
         tree.faults.append(Fault(path, place, f"not valid YAML: {problem}", hint="quote the whole value for the shell"))
         return None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _decode(data: bytes, start: Place, tree: Tree) -> str | None:
@@ -186,6 +194,7 @@ class _Builder:
         self._start = start
         self._tree = tree
         self._text = text
+        self._count = 0
 
     def build(self) -> None:
         events = iter(yaml.parse(self._text or "", Loader=yaml.SafeLoader))
@@ -241,6 +250,10 @@ class _Builder:
         if depth > MAX_DEPTH and not isinstance(event, ScalarEvent):
             problem = f"nested deeper than {MAX_DEPTH} levels"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
+        self._count += 1
+        if self._count > MAX_VALUES:
+            problem = f"more than {MAX_VALUES:,} values"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
         if isinstance(event, MappingStartEvent):
             return self._mapping(events, path, depth)
         if isinstance(event, SequenceStartEvent):
@@ -254,11 +267,14 @@ class _Builder:
     def _scalar(self, event: ScalarEvent, path: Path) -> Any:
         if self._text is not None and "$" in event.value:
             self._tree.dollars[path] = self._dollars(event, self._text)
+        if match := _NO_TEXT.search(event.value):
+            self._fault(path, event, f"character U+{ord(match[0]):04X} is not allowed in a text")
+            return None
         if event.style is not None:
             return event.value
         value, reason, readings = read_plain(event.value)
         if reason:
-            self._tree.faults.append(Fault(path, self._place(event), f"{event.value}: {reason}", readings))
+            self._tree.faults.append(Fault(path, self._place(event), f"{_short(event.value)}: {reason}", readings))
         return value
 
     def _mapping(self, events: Iterator[Event], path: Path, depth: int) -> dict[str, Any]:
@@ -290,6 +306,9 @@ class _Builder:
             return None
         if event.anchor is not None or event.tag is not None:
             self._fault(path, event, "an anchor or tag at a key", hint="anchors and tags are not allowed")
+        if match := _NO_TEXT.search(event.value):
+            self._fault(path, event, f"character U+{ord(match[0]):04X} is not allowed in a key")
+            return None
         if event.style is not None:
             return str(event.value)
         if event.value == "<<":
@@ -317,7 +336,7 @@ class _Builder:
         assert start is not None and end is not None, "events of a text carry their marks"
         raw = text[start.index : end.index]
         at = [index for index, character in enumerate(raw) if character == "$"]
-        if len(at) != event.value.count("$"):
+        if len(raw) > MAX_POSITIONED or len(at) != event.value.count("$"):
             return (place,) * event.value.count("$")
         lines = [(raw.count("\n", 0, index), index - raw.rfind("\n", 0, index)) for index in at]
         return tuple(

@@ -3,6 +3,8 @@
 import re
 from typing import Any
 
+MAX_DIGITS = 100  # of a number, however it is written
+_DIGITS = re.compile(r"[-+]?(0[xX][0-9a-fA-F_]+|0[ob][0-9_]+|[0-9.][0-9_.:]*([eE][-+]?[0-9]+)?)")
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*|(?=\.))(\.[0-9]*)?([eE][-+][0-9]+)?")
 _EXPONENT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+")
@@ -21,6 +23,8 @@ def read_plain(text: str) -> tuple[Any, str, tuple[tuple[str, str], ...]]:
         return None, "", ()
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true", "", ()
+    if len(text) > MAX_DIGITS and _DIGITS.fullmatch(text):
+        return None, f"a number of {len(text):,} characters; at most {MAX_DIGITS} are read", ()
     if _INT.fullmatch(text):
         return int(text), "", ()
     reason, readings = _trap(text)

@@ -33,6 +33,7 @@ from appliance.declare.problems import Problem, Refused, from_fault, from_valida
 from appliance.declare.remedy import Hint
 from appliance.declare.versions import Older, spoken
 from appliance.manifest import Manifest
+from engine.api.files import is_path, real_path
 
 # Keys with the name of a file or folder; so has the file of a secret.
 PATHS = (
@@ -43,6 +44,7 @@ PATHS = (
     ("lifecycle", "journal", "folder"),
     ("lifecycle", "crash_bundles", "folder"),
 )
+TLS_PATHS = (("endpoints", "tls", "certificate"), ("endpoints", "tls", "key"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Settings:
         """Where a relative path that is a value starts: at the folder of the file that has it, and at the manifest's
         where an option or variable gives it."""
         place = self.tree.values.get(path)
-        return folder_of(place.source if place and place.line else str(self.path)).resolve()
+        return real_path(folder_of(place.source if place and place.line else str(self.path)))
 
     def file(self, path: Path) -> File:
         """The file or folder that a value names."""
@@ -91,7 +93,7 @@ class Settings:
     def from_manifest(self, path: Path) -> str:
         """A path as it would be written in the manifest's own folder, whichever file has it."""
         written = str(at(self.tree, path))
-        return written if File(written).is_absolute() else os.path.relpath(self.file(path), self.path.resolve().parent)
+        return written if File(written).is_absolute() else os.path.relpath(self.file(path), real_path(self.path).parent)
 
     def paths(self) -> dict[tuple[str, ...], str]:
         """Every value that names a file or folder, as from_manifest writes it."""
@@ -150,7 +152,12 @@ def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
     taken, notes = _taken(whole, choose)
     tree = interpolate(merged(taken.values if taken else Tree(value={}), whole.tree), whole.names)
     manifest, problems = _validated(tree)
-    problems += [*wrong, *whole.of_profiles(), *_of_overlays(layers, named, given.environ)]
+    problems += [
+        *wrong,
+        *_no_paths(manifest, tree, given.manifest),
+        *whole.of_profiles(),
+        *_of_overlays(layers, named, given.environ),
+    ]
     if problems or manifest is None:
         raise Refused(_once(problems))
     return Settings(
@@ -160,6 +167,16 @@ def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
         older=reading.older,
         notices=_once(notices),
     )
+
+
+def _no_paths(manifest: Manifest | None, tree: Tree, file: File) -> Iterator[Problem]:
+    """Texts in the place of a path that no system takes for one."""
+    named = [("secrets", name, "file") for name in manifest.secrets] if manifest else []
+    for path in (*PATHS, *TLS_PATHS, *named):
+        text = at(tree, path)
+        if isinstance(text, str) and not is_path(real_path(file).parent / text):
+            place = tree.values.get(path, Place(str(file)))
+            yield unread(place, path, f"a path of {len(text):,} characters, which no file has")
 
 
 def _once(problems: Iterable[Problem]) -> tuple[Problem, ...]:

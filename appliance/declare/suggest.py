@@ -4,6 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from appliance.declare.document import is_hidden
@@ -106,6 +107,7 @@ def flat(name: str) -> str:
     return re.sub(r"[-_ ]", "", name).lower()
 
 
+@cache
 def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
     """A hint for an unknown key, and the keys it may stand for: the same word here, elsewhere, in other servers, or a
     similar word here, elsewhere."""
@@ -117,7 +119,7 @@ def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
             return f"did you mean {known}?", ((*above, known),)
     if above[: len(PROFILES)] == PROFILES:
         return _in_profile(above, name)
-    if elsewhere := [key for key in keys().values() if flat(key.path[-1]) == word and "*" not in key.path]:
+    if elsewhere := _by_word().get(word):
         return f"it belongs to {' or '.join(_section(key) for key in elsewhere)}", tuple(k.path for k in elsewhere)
     if (target := FOREIGN_KEYS.get(word)) is not None:
         if not target:
@@ -125,10 +127,20 @@ def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
         return f"here this is {target}", (tuple(target.split(".")),)
     if close := difflib.get_close_matches(name.lower(), here, 1, 0.6):
         return f"did you mean {close[0]}?", ((*above, close[0]),)
-    table = {flat(key.path[-1]): key for key in keys().values() if "*" not in key.path}
-    if close := difflib.get_close_matches(word, table, 1, 0.75):
-        return f"did you mean {table[close[0]].name}?", (table[close[0]].path,)
+    if close := difflib.get_close_matches(word, _by_word(), 1, 0.75):
+        nearest = _by_word()[close[0]][-1]
+        return f"did you mean {nearest.name}?", (nearest.path,)
     return "", ()
+
+
+@cache
+def _by_word() -> dict[str, list[Key]]:
+    """The keys by their last names as `flat` writes them."""
+    table: dict[str, list[Key]] = {}
+    for key in keys().values():
+        if "*" not in key.path:
+            table.setdefault(flat(key.path[-1]), []).append(key)
+    return table
 
 
 def _in_profile(above: Path, name: str) -> tuple[str, tuple[Path, ...]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from appliance.gateway.config import Tls
 from engine.api.errors import ConfigError
+from engine.api.files import TEXT_BYTES, read_file
 
 if TYPE_CHECKING:
     from appliance.http.service import Service
@@ -63,12 +64,12 @@ def read_certificate(tls: Tls) -> Certificate:
 
     for name in ("certificate", "key"):
         try:
-            Path(getattr(tls, name)).read_bytes()
+            read_file(Path(getattr(tls, name)), TEXT_BYTES)
         except OSError as error:
             raise ConfigError(f"endpoints.tls.{name}: {getattr(tls, name)} cannot be read: {error.strerror}") from error
     stamp = _stamp(tls)
     try:
-        found = x509.load_pem_x509_certificate(Path(tls.certificate).read_bytes())
+        found = x509.load_pem_x509_certificate(read_file(Path(tls.certificate), TEXT_BYTES))
     except ValueError as error:
         raise ConfigError(f"endpoints.tls.certificate: {tls.certificate} holds no PEM certificate: {error}") from error
     ends = found.not_valid_after_utc

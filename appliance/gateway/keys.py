@@ -16,6 +16,7 @@ from typing import Any
 
 from appliance.gateway.config import SecretRef
 from engine.api.errors import ConfigError
+from engine.api.files import read_text
 
 HASHED = "sha256:"
 UNNAMED = "unnamed"
@@ -77,7 +78,7 @@ def _lines(secret: SecretRef) -> tuple[str, list[str]]:
         return f"endpoints.api_keys: environment variable {secret.env}", text.splitlines()
     place = f"endpoints.api_keys: file {secret.file}"
     try:
-        return place, Path(secret.file).read_text().splitlines()
+        return place, read_text(Path(secret.file)).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{place} cannot be read: {error}") from error
 

@@ -16,6 +16,8 @@ from typing import Annotated
 
 import msgspec
 
+from engine.api.files import open_file, real_path
+
 BUFFER_BYTES = 4 * 2**20
 THREADS = 8
 REMEMBERED = "digests.json"
@@ -46,7 +48,7 @@ def digests(paths: Iterable[Path], progress: Progress) -> dict[Path, Digest]:
 def digest(path: Path, progress: Progress) -> Digest:
     found, size, buffer = hashlib.sha256(), 0, bytearray(BUFFER_BYTES)
     view = memoryview(buffer)
-    with path.open("rb", buffering=0) as file:
+    with open_file(path) as file:
         while count := file.readinto(buffer):
             found.update(view[:count])
             size += count
@@ -76,7 +78,7 @@ def remembered(cache: Path | None, paths: Iterable[Path]) -> dict[Path, Digest]:
     seen = _read(cache)
     found = {}
     for path in paths:
-        old = seen.get(str(path.resolve()))
+        old = seen.get(str(real_path(path)))
         with contextlib.suppress(OSError):
             if old is not None and _mark(path) == (old.size, old.changed_ns, old.inode):
                 found[path] = Digest(old.size, old.sha256)
@@ -90,7 +92,7 @@ def remember(cache: Path | None, found: Mapping[Path, Digest]) -> None:
     seen = _read(cache)
     with contextlib.suppress(OSError):
         for path, one in found.items():
-            seen[str(path.resolve())] = _Seen(*_mark(path), one.sha256)
+            seen[str(real_path(path))] = _Seen(*_mark(path), one.sha256)
         cache.mkdir(parents=True, exist_ok=True)
         draft = cache / f"{REMEMBERED}.{os.getpid()}"
         draft.write_bytes(msgspec.json.encode(seen))

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from appliance.plan.tokenizer import DESCRIBED, PLAIN, tokenizer_name
+from engine.api.files import INDEX_BYTES, read_file, read_text
 from engine.models.checkpoint import INDEX, SINGLE
 from engine.models.gguf import gguf_file
 from engine.models.kv_scales import FILE as KV_SCALES
@@ -62,8 +63,8 @@ class _Index(msgspec.Struct):
 def _shards(index: Path) -> list[str]:
     """The shards an index names; none if it is damaged, which reading the checkpoint says better."""
     try:
-        return sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))
-    except (OSError, msgspec.DecodeError):
+        return sorted(set(msgspec.json.decode(read_file(index, INDEX_BYTES), type=_Index).weight_map.values()))
+    except (OSError, msgspec.DecodeError, RecursionError):
         return []
 
 
@@ -72,7 +73,7 @@ def revision(folder: Path) -> str | None:
     if folder.parent.name == _SNAPSHOTS and _REVISION.fullmatch(folder.name):
         return folder.name
     try:
-        first = (folder / _NOTES / "config.json.metadata").read_text().split("\n", 1)[0].strip()
+        first = read_text(folder / _NOTES / "config.json.metadata").split("\n", 1)[0].strip()
     except (OSError, UnicodeDecodeError):
         return None
     return first if _REVISION.fullmatch(first) else None

@@ -14,8 +14,9 @@ from appliance.declare.problems import Problem, Refused
 from appliance.declare.settings import Settings
 from appliance.lock.digest import Digest, Shown, digests, remember, remembered
 from appliance.lock.files import read_names, revision
-from appliance.lock.lock import CODE, Difference, Lock, Model, Template, compare, lock_path, read_lock
+from appliance.lock.lock import CODE, LOCK_BYTES, Difference, Lock, Model, Template, compare, lock_path, read_lock
 from appliance.plan.plan import Plan, settled
+from engine.api.files import TEXT_BYTES, read_file, read_text
 from engine.api.golden import Recorded
 
 KEY = ("model", "lock")
@@ -77,7 +78,7 @@ def machine(plan: Plan) -> str:
 def _template(plan: Plan, settings: Settings, folder: Path) -> Template | None:
     override = settings.manifest.model.chat_template
     if override is not None:
-        text = settings.file(("model", "chat_template")).read_bytes()
+        text = read_file(settings.file(("model", "chat_template")), TEXT_BYTES)
         return Template(override, hashlib.sha256(text).hexdigest())
     from engine.text.templates import chat_templates, template_file
 
@@ -158,7 +159,7 @@ def _template_difference(settings: Settings, lock: Lock) -> list[Difference]:
     if file is None:
         return []
     try:
-        found = hashlib.sha256(settings.file(("model", "chat_template")).read_bytes()).hexdigest()
+        found = hashlib.sha256(read_file(settings.file(("model", "chat_template")), TEXT_BYTES)).hexdigest()
     except OSError:
         return []  # told as a fault of model.chat_template
     if lock.template is None or lock.template.file != file:
@@ -170,7 +171,7 @@ def _template_difference(settings: Settings, lock: Lock) -> list[Difference]:
 def refusal(settings: Settings, found: Iterable[Difference]) -> Refused:
     """The differences as problems of the lock file, each at its line."""
     path = lock_path(settings.path)
-    lines = path.read_text().splitlines()
+    lines = read_text(path, LOCK_BYTES).splitlines()
     cure = f"restore it, or lock what is there with `slipway lock {settings.path}`"
 
     def place(name: str) -> Place:

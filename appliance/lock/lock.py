@@ -17,9 +17,11 @@ from appliance.declare.effects import EFFECTS
 from appliance.declare.locate import Place
 from appliance.declare.problems import Problem, Refused
 from appliance.lock.digest import Digest, Sha256
+from engine.api.files import CONFIG_BYTES, read_file
 from engine.api.golden import Recorded
 
 CODE = "not-as-locked"
+LOCK_BYTES = CONFIG_BYTES
 
 
 class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,16 +105,25 @@ def _digest(found: Digest) -> str:
     return f"{{size: {found.size}, sha256: {_scalar(found.sha256)}}}"
 
 
+class _Loader(yaml.SafeLoader):
+    """Loader that refuses aliases, because a few lines of them expand to gigabytes."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed")
+        return super().compose_node(parent, index)
+
+
 def read_lock(path: Path) -> Lock:
     """Raises Refused for what is no lock; FileNotFoundError where there is none."""
     try:
-        read = yaml.safe_load(path.read_bytes())
+        read = _Loader(read_file(path, LOCK_BYTES)).get_single_data()
         if isinstance(read, dict) and isinstance(read.get("golden"), str):
             read["golden"] = msgspec.json.decode(read["golden"], type=Recorded)
         return msgspec.convert(read, Lock)
     except FileNotFoundError:
         raise
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.DecodeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.DecodeError, RecursionError) as error:
         what = " ".join(str(error).split())
         message = f"is no lock of this version of slipway: {what}; write it anew with `slipway lock`"
         raise Refused([Problem(Place(str(path)), "", message, code=CODE)], exits.INTEGRITY) from error

@@ -13,6 +13,7 @@ from appliance.declare.problems import Problem, unread
 from appliance.declare.settings import Settings
 from appliance.manifest import Sampling
 from engine.api.errors import CheckpointError
+from engine.api.files import read_text
 from engine.models.checkpoint import Checkpoint
 from engine.text.files import read_json
 from engine.text.templates import CONFIG, chat_templates, template_file
@@ -77,7 +78,7 @@ def _template(settings: Settings, folder: Path) -> Iterator[Problem]:
             found, place = chat_templates(folder), str(folder / template_file(folder))
         else:
             path = settings.file(_TEMPLATE)
-            found, place = path.read_text(encoding="utf-8"), str(path)
+            found, place = read_text(path), str(path)
         if found is None:
             return
         special_tokens = _special_tokens(folder)

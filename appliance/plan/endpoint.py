@@ -8,7 +8,6 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from appliance.declare.problems import Problem, unread
 from appliance.declare.settings import Settings
@@ -16,6 +15,7 @@ from appliance.gateway.config import Tls
 from appliance.gateway.keys import parse_keys
 from appliance.manifest import SecretFile
 from engine.api.errors import ConfigError
+from engine.api.files import read_text
 
 _HOST = ("endpoints", "host")
 _KEYS = ("endpoints", "api_keys")
@@ -90,7 +90,7 @@ def _api_keys(settings: Settings, environ: Mapping[str, str]) -> Iterator[Proble
     try:
         if isinstance(secret, SecretFile):
             path = settings.file(("secrets", str(name), "file"))
-            place, text = f"file {path}", Path(path).read_text()
+            place, text = f"file {path}", read_text(path)
         else:
             place, text = f"environment variable {secret.env}", environ.get(secret.env, "")
     except (OSError, UnicodeDecodeError):

@@ -10,6 +10,7 @@ from appliance.declare.settings import Settings
 from appliance.declare.suggest import suggest_name
 from appliance.plan.choice import Choice
 from engine.api.errors import CheckpointError
+from engine.api.files import TEXT_BYTES, read_file
 from engine.models.checkpoint import Checkpoint
 
 _KEY = ("model", "format")
@@ -41,7 +42,7 @@ def _template(settings: Settings, folder: Path) -> str | None:
     from engine.text.tokenizer import chat_templates
 
     if settings.manifest.model.chat_template is not None:
-        return settings.file(("model", "chat_template")).read_text(errors="replace")
+        return read_file(settings.file(("model", "chat_template")), TEXT_BYTES).decode(errors="replace")
     try:
         sources = chat_templates(folder)
     except (CheckpointError, KeyError, TypeError, AttributeError):

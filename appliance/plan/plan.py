@@ -40,6 +40,7 @@ from appliance.source.facts import Facts
 from appliance.source.order import Job
 from engine.api import config as engine_config
 from engine.api.config import EngineConfig, WeightBits
+from engine.api.files import real_path
 from engine.api.golden import Recorded
 from engine.models.checkpoint import Checkpoint
 
@@ -80,6 +81,7 @@ class Plan:
     job: Job | None = None  # what is to be downloaded before an engine starts
     origin: str = ""  # the checkpoint's source with its version, and where it lies here
     tokenizer: str = ""  # the file of the checkpoint that it is read from
+    assumed: tuple[str, ...] = ()  # taken for granted, because the folder of the checkpoint has no weights
 
 
 def plan(
@@ -165,7 +167,7 @@ def plan(
     effective = _effective(settings, choices)
     return Plan(
         manifest=manifest,
-        path=settings.path.resolve(),
+        path=real_path(settings.path),
         sha256=sha256,
         architecture=checkpoint.architecture,
         engines=_engines(config, settings, places),

@@ -35,8 +35,9 @@ from appliance.source.facts import Facts, NotHere, facts
 from appliance.source.order import Local, find, policy
 from appliance.source.remote import SourceError
 from engine.api.errors import CheckpointError, EngineError, TaskError
+from engine.api.files import read_text
 from engine.api.golden import Recorded
-from engine.models.checkpoint import Checkpoint, check_tensors, read_checkpoint
+from engine.models.checkpoint import Checkpoint, assume_checkpoint, check_tensors, has_weights, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
 
 if TYPE_CHECKING:
@@ -50,15 +51,16 @@ def _trusting(settings: Settings, folder: Path | None) -> None:
     """Takes a checkpoint's files as they are."""
 
 
-def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusting) -> Plan:
+def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusting, *, assume: bool = False) -> Plan:
     """The plan for what is given, on this machine unless another is described. Of a checkpoint that lies elsewhere its
     small files are downloaded and the headers of its weights are read. `verify` may refuse the checkpoint's folder
     (None while files of it lie elsewhere) before anything in it is read or run, and before a GPU is asked for more than
-    a profile needs. Raises Refused with what is wrong, NotPlanned if the checkpoint has to be downloaded first."""
+    a profile needs. `assume`: a local folder with a config.json and no weights is planned from that alone, for a
+    command that starts nothing. Raises Refused with what is wrong, NotPlanned if the checkpoint has to be downloaded first."""
     settings, looked_at = settle(given, machine)
     with spoken(settings.older):
         try:
-            return _proven(settings, given.environ, machine, looked_at, verify)
+            return _proven(settings, given.environ, machine, looked_at, verify, assume)
         except Refused as refused:
             problems = [mended_where_written(problem, settings.tree) for problem in refused.problems]
             raise type(refused)(problems, refused.cause) from refused
@@ -87,6 +89,7 @@ def _proven(
     machine: Machine | None,
     looked_at: Machine | None,
     verify: Verify,
+    assume: bool,
 ) -> Plan:
     problems = list(_files(settings, environ))
     key = settings.manifest.model.source.key
@@ -97,8 +100,8 @@ def _proven(
     try:
         with facts(found, policy(settings, environ), environ) as known:
             verify(settings, known.folder if known.job is None else None)
-            checkpoint = _checkpoint(settings, known)
-            tokenizer = tokenizer_name(known.folder)
+            checkpoint = _checkpoint(settings, known, assume)
+            tokenizer = "" if _lacks_tokenizer(checkpoint) else tokenizer_name(known.folder)
             unanswerable = list(check_answerable(settings, checkpoint, known.folder))
     except NotHere as error:
         raise NotPlanned([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
@@ -115,7 +118,12 @@ def _proven(
         raise Refused([*problems, *unanswerable], exits.MANIFEST if problems else exits.CHECKPOINT)
     planned = _planned(settings, checkpoint, machine, looked_at, known)
     _check_scales(settings, checkpoint, planned)
-    return replace(planned, tokenizer=tokenizer, notices=(*planned.notices, *check_host_here(settings)))
+    assumed = checkpoint.assumed
+    if assumed and not tokenizer:
+        assumed = (*assumed, "a tokenizer for the model's vocabulary; none is here")
+    return replace(
+        planned, tokenizer=tokenizer, assumed=assumed, notices=(*planned.notices, *check_host_here(settings))
+    )
 
 
 def _planned(
@@ -186,13 +194,22 @@ def _bring(
             raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.SOURCE) from error
 
 
-def _checkpoint(settings: Settings, known: Facts) -> Checkpoint:
+def _lacks_tokenizer(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint without weights has no tokenizer either."""
+    return bool(checkpoint.assumed) and not (checkpoint.path / tokenizer_name(checkpoint.path)).exists()
+
+
+def _checkpoint(settings: Settings, known: Facts, assume: bool) -> Checkpoint:
     """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
     try:
         trusted, task = settings.manifest.model.trust_remote_code, task_config(settings.manifest)
-        checkpoint = read_checkpoint(known.folder, trusted, task=task)
-        check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
-        check_tokenizer(checkpoint.path)
+        if assume and known.folder == known.path and known.folder.is_dir() and not has_weights(known.folder):
+            checkpoint = assume_checkpoint(known.folder, trusted, task=task)
+        else:
+            checkpoint = read_checkpoint(known.folder, trusted, task=task)
+            check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
+        if not _lacks_tokenizer(checkpoint):
+            check_tokenizer(checkpoint.path)
     except EngineError as error:
         if known.folder == known.path:
             raise
@@ -240,7 +257,7 @@ def _readable(settings: Settings, key: tuple[str, ...]) -> Iterator[Problem]:
     # What is no path may be the secret itself, written in the place of its file.
     shown = "the file (name not shown)" if is_secret(key) and not re.search(r"[/.]", given) else masked(str(path))
     try:
-        text = path.read_text()
+        text = read_text(path)
     except UnicodeDecodeError:
         yield unread(place, key, f"{shown}: is not UTF-8 text")
     except OSError as error:

@@ -29,6 +29,13 @@ def summary(plan: Plan) -> str:
     )
 
 
+def unchecked(plan: Plan) -> str:
+    """Return a line for `slipway check` with what it took for granted, or "" if it compared everything."""
+    if not plan.assumed:
+        return ""
+    return f"not checked, because {plan.engines[0].model} has no weights: {'; '.join(plan.assumed)}"
+
+
 def storage(plan: Plan) -> str:
     """A line for `slipway check` if a restart of the service deletes what is stored, else ""."""
     stored = storage_line(plan.gateway)
@@ -41,12 +48,18 @@ def _numbers(engine: EngineConfig) -> str:
 
 def as_text(plan: Plan) -> str:
     checkpoint = f"checkpoint: {plan.origin}" + (f", tokenizer {plan.tokenizer}" if plan.tokenizer else "")
-    lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), checkpoint, ""]
+    lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), checkpoint, *_assumed(plan), ""]
     lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
     self_test = told(plan.engines[0], lock_path(plan.path).name, pools=plan.gateway.pooled is not None)
     stored = storage_line(plan.gateway)
     lines += ["", self_test, *([f"storage: {stored}"] if stored else []), "", *_memory(plan), "", *_outlook(plan)]
     return "\n".join(lines)
+
+
+def _assumed(plan: Plan) -> list[str]:
+    if not plan.assumed:
+        return []
+    return ["assumed, because there are no weights:", *(f"  {one}" for one in plan.assumed)]
 
 
 def _row(effective: Effective) -> tuple[str, str, str]:
@@ -151,6 +164,7 @@ def as_json(plan: Plan) -> str:
         "architecture": plan.architecture,
         "checkpoint": plan.origin,
         "tokenizer": plan.tokenizer,
+        "assumed": plan.assumed,
         "effective": [msgspec.to_builtins(effective) for effective in plan.effective],
         "engines": [msgspec.to_builtins(engine) for engine in plan.engines],
         "gateway": msgspec.to_builtins(plan.gateway),

@@ -1,17 +1,36 @@
 """Whether a checkpoint's tokenizer is whole, without the libraries that read it: a check must be quick."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from engine.api.errors import CheckpointError
+from engine.api.files import TOKENIZER_BYTES, read_file
+from engine.text.added import check_ids
+from engine.text.files import read_json
+
+
+class _Token(msgspec.Struct):
+    id: int = 0
+
+
+class _TokenizerModel(msgspec.Struct):
+    vocab: dict[str, int] | list[Any] = {}
 
 
 class _TokenizerFile(msgspec.Struct):
-    """Enough of tokenizer.json to know that it is whole."""
+    """Enough of tokenizer.json to know that it is whole, and its ids."""
 
-    model: msgspec.Raw
+    model: _TokenizerModel
+    added_tokens: list[_Token] = []
+
+    def ids(self) -> Iterator[int]:
+        yield from (token.id for token in self.added_tokens)
+        vocab = self.model.vocab
+        yield from vocab.values() if isinstance(vocab, dict) else range(len(vocab))
 
 
 class _TekkenFile(msgspec.Struct):
@@ -20,12 +39,20 @@ class _TekkenFile(msgspec.Struct):
     config: msgspec.Raw
     vocab: msgspec.Raw
 
+    def ids(self) -> Iterator[int]:
+        """Return none: tokens are listed in the order of their ids."""
+        return iter(())
 
-DESCRIBED = {"tokenizer.json": _TokenizerFile, "tekken.json": _TekkenFile}
+
+DESCRIBED: dict[str, type[_TokenizerFile | _TekkenFile]] = {
+    "tokenizer.json": _TokenizerFile,
+    "tekken.json": _TekkenFile,
+}
 PLAIN = ("tokenizer.model", "tiktoken.model", "qwen.tiktoken")
 """Files of SentencePiece's and tiktoken's, read where there is none that describes all; in order, as engine/text reads
 them."""
 _RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|$)")
+_RANKS = re.compile(rb" (\d{7,})\r?$", re.MULTILINE)
 _PIECES = b"\x0a"  # a SentencePiece model begins with its first piece: field 1 of its message
 
 
@@ -36,21 +63,27 @@ def tokenizer_name(folder: Path) -> str:
 
 def check_tokenizer(folder: Path) -> None:
     """Raises CheckpointError naming the file that is missing or damaged."""
+    config = folder / "tokenizer_config.json"
+    added = read_json(config).get("added_tokens_decoder")
+    if isinstance(added, dict):
+        check_ids(config, (int(token) for token in added if token.isdecimal()))
     path = folder / tokenizer_name(folder)
     try:
         if path.name in DESCRIBED:
-            msgspec.json.decode(path.read_bytes(), type=DESCRIBED[path.name])
+            check_ids(path, msgspec.json.decode(read_file(path, TOKENIZER_BYTES), type=DESCRIBED[path.name]).ids())
             return
-        with path.open("rb") as file:
-            head = file.read(512)
+        data = read_file(path, TOKENIZER_BYTES)
     except FileNotFoundError as error:
         hint = (
             "; vocab.json alone is not read: convert it with transformers" if (folder / "vocab.json").exists() else ""
         )
         raise CheckpointError(f"{path}: missing, so that texts cannot become tokens{hint}") from error
-    except (OSError, msgspec.DecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from error
-    if not head.startswith(_PIECES) and _RANK.match(head) is None:
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{path}: cannot be read: {why}") from error
+    if _RANK.match(data[:512]):
+        check_ids(path, (int(rank[:20]) for rank in _RANKS.findall(data)))
+    elif not data.startswith(_PIECES):
         raise CheckpointError(
             f"{path}: is neither a SentencePiece model nor a file of tiktoken's ranks; copy the checkpoint again"
         )

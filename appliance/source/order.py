@@ -15,6 +15,7 @@ from appliance.declare.settings import Settings
 from appliance.declare.variables import is_on, value
 from appliance.manifest import SecretFile
 from appliance.source.remote import Listing, Policy, Store
+from engine.api.files import read_text, real_path
 
 ENDPOINT = "https://huggingface.co"
 SAGEMAKER_MODEL = Path("/opt/ml/model")
@@ -28,7 +29,7 @@ class Secret(msgspec.Struct, frozen=True):
     env: str = ""
 
     def read(self, environ: Mapping[str, str]) -> str:
-        return (Path(self.file).read_text() if self.file else environ.get(self.env, "")).strip()
+        return (read_text(Path(self.file)) if self.file else environ.get(self.env, "")).strip()
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +108,7 @@ def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
             settings, ("model", "credentials"), f"has no effect with model.source.{source.kind}: {what}; leave it out"
         )
     if source.path is not None:
-        return Local(settings.file(("model", "source", "path")).resolve())
+        return Local(real_path(settings.file(("model", "source", "path"))))
     if source.huggingface is not None:
         hub = source.huggingface
         return _hub(settings, environ, hub.repo, hub.revision, hub.files)
@@ -201,7 +202,7 @@ def _bucket(
 def _cache(settings: Settings, kind: str) -> Path:
     named = settings.manifest.model.download.cache
     if named is not None:
-        return settings.file(("model", "download", "cache")).resolve() / kind
+        return real_path(settings.file(("model", "download", "cache"))) / kind
     if settings.cache is None:
         _refuse(settings, ("model", "download", "cache"), "must be given where neither XDG_CACHE_HOME nor HOME is set")
     return settings.cache / "models" / kind
@@ -228,8 +229,8 @@ def _own_token(environ: Mapping[str, str]) -> str:
         return token.strip()
     home = _hub_home(environ)
     try:
-        return Path(value(environ, "HF_TOKEN_PATH") or f"{home}/token").read_text().strip()
-    except OSError:
+        return read_text(Path(value(environ, "HF_TOKEN_PATH") or f"{home}/token")).strip()
+    except (OSError, UnicodeDecodeError):
         return ""
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from engine.api.errors import CheckpointError
-from engine.models.config import Config
+from engine.models.config import MAX_LAYERS, Config
 from engine.models.parts import (
     MLP,
     Attention,
@@ -124,14 +124,14 @@ def declare(config: Mapping[str, Any]) -> Model:
 
     return Model(
         embed=entered("decoder"),
-        blocks=(block("decoder"),) * c.whole("decoder_layers"),
+        blocks=(block("decoder"),) * c.whole("decoder_layers", most=MAX_LAYERS),
         norm=end("decoder"),
         head=Head(tied=True, added="final_logits_bias" if kind.added else ""),
         max_context=2 * longest,
         layers="decoder.layers",
         encoder=Encoder(
             embed=entered("encoder"),
-            blocks=(block("encoder"),) * c.whole("encoder_layers"),
+            blocks=(block("encoder"),) * c.whole("encoder_layers", most=MAX_LAYERS),
             norm=end("encoder"),
             max_source=longest,
             layers="encoder.layers",

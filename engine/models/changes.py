@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.api.files import open_file, real_path
+
 SUFFIXES = (".safetensors", ".gguf")
 PAGE = 4096
 PAGES = 256
@@ -42,7 +44,7 @@ class WeightFiles:
 
     def __init__(self, checkpoint: Path) -> None:
         files = sorted(checkpoint.glob("*")) if checkpoint.is_dir() else [checkpoint]
-        names = [file.resolve() for file in files if file.suffix in SUFFIXES and file.is_file()]
+        names = [real_path(file) for file in files if file.suffix in SUFFIXES and file.is_file()]
         self._stamps = {file: _Stamp.of(file.stat()) for file in names}
         self._samples = {file: _sample(file) for file in names}
 
@@ -73,7 +75,7 @@ class WeightFiles:
 def _sample(file: Path) -> int:
     """Return the CRC-32 of the sampled pages. Raises OSError."""
     found = 0
-    with file.open("rb", buffering=0) as opened:
+    with open_file(file) as opened:
         last = max(0, os.fstat(opened.fileno()).st_size - PAGE)
         for number in range(PAGES):
             opened.seek(last * number // (PAGES - 1))

@@ -5,16 +5,17 @@ and can be seen without reading weights is found here, so that it can be checked
 """
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError
-from engine.models.config import normalised
+from engine.api.files import INDEX_BYTES, read_json_object
+from engine.models.assumed import UNSAID, assumed_tensors, assumptions
+from engine.models.config import normalised, shown
 from engine.models.families import ARCHITECTURES, Declare, declaration
 from engine.models.gguf import gguf_file, made_config, read_gguf
 from engine.models.headers import TensorInfo, read_headers
@@ -54,6 +55,8 @@ class Checkpoint:
     quantization: Quantization | None = None
     modules: Modules | None = None
     begin_ids: tuple[int, ...] = ()
+    assumed: tuple[str, ...] = ()
+    """What a plan takes for granted because the folder has no weights, one statement each."""
 
 
 def read_checkpoint(
@@ -63,13 +66,13 @@ def read_checkpoint(
     for. Raises CheckpointError that names the file, TaskError for what the checkpoint cannot be. A folder's own
     slipway_model.py is run only if `trust_remote_code` and only for an architecture that is not known here."""
     folder = Path(path)
-    if folder.suffix == ".gguf" and folder.is_file() and gguf_file(folder.parent) == folder:
+    if folder.suffix == ".gguf" and os.path.isfile(folder) and gguf_file(folder.parent) == folder:
         folder = folder.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise CheckpointError(f"{folder}: no such directory; model.source.path must name a checkpoint directory")
     blocks = gguf_file(folder)
     config = normalised(_read_config(folder, blocks))
-    generation = _read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
+    generation = _read_generation(folder / "generation_config.json")
     architecture, declare = _architecture(folder, config, trust_remote_code)
     model = _declared(declare, config, folder)
     check_parts(model, str(folder / "config.json"))
@@ -102,6 +105,25 @@ def read_checkpoint(
     )
 
 
+def assume_checkpoint(path: str | Path, trust_remote_code: bool = False, *, task: TaskConfig = AS_IT_IS) -> Checkpoint:
+    """Read a folder without weights, for a plan: its tensors are those that config.json declares. Raises what
+    `read_checkpoint` raises."""
+    found = read_checkpoint(path, trust_remote_code, weights=False, task=task)
+    dtype = found.config["dtype"] if found.config.get("dtype") in DTYPES.values() else ""
+    tensors = assumed_tensors(found.model, found.quantization, found.path / SINGLE, dtype)
+    assumed = assumptions(dtype, found.quantization, len(tensors))
+    return replace(found, tensors=tensors, dtype=dtype or UNSAID, assumed=assumed)
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has any file of weights, also of a kind that is not served."""
+    return any(path.suffix == ".gguf" or _holds_weights(path) for path in folder.iterdir())
+
+
+def _holds_weights(path: Path) -> bool:
+    return path.suffix in (".bin", ".pt", ".pth", ".safetensors") or path.name == INDEX
+
+
 def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     """The tensors of all safetensors files that the index names, or of the only file."""
     index = folder / INDEX
@@ -110,7 +132,7 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
         if not single.exists():
             raise CheckpointError(_no_weights(folder))
         return read_headers(single)
-    wanted = _read_json(index).get("weight_map")
+    wanted = read_json_object(index, INDEX_BYTES).get("weight_map")
     if not isinstance(wanted, dict) or not wanted:
         raise CheckpointError(f"{index}: weight_map is missing or empty")
     for name in wanted.values():
@@ -157,28 +179,22 @@ def _read_config(folder: Path, blocks: Path | None) -> dict[str, Any]:
     file, modelopt = folder / "config.json", folder / MODELOPT
     if blocks is not None and not file.exists():
         return made_config(blocks)
-    config = _read_json(file)
+    config = read_json_object(file)
     if "quantization_config" not in config and modelopt.exists():
-        config["quantization_config"] = modelopt_settings(_read_json(modelopt), str(modelopt))
+        config["quantization_config"] = modelopt_settings(read_json_object(modelopt), str(modelopt))
     return config
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
-        raise CheckpointError(f"{path}: is damaged: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must be a JSON object")
-    return value
+def _read_generation(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if path.exists() else {}
 
 
 def _architecture(folder: Path, config: dict[str, Any], trust: bool) -> tuple[str, Declare]:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{folder / 'config.json'}: architectures is {names!r}; it must name the architecture")
+        raise CheckpointError(
+            f"{folder / 'config.json'}: architectures is {shown(names)}; it must name the architecture"
+        )
     known = [name for name in names if name in ARCHITECTURES]
     if known:
         config["architectures"] = known[:1]
@@ -232,12 +248,14 @@ def _begin_ids(config: dict[str, Any], generation: dict[str, Any], place: Path) 
 
 
 def _no_weights(folder: Path) -> str:
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".safetensors"))
+    others = sorted(path.name for path in folder.iterdir() if _holds_weights(path))
     if any(name.endswith(".safetensors") for name in others):
         return f"{folder}: no {SINGLE} and no {INDEX}; there are {', '.join(others[:3])}"
     if others:
         return f"{folder}: no safetensors files, only {', '.join(others[:3])}; convert the checkpoint to safetensors"
-    return f"{folder}: no weights: neither {SINGLE} nor {INDEX}"
+    return (
+        f"{folder}: no weights: neither {SINGLE} nor {INDEX}; only `slipway plan` and `slipway check` work without them"
+    )
 
 
 def _folder(tensors: Mapping[str, TensorInfo]) -> str:
@@ -254,4 +272,12 @@ def _similar(name: str, others: list[str]) -> str:
     return f" (it has {close[0]} instead)" if close else ""
 
 
-__all__ = ["Checkpoint", "TensorInfo", "check_tensors", "read_checkpoint", "read_tensors"]
+__all__ = [
+    "Checkpoint",
+    "TensorInfo",
+    "assume_checkpoint",
+    "check_tensors",
+    "has_weights",
+    "read_checkpoint",
+    "read_tensors",
+]

@@ -6,12 +6,18 @@ dict of either; `Config` reads keys with the type they must have; missing keys t
 which are those of its configuration class in transformers.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine.api.errors import CheckpointError
 
+MAX_SIZE = 2**31 - 1  # of any size: kernels count in 32 bits
+MAX_LAYERS = 4096
+MAX_EXPERTS = 262_144  # of all layers together: 15,000 in the largest models
+MAX_LABELS = 1_000_000
+MAX_SHOWN = 200  # characters of a value in a message
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -35,6 +41,12 @@ def normalised(config: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def shown(value: Any) -> str:
+    """Return a value of config.json for a message, cut to a readable length."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
 @dataclass(frozen=True)
 class Config:
     """Keys of a normalised configuration. An explicit null is kept apart from a missing key: it means "none"."""
@@ -45,24 +57,34 @@ class Config:
     def of(cls, config: Mapping[str, Any], **defaults: Any) -> "Config":
         return cls({**defaults, **normalised(config)})
 
-    def whole(self, key: str, least: int = 1) -> int:
+    def whole(self, key: str, least: int = 1, most: int = MAX_SIZE) -> int:
         value = self._known(key)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise CheckpointError(f"config.json: {key} is {value!r}; it must be a whole number of at least {least}")
+            raise CheckpointError(
+                f"config.json: {key} is {shown(value)}; it must be a whole number of at least {least}"
+            )
+        if value > most:
+            raise CheckpointError(f"config.json: {key} is {value}; it must be at most {most:,}")
         return value
 
     def number(self, key: str) -> float:
         value = self._known(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"config.json: {key} is {value!r}; it must be a number")
+            raise CheckpointError(f"config.json: {key} is {shown(value)}; it must be a number")
         return float(value)
+
+    def positive(self, key: str) -> float:
+        value = self.number(key)
+        if not 0 < value < math.inf:
+            raise CheckpointError(f"config.json: {key} is {value:g}; it must be a number greater than 0")
+        return value
 
     def flag(self, key: str) -> bool:
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
-            raise CheckpointError(f"config.json: {key} is {value!r}; it must be true or false")
+            raise CheckpointError(f"config.json: {key} is {shown(value)}; it must be true or false")
         return bool(value)
 
     def whole_or_none(self, key: str) -> int | None:
@@ -73,8 +95,8 @@ class Config:
 
     def activation(self, key: str = "hidden_act") -> str:
         value = self._known(key)
-        if value not in ACTIVATIONS:
-            raise CheckpointError(f"config.json: {key} is {value!r}; served are {', '.join(ACTIVATIONS)}")
+        if not isinstance(value, str) or value not in ACTIVATIONS:
+            raise CheckpointError(f"config.json: {key} is {shown(value)}; served are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[value]
 
     @property
@@ -87,7 +109,7 @@ class Config:
 
     @property
     def layers(self) -> int:
-        return self.whole("num_hidden_layers")
+        return self.whole("num_hidden_layers", most=MAX_LAYERS)
 
     @property
     def heads(self) -> int:
@@ -116,10 +138,11 @@ class Config:
         """The kind of each layer, "full_attention" or "sliding_attention"."""
         kinds = self.values.get("layer_types")
         kinds = tuple(kinds) if isinstance(kinds, list) else default
+        kinds = tuple(kind if isinstance(kind, str) else shown(kind) for kind in kinds)
         strange = set(kinds) - {"full_attention", "sliding_attention"}
         if strange or len(kinds) != self.layers:
             raise CheckpointError(
-                f"config.json: layer_types has {len(kinds)} entries {sorted(set(kinds))}; it must name "
+                f"config.json: layer_types has {len(kinds)} entries {shown(sorted(set(kinds)))}; it must name "
                 f"full_attention or sliding_attention for each of the {self.layers} layers"
             )
         return kinds
@@ -128,7 +151,7 @@ class Config:
         """How many experts there are, and how many of them a token takes. Newer exporters write num_local_experts for
         every architecture; where both keys are there, as in a default and a file, that one wins."""
         key = "num_experts" if self.values.get("num_local_experts") is None else "num_local_experts"
-        count, chosen = self.whole(key), self.whole("num_experts_per_tok")
+        count, chosen = self.whole(key, most=MAX_EXPERTS // self.layers), self.whole("num_experts_per_tok")
         if chosen > count:
             raise CheckpointError(
                 f"config.json: num_experts_per_tok is {chosen}, but {key} is {count}; a token cannot take more experts "
@@ -141,7 +164,9 @@ class Config:
         mlp_only_layers."""
         step, plain = self.whole("decoder_sparse_step"), self.values.get("mlp_only_layers") or []
         if not isinstance(plain, list) or not all(isinstance(layer, int) for layer in plain):
-            raise CheckpointError(f"config.json: mlp_only_layers is {plain!r}; it must be a list of layers' numbers")
+            raise CheckpointError(
+                f"config.json: mlp_only_layers is {shown(plain)}; it must be a list of layers' numbers"
+            )
         return tuple(i not in plain and (i + 1) % step == 0 for i in range(self.layers))
 
     def _known(self, key: str) -> Any:

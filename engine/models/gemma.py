@@ -39,7 +39,7 @@ def declare(config: Mapping[str, Any]) -> Model:
         kv_heads=c.kv_heads,
         head_dim=c.head_dim,
         rope=positions,
-        scale=c.number("query_pre_attn_scalar") ** -0.5,
+        scale=c.positive("query_pre_attn_scalar") ** -0.5,
         bias=(c.flag("attention_bias"), c.flag("attention_bias")),
         qk_norm=RMSNorm(size=c.head_dim, eps=eps, offset=1.0) if third else None,
         softcap=c.number_or_none("attn_logit_softcapping"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import CheckpointError
+from engine.api.files import open_file
 from engine.models.headers import TensorInfo
 from engine.models.parts import Model, attentions
 from engine.models.schemes import Form, Quantization, Scheme
@@ -150,6 +151,7 @@ def _reader(file: Path) -> Any:
             f"{file}: reading GGUF needs the package gguf, which is not installed; pip install gguf"
         ) from error
     try:
+        open_file(file).close()
         return GGUFReader(file)
     except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file}: no GGUF file, or cut off or damaged: {error}; copy it again") from error

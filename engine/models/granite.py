@@ -45,6 +45,6 @@ def declare(config: Mapping[str, Any]) -> Model:
         embed=Embedding(vocab=c.whole("vocab_size"), hidden=c.hidden, scale=c.number("embedding_multiplier")),
         blocks=(block,) * c.layers,
         norm=named(norm, "norm"),
-        head=Head(tied=c.flag("tie_word_embeddings"), scale=1.0 / c.number("logits_scaling")),
+        head=Head(tied=c.flag("tie_word_embeddings"), scale=1.0 / c.positive("logits_scaling")),
         max_context=claimed_context(c, positions),
     )

@@ -5,6 +5,7 @@ Offsets count from the end of the JSON. Source: the safetensors specification.
 """
 
 import math
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 import msgspec
 
 from engine.api.errors import CheckpointError
+from engine.api.files import open_file
 
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
 ELEMENT_BYTES = {
     "F64": 8,
     "F32": 4,
@@ -44,18 +47,18 @@ class TensorInfo:
 def read_headers(path: Path) -> dict[str, TensorInfo]:
     """All tensors of one safetensors file. Raises CheckpointError naming the file where it is damaged or cut off."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            text = file.read(length) if 2 <= length <= size - 8 else b""
+            text = file.read(length) if 2 <= length <= min(size - 8, MAX_HEADER_BYTES) else b""
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if not text:
         raise CheckpointError(f"{path}: no safetensors file, or cut off within its header ({size} bytes)")
     try:
         entries = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise CheckpointError(f"{path}: the header is damaged: {error}") from error
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path}: the header is damaged: it is no JSON object")
@@ -67,14 +70,14 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> TensorI
     try:
         dtype, shape = entry["dtype"], tuple(map(int, entry["shape"]))
         begin, end = map(int, entry["data_offsets"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{path}: the header is damaged at tensor {name}") from error
+    if begin < 0 or end < begin or any(units < 0 for units in shape):
+        raise CheckpointError(f"{path}: the header is damaged: {name} lies at bytes {begin} to {end}")
     if start + end > size:
         raise CheckpointError(
             f"{path}: cut off: the file has {size:,} bytes, but {name} ends at byte {start + end:,}; copy it again"
         )
     if dtype in ELEMENT_BYTES and end - begin != math.prod(shape) * ELEMENT_BYTES[dtype]:
         raise CheckpointError(f"{path}: the header is damaged: {name} has {end - begin} bytes for shape {list(shape)}")
-    if begin < 0 or end < begin:
-        raise CheckpointError(f"{path}: the header is damaged: {name} lies at bytes {begin} to {end}")
     return TensorInfo(path, dtype, shape, start + begin, end - begin)

@@ -8,7 +8,6 @@ or tensors of one number beside the attention's own (`_NAMES`). The file is used
 0.11 (maybe_remap_kv_scale_name), ModelOpt 0.39, llm-compressor 0.8, AutoFP8.
 """
 
-import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.api.errors import CheckpointError
+from engine.api.files import open_file, read_json_object
 from engine.models.headers import TensorInfo
 from engine.models.parts import Attention, Model, bodies
 from engine.models.sources import join
@@ -93,7 +93,7 @@ def _number(info: TensorInfo, name: str) -> float:
         wanted = "a KV cache is served with one scale a layer, of type F32, BF16 or F16"
         raise CheckpointError(f"{info.file}: {name} is {info.dtype} of shape {list(info.shape)}; {wanted}")
     try:
-        with info.file.open("rb") as file:
+        with open_file(info.file) as file:
             file.seek(info.offset)
             raw = file.read(sizes[info.dtype])
     except OSError as error:
@@ -108,9 +108,9 @@ def _number(info: TensorInfo, name: str) -> float:
 def _from_file(path: Path, layers: int) -> tuple[float, ...]:
     """Return one scale for each attention layer. Raises CheckpointError."""
     try:
-        ranks = json.loads(path.read_text())["kv_cache"]["scaling_factor"]
+        ranks = read_json_object(path)["kv_cache"]["scaling_factor"]
         found = {int(layer): float(scale) for layer, scale in ranks["0"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise CheckpointError(
             f"{path}: kv_cache.scaling_factor.0 must have a number for each layer: {error}"
         ) from error

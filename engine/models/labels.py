@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from engine.api.errors import CheckpointError
+from engine.models.config import MAX_LABELS, Config
 from engine.models.parts import Dense, Linear, Pool, Pooler, Rows, Stage
 
 TRAINED_AS = {"regression": "none", "single_label_classification": "softmax", "multi_label_classification": "sigmoid"}
@@ -17,10 +18,11 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """By number. Raises CheckpointError where id2label does not number them from 0."""
     named = config.get("id2label")
     if not isinstance(named, dict) or not named:
-        return tuple(f"LABEL_{number}" for number in range(int(config.get("num_labels") or UNNAMED)))
+        count = Config.of({**config, "num_labels": config.get("num_labels") or UNNAMED})
+        return tuple(f"LABEL_{number}" for number in range(count.whole("num_labels", most=MAX_LABELS)))
     try:
         numbered = {int(number): str(label) for number, label in named.items()}
-    except ValueError:
+    except (ValueError, OverflowError):
         numbered = {}
     if sorted(numbered) != list(range(len(named))):
         raise CheckpointError(f"config.json: id2label has the keys {sorted(named)}; they must number labels from 0 on")

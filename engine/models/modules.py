@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from engine.api.errors import CheckpointError
+from engine.api.files import read_json
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.labels import dense
 from engine.models.parts import Dense, Pool
@@ -195,6 +194,6 @@ def _settings(file: Path) -> Mapping[str, Any]:
 
 def _read(file: Path) -> Any:
     try:
-        return msgspec.json.decode(file.read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
+        return read_json(file)
+    except OSError as error:
         raise CheckpointError(f"{file}: cannot be read: {error}") from error

@@ -85,7 +85,7 @@ def _respelled(config: Mapping[str, Any]) -> dict[str, Any]:
             raise CheckpointError(f"config.json: {key} is {config[key]!r}; served is {served!r}")
     named = {_OLD_KEYS.get(key, key): value for key, value in config.items()}
     act = config.get("activation_function", "swiglu")
-    return {**named, "hidden_act": _OLD_ACTS.get(act, act)}
+    return {**named, "hidden_act": _OLD_ACTS.get(act, act) if isinstance(act, str) else act}
 
 
 def _pooler(architecture: str, config: Mapping[str, Any], hidden: int) -> Pooler:

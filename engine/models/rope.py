@@ -29,7 +29,7 @@ def rope(
     parameters = _parameters(c, kind)
     base = _number(parameters, "rope_theta", _number(c.values, "rope_theta", theta))
     share = _number(parameters, "partial_rotary_factor", _number(c.values, "partial_rotary_factor", partial))
-    dim = int(c.head_dim * share)
+    dim = int(c.head_dim * share) if 0 < share <= 1 else 0
     if dim < 2 or dim % 2:
         raise CheckpointError(
             f"config.json: head_dim {c.head_dim} with partial_rotary_factor {share} gives {dim} rotated dimensions; "

@@ -96,7 +96,7 @@ def _embedder(
             width = stage.linear.rows[0].units
     listed, trained = config.get("matryoshka_dimensions"), config.get("is_matryoshka") is True
     lengths = wanted.dimensions or (tuple(listed) if isinstance(listed, list) else ())
-    too_long = [length for length in lengths if not 0 < length <= width]
+    too_long = [length for length in lengths if not isinstance(length, int) or not 0 < length <= width]
     if too_long:
         raise TaskError(f"model.pooling.dimensions: {too_long[0]}: vectors have 1 to {width} numbers")
     pooler = replace(pooler, width=width, dimensions=lengths, any_dimensions=trained and not lengths)

@@ -1,9 +1,14 @@
 """Tokens that a tokenizer's configuration adds to its vocabulary: found in a text before the rest of it is cut."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from engine.api.errors import CheckpointError
+
+MAX_TOKENS = 2**22  # ids of a tokenizer; tables have a place for each up to the highest
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,13 @@ def read_added(decoder: Mapping[str, Any]) -> list[Added]:
         )
         for token, entry in sorted(decoder.items(), key=lambda item: int(item[0]))
     ]
+
+
+def check_ids(path: Path, ids: Iterable[int]) -> None:
+    """Raise CheckpointError for an id that no vocabulary has; `path`: the file with the ids."""
+    wrong = next((token for token in ids if not 0 <= token < MAX_TOKENS), None)
+    if wrong is not None:
+        raise CheckpointError(f"{path}: has a token with the id {wrong}; ids are from 0 to {MAX_TOKENS - 1:,}")
 
 
 class AddedTokens:

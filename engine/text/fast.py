@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Library
 
 from engine.api.errors import CheckpointError
-from engine.text.added import Added
+from engine.text.added import Added, check_ids
 from engine.text.backend import Side, shared
 from engine.text.vocabulary import Vocabulary, read_vocabulary
 
@@ -29,6 +29,7 @@ class FastTokenizer:
         self._library.no_truncation()
         self._library.no_padding()
         self._add(added, special)
+        check_ids(path, self.names.values())
 
     def _add(self, added: list[Added], special: list[str]) -> None:
         for token in added:

@@ -1,11 +1,11 @@
 """Which file a checkpoint's tokenizer is read from, and what the files beside it add."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from engine.api import files
 from engine.api.errors import CheckpointError
-from engine.text.added import Added, read_added
+from engine.text.added import Added, check_ids, read_added
 from engine.text.backend import Backend
 from engine.text.fast import FastTokenizer
 from engine.text.tekken import TEKKEN, tekken_text
@@ -19,11 +19,11 @@ _QWEN_ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{numbe
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; {} if there is no such file. Raises CheckpointError naming the file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = files.read_json(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); copy the checkpoint again") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: holds a {type(value).__name__}, not an object; copy the checkpoint again")
     return value
@@ -49,7 +49,7 @@ def tokenizer_text(directory: Path) -> str | None:
     if path.suffix != ".json":
         return None
     try:
-        return path.read_text(encoding="utf-8")
+        return files.read_text(path, files.TOKENIZER_BYTES)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as text ({error}); copy the checkpoint again") from error
 
@@ -57,7 +57,7 @@ def tokenizer_text(directory: Path) -> str | None:
 def is_ranks(path: Path) -> bool:
     """Whether a file is one of tiktoken's; SentencePiece's may have the same name. Raises CheckpointError."""
     try:
-        with path.open("rb") as file:
+        with files.open_file(path) as file:
             head = file.read(200)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error}); copy the checkpoint again") from error
@@ -72,6 +72,7 @@ def _plain(path: Path, config: dict[str, Any], named: dict[str, str], extra: lis
     more = read_json(directory / "added_tokens.json")
     listed = {token.text for token in added}
     added += [Added(int(token), text) for text, token in more.items() if text not in listed]
+    check_ids(directory / "tokenizer_config.json", (token.id for token in added))
     if is_ranks(path):
         return _ranks(path, config, named, extra, added)
     from engine.text.pieces import SentencePieceTokenizer, read_model

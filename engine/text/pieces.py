@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import CheckpointError
+from engine.api.files import TOKENIZER_BYTES, read_file
 from engine.text.added import Added
 from engine.text.plain import PlainTokenizer
 
@@ -64,7 +65,7 @@ def read_model(path: Path) -> Any:
         raise CheckpointError(f"{path}: needs the package sentencepiece, which is not installed") from error
     model = SentencePieceProcessor()
     try:
-        model.LoadFromSerializedProto(path.read_bytes())
+        model.LoadFromSerializedProto(read_file(path, TOKENIZER_BYTES))
         return model
     except (OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: is no SentencePiece model ({error}); copy the checkpoint again") from error

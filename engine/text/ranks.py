@@ -9,7 +9,8 @@ import binascii
 from pathlib import Path
 
 from engine.api.errors import CheckpointError, RequestError
-from engine.text.added import Added
+from engine.api.files import TOKENIZER_BYTES, read_file
+from engine.text.added import Added, check_ids
 from engine.text.plain import PlainTokenizer
 from engine.text.vocabulary import byte_level_text
 
@@ -42,7 +43,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
     """The ranks in a file. Raises CheckpointError naming the file and the line."""
     ranks: dict[bytes, int] = {}
     try:
-        lines = path.read_bytes().splitlines()
+        lines = read_file(path, TOKENIZER_BYTES).splitlines()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error}); copy the checkpoint again") from error
     for number, line in enumerate(lines, 1):
@@ -55,6 +56,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             raise CheckpointError(
                 f"{path}: line {number} is no token in base64 with its rank ({error}); copy the checkpoint again"
             ) from error
+    check_ids(path, ranks.values())
     if len(set(ranks.values())) < len(ranks) or any(bytes((byte,)) not in ranks for byte in range(256)):
         raise CheckpointError(f"{path}: must rank all 256 bytes, and nothing twice; copy the checkpoint again")
     return ranks

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from engine.api.errors import CheckpointError
+from engine.api.files import TOKENIZER_BYTES, read_file
 from engine.text.vocabulary import byte_level_text
 
 TEKKEN = "tekken.json"
@@ -53,9 +54,9 @@ class _File(msgspec.Struct):
 def tekken_text(path: Path) -> str:
     """The text of a tokenizer.json. Raises CheckpointError naming the file."""
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        file = msgspec.json.decode(read_file(path, TOKENIZER_BYTES), type=_File)
         pieces = [base64.b64decode(token.token_bytes, validate=True) for token in file.vocab]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: is no tekken tokenizer ({error}); copy the checkpoint again") from error
     count = file.config.default_num_special_tokens
     pieces = pieces[: file.config.default_vocab_size - count]

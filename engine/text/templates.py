@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.errors import CheckpointError
+from engine.api.files import read_text
 from engine.text.files import read_json
 
 SINGLE = "chat_template.jinja"
@@ -14,7 +15,7 @@ PROCESSOR = "chat_template.json"
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as text ({error}); copy the checkpoint again") from error
 

@@ -7,18 +7,24 @@ Paths start at the folder of the file that names them; only the environment can 
 are known when all files are read.
 """
 
+import errno
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path as File
 
 from appliance.declare.deprecated import rename
 from appliance.declare.files import suggest_file
+from appliance.declare.keys import children
 from appliance.declare.layers.interpolate import Names, interpolate
 from appliance.declare.layers.merge import at, fault, merged, place_of, without, without_notes
 from appliance.declare.locate import Fault, Path, Place, Tree, read_yaml
 from appliance.declare.problems import Problem
 from appliance.declare.remedy import Hint, Write
 from appliance.declare.versions import Older, translate
+from engine.api import files
+from engine.api.files import real_path
 
 MAX_FILES = 100
 
@@ -38,32 +44,45 @@ class Reading:
 def read_file(reading: Reading, path: File, text: str = "") -> Tree:
     """The file and all that it extends. Raises OSError if the file itself cannot be read; what it extends and cannot be
     read is a fault at the name. With `text`, that is the content and the file is not read."""
-    return _read(reading, path, (), ((path.resolve(), str(path)),), text)
+    return _read(reading, path, (), ((real_path(path), str(path)),), text)
 
 
 def folder_of(source: str) -> File:
     """The folder where relative paths of a file start: that of the file itself, if the name is a link to it."""
     path = File(source)
-    real = path.resolve().parent
-    return path.parent if path.parent.resolve() == real else real
+    real = real_path(path).parent
+    return path.parent if real_path(path.parent) == real else real
+
+
+def _is_manifest(own: Tree, data: bytes) -> bool:
+    """Return whether messages may show lines of a file that another one names: it has a manifest's key, or is empty."""
+    known = children(())
+    if own.value:
+        names = [str(name) for name in own.value][:MAX_FILES]
+        return any(name in known or get_close_matches(name, known, 1, 0.8) for name in names)
+    pattern = rf"""^\ufeff?["']?({"|".join(known)})["']?\s*:"""
+    return not data.strip() or re.search(pattern, data.decode("utf-8", "replace"), re.MULTILINE) is not None
 
 
 Chain = tuple[tuple[File, str], ...]
 
 
 def _read(reading: Reading, path: File, via: tuple[Place, ...], chain: Chain, text: str = "") -> Tree:
-    data = text.encode() if text else path.read_bytes()
+    data = text.encode() if text else files.read_file(path, files.MANIFEST_BYTES)
+    own = without_notes(read_yaml(data, str(path), via))
     reading.count += 1
     if path not in reading.files:
         reading.files.append(path)
-    own = without_notes(read_yaml(data, str(path), via))
     # A file without an apiVersion is of that of the first one.
     first = next(iter(reading.older.values()), None) if "apiVersion" not in own.value else None
     if version := translate(own, first):
         reading.older[str(path)] = version
         if "apiVersion" in own.value:
             reading.notices.append(version.warning(own))
-    reading.notices += rename(own)
+    notices = rename(own)
+    if reading.count > 1 and not _is_manifest(own, data):
+        raise OSError(errno.EINVAL, "Is not a manifest: it has none of the keys of one", str(path))
+    reading.notices += notices
     bases = [base for name in _names(own, reading.environ) if (base := _base(reading, own, name, chain))]
     rest = without(own, ("extends",))
     rest.faults += [one for one in own.faults if one.path[:1] == ("extends",)]
@@ -103,7 +122,7 @@ def _base(reading: Reading, own: Tree, path: Path, chain: Chain) -> Tree | None:
     """The tree of one file that is extended, or None after a fault."""
     name, place = str(at(own, path)), place_of(own, path)
     target = joined(folder_of(place.source), name)
-    real = target.resolve()
+    real = real_path(target)
     known = [number for number, (file, _) in enumerate(chain) if file == real]
     if known:
         circle = " → ".join([*(text for _, text in chain[known[0] :]), str(target)])
@@ -132,14 +151,14 @@ def joined(folder: File, name: str) -> File:
         else:
             parts.append(part)
     short = File(*parts)
-    return short if short.resolve() == path.resolve() else path
+    return short if real_path(short) == real_path(path) else path
 
 
 def unreadable(error: OSError, name: str, folder: File) -> tuple[str, Hint]:
     """What to say about a file that cannot be read, and which one may have been meant. `name` starts at `folder`."""
     if not isinstance(error, FileNotFoundError):
         return (error.strerror or str(error)).lower(), Hint()
-    above, hint = joined(folder, name).parent, suggest_file(name, folder.resolve())
+    above, hint = joined(folder, name).parent, suggest_file(name, real_path(folder))
     if hint.remedy is not None:
         return "no such file", hint
     return ("no such file", hint) if above.is_dir() else (f"no such file, nor the folder {above}", Hint())

@@ -22,6 +22,9 @@ from appliance.declare.scalar import read_plain
 
 _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"[a-z][a-z0-9_]*")
+MAX_TEXT = 65_536  # characters of one text, before and after interpolation
+MAX_WHOLE = 1_048_576  # characters of all interpolated texts of a manifest together
+MAX_DEFAULTS = 20  # defaults within defaults
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,16 @@ class Unreadable(Exception):
 
 def parse(text: str) -> tuple[Part, ...]:
     """The parts of a text. Raises Unreadable at the $ that is none of the forms above."""
-    return _parts(text, 0, nested=False)[0]
+    if len(text) > MAX_TEXT:
+        what = f"a text of {len(text):,} characters; at most {MAX_TEXT:,} are searched for $"
+        raise Unreadable(0, what, code="wrong-layer")
+    return _parts(text, 0, 0)[0]
 
 
-def _parts(text: str, start: int, *, nested: bool) -> tuple[tuple[Part, ...], int]:
-    """Parts up to the end, or up to the brace that closes a default; and where that is."""
+def _parts(text: str, start: int, depth: int) -> tuple[tuple[Part, ...], int]:
+    """Parts up to the end, or up to the brace that closes a default; and where that is. `depth`: in how many defaults
+    this one is."""
+    nested = depth > 0
     parts: list[Part] = []
     plain, index = "", start
     while index < len(text) and not (nested and text[index] == "}"):
@@ -78,7 +86,7 @@ def _parts(text: str, start: int, *, nested: bool) -> tuple[tuple[Part, ...], in
         elif after == "$":
             plain, index = plain + "$", index + 2
         elif after == "{":
-            reference, index = _reference(text, index)
+            reference, index = _reference(text, index, depth)
             parts, plain = [*parts, *([plain] if plain else []), reference], ""
         elif match := _ENVIRONMENT.match(text, index + 1):
             name = match[0]
@@ -90,13 +98,15 @@ def _parts(text: str, start: int, *, nested: bool) -> tuple[tuple[Part, ...], in
     return (*parts, *([plain] if plain else [])), index
 
 
-def _reference(text: str, start: int) -> tuple[Reference, int]:
+def _reference(text: str, start: int, depth: int) -> tuple[Reference, int]:
     dollar = text.count("$", 0, start)
     match = re.compile(r"[^${}:\n]*").match(text, start + 2)
     assert match, "the pattern matches every text"
     name, index, default = match[0], match.end(), None
     if text[index : index + 2] == ":-":
-        default, index = _parts(text, index + 2, nested=True)
+        if depth == MAX_DEFAULTS:
+            raise Unreadable(dollar, f"more than {MAX_DEFAULTS} defaults within defaults", code="wrong-layer")
+        default, index = _parts(text, index + 2, depth + 1)
     if text[index : index + 1] in ("", "\n"):
         shown = text[start:].partition("\n")[0]
         hint = f"write ${{{name or 'NAME'}}}, or $${{ for the text ${{"
@@ -148,10 +158,18 @@ def interpolate(tree: Tree, names: Names) -> Tree:
     """The tree with every text resolved. What cannot be is a fault at its `$`, and its value stays as it is written."""
     done = merged(tree)
     done.dollars = {}
+    size = 0
     for path, places in tree.dollars.items():
         text = at(tree, path)
-        if isinstance(text, str):
-            _resolve_at(done, path, text, places, names)
+        if not isinstance(text, str):
+            continue
+        _resolve_at(done, path, text, places, names)
+        size += len(str(at(done, path)))
+        if size > MAX_WHOLE:
+            what = f"all interpolated texts together have more than {MAX_WHOLE:,} characters"
+            done.faults.append(Fault(path, tree.values[path], what, hint="use shorter variables", code="wrong-layer"))
+            done.unknown |= {path, *tree.dollars}
+            break
     return done
 
 
@@ -200,7 +218,14 @@ def join(parts: tuple[Part, ...], names: Names) -> Any:
     """The parts together; one reference alone keeps the type of its value, where that has one. Raises Unreadable."""
     if len(parts) == 1 and isinstance(parts[0], Reference):
         return _part(parts[0], names)
-    return "".join(_spell(_part(part, names)) for part in parts)
+    text = ""
+    for part in parts:
+        text += _spell(_part(part, names))
+        if len(text) > MAX_TEXT:
+            dollar = part.dollar if isinstance(part, Reference) else 0
+            what = f"a text of more than {MAX_TEXT:,} characters, because variables repeat one another"
+            raise Unreadable(dollar, what, "name fewer of them", code="wrong-layer")
+    return text
 
 
 def written(text: str, parts: tuple[Part, ...], names: Names, place: Place) -> Spelled:

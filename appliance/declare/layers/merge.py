@@ -21,11 +21,28 @@ def merged(*trees: Tree) -> Tree:
         into.unknown |= tree.unknown
         if () in tree.values:
             into.values[()] = tree.values[()]
-        _lay((), into.value, tree.value, into, tree)
+        _lay((), into.value, tree.value, into, _Over(tree))
     return into
 
 
-def _lay(path: Path, low: dict[str, Any], high: dict[str, Any], into: Tree, over: Tree) -> None:
+class _Over:
+    """Index of a tree that is merged over others: the entries of its tables by each prefix of their paths."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.keys, self.values = tree.keys, tree.values
+        self._below: tuple[dict[Path, dict[Path, Any]], ...] = tuple({} for _ in _tables(tree))
+        for table, below in zip(_tables(tree), self._below, strict=True):
+            for path, place in table.items():
+                for length in range(1, len(path) + 1):
+                    below.setdefault(path[:length], {})[path] = place
+
+    def copy(self, path: Path, into: Tree) -> None:
+        """Copy the entries at a path and below it."""
+        for table, below in zip(_tables(into), self._below, strict=True):
+            table |= below.get(path, {})
+
+
+def _lay(path: Path, low: dict[str, Any], high: dict[str, Any], into: Tree, over: _Over) -> None:
     if path[-2:] in ONE_KIND and high:
         for rival in [name for name in low if name not in high]:
             _forget(into, (*path, rival))
@@ -40,8 +57,7 @@ def _lay(path: Path, low: dict[str, Any], high: dict[str, Any], into: Tree, over
             continue
         _forget(into, inner)
         low[name] = copy.deepcopy(value)
-        for mine, theirs in zip(_tables(into), _tables(over), strict=True):
-            mine |= {known: place for known, place in theirs.items() if known[: len(inner)] == inner}
+        over.copy(inner, into)
 
 
 def _tables(tree: Tree) -> tuple[dict[Path, Any], ...]:
@@ -49,6 +65,8 @@ def _tables(tree: Tree) -> tuple[dict[Path, Any], ...]:
 
 
 def _forget(tree: Tree, path: Path) -> None:
+    if path not in tree.keys and path not in tree.values:
+        return
     for table in _tables(tree):
         for known in [known for known in table if known[: len(path)] == path]:
             del table[known]

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from appliance.declare.document import is_secret_variable
-from appliance.declare.layers.interpolate import Names, Part, Reference, Unreadable, join, parse, written
+from appliance.declare.layers.interpolate import MAX_WHOLE, Names, Part, Reference, Unreadable, join, parse, written
 from appliance.declare.layers.merge import at, fault
 from appliance.declare.locate import Fault, Spelled, Tree
 
 PATTERN = r"[a-z][a-z0-9_]*"
+MAX_CHAIN = 50  # variables whose values wait for one another
 
 
 def resolve(tree: Tree, environ: Mapping[str, str]) -> tuple[Names, list[Fault]]:
@@ -47,6 +48,7 @@ class _Resolver:
         self.written: dict[str, Spelled] = {}
         self.broken: set[str] = {str(f.path[1]) for f in tree.faults if f.path[:1] == ("variables",) and f.path[1:]}
         self.faults: list[Fault] = []
+        self._size = 0
 
     def check(self, name: str, value: Any) -> None:
         path = ("variables", name)
@@ -79,15 +81,24 @@ class _Resolver:
             for reference in _variables_in(parts):
                 self._first(reference, (*chain, name))
             names = Names(self._environ, self.values, frozenset(self.broken), self.written)
-            self.values[name] = join(parts, names)
+            self.values[name] = self._bounded(join(parts, names))
             self.written[name] = written(value, parts, names, self._tree.values[path])
         except Unreadable as error:
             self.broken.add(name)
             if error.message:
                 self.faults.append(error.fault(path, self._tree.dollars[path]))
 
+    def _bounded(self, value: Any) -> Any:
+        self._size += len(str(value))
+        if self._size > MAX_WHOLE:
+            raise Unreadable(0, f"all variables together have more than {MAX_WHOLE:,} characters", code="wrong-layer")
+        return value
+
     def _first(self, reference: Reference, chain: tuple[str, ...]) -> None:
         name = reference.name.removeprefix("var.")
+        if len(chain) > MAX_CHAIN:
+            what = f"more than {MAX_CHAIN} variables that need one another"
+            raise Unreadable(reference.dollar, what, code="wrong-layer")
         if name in chain:
             circle = " → ".join((*chain[chain.index(name) :], name))
             raise Unreadable(reference.dollar, f"{reference.text} needs its own value: {circle}", code="wrong-layer")

@@ -98,7 +98,7 @@ def test_files_that_extend_one_another_are_merged_left_to_right_and_the_file_win
 
     def write(name: str, depth: int) -> dict[str, Any]:
         """Writes a file and those that it extends, in folders of their own; returns what they mean together."""
-        own, folder = random_mapping(source, name), tmp_path / name
+        own, folder = {**random_mapping(source, name), "limits": {name: 1}}, tmp_path / name
         folder.mkdir()
         bases = [f"{name}{number}" for number in range(source.randrange(3 if depth else 1))]
         want: dict[str, Any] = {}

@@ -1,0 +1,113 @@
+"""Bounded reading of files that others wrote: manifests, checkpoints, templates, lists of keys.
+
+Every reader of such a file uses these functions. A named pipe, a device or a socket is refused instead of waited for; a
+file above its limit is refused instead of loaded; JSON that is damaged, nested too deeply or holds an absurdly long
+number raises one error of a known type.
+"""
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from engine.api.errors import CheckpointError
+
+MAX_PATH, MAX_NAME = 4095, 255  # bytes: what Linux takes for a path and for each name in it
+MIB = 2**20
+MANIFEST_BYTES = MIB // 4
+TEXT_BYTES = 4 * MIB  # a chat template, a list of keys, PEM files
+CONFIG_BYTES = 16 * MIB  # config.json and its like: a classifier of 20,000 labels has 1 MiB
+INDEX_BYTES = 128 * MIB  # the list of tensors: 9 MiB for 91,000 tensors
+TOKENIZER_BYTES = 512 * MIB  # 35 MiB for 262,000 tokens
+_MAX_DIGITS = 40  # 1e30 as a whole number is common: tokenizer_config.json's model_max_length
+_KINDS = {
+    stat.S_IFDIR: (errno.EISDIR, "Is a directory"),
+    stat.S_IFIFO: (errno.EINVAL, "Is a named pipe, not a file"),
+    stat.S_IFSOCK: (errno.EINVAL, "Is a socket, not a file"),
+    stat.S_IFCHR: (errno.EINVAL, "Is a device, not a file"),
+    stat.S_IFBLK: (errno.EINVAL, "Is a device, not a file"),
+}
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError for anything else, without waiting for the end of a pipe."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:  # a null character in the path
+        raise OSError(errno.EINVAL, "Is not a valid path", str(path)) from error
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(*_KINDS[stat.S_IFSOCK], str(path)) from error
+        raise
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise OSError(*_KINDS.get(kind, (errno.EINVAL, "Is not a regular file")), str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file. Raises OSError, also if there are more than `max_bytes`."""
+    with open_file(path) as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"Is larger than the {_size(max_bytes)} allowed", str(path))
+    return data
+
+
+def read_text(path: Path, max_bytes: int = TEXT_BYTES) -> str:
+    """Return the content of a regular file in UTF-8. Raises OSError and UnicodeDecodeError."""
+    return read_file(path, max_bytes).decode("utf-8")
+
+
+def read_json(path: Path, max_bytes: int = CONFIG_BYTES) -> Any:
+    """Return the value in a JSON file. Raises OSError if it cannot be read, CheckpointError if it is damaged."""
+    data = read_file(path, max_bytes)
+    try:
+        return parse_json(data)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: is damaged: {error}; copy the checkpoint again") from error
+
+
+def read_json_object(path: Path, max_bytes: int = CONFIG_BYTES) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises CheckpointError naming the file, whatever is wrong with it."""
+    try:
+        value = read_json(path, max_bytes)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must be a JSON object")
+    return value
+
+
+def parse_json(data: bytes) -> Any:
+    """Return the value in JSON text. Infinity and NaN are accepted, as Python writes them. Raises ValueError."""
+    try:
+        return json.loads(data.decode("utf-8"), parse_int=_whole)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"a number has {len(digits.lstrip('-'))} digits")
+    return int(digits)
+
+
+def _size(count: int) -> str:
+    return f"{count // MIB} MiB" if count >= MIB else f"{count // 1024} KiB"
+
+
+def is_path(path: Path | str) -> bool:
+    """Return whether the system accepts this text as a path: not too long, without null characters."""
+    encoded = os.fsencode(path)
+    return len(encoded) <= MAX_PATH and b"\0" not in encoded and all(len(p) <= MAX_NAME for p in encoded.split(b"/"))
+
+
+def real_path(path: Path | str) -> Path:
+    """Return the path without symbolic links; links that lead in a circle stay. `Path.resolve` raises for those."""
+    return Path(os.path.realpath(path))
