@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from appliance.plan.tokenizer import DESCRIBED, PLAIN, tokenizer_name
+from engine.gguf.file import find_gguf
 from engine.models.checkpoint import INDEX, SINGLE
-from engine.models.gguf import gguf_file
 from engine.models.kv_scales import FILE as KV_SCALES
 from engine.models.modules import module_names
 from engine.models.quantized import MODELOPT
@@ -45,7 +45,7 @@ def read_names(folder: Path) -> tuple[str, ...]:
 
 
 def _weights(folder: Path) -> Iterator[str]:
-    blocks = gguf_file(folder)
+    blocks = find_gguf(folder)
     if blocks is not None:
         yield blocks.name
     elif (folder / INDEX).is_file():

@@ -17,6 +17,7 @@ from appliance.lock.files import read_names, revision
 from appliance.lock.lock import CODE, Difference, Lock, Model, Template, compare, lock_path, read_lock
 from appliance.plan.plan import Plan, settled
 from engine.api.golden import Recorded
+from engine.gguf.file import root_of
 
 KEY = ("model", "lock")
 
@@ -35,7 +36,7 @@ def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) ->
             path=_source(settings),
             architecture=plan.architecture,
             revision=revision(folder),
-            files=_hashed(folder, read_names(folder), settings.cache),
+            files=_hashed(root_of(folder), read_names(folder), settings.cache),
         ),
         template=_template(plan, settings, folder),
         plan=planned(plan),
@@ -133,7 +134,9 @@ def wanted(settings: Settings, mode: str) -> Lock | None:
 def differences(settings: Settings, lock: Lock, folder: Path, *, hashed: bool) -> tuple[list[Difference], list[str]]:
     """What is not as locked, and the names of files that nobody looked into. With `hashed` every byte is read; without,
     sizes are compared, and digests of files that were hashed before and look the same. Raises CheckpointError."""
-    names = {*read_names(folder), *(name for name in lock.model.files if (folder / name).is_file())}
+    names = {*read_names(folder)}
+    folder = root_of(folder)
+    names |= {name for name in lock.model.files if (folder / name).is_file()}
     if hashed:
         known: Mapping[str, Digest] = _hashed(folder, names, settings.cache)
     else:

@@ -140,7 +140,7 @@ def plan(
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
     drain, linger = ending(settings)
     origin = origin or Facts(checkpoint.path, checkpoint.path, "")
-    names = manifest.model.names or (origin.name or checkpoint.path.name,)
+    names = manifest.model.names or (origin.name or checkpoint.path.name.removesuffix(".gguf"),)
     choices: dict[str, Choice[Any]] = {
         **_source(manifest, origin),
         "model.names": Choice(list(names), "" if manifest.model.names else "the last part of the source's name"),

@@ -6,6 +6,8 @@ from pathlib import Path
 import msgspec
 
 from engine.api.errors import CheckpointError
+from engine.gguf.file import root_of
+from engine.text.gguf import check_gguf_tokenizer, gguf_tokenizer_file
 
 
 class _TokenizerFile(msgspec.Struct):
@@ -29,14 +31,21 @@ _RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|$)")
 _PIECES = b"\x0a"  # a SentencePiece model begins with its first piece: field 1 of its message
 
 
-def tokenizer_name(folder: Path) -> str:
-    """The name of the file that the folder's tokenizer is read from; tokenizer.json if it has none."""
-    return next((name for name in (*DESCRIBED, *PLAIN) if (folder / name).exists()), "tokenizer.json")
+def tokenizer_name(checkpoint: Path) -> str:
+    """The name of the file that the checkpoint's tokenizer is read from; tokenizer.json if it has none."""
+    named = next((name for name in (*DESCRIBED, *PLAIN) if (checkpoint / name).exists()), "")
+    if named:
+        return named
+    inside = gguf_tokenizer_file(checkpoint)
+    return "tokenizer.json" if inside is None else inside.name
 
 
 def check_tokenizer(folder: Path) -> None:
     """Raises CheckpointError naming the file that is missing or damaged."""
-    path = folder / tokenizer_name(folder)
+    path = root_of(folder) / tokenizer_name(folder)
+    if path.suffix == ".gguf":
+        check_gguf_tokenizer(path)
+        return
     try:
         if path.name in DESCRIBED:
             msgspec.json.decode(path.read_bytes(), type=DESCRIBED[path.name])

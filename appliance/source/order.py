@@ -15,6 +15,7 @@ from appliance.declare.settings import Settings
 from appliance.declare.variables import is_on, value
 from appliance.manifest import SecretFile
 from appliance.source.remote import Listing, Policy, Store
+from engine.models.checkpoint import checkpoint_root
 
 ENDPOINT = "https://huggingface.co"
 SAGEMAKER_MODEL = Path("/opt/ml/model")
@@ -107,7 +108,7 @@ def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
             settings, ("model", "credentials"), f"has no effect with model.source.{source.kind}: {what}; leave it out"
         )
     if source.path is not None:
-        return Local(settings.file(("model", "source", "path")).resolve())
+        return Local(checkpoint_root(settings.file(("model", "source", "path")).resolve()))
     if source.huggingface is not None:
         hub = source.huggingface
         return _hub(settings, environ, hub.repo, hub.revision, hub.files)
