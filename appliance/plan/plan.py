@@ -225,6 +225,8 @@ def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
         return {"model.source.path": Choice(str(origin.path))}
     if kind == "huggingface":
         return {"model.source.huggingface.revision": Choice(origin.revision, origin.version)}
+    if kind == "pypi":
+        return {"model.source.pypi.sha256": Choice(origin.revision, origin.version)}
     if kind in ("http", "s3", "gs"):
         return {f"model.source.{kind}.{'url' if kind == 'http' else 'uri'}": Choice(origin.shown, origin.version)}
     return {f"model.source.{kind}": Choice(origin.shown or str(origin.path), origin.version or origin.note)}
