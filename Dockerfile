@@ -37,7 +37,6 @@ RUN /opt/slipway/venv/bin/pip install --no-compile --no-deps --no-build-isolatio
 WORKDIR /
 RUN SITE=$(/opt/slipway/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
     /opt/slipway/venv/bin/python -B /source/docker/prune.py "$SITE" && \
-    /opt/slipway/venv/bin/pip uninstall --yes pip && \
     /opt/slipway/venv/bin/python -P /source/docker/verify.py /source/manifests/demo \
         $(command -v c++ >/dev/null && echo --compiled)
 # Triton finds compiled kernels by the path and the source that they were compiled from: the package in the venv.

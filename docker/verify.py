@@ -10,6 +10,8 @@ bytecode of exactly the modules that serving uses, because the build installs pa
 import argparse
 import compileall
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import appliance
@@ -26,6 +28,7 @@ SERVICE = (
     "appliance.launch.sentinel",
     "appliance.plan.prove",
     "appliance.source.hub",
+    "appliance.source.wheel",
     "engine.__main__",
     "gguf",
     "sentencepiece",
@@ -55,6 +58,8 @@ def main() -> None:
         print("verify: WARNING: no compiled CPU kernels; on a CPU this image serves with torch, several times slower")
     for name in SERVICE:
         importlib.import_module(name)
+    # model.source.pypi runs pip as a program.
+    subprocess.run([sys.executable, "-P", "-m", "pip", "download", "--help"], check=True, stdout=subprocess.DEVNULL)
     texts = {name: generate(options.model, kernels=name) for name in ("torch", *variants)}
     if len(set(texts.values())) != 1:
         raise SystemExit(f"verify: the greedy texts differ: {texts}")

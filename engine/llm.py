@@ -42,7 +42,7 @@ from engine.models.footprint import Holder, weight_bytes
 from engine.models.parts import Model, keeps_nothing
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
-from engine.text.files import FILES
+from engine.text.files import has_tokenizer
 from engine.worker.build import DTYPES, build_worker
 from engine.worker.ranks import Ranks
 from kernels.cpu.library import best, tiling
@@ -143,7 +143,7 @@ class LLM:
         self._eos = tuple(token for token in checkpoint.eos_token_ids if token < self.vocab)
         self._begins = checkpoint.begin_ids
         folder = checkpoint.path
-        self.tokenizer = Tokenizer(folder) if any((folder / name).exists() for name in FILES) else None
+        self.tokenizer = Tokenizer(folder) if has_tokenizer(folder) else None
         self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
         ranks = Ranks(self.config, self._messages.put) if self.config.tensor > 1 else None
         self._worker = build_worker(self.config, lambda phase, fraction: None, ranks=ranks)

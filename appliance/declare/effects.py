@@ -47,6 +47,9 @@ EFFECTS: dict[str, Effect] = {
     "model.source.http.url": _EVERYTHING,
     "model.source.http.sha256": _EVERYTHING,
     "model.source.http.max_size": _SERVICE,  # what a download asks for or allows: the launcher's affair
+    "model.source.pypi.package": _EVERYTHING,
+    "model.source.pypi.version": _EVERYTHING,
+    "model.source.pypi.sha256": _EVERYTHING,
     "model.source.s3.uri": _EVERYTHING,
     "model.source.gs.uri": _EVERYTHING,
     "model.credentials": _SERVICE,

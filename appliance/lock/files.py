@@ -11,8 +11,8 @@ import msgspec
 
 from appliance.plan.tokenizer import DESCRIBED, PLAIN, tokenizer_name
 from engine.api.files import INDEX_BYTES, read_file, read_text
+from engine.gguf.file import find_gguf
 from engine.models.checkpoint import INDEX, SINGLE
-from engine.models.gguf import gguf_file
 from engine.models.kv_scales import FILE as KV_SCALES
 from engine.models.modules import module_names
 from engine.models.quantized import MODELOPT
@@ -46,7 +46,7 @@ def read_names(folder: Path) -> tuple[str, ...]:
 
 
 def _weights(folder: Path) -> Iterator[str]:
-    blocks = gguf_file(folder)
+    blocks = find_gguf(folder)
     if blocks is not None:
         yield blocks.name
     elif (folder / INDEX).is_file():

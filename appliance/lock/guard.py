@@ -40,9 +40,7 @@ class Guard:
                     f"not all of it is here, and {self.path} holds it to its files; `slipway fetch` gets them"
                 )
             return
-        if folder.is_file():
-            folder = folder.parent
-        if self.lock is None or not folder.is_dir():
+        if self.lock is None or not folder.exists():
             return
         found, self.skipped = differences(settings, self.lock, folder, hashed=self.hashed)
         if found and mode != "warn":

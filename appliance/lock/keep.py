@@ -18,6 +18,7 @@ from appliance.lock.lock import CODE, LOCK_BYTES, Difference, Lock, Model, Templ
 from appliance.plan.plan import Plan, settled
 from engine.api.files import TEXT_BYTES, read_file, read_text
 from engine.api.golden import Recorded
+from engine.gguf.file import root_of
 
 KEY = ("model", "lock")
 
@@ -36,7 +37,7 @@ def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) ->
             path=_source(settings),
             architecture=plan.architecture,
             revision=revision(folder),
-            files=_hashed(folder, read_names(folder), settings.cache),
+            files=_hashed(root_of(folder), read_names(folder), settings.cache),
         ),
         template=_template(plan, settings, folder),
         plan=planned(plan),
@@ -134,7 +135,9 @@ def wanted(settings: Settings, mode: str) -> Lock | None:
 def differences(settings: Settings, lock: Lock, folder: Path, *, hashed: bool) -> tuple[list[Difference], list[str]]:
     """What is not as locked, and the names of files that nobody looked into. With `hashed` every byte is read; without,
     sizes are compared, and digests of files that were hashed before and look the same. Raises CheckpointError."""
-    names = {*read_names(folder), *(name for name in lock.model.files if (folder / name).is_file())}
+    names = {*read_names(folder)}
+    folder = root_of(folder)
+    names |= {name for name in lock.model.files if (folder / name).is_file()}
     if hashed:
         known: Mapping[str, Digest] = _hashed(folder, names, settings.cache)
     else:

@@ -14,9 +14,10 @@ from appliance.declare.settings import Settings
 from appliance.manifest import Sampling
 from engine.api.errors import CheckpointError
 from engine.api.files import read_text
+from engine.gguf.file import root_of
 from engine.models.checkpoint import Checkpoint
-from engine.text.files import read_json
-from engine.text.templates import CONFIG, chat_templates, template_file
+from engine.text.files import tokenizer_config
+from engine.text.templates import chat_templates, template_file
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _TEMPLATE = ("model", "chat_template")
@@ -75,7 +76,7 @@ def _template(settings: Settings, folder: Path) -> Iterator[Problem]:
     own = settings.manifest.model.chat_template is None
     try:
         if own:
-            found, place = chat_templates(folder), str(folder / template_file(folder))
+            found, place = chat_templates(folder), str(root_of(folder) / template_file(folder))
         else:
             path = settings.file(_TEMPLATE)
             found, place = read_text(path), str(path)
@@ -97,7 +98,7 @@ def _template(settings: Settings, folder: Path) -> Iterator[Problem]:
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
-    config = read_json(folder / CONFIG)
+    config = tokenizer_config(folder)
     tokens = {name: config.get(name) for name in _SPECIAL}
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in tokens.items()}
     return {name: text for name, text in texts.items() if isinstance(text, str)}

@@ -32,7 +32,7 @@ def check_format(settings: Settings) -> Iterator[Problem]:
 
 
 def model_type(checkpoint: Checkpoint) -> str:
-    """What config.json calls the model; a GGUF file says nothing about it."""
+    """What config.json, or else a GGUF file, calls the model; "" if neither does."""
     found = checkpoint.config.get("model_type")
     return found if isinstance(found, str) else ""
 

@@ -142,7 +142,7 @@ def plan(
     sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
     drain, linger = ending(settings)
     origin = origin or Facts(checkpoint.path, checkpoint.path, "")
-    names = manifest.model.names or (origin.name or checkpoint.path.name,)
+    names = manifest.model.names or (origin.name or checkpoint.path.name.removesuffix(".gguf"),)
     choices: dict[str, Choice[Any]] = {
         **_source(manifest, origin),
         "model.names": Choice(list(names), "" if manifest.model.names else "the last part of the source's name"),
@@ -227,6 +227,8 @@ def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
         return {"model.source.path": Choice(str(origin.path))}
     if kind == "huggingface":
         return {"model.source.huggingface.revision": Choice(origin.revision, origin.version)}
+    if kind == "pypi":
+        return {"model.source.pypi.sha256": Choice(origin.revision, origin.version)}
     if kind in ("http", "s3", "gs"):
         return {f"model.source.{kind}.{'url' if kind == 'http' else 'uri'}": Choice(origin.shown, origin.version)}
     return {f"model.source.{kind}": Choice(origin.shown or str(origin.path), origin.version or origin.note)}

@@ -9,8 +9,10 @@ import msgspec
 
 from engine.api.errors import CheckpointError
 from engine.api.files import TOKENIZER_BYTES, read_file
+from engine.gguf.file import root_of
 from engine.text.added import check_ids
 from engine.text.files import read_json
+from engine.text.gguf import check_gguf_tokenizer, gguf_tokenizer_file
 
 
 class _Token(msgspec.Struct):
@@ -56,18 +58,25 @@ _RANKS = re.compile(rb" (\d{7,})\r?$", re.MULTILINE)
 _PIECES = b"\x0a"  # a SentencePiece model begins with its first piece: field 1 of its message
 
 
-def tokenizer_name(folder: Path) -> str:
-    """The name of the file that the folder's tokenizer is read from; tokenizer.json if it has none."""
-    return next((name for name in (*DESCRIBED, *PLAIN) if (folder / name).exists()), "tokenizer.json")
+def tokenizer_name(checkpoint: Path) -> str:
+    """The name of the file that the checkpoint's tokenizer is read from; tokenizer.json if it has none."""
+    named = next((name for name in (*DESCRIBED, *PLAIN) if (checkpoint / name).exists()), "")
+    if named:
+        return named
+    inside = gguf_tokenizer_file(checkpoint)
+    return "tokenizer.json" if inside is None else inside.name
 
 
 def check_tokenizer(folder: Path) -> None:
     """Raises CheckpointError naming the file that is missing or damaged."""
+    path = root_of(folder) / tokenizer_name(folder)
+    if path.suffix == ".gguf":
+        check_gguf_tokenizer(path)
+        return
     config = folder / "tokenizer_config.json"
     added = read_json(config).get("added_tokens_decoder")
     if isinstance(added, dict):
         check_ids(config, (int(token) for token in added if token.isdecimal()))
-    path = folder / tokenizer_name(folder)
     try:
         if path.name in DESCRIBED:
             check_ids(path, msgspec.json.decode(read_file(path, TOKENIZER_BYTES), type=DESCRIBED[path.name]).ids())

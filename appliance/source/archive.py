@@ -45,6 +45,10 @@ class Archive:
         return file.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz").removesuffix(".zip")
 
     @property
+    def form(self) -> str:
+        return "an archive"
+
+    @property
     def _list_file(self) -> Path:
         return self.cache / f"{_digest(self.url)}.json"
 

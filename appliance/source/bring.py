@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from appliance.source.archive import Archive
 from appliance.source.fetch import fetch
 from appliance.source.headers import is_whole, resolve
 from appliance.source.order import Order
 from appliance.source.progress import Progress
-from appliance.source.remote import Policy
+from appliance.source.remote import PackedStore, Policy
 from engine.api.printable import printable
 
 TERMINAL_S, LOG_S = 0.2, 10.0
@@ -34,15 +33,15 @@ def bring(
     resolved = resolve(order, policy, environ)
     store, listing = resolved.store, resolved.listing
     if is_whole(store, listing):
-        return store.folder(listing) if isinstance(store, Archive) else resolved.shelf.folder
+        return store.folder(listing) if isinstance(store, PackedStore) else resolved.shelf.folder
     progress = Progress(listing.bytes, say)
     with beside(progress):
         with _told(lambda: say(f"downloading {store.shown}: {progress.text()}")):
             fetch(store, listing, resolved.shelf, policy, progress, lambda: is_whole(store, listing))
-        if isinstance(store, Archive):
+        if isinstance(store, PackedStore):
             say(f"unpacking {store.shown}")
             store.unpack(listing, policy.min_free)
-    return store.folder(listing) if isinstance(store, Archive) else resolved.shelf.folder
+    return store.folder(listing) if isinstance(store, PackedStore) else resolved.shelf.folder
 
 
 @contextlib.contextmanager

@@ -10,12 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.source.archive import Archive
 from appliance.source.facts import Facts, NotHere
 from appliance.source.fetch import CONNECTIONS, check_space, fetch, tried
 from appliance.source.order import Job, Order
 from appliance.source.progress import Progress, spell, spell_time
-from appliance.source.remote import WEIGHTS, Listing, Policy, RemoteFile, SourceError, Store
+from appliance.source.remote import WEIGHTS, Listing, PackedStore, Policy, RemoteFile, SourceError, Store
 from appliance.source.shelf import Shelf
 
 FIRST_READ = 1 << 16
@@ -62,7 +61,7 @@ def resolve(order: Order, policy: Policy, environ: Mapping[str, str]) -> Resolve
 
 
 def is_whole(store: Store, listing: Listing) -> bool:
-    if isinstance(store, Archive):
+    if isinstance(store, PackedStore):
         return store.folder(listing).is_dir()
     return all(map(store.shelf(listing).has, listing.files))
 
@@ -75,12 +74,12 @@ def facts_from_afar(found: Order, policy: Policy, environ: Mapping[str, str]) ->
     shown, note = f"{store.shown}@{listing.revision[:12]}", f"; {resolved.stale}" if resolved.stale else ""
     version = "" if found.revision == listing.revision else f"{_what(found)}{note}"
     if is_whole(store, listing):
-        folder = store.folder(listing) if isinstance(store, Archive) else resolved.shelf.folder
+        folder = store.folder(listing) if isinstance(store, PackedStore) else resolved.shelf.folder
         yield Facts(folder, folder, store.name, shown, listing.revision, f"in {folder}{note}", version)
         return
     missing = [file for file in listing.files if not resolved.shelf.has(file)]
-    if isinstance(store, Archive) or any(file.name.endswith(".gguf") for file in missing):
-        kind = "an archive" if isinstance(store, Archive) else "a GGUF file"
+    if isinstance(store, PackedStore) or any(file.name.endswith(".gguf") for file in missing):
+        kind = store.form if isinstance(store, PackedStore) else "a GGUF file"
         size = f" of {_estimate(listing.bytes, listing.bytes, policy)}" if listing.bytes else ""
         cure = "`slipway fetch MANIFEST` downloads it, and so does `slipway serve`"
         raise NotHere(f"{store.shown}: {kind}{size}; nothing can be known of it before it is in the cache: {cure}")

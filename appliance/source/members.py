@@ -61,7 +61,7 @@ class Member:
 
 def read_members(archive: Path) -> Iterator[Member]:
     """Yield the members in the order of the archive. Raises ArchiveError, one of DAMAGE, or OSError of the disk."""
-    reader = _zip_members if archive.name.endswith(".zip") else _tar_members
+    reader = _zip_members if archive.name.endswith((".zip", ".whl")) else _tar_members
     for count, member in enumerate(reader(archive), start=1):
         if count > MAX_MEMBERS:
             raise ArchiveError(f"has more than {MAX_MEMBERS:,} members, the most that is unpacked")

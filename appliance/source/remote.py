@@ -3,7 +3,8 @@
 import fnmatch
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
@@ -97,6 +98,21 @@ class Store(Protocol):
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
         """The bytes of a file from `start` until before `stop`, or to its end. Raises StartOver where only the whole
         file can be had."""
+
+
+@runtime_checkable
+class PackedStore(Store, Protocol):
+    """A source whose checkpoint is inside one file: nothing is known of it before it is downloaded and unpacked."""
+
+    @property
+    def form(self) -> str:
+        """What the file is called in messages: an archive."""
+
+    def folder(self, listing: Listing) -> Path:
+        """The folder of the unpacked checkpoint."""
+
+    def unpack(self, listing: Listing, min_free: int = 0) -> None:
+        """Unpack the downloaded file and move the checkpoint into place. `min_free` bytes of the disk stay free."""
 
 
 def select(files: Sequence[RemoteFile], patterns: Sequence[str]) -> tuple[RemoteFile, ...]:

@@ -14,10 +14,11 @@ from typing import Any
 from engine.api.config import TaskConfig
 from engine.api.errors import CheckpointError
 from engine.api.files import INDEX_BYTES, read_json_object
+from engine.gguf.file import find_gguf
 from engine.models.assumed import UNSAID, assumed_tensors, assumptions
 from engine.models.config import normalised, shown
 from engine.models.families import ARCHITECTURES, Declare, declaration
-from engine.models.gguf import gguf_file, made_config, read_gguf
+from engine.models.gguf import made_config, read_weights
 from engine.models.headers import TensorInfo, read_headers
 from engine.models.kv_scales import is_kv_scale
 from engine.models.modules import Modules, read_modules
@@ -33,6 +34,8 @@ from engine.models.values import check_values
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+DESCRIPTIONS = ("config.json", "tokenizer.json", "tokenizer.model", "tekken.json")
+"""Files beside a GGUF file that make its folder the checkpoint."""
 AS_IT_IS = TaskConfig()
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float32"}
 
@@ -65,22 +68,23 @@ def read_checkpoint(
     """Reads config, generation config and, unless `weights` is false, safetensors headers. `task`: what it is wanted
     for. Raises CheckpointError that names the file, TaskError for what the checkpoint cannot be. A folder's own
     slipway_model.py is run only if `trust_remote_code` and only for an architecture that is not known here."""
-    folder = Path(path)
-    if folder.suffix == ".gguf" and os.path.isfile(folder) and gguf_file(folder.parent) == folder:
-        folder = folder.parent
-    if not os.path.isdir(folder):
-        raise CheckpointError(f"{folder}: no such directory; model.source.path must name a checkpoint directory")
-    blocks = gguf_file(folder)
+    folder = checkpoint_root(Path(path))
+    blocks = find_gguf(folder)
+    if not os.path.isdir(folder) and blocks is None:
+        raise CheckpointError(
+            f"{folder}: no such directory; model.source.path must name a checkpoint directory or a .gguf file"
+        )
+    place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
     config = normalised(_read_config(folder, blocks))
     generation = _read_generation(folder / "generation_config.json")
     architecture, declare = _architecture(folder, config, trust_remote_code)
-    model = _declared(declare, config, folder)
-    check_parts(model, str(folder / "config.json"))
-    check_values(model, str(folder / "config.json"))
-    quantization = read_quantization(config, model, str(folder / "config.json"))
+    model = _declared(declare, config, place)
+    check_parts(model, place)
+    check_values(model, place)
+    quantization = read_quantization(config, model, place)
     tensors: dict[str, TensorInfo] = {}
     if weights and blocks is not None:
-        tensors, quantization = read_gguf(blocks, architecture, model)
+        tensors, quantization = read_weights(blocks, architecture, model)
     elif weights:
         tensors = read_tensors(folder)
         quantization = None if quantization is None else with_names(quantization, tensors)
@@ -122,6 +126,22 @@ def has_weights(folder: Path) -> bool:
 
 def _holds_weights(path: Path) -> bool:
     return path.suffix in (".bin", ".pt", ".pth", ".safetensors") or path.name == INDEX
+
+
+def checkpoint_root(path: Path) -> Path:
+    """The checkpoint that a path means: a folder, or a GGUF file with nothing else.
+
+    A GGUF file that is the only weights of a folder with a configuration or a tokenizer means the folder.
+    """
+    folder = path.parent
+    if (
+        path.suffix != ".gguf"
+        or not os.path.isfile(path)
+        or not any((folder / name).is_file() for name in DESCRIPTIONS)
+    ):
+        return path
+    alone = not any(folder.glob("*.safetensors*")) and len(list(folder.glob("*.gguf"))) == 1
+    return folder if alone else path
 
 
 def read_tensors(folder: Path) -> dict[str, TensorInfo]:
@@ -204,11 +224,11 @@ def _architecture(folder: Path, config: dict[str, Any], trust: bool) -> tuple[st
     return names[0], declaration(names[0])
 
 
-def _declared(declare: Declare, config: dict[str, Any], folder: Path) -> Model:
+def _declared(declare: Declare, config: dict[str, Any], place: str) -> Model:
     try:
         return declare(config)
     except CheckpointError as error:
-        raise type(error)(str(error).replace("config.json", str(folder / "config.json"), 1)) from error
+        raise type(error)(str(error).replace("config.json", place, 1)) from error
 
 
 def _dtype(config: dict[str, Any], tensors: Mapping[str, TensorInfo]) -> str:

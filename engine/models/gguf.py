@@ -2,16 +2,18 @@
 
 config.json is taken where the folder has one, else it is made of the file's own keys. llama.cpp's converter turns the
 rows of Llama's q and k, in each head the two halves to pairs; `Scheme.heads` says where they must be turned back.
-Read with the package gguf. Source: ggml's description of GGUF, llama.cpp's convert_hf_to_gguf.py.
+Source: ggml's description of GGUF, llama.cpp's convert_hf_to_gguf.py.
 """
 
+import importlib.util
 import re
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from engine.api.errors import CheckpointError
-from engine.api.files import open_file
+from engine.gguf.file import GgufFile, GgufTensor, read_gguf
 from engine.models.headers import TensorInfo
 from engine.models.parts import Model, attentions
 from engine.models.schemes import Form, Quantization, Scheme
@@ -40,27 +42,19 @@ LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 FREQUENCIES = "rope_freqs.weight"  # of llama3's rotary scaling, which config.json says as well
+MAX_FACTOR_BYTES = 1 << 16
+# Keys with tokens that end a reply, and texts of control tokens that do where an old converter wrote no key for them.
+END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+END_TEXTS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
+_CONTROL = 3  # tokenizer.ggml.token_type
 BITS = {"Q4_0": 4, "Q8_0": 8}  # blocks of 32 with a scale in float16, held as they are; other types are restored
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
-def gguf_file(folder: Path) -> Path | None:
-    """The folder's GGUF file, if it has weights in no other form. Raises CheckpointError where there are several."""
-    found = sorted(folder.glob("*.gguf"))
-    if not found or any(folder.glob("*.safetensors*")):
-        return None
-    if len(found) > 1:
-        raise CheckpointError(
-            f"{folder}: has {len(found)} GGUF files, such as {found[0].name} and {found[1].name}; "
-            "put the one to serve in a folder of its own (parts of a split file: join them with llama-gguf-split)"
-        )
-    return found[0]
-
-
-def read_gguf(file: Path, architecture: str, model: Model) -> tuple[dict[str, TensorInfo], Quantization | None]:
-    """Its tensors by their names in the declaration, and how those are stored that are not plain numbers."""
-    reader = _reader(file)
-    kind = _text(reader, "general.architecture")
+def read_weights(file: Path, architecture: str, model: Model) -> tuple[dict[str, TensorInfo], Quantization | None]:
+    """Return the tensors of a file by their names in the declaration, and how those that are not plain are stored."""
+    found = read_gguf(file)
+    kind = str(found.require("general.architecture"))
     if architecture not in ARCHITECTURES or ARCHITECTURES[architecture] != kind:
         raise CheckpointError(
             f"{file}: is of a {kind!r}, and config.json declares {architecture}; served from GGUF are "
@@ -69,12 +63,12 @@ def read_gguf(file: Path, architecture: str, model: Model) -> tuple[dict[str, Te
     tensors = {
         _name(file, tensor.name): TensorInfo(
             file=file,
-            dtype=tensor.tensor_type.name,
-            shape=tuple(int(size) for size in reversed(tensor.shape)),
-            offset=int(tensor.data_offset),
-            bytes=int(tensor.n_bytes),
+            dtype=tensor.type,
+            shape=tensor.shape,
+            offset=tensor.offset,
+            bytes=tensor.bytes,
         )
-        for tensor in reader.tensors
+        for tensor in found.tensors
         if tensor.name != FREQUENCIES
     }
     heads = _heads(model) if kind == "llama" else {}
@@ -87,45 +81,103 @@ def read_gguf(file: Path, architecture: str, model: Model) -> tuple[dict[str, Te
             bits = BITS.get(info.dtype, 0)
             form: Form = "turned" if info.dtype in PLAIN else "gguf"
             schemes[path] = Scheme(form=form, bits=bits, group=32 if bits else None, heads=turned)
+    restored = [tensors[f"{path}.weight"].dtype for path, one in schemes.items() if one.form == "gguf" and not one.bits]
+    if restored and importlib.util.find_spec("gguf") is None:
+        raise CheckpointError(
+            f"{file}: tensors of type {restored[0]} are restored by the package gguf, which is not installed; "
+            "pip install gguf"
+        )
     return tensors, Quantization("gguf", schemes) if schemes else None
 
 
 def made_config(file: Path) -> dict[str, Any]:
-    """What config.json would say, of the file's keys. Raises CheckpointError for what they do not tell."""
-    reader = _reader(file)
-    kind = _text(reader, "general.architecture")
-    names = {tensor.name: tensor for tensor in reader.tensors}
-    if kind not in MADE or FREQUENCIES in names or f"{kind}.rope.scaling.type" in reader.fields:
-        what = f"a {kind!r}" if kind not in MADE else f"a {kind!r} with scaled rotary positions"
-        raise CheckpointError(f"{file}: is of {what}, which needs the config.json of the model it was made from beside")
+    """Return what config.json would contain, from the keys of a file. Raises CheckpointError for what they lack."""
+    found = read_gguf(file)
+    kind = str(found.require("general.architecture"))
+    names = {tensor.name: tensor for tensor in found.tensors}
+    if kind not in MADE:
+        raise CheckpointError(
+            f"{file}: is of a {kind!r}; served from GGUF are {', '.join(MADE)}. Another model needs its checkpoint "
+            "in Hugging Face's layout"
+        )
     if "token_embd.weight" not in names:
         raise CheckpointError(f"{file}: lacks token_embd.weight")
-
-    def number(key: str) -> Any:
-        value = _value(reader, f"{kind}.{key}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise CheckpointError(f"{file}: {kind}.{key} is {value!r}; it must be a number above 0")
-        return value
-
-    heads, hidden = number("attention.head_count"), number("embedding_length")
-    found = {
+    heads, hidden = (_positive(found, f"{kind}.{key}") for key in ("attention.head_count", "embedding_length"))
+    head_dim = _positive(found, f"{kind}.attention.key_length", hidden // heads)
+    made = {
         "architectures": [MADE[kind]],
+        "model_type": kind,
         "hidden_size": hidden,
-        "intermediate_size": number("feed_forward_length"),
-        "max_position_embeddings": number("context_length"),
+        "intermediate_size": _positive(found, f"{kind}.feed_forward_length"),
+        "max_position_embeddings": _positive(found, f"{kind}.context_length"),
         "num_attention_heads": heads,
-        "num_hidden_layers": number("block_count"),
-        "num_key_value_heads": _value(reader, f"{kind}.attention.head_count_kv", heads),
-        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": _value(reader, f"{kind}.rope.freq_base", 10000.0),
-        "head_dim": _value(reader, f"{kind}.attention.key_length", hidden // heads),
-        "vocab_size": int(names["token_embd.weight"].shape[1]),
+        "num_hidden_layers": _positive(found, f"{kind}.block_count"),
+        "num_key_value_heads": _positive(found, f"{kind}.attention.head_count_kv", heads),
+        "rms_norm_eps": _positive(found, f"{kind}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": _positive(found, f"{kind}.rope.freq_base", 10000.0),
+        "rope_scaling": _rope_scaling(found, kind, names.get(FREQUENCIES)),
+        "head_dim": head_dim,
+        "partial_rotary_factor": _positive(found, f"{kind}.rope.dimension_count", head_dim) / head_dim,
+        "vocab_size": names["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in names,
         "attention_bias": kind != "qwen2" and "blk.0.attn_q.bias" in names,
-        "eos_token_id": _value(reader, "tokenizer.ggml.eos_token_id", None),
-        "bos_token_id": _value(reader, "tokenizer.ggml.bos_token_id", None),
+        "eos_token_id": _end_ids(found) or None,
+        "bos_token_id": found.keys.get("tokenizer.ggml.bos_token_id"),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in made.items() if value is not None}
+
+
+def _end_ids(found: GgufFile) -> list[int]:
+    """Return the tokens that end a reply, that of tokenizer.ggml.eos_token_id first."""
+    ids = [found.keys.get(f"tokenizer.ggml.{key}") for key in END_KEYS]
+    tokens, kinds = (found.keys.get(f"tokenizer.ggml.{key}") or () for key in ("tokens", "token_type"))
+    controls = (token for token, kind in enumerate(kinds[: len(tokens)]) if kind == _CONTROL)
+    ids += [token for token in controls if tokens[token] in END_TEXTS]
+    return list(dict.fromkeys(token for token in ids if isinstance(token, int)))
+
+
+def _rope_scaling(found: GgufFile, kind: str, factors: GgufTensor | None) -> dict[str, Any] | None:
+    """Return the scaling of rotary positions as config.json spells it, or None.
+
+    llama3's scaling is stored as a tensor by which the frequencies are divided: the arithmetic of longrope with one
+    list of factors and no scale of the attention.
+    """
+    keys, prefix = found.keys, f"{kind}.rope.scaling"
+    trained = keys.get(f"{prefix}.original_context_length", keys.get(f"{kind}.context_length"))
+    if factors is not None:
+        values = _numbers(found.path, factors)
+        return {
+            "rope_type": "longrope",
+            "short_factor": values,
+            "long_factor": values,
+            "attention_factor": 1.0,
+            "original_max_position_embeddings": trained,
+        }
+    form = keys.get(f"{prefix}.type", "none")
+    if form == "none":
+        return None
+    if form not in ("linear", "yarn"):
+        raise CheckpointError(f"{found.path}: {prefix}.type is {form!r}; served are linear and yarn")
+    scaling = {"rope_type": form, "factor": _positive(found, f"{prefix}.factor")}
+    if form == "yarn":
+        scaling["original_max_position_embeddings"] = _positive(found, f"{prefix}.original_context_length")
+    return scaling
+
+
+def _numbers(file: Path, tensor: GgufTensor) -> list[float]:
+    """Return the values of a small tensor in float32."""
+    if tensor.type != "F32" or tensor.bytes > MAX_FACTOR_BYTES:
+        raise CheckpointError(f"{file}: {tensor.name} is of type {tensor.type} and {tensor.bytes:,} bytes; F32 is read")
+    with file.open("rb") as data:
+        data.seek(tensor.offset)
+        return list(struct.unpack(f"<{tensor.bytes // 4}f", data.read(tensor.bytes)))
+
+
+def _positive(found: GgufFile, key: str, default: float | None = None) -> Any:
+    value = found.require(key) if default is None else found.keys.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise CheckpointError(f"{found.path}: {key} is {value!r}; it must be a number above 0")
+    return value
 
 
 def _heads(model: Model) -> Mapping[str, int]:
@@ -141,34 +193,3 @@ def _name(file: Path, name: str) -> str:
     if stem in NAMES:
         return f"{NAMES[stem]}.{suffix}"
     raise CheckpointError(f"{file}: has the tensor {name}, which no part of the declared model is made of")
-
-
-def _reader(file: Path) -> Any:
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise CheckpointError(
-            f"{file}: reading GGUF needs the package gguf, which is not installed; pip install gguf"
-        ) from error
-    try:
-        open_file(file).close()
-        return GGUFReader(file)
-    except (OSError, ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{file}: no GGUF file, or cut off or damaged: {error}; copy it again") from error
-
-
-def _text(reader: Any, key: str) -> str:
-    return str(_value(reader, key))
-
-
-_MISSING = object()
-
-
-def _value(reader: Any, key: str, default: Any = _MISSING) -> Any:
-    field = reader.fields.get(key)
-    if field is None and default is _MISSING:
-        raise CheckpointError(f"{reader.data.filename}: lacks the key {key}")
-    try:
-        return default if field is None else field.contents()
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{reader.data.filename}: the key {key} is damaged: {error}") from error

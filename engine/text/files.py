@@ -8,10 +8,12 @@ from engine.api.errors import CheckpointError
 from engine.text.added import Added, check_ids, read_added
 from engine.text.backend import Backend
 from engine.text.fast import FastTokenizer
+from engine.text.gguf import gguf_backend, gguf_config, gguf_tokenizer_file
 from engine.text.tekken import TEKKEN, tekken_text
 
 FILES = ("tokenizer.json", TEKKEN, "tokenizer.model", "tiktoken.model", "qwen.tiktoken")
-"""The first that a checkpoint has is read."""
+"""The first that a checkpoint has is read; last comes the tokenizer inside a GGUF file."""
+CONFIG = "tokenizer_config.json"
 # Qwen's first models say in code what others have in their configuration: what comes behind the ranks.
 _QWEN_ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
 
@@ -20,7 +22,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; {} if there is no such file. Raises CheckpointError naming the file."""
     try:
         value = files.read_json(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # the latter below a checkpoint that is one file
         return {}
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
@@ -29,9 +31,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def has_tokenizer(checkpoint: Path) -> bool:
+    """Return whether a checkpoint has a tokenizer in one of the forms that are read."""
+    return any((checkpoint / name).is_file() for name in FILES) or gguf_tokenizer_file(checkpoint) is not None
+
+
 def tokenizer_file(directory: Path) -> Path:
     """The file that a directory's tokenizer is read from. Raises CheckpointError if it has none."""
     found = next((directory / name for name in FILES if (directory / name).is_file()), None)
+    found = found or gguf_tokenizer_file(directory)
     if found is None:
         raise CheckpointError(
             f"{directory / FILES[0]}: no such file, and no {', '.join(FILES[1:])}; model.source must hold one of them "
@@ -40,13 +48,18 @@ def tokenizer_file(directory: Path) -> Path:
     return found
 
 
+def tokenizer_config(directory: Path) -> dict[str, Any]:
+    """The directory's tokenizer_config.json over what its GGUF file says. Raises CheckpointError naming the file."""
+    return gguf_config(directory) | read_json(directory / CONFIG)
+
+
 def tokenizer_text(directory: Path) -> str | None:
     """The directory's tokenizer as the text of a tokenizer.json; None if its file is of another kind. Raises
     CheckpointError naming the file."""
     path = tokenizer_file(directory)
     if path.name == TEKKEN:
         return tekken_text(path)
-    if path.suffix != ".json":
+    if path.name not in FILES or path.suffix != ".json":
         return None
     try:
         return files.read_text(path, files.TOKENIZER_BYTES)
@@ -89,7 +102,7 @@ def _plain(path: Path, config: dict[str, Any], named: dict[str, str], extra: lis
     if end is None and model.eos_id() >= 0:
         end = model.eos_id()
     return SentencePieceTokenizer(
-        path,
+        model,
         added,
         begin if config.get("add_bos_token", True) else None,
         end if config.get("add_eos_token", False) else None,
@@ -139,6 +152,8 @@ def load_backend(directory: Path, config: dict[str, Any], named: dict[str, str],
     """The tokenizer of a directory. `config` is its tokenizer_config.json, `named` the texts of its named tokens,
     `extra` those of further special ones. Raises CheckpointError."""
     path, text = tokenizer_file(directory), tokenizer_text(directory)
+    if path.suffix == ".gguf":
+        return gguf_backend(path, [*named.values(), *extra])
     if text is None:
         return _plain(path, config, named, extra)
     added = read_added(config.get("added_tokens_decoder", {}))

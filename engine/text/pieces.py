@@ -19,11 +19,11 @@ _NO_DUMMY_SPACE = bytes((0x1A, 0x02, 0x18, 0x00))
 
 
 class SentencePieceTokenizer(PlainTokenizer):
-    """Raises CheckpointError naming the file."""
+    """`model` is the library's processor."""
 
-    def __init__(self, path: Path, added: list[Added], begin: int | None, end: int | None, *, legacy: bool) -> None:
+    def __init__(self, model: Any, added: list[Added], begin: int | None, end: int | None, *, legacy: bool) -> None:
         super().__init__(added, begin, end)
-        self._model = read_model(path)
+        self._model = model
         self._bare = _without_dummy_space(self._model)
         self._rest = self._model if legacy else self._bare
         # What tidies white space up takes all of it from a text's start, else the dummy space alone goes.
@@ -60,14 +60,22 @@ class SentencePieceTokenizer(PlainTokenizer):
 def read_model(path: Path) -> Any:
     """The library's processor of a file. Raises CheckpointError."""
     try:
+        return model_of(path, read_file(path, TOKENIZER_BYTES))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}; copy the checkpoint again") from error
+
+
+def model_of(path: Path, data: bytes) -> Any:
+    """The library's processor of a serialized model, which came from a file. Raises CheckpointError."""
+    try:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
         raise CheckpointError(f"{path}: needs the package sentencepiece, which is not installed") from error
     model = SentencePieceProcessor()
     try:
-        model.LoadFromSerializedProto(read_file(path, TOKENIZER_BYTES))
+        model.LoadFromSerializedProto(data)
         return model
-    except (OSError, RuntimeError) as error:
+    except RuntimeError as error:
         raise CheckpointError(f"{path}: is no SentencePiece model ({error}); copy the checkpoint again") from error
 
 

@@ -24,7 +24,7 @@ def _letters_and(digits: str) -> str:
 
 # Three digits a token: GPT-4, Llama 3, GLM 4.
 PATTERN = _letters_and(r"\p{N}{1,3}")
-_QWEN = _letters_and(r"\p{N}")
+QWEN_PATTERN = _letters_and(r"\p{N}")
 _UPPER, _LOWER = (rf"[{kinds}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for kinds in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
 _KIMI = "|".join(
     (
@@ -35,7 +35,7 @@ _KIMI = "|".join(
         _REST,
     )
 )
-PATTERNS = {"QWenTokenizer": _QWEN, "qwen.tiktoken": _QWEN, "TikTokenTokenizer": _KIMI}
+PATTERNS = {"QWenTokenizer": QWEN_PATTERN, "qwen.tiktoken": QWEN_PATTERN, "TikTokenTokenizer": _KIMI}
 """By the tokenizer's class, or else by the file's name."""
 
 

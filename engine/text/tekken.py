@@ -76,9 +76,9 @@ def tekken_text(path: Path) -> str:
             "padding": None,
             "added_tokens": [_added(token) for token in special],
             "normalizer": None,
-            "pre_tokenizer": {"type": "Sequence", "pretokenizers": _cuts(file.config.pattern)},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": cuts(file.config.pattern)},
             "post_processor": _begin(names.index(BEGIN)) if BEGIN in names else None,
-            "decoder": _BYTE_LEVEL,
+            "decoder": BYTE_LEVEL,
             "model": {"type": "BPE", "vocab": vocabulary, "merges": _merges(pieces), "ignore_merges": True},
         }
     ).decode()
@@ -98,11 +98,12 @@ def _special_tokens(file: _File, path: Path) -> list[_Special]:
     return [named.get(rank, _Special(rank, f"<SPECIAL_{rank}>")) for rank in range(count)]
 
 
-_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 
 
-def _cuts(pattern: str) -> list[dict[str, Any]]:
-    return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, _BYTE_LEVEL]
+def cuts(pattern: str) -> list[dict[str, Any]]:
+    """Return the pre-tokenizers that cut a text by a pattern and write its bytes as characters."""
+    return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}, BYTE_LEVEL]
 
 
 def _begin(token: int) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from typing import Any
 
 from engine.api.errors import CheckpointError
 from engine.api.files import read_text
-from engine.text.files import read_json
+from engine.gguf.file import find_gguf
+from engine.text.files import CONFIG, read_json, tokenizer_config
 
 SINGLE = "chat_template.jinja"
 SEVERAL = "additional_chat_templates"
-CONFIG = "tokenizer_config.json"
 PROCESSOR = "chat_template.json"
 
 
@@ -21,8 +21,8 @@ def _read(path: Path) -> str:
 
 
 def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, str] | None:
-    """chat_template.jinja and additional_chat_templates/ win over tokenizer_config.json, as in transformers; last comes
-    chat_template.json, which models with images brought."""
+    """chat_template.jinja and additional_chat_templates/ win over tokenizer_config.json, as in transformers; then the
+    template inside a GGUF file; last comes chat_template.json, which models with images brought."""
     more = {file.stem: _read(file) for file in sorted((directory / SEVERAL).glob("*.jinja"))}
     if (directory / SINGLE).is_file():
         text = _read(directory / SINGLE)
@@ -46,14 +46,20 @@ def read_templates(directory: Path, config: dict[str, Any]) -> str | dict[str, s
 
 
 def template_file(directory: Path) -> str:
-    """The name of the file that the directory's chat template is in; "" if it has none."""
+    """The name of the file that the directory's chat template is in; "" if it has none.
+
+    That of a GGUF file counts if no other file has one.
+    """
     if (directory / SINGLE).is_file():
         return SINGLE
     if read_json(directory / CONFIG).get("chat_template") is not None:
         return CONFIG
+    if tokenizer_config(directory).get("chat_template") is not None:
+        inside = find_gguf(directory)
+        return "" if inside is None else inside.name
     return PROCESSOR if read_json(directory / PROCESSOR).get("chat_template") is not None else ""
 
 
 def chat_templates(directory: Path) -> str | dict[str, str] | None:
     """The directory's chat template, or its templates by name. Raises CheckpointError naming the file."""
-    return read_templates(directory, read_json(directory / CONFIG))
+    return read_templates(directory, tokenizer_config(directory))

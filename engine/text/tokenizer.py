@@ -1,10 +1,10 @@
 """A checkpoint's tokenizer: text to ids as transformers gives them, ids to text, and what each id stands for.
 
-Reads tokenizer.json, Mistral's tekken.json, SentencePiece's tokenizer.model or a file of tiktoken's, each by its own
-library, with tokenizer_config.json, special_tokens_map.json, added_tokens.json and the files of chat templates.
-Begin and end tokens come from the post-processor of tokenizer.json alone: transformers, too, drops add_bos_token and
-add_eos_token of tokenizer_config.json where a tokenizer.json lies beside it. Files that have no post-processor get them
-as that configuration says; SentencePiece's have a begin token unless it says no.
+Reads tokenizer.json, Mistral's tekken.json, SentencePiece's tokenizer.model, a file of tiktoken's or the tokenizer
+inside a GGUF file, each by its own library, with tokenizer_config.json, special_tokens_map.json, added_tokens.json and
+the files of chat templates. Begin and end tokens come from the post-processor of tokenizer.json alone: transformers,
+too, drops add_bos_token and add_eos_token of tokenizer_config.json where a tokenizer.json lies beside it. Files that
+have no post-processor get them as that configuration says; SentencePiece's have a begin token unless it says no.
 """
 
 from functools import cached_property
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from engine.text.backend import Side
-from engine.text.files import load_backend, read_json, tokenizer_file, tokenizer_text
+from engine.text.files import load_backend, read_json, tokenizer_config, tokenizer_file, tokenizer_text
 from engine.text.tekken import NAMED, TEKKEN
 from engine.text.templates import chat_templates, read_templates
 from engine.text.vocabulary import Vocabulary
@@ -33,7 +33,7 @@ class Tokenizer:
 
     def __init__(self, path: str | Path) -> None:
         directory = Path(path)
-        config = read_json(directory / "tokenizer_config.json")
+        config = tokenizer_config(directory)
         named = read_json(directory / "special_tokens_map.json") | config
         self.file = tokenizer_file(directory)
         self.special_tokens = {key: text for key in _NAMED if (text := _content(named.get(key)))}

@@ -54,8 +54,9 @@ def permute(weight, heads):
     return np.ascontiguousarray(weight.reshape(shape).swapaxes(1, 2).reshape(weight.shape))
 
 
-def write(folder, types, architecture="Llama", config=True, **more):
-    """A folder with a GGUF file. types: of tensors whose name has this in it, the first that fits; F32 for others."""
+def write(folder, types, architecture="Llama", config=True, extra=lambda writer, config: None, **more):
+    """A folder with a GGUF file. types: of tensors whose name has this in it, the first that fits; F32 for others.
+    extra: adds further keys and tensors."""
     folder.mkdir()
     model = random_model(architecture, **more)
     kind = architecture.lower()
@@ -72,6 +73,7 @@ def write(folder, types, architecture="Llama", config=True, **more):
     writer.add_key_length(getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads)
     writer.add_vocab_size(c.vocab_size)
     writer.add_eos_token_id(2)
+    extra(writer, c)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and c.tie_word_embeddings:
             continue
@@ -222,7 +224,7 @@ def test_the_file_itself_may_be_named(tmp_path):
 def test_several_files_are_refused(tmp_path):
     folder = write(tmp_path / "m", {})
     shutil.copy(folder / "model.gguf", folder / "other.gguf")
-    with pytest.raises(CheckpointError, match=r"has 2 GGUF files, such as model\.gguf and other\.gguf; put the one"):
+    with pytest.raises(CheckpointError, match=r"has 2 GGUF files, such as model\.gguf and other\.gguf; name the one"):
         read_checkpoint(folder)
 
 
@@ -263,15 +265,17 @@ def test_a_family_that_is_not_read_from_gguf_needs_its_own_checkpoint(tmp_path):
     folder = write(tmp_path / "m", {}, config=False)
     file = folder / "model.gguf"
     file.write_bytes(file.read_bytes().replace(b"llama", b"mamba"))
-    with pytest.raises(CheckpointError, match="is of a 'mamba', which needs the config.json of the model it was made"):
+    with pytest.raises(CheckpointError, match="is of a 'mamba'; served from GGUF are llama, qwen2, qwen3"):
         read_checkpoint(folder)
 
 
 def test_without_the_package_the_message_says_what_to_install(tmp_path, monkeypatch):
-    folder = write(tmp_path / "m", {})
+    folder = write(tmp_path / "m", {"mlp": Type.Q4_1, "": Type.Q4_0})
+    plain = write(tmp_path / "plain", {"": Type.Q8_0})
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(CheckpointError, match=r"needs the package gguf, .* pip install gguf$"):
+    with pytest.raises(CheckpointError, match=r"type Q4_1 are restored by the package gguf, .* pip install gguf$"):
         read_checkpoint(folder)
+    assert read_checkpoint(plain).quantization.method == "gguf"  # its blocks are held as they are
 
 
 def test_reading_a_gguf_file_does_not_import_torch(tmp_path):

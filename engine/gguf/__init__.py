@@ -1,0 +1,1 @@
+"""GGUF files: what they are called, their keys and their tensors. No torch, no numpy."""

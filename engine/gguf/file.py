@@ -1,0 +1,228 @@
+"""Read the keys and the list of tensors of a GGUF file, and find the file of a checkpoint.
+
+    magic "GGUF", version u32, number of tensors u64, number of keys u64
+    each key: name, type u32, value; an array has the type of its elements, their number u64, and them
+    each tensor: name, number of dimensions u32, dimensions u64 (the fastest first), type u32, offset u64
+    tensor data, aligned to general.alignment (32)
+
+A text is its length as u64 and UTF-8. All numbers are little-endian. The file is mapped, so only the pages with keys
+are read; every length is compared with what is left of the file before it is used.
+Source: ggml's description of GGUF, version 3.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.api.errors import CheckpointError
+from engine.api.files import open_file
+
+VERSIONS = (2, 3)
+MAX_ELEMENTS = 1 << 24  # of an array; the largest vocabularies have 2^18 tokens
+MAX_DIMENSIONS = 4
+MAX_DEPTH = 4  # of arrays in arrays
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_TEXT, _ARRAY = 8, 9
+# Number of a type → its name, the elements of a block and the bytes of a block.
+TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
+
+
+class _Damaged(Exception):
+    """What is wrong with the file's bytes."""
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One tensor. Its bytes lie at `offset` of the file."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]  # the slowest dimension first, as in torch
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """The keys and tensors of one file. Arrays are tuples."""
+
+    path: Path
+    keys: Mapping[str, Any]
+    tensors: tuple[GgufTensor, ...]
+
+    def require(self, key: str) -> Any:
+        """Return the value of a key. Raises CheckpointError where it is missing."""
+        if key not in self.keys:
+            raise CheckpointError(f"{self.path}: lacks the key {key}")
+        return self.keys[key]
+
+
+def find_gguf(checkpoint: Path) -> Path | None:
+    """Return the GGUF file of a checkpoint: the path itself, or the only one in a folder without other weights.
+
+    Raises CheckpointError for a folder with several.
+    """
+    if checkpoint.suffix == ".gguf" and os.path.isfile(checkpoint):
+        return checkpoint
+    found = sorted(checkpoint.glob("*.gguf"))
+    if not found or any(checkpoint.glob("*.safetensors*")):
+        return None
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{checkpoint}: has {len(found)} GGUF files, such as {found[0].name} and {found[1].name}; "
+            "name the one to serve (model.source.path may be a .gguf file), or put it in a folder of its own (parts of "
+            "a split file: join them with llama-gguf-split)"
+        )
+    return found[0]
+
+
+def root_of(checkpoint: Path) -> Path:
+    """Return the folder that the checkpoint's files are in: the checkpoint itself, or where its only file is."""
+    return checkpoint.parent if checkpoint.suffix == ".gguf" and os.path.isfile(checkpoint) else checkpoint
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Read a file without its data. Raises CheckpointError naming the file."""
+    try:
+        with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _read(path, _Cursor(data))
+    except (_Damaged, UnicodeDecodeError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        raise CheckpointError(f"{path}: no GGUF file, or cut off or damaged: {error}; copy it again") from error
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+class _Cursor:
+    """A position in the mapped file. Every read compares its size with what is left."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self.at = 0
+        self.size = len(data)
+
+    def unpack(self, layout: str) -> tuple[Any, ...]:
+        """Numbers of a layout of `struct`, little-endian."""
+        found = struct.Struct(f"<{layout}")
+        start = self._advance(found.size)
+        return found.unpack_from(self._data, start)
+
+    def number(self, layout: str) -> Any:
+        return self.unpack(layout)[0]
+
+    def text(self) -> str:
+        size = self.number("Q")
+        start = self._advance(size)
+        return self._data[start : start + size].decode()
+
+    def _advance(self, size: int) -> int:
+        start = self.at
+        if size > self.size - start:
+            raise _Damaged(f"it ends after {self.size:,} bytes, within a value of {size:,} at byte {start:,}")
+        self.at = start + size
+        return start
+
+
+def _read(path: Path, cursor: _Cursor) -> GgufFile:
+    if cursor.size < 4 or cursor.unpack("4s")[0] != b"GGUF":
+        raise _Damaged("it does not begin with GGUF")
+    version = cursor.number("I")
+    if version not in VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+        raise _Damaged("its numbers are big-endian" if swapped else f"its version is {version}, read are 2 and 3")
+    num_tensors, num_keys = cursor.unpack("QQ")
+    keys: dict[str, Any] = {}
+    for _ in range(num_keys):
+        name = cursor.text()
+        if name in keys:
+            raise _Damaged(f"it has the key {name} twice")
+        keys[name] = _value(cursor, cursor.number("I"))
+    described = [_tensor(cursor) for _ in range(num_tensors)]
+    alignment = keys.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise _Damaged(f"general.alignment is {alignment!r}")
+    begin = -(-cursor.at // alignment) * alignment
+    tensors = tuple(_placed(one, begin, cursor.size) for one in described)
+    if len({tensor.name for tensor in tensors}) < len(tensors):
+        raise _Damaged("it has a tensor twice")
+    return GgufFile(path, keys, tensors)
+
+
+def _value(cursor: _Cursor, kind: int, depth: int = 0) -> Any:
+    if kind in _SCALARS:
+        return cursor.number(_SCALARS[kind])
+    if kind == _TEXT:
+        return cursor.text()
+    if kind != _ARRAY or depth == MAX_DEPTH:
+        raise _Damaged(f"byte {cursor.at:,} begins a value of the unknown type {kind}, or arrays lie too deep")
+    inner, count = cursor.unpack("IQ")
+    if count > MAX_ELEMENTS:
+        raise _Damaged(f"an array has {count:,} elements, read are up to {MAX_ELEMENTS:,}")
+    if inner in _SCALARS:
+        return cursor.unpack(f"{count}{_SCALARS[inner]}")
+    read: Callable[[], Any] = cursor.text if inner == _TEXT else lambda: _value(cursor, inner, depth + 1)
+    return tuple(read() for _ in range(count))
+
+
+def _tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
+    """Name, dimensions, type and relative offset."""
+    name, count = cursor.text(), cursor.number("I")
+    if not 1 <= count <= MAX_DIMENSIONS:
+        raise _Damaged(f"the tensor {name} has {count} dimensions")
+    shape = cursor.unpack(f"{count}Q")
+    kind, offset = cursor.unpack("IQ")
+    return name, tuple(reversed(shape)), kind, offset
+
+
+def _placed(described: tuple[str, tuple[int, ...], int, int], begin: int, end: int) -> GgufTensor:
+    name, shape, kind, offset = described
+    if kind not in TYPES:
+        raise _Damaged(f"the tensor {name} is of the unknown type {kind}")
+    label, block, block_bytes = TYPES[kind]
+    count = 1
+    for size in shape:
+        count *= size
+    if shape[-1] % block:
+        raise _Damaged(f"the tensor {name} has rows of {shape[-1]} elements, and {label} has blocks of {block}")
+    size = count // block * block_bytes
+    if begin + offset + size > end:
+        raise _Damaged(f"it ends after {end:,} bytes, within the tensor {name}")
+    return GgufTensor(name, label, shape, begin + offset, size)

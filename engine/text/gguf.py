@@ -1,0 +1,292 @@
+"""The tokenizer and the chat templates inside a GGUF file.
+
+`tokenizer.ggml.model` names the algorithm. For `gpt2` (byte-level BPE) the file has tokens, merges and the name of the
+rule that cuts texts, of which a tokenizer.json is made that means the same. For `llama` (SentencePiece's BPE) it has
+pieces, scores and kinds, of which SentencePiece's own model is made. Named tokens, added begin and end tokens and the
+templates become what tokenizer_config.json would say.
+
+Sources: ggml's description of GGUF; llama.cpp's convert_hf_to_gguf.py and llama-vocab.cpp, which give the rules their
+names; the tokenizer.json files of the models that the rules are named after.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.api.errors import CheckpointError
+from engine.gguf.file import GgufFile, find_gguf, read_gguf
+from engine.text.added import Added
+from engine.text.backend import Backend
+from engine.text.fast import FastTokenizer
+from engine.text.ranks import PATTERN, QWEN_PATTERN
+from engine.text.tekken import BYTE_LEVEL, cuts
+
+BPE, PIECES = "gpt2", "llama"
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # tokenizer.ggml.token_type
+_ADDED_SCORE = -1000.0  # which llama.cpp's converter gives to tokens that SentencePiece's own model lacks
+_PREFIX = "tokenizer.ggml."
+_TEMPLATE = "tokenizer.chat_template"
+_NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_MARKS = r"\p{Lm}\p{Lo}\p{M}"
+_TEKKEN = "|".join(
+    (
+        rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}{_MARKS}]*[\p{{Ll}}{_MARKS}]+",
+        rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}{_MARKS}]+[\p{{Ll}}{_MARKS}]*",
+        r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How a kind of tokenizer cuts texts before its merges."""
+
+    cuts: tuple[dict[str, Any], ...]
+    normalizer: dict[str, Any] | None = None
+    whole: bool = False
+    """Whether a piece that is a token stays whole, whatever the merges would make of it."""
+    begins: bool = False
+    """Whether texts get the begin token where the file does not say."""
+
+
+_GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_SINGLE_DIGITS = _Rule(({"type": "Digits", "individual_digits": True}, _GPT2))
+_LLAMA3 = _Rule(tuple(cuts(PATTERN)), whole=True, begins=True)
+_QWEN2 = _Rule(tuple(cuts(QWEN_PATTERN)), {"type": "NFC"})
+RULES = {
+    "gpt-2": _Rule((_GPT2,)),
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+    "deepseek-r1-qwen": _QWEN2,
+    "refact": _SINGLE_DIGITS,
+    "smollm": _SINGLE_DIGITS,
+    "starcoder": _SINGLE_DIGITS,
+    "tekken": _Rule(tuple(cuts(_TEKKEN)), whole=True, begins=True),
+}
+"""By tokenizer.ggml.pre."""
+
+
+def gguf_tokenizer_file(checkpoint: Path) -> Path | None:
+    """Return the GGUF file of a checkpoint if a tokenizer is inside. Raises CheckpointError."""
+    path = find_gguf(checkpoint)
+    return path if path is not None and f"{_PREFIX}tokens" in read_gguf(path).keys else None
+
+
+def gguf_config(checkpoint: Path) -> dict[str, Any]:
+    """Return what tokenizer_config.json would say, from the checkpoint's GGUF file; {} if it has none."""
+    path = find_gguf(checkpoint)
+    if path is None:
+        return {}
+    file = read_gguf(path)
+    tokens = file.keys.get(f"{_PREFIX}tokens", ())
+    config: dict[str, Any] = {}
+    for name, key in _NAMED.items():
+        token = file.keys.get(f"{_PREFIX}{name}_token_id")
+        if isinstance(token, int) and 0 <= token < len(tokens):
+            config[key] = tokens[token]
+    if (template := file.keys.get(_TEMPLATE)) is not None:
+        named = {key.removeprefix(f"{_TEMPLATE}."): text for key, text in _named_templates(file)}
+        config["chat_template"] = {"default": template, **named} if named else template
+    return config
+
+
+def gguf_backend(path: Path, special: list[str]) -> Backend:
+    """Return the tokenizer inside a GGUF file. `special`: texts that are special tokens as well.
+
+    Raises CheckpointError.
+    """
+    file, vocabulary = _checked(path)
+    if file.keys[f"{_PREFIX}model"] == BPE:
+        return FastTokenizer(path, _bpe(file, vocabulary), [], special)
+    return _pieces(file, vocabulary, special)
+
+
+def check_gguf_tokenizer(path: Path) -> None:
+    """Raise CheckpointError unless the tokenizer inside a GGUF file is of a known kind and whole."""
+    _checked(path)
+
+
+def _checked(path: Path) -> tuple[GgufFile, "_Vocabulary"]:
+    file = read_gguf(path)
+    kind, vocabulary = file.require(f"{_PREFIX}model"), _vocabulary(file)
+    cure = "Put the file into a folder with the tokenizer.json of the model it was made from"
+    if kind not in (BPE, PIECES):
+        raise CheckpointError(f"{path}: {_PREFIX}model is {kind!r}; read are {BPE} and {PIECES}. {cure}")
+    rule = file.keys.get(f"{_PREFIX}pre")
+    if kind == BPE and rule not in RULES:
+        raise CheckpointError(
+            f"{path}: {_PREFIX}pre is {rule!r}, the rule by which texts are cut; known are {', '.join(RULES)}. {cure}"
+        )
+    if kind == BPE and not isinstance(file.require(f"{_PREFIX}merges"), tuple):
+        raise CheckpointError(f"{path}: {_PREFIX}merges is no array; copy the file again")
+    return file, vocabulary
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """`kinds` as in tokenizer.ggml.token_type; `scores` of SentencePiece's pieces."""
+
+    tokens: tuple[str, ...]
+    kinds: tuple[int, ...]
+    scores: tuple[float, ...]
+
+
+def _vocabulary(file: GgufFile) -> _Vocabulary:
+    tokens = file.require(f"{_PREFIX}tokens")
+    count = len(tokens) if isinstance(tokens, tuple) else 0
+    kinds = file.keys.get(f"{_PREFIX}token_type", (1,) * count)
+    scores = file.keys.get(f"{_PREFIX}scores", (0.0,) * count)
+    numbers = all(isinstance(part, tuple) and len(part) == count for part in (kinds, scores))
+    if not count or not numbers or not all(isinstance(token, str) for token in tokens):
+        raise CheckpointError(
+            f"{file.path}: {_PREFIX}tokens, {_PREFIX}token_type and {_PREFIX}scores must be arrays of one length; "
+            "copy the file again"
+        )
+    if len(set(tokens)) < count:
+        twice = next(token for place, token in enumerate(tokens) if token in tokens[:place])
+        raise CheckpointError(f"{file.path}: {_PREFIX}tokens has {twice!r} twice; convert the model again")
+    return _Vocabulary(tokens, kinds, scores)
+
+
+def _named_templates(file: GgufFile) -> Iterator[tuple[str, str]]:
+    for key, value in file.keys.items():
+        if key.startswith(f"{_TEMPLATE}.") and isinstance(value, str):
+            yield key, value
+
+
+def _ends(file: GgufFile, begins: bool) -> tuple[int | None, int | None]:
+    """Return the tokens that go before and behind every text."""
+
+    def token(name: str, default: bool) -> int | None:
+        wanted = file.keys.get(f"{_PREFIX}add_{name}_token", default)
+        found = file.keys.get(f"{_PREFIX}{name}_token_id")
+        return found if wanted and isinstance(found, int) else None
+
+    return token("bos", begins), token("eos", False)
+
+
+def _bpe(file: GgufFile, vocabulary: _Vocabulary) -> str:
+    """Return the text of a tokenizer.json."""
+    rule, merges = RULES[file.keys[f"{_PREFIX}pre"]], file.keys[f"{_PREFIX}merges"]
+    listed = list(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+    added = [
+        _added(token, text, kind == CONTROL)
+        for token, (text, kind) in enumerate(listed)
+        if kind in (CONTROL, USER_DEFINED)
+    ]
+    return msgspec.json.encode(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": added,
+            "normalizer": rule.normalizer,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": rule.cuts},
+            "post_processor": _around(vocabulary.tokens, *_ends(file, rule.begins)),
+            "decoder": BYTE_LEVEL,
+            "model": {
+                "type": "BPE",
+                "vocab": {text: token for token, (text, kind) in enumerate(listed) if kind != UNUSED},
+                "merges": merges,
+                "ignore_merges": rule.whole,
+            },
+        }
+    ).decode()
+
+
+def _added(token: int, text: str, special: bool) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": special}
+    return {"id": token, "content": text, **flags}
+
+
+def _around(tokens: tuple[str, ...], begin: int | None, end: int | None) -> dict[str, Any] | None:
+    """Return the post-processor that puts a begin and an end token around each text."""
+    known = {tokens[token]: token for token in (begin, end) if token is not None}
+    if not known:
+        return None
+
+    def one(name: str, number: int) -> list[dict[str, Any]]:
+        before, behind = (
+            [] if token is None else [{"SpecialToken": {"id": tokens[token], "type_id": number}}]
+            for token in (begin, end)
+        )
+        return [*before, {"Sequence": {"id": name, "type_id": number}}, *behind]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": one("A", 0),
+        "pair": [*one("A", 0), *one("B", 1)],
+        "special_tokens": {text: {"id": text, "ids": [token], "tokens": [text]} for text, token in known.items()},
+    }
+
+
+def _pieces(file: GgufFile, vocabulary: _Vocabulary, special: list[str]) -> Backend:
+    """Return a tokenizer of SentencePiece's. A space goes before each part between added tokens, as in llama.cpp and in
+    the tokenizer.json of Llama 2 and Mistral."""
+    from engine.text.pieces import SentencePieceTokenizer, model_of
+
+    added = []
+    for token, (text, kind, score) in enumerate(
+        zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
+    ):
+        if kind in (CONTROL, UNKNOWN) or text in special:
+            added.append(Added(token, text))
+        elif kind == USER_DEFINED and score == _ADDED_SCORE:
+            added.append(Added(token, text, special=False))
+    begin, end = _ends(file, True)
+    hidden = {token.id for token in added if not token.special}
+    model = model_of(file.path, _proto(file, vocabulary, hidden))
+    return SentencePieceTokenizer(model, added, begin, end, legacy=True)
+
+
+def _proto(file: GgufFile, vocabulary: _Vocabulary, hidden: set[int]) -> bytes:
+    """Return SentencePiece's ModelProto. `hidden`: added tokens, which its own model would never make.
+
+    Field numbers: sentencepiece_model.proto.
+    """
+    pieces = b"".join(
+        _field(1, _field(1, text.encode()) + _float(2, score) + _number(3, UNUSED if token in hidden else kind))
+        for token, (text, kind, score) in enumerate(
+            zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
+        )
+    )
+    ids = [file.keys.get(f"{_PREFIX}{name}_token_id") for name in ("unknown", "bos", "eos")]
+    named = b"".join(
+        _number(40 + place, token) + _field(45 + place, vocabulary.tokens[token].encode())
+        for place, token in enumerate(ids)
+        if isinstance(token, int) and 0 <= token < len(vocabulary.tokens)
+    )
+    trainer = _number(3, 2) + _number(35, int(any(kind == 6 for kind in vocabulary.kinds))) + named
+    normalizer = (
+        _field(1, b"identity")
+        + _number(3, int(file.keys.get(f"{_PREFIX}add_space_prefix", True)))
+        + _number(4, int(file.keys.get(f"{_PREFIX}remove_extra_whitespaces", False)))
+    )
+    return pieces + _field(2, trainer) + _field(3, normalizer)
+
+
+def _varint(value: int) -> bytes:
+    data = bytearray()
+    while value > 0x7F:
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    data.append(value)
+    return bytes(data)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _float(field: int, value: float) -> bytes:
+    return _varint(field << 3 | 5) + struct.pack("<f", value)
+
+
+def _field(field: int, data: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(data)) + data
