@@ -4,6 +4,7 @@ It holds its share of the model, runs every plan that comes over its socket, and
 is how it sees that its engine is gone. The main thread only reads, so that it sees it whatever the device does.
 """
 
+import argparse
 import gc
 import os
 import signal
@@ -128,9 +129,12 @@ class Work(Protocol):
 
 
 def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m engine.rank", description="A rank of an engine.")
+    parser.add_argument("fd", type=int, help="file descriptor of the socket to the engine")
+    descriptor = parser.parse_args(arguments).fd
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the engine ends its ranks itself
-    Rank(Connection(int(arguments[0]))).serve()
+    Rank(Connection(descriptor)).serve()
 
 
 if __name__ == "__main__":
