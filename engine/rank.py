@@ -21,6 +21,7 @@ from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError
 from engine.api.messages import RankMemory, Taken
 from engine.binding import bind
 from engine.core.plan import Late, Masks, StepPlan, StepResult
+from engine.imports import leave_out_unused
 from engine.worker.rank_messages import (
     ALIVE_S,
     Alive,
@@ -90,6 +91,7 @@ class Rank:
     def _run(self, begin: Begin) -> None:
         bind(begin.config)
         self._send(Loading("importing", 0.0))
+        leave_out_unused(begin.config)
         from engine.worker.build import build_rank  # torch takes a second or more
 
         def progress(phase: str, fraction: float) -> None:
