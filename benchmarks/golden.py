@@ -2,6 +2,7 @@
 an engine of the demo model, and counts those that the self-test would find, bit for bit and within the band of float32.
 """
 
+import argparse
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -125,7 +126,9 @@ def faults(victim: Victim, kernels: str) -> dict[str, Fault]:
 
 
 def main(arguments: list[str]) -> int:
-    count = int(arguments[0]) if arguments else 60
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.golden", description=__doc__)
+    parser.add_argument("faults", type=int, nargs="?", default=60, help="planted faults of each kind (60)")
+    count = parser.parse_args(arguments).faults
     print(f"{'kernels':8} {'fault':32} {'planted':>7} {'bit for bit':>12} {'within 0.1 %':>13}")
     for kernels in (best(), "torch"):
         victim, rng = Victim(configured(kernels=kernels)), random.Random(1)

@@ -1,8 +1,8 @@
 """`python -m benchmarks.paced SOCKET RATE VOCAB`: an engine that computes nothing and gives every open request so many
 tokens a second, ids from 300 to VOCAB, in steps, as a real one does. What a gateway costs is then the gateway's own."""
 
+import argparse
 import asyncio
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -80,4 +80,9 @@ async def main(socket: Path, rate: float, vocab: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.paced", description=__doc__)
+    parser.add_argument("socket", type=Path, help="Unix socket to listen on")
+    parser.add_argument("rate", type=float, help="tokens per second of each request")
+    parser.add_argument("vocab", type=int, help="token ids are below this number")
+    options = parser.parse_args()
+    asyncio.run(main(options.socket, options.rate, options.vocab))

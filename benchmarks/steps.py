@@ -22,8 +22,8 @@ from engine.core.plan import StepPlan, StepResult
 from engine.core.scheduler import Scheduler
 from engine.kv.layout import Group, Layout
 from engine.worker.batch import build_batch
+from engine.worker.rows import plan_rows
 from engine.worker.table import RequestTable
-from engine.worker.worker import plan_rows
 
 PROMPT_TOKENS, MAX_CONTEXT, VOCAB = 100, 4096, 32000
 PARTS = ("plan", "prepare", "apply", "output")

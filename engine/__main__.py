@@ -29,6 +29,7 @@ from engine.binding import bind
 from engine.core.golden import Watch
 from engine.core.grammars import Compiler
 from engine.core.loop import Loop, Worker, build_loop, build_watch
+from engine.imports import leave_out_unused
 from engine.models.changes import WeightFiles
 from engine.worker.ranks import RankLost, Ranks
 
@@ -340,6 +341,7 @@ def build(config: EngineConfig, progress: Progress, took: Took, lost: Lost) -> W
     """The worker that the configuration asks for, with its other ranks. Raises as `engine.worker.build` does."""
     progress("importing", 0.0)  # torch takes a second or more, during which the socket already answers
     ranks = Ranks(config, lost) if config.tensor > 1 else None
+    leave_out_unused(config)
     from engine.worker.build import build_worker
 
     return build_worker(config, progress, took, ranks)

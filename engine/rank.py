@@ -4,6 +4,7 @@ It holds its share of the model, runs every plan that comes over its socket, and
 is how it sees that its engine is gone. The main thread only reads, so that it sees it whatever the device does.
 """
 
+import argparse
 import gc
 import os
 import signal
@@ -20,6 +21,7 @@ from engine.api.errors import EXIT_CRASH, EXIT_PERMANENT, EngineError
 from engine.api.messages import RankMemory, Taken
 from engine.binding import bind
 from engine.core.plan import Late, Masks, StepPlan, StepResult
+from engine.imports import leave_out_unused
 from engine.worker.rank_messages import (
     ALIVE_S,
     Alive,
@@ -89,6 +91,7 @@ class Rank:
     def _run(self, begin: Begin) -> None:
         bind(begin.config)
         self._send(Loading("importing", 0.0))
+        leave_out_unused(begin.config)
         from engine.worker.build import build_rank  # torch takes a second or more
 
         def progress(phase: str, fraction: float) -> None:
@@ -128,9 +131,12 @@ class Work(Protocol):
 
 
 def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m engine.rank", description="A rank of an engine.")
+    parser.add_argument("fd", type=int, help="file descriptor of the socket to the engine")
+    descriptor = parser.parse_args(arguments).fd
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # sent to the whole group: the engine ends its ranks itself
-    Rank(Connection(int(arguments[0]))).serve()
+    Rank(Connection(descriptor)).serve()
 
 
 if __name__ == "__main__":

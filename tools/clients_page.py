@@ -1,7 +1,7 @@
 """Writes docs/clients.md from what the clients of tests/clients showed: `python tools/clients_page.py TABLE.json`."""
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "clients.md"
@@ -30,5 +30,13 @@ def page(rows: list[dict[str, object]]) -> str:
     return HEAD + "\n".join(lines) + "\n"
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", type=Path, help="JSON file that tests/clients wrote")
+    parser.add_argument("--out", type=Path, default=PAGE, help="page to write (default: docs/clients.md)")
+    options = parser.parse_args()
+    options.out.write_text(page(json.loads(options.table.read_text())))
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page(json.loads(Path(sys.argv[1]).read_text())))
+    main()

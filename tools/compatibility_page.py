@@ -12,6 +12,7 @@ from appliance.rules.rule import Rule  # noqa: E402
 from appliance.rules.rules import RULES  # noqa: E402
 from appliance.rules.table import TABLES, Table, cells  # noqa: E402
 from appliance.rules.variables import VARIABLES  # noqa: E402
+from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# What goes together
 
@@ -122,4 +123,4 @@ def _facts(rule: Rule) -> list[str]:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "compatibility.md").write_text(compatibility_page())
+    write_pages(__doc__, {"compatibility.md": compatibility_page})

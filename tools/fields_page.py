@@ -16,6 +16,7 @@ from appliance.schema.fields.tables import TABLES  # noqa: E402
 from appliance.schema.messages import MessagesRequest  # noqa: E402
 from appliance.schema.pooling import EmbeddingRequest  # noqa: E402
 from appliance.schema.responses import ResponsesRequest  # noqa: E402
+from tools.pages import write_pages  # noqa: E402
 
 PAGE = ROOT / "docs" / "request-fields.md"
 HEAD = """# Request fields of other servers
@@ -75,4 +76,4 @@ def fields_page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(fields_page())
+    write_pages(__doc__, {"request-fields.md": fields_page})

@@ -12,6 +12,7 @@ sys.path.insert(0, str(ROOT))
 from appliance.chat.format.constraint import Constraint  # noqa: E402
 from appliance.chat.format.declaration import Calls, Function, Reasoning  # noqa: E402
 from appliance.chat.format.formats import CALLS, HARMONY, HARMONY_MARKS, REASONINGS  # noqa: E402
+from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# Output formats
 
@@ -155,4 +156,4 @@ def formats_page() -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "formats.md").write_text(formats_page())
+    write_pages(__doc__, {"formats.md": formats_page})

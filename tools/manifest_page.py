@@ -1,11 +1,13 @@
 """Writes docs/manifest.md and docs/manifest.schema.json from the schema in appliance/manifest.py."""
 
+import sys
 from pathlib import Path
 
-from appliance.declare.schema_file import manifest_page, schema_text
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+from appliance.declare.schema_file import manifest_page, schema_text  # noqa: E402
+from tools.pages import write_pages  # noqa: E402
 
 if __name__ == "__main__":
-    (DOCS / "manifest.md").write_text(manifest_page())
-    (DOCS / "manifest.schema.json").write_text(schema_text())
+    write_pages(__doc__, {"manifest.md": manifest_page, "manifest.schema.json": schema_text})

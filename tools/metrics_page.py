@@ -7,6 +7,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from appliance.observe.families import Family, counters, gauges, histograms  # noqa: E402
+from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# Metrics
 
@@ -35,4 +36,4 @@ def metrics_page() -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "metrics.md").write_text(metrics_page())
+    write_pages(__doc__, {"metrics.md": metrics_page})

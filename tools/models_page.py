@@ -8,6 +8,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from engine.models.families import ARCHITECTURES, FAMILIES  # noqa: E402
+from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# Models that are served
 
@@ -148,4 +149,4 @@ def models_page() -> str:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "models.md").write_text(models_page())
+    write_pages(__doc__, {"models.md": models_page})

@@ -22,6 +22,7 @@ from engine.api.errors import RequestError  # noqa: E402
 from engine.api.messages import Grammar  # noqa: E402
 from engine.structured.definition import LIMITS, definition  # noqa: E402
 from engine.structured.schema import enforce  # noqa: E402
+from tools.pages import write_pages  # noqa: E402
 
 SUITE: Final = ROOT / "tests/engine/structured/suite"
 PAGE: Final = ROOT / "docs/structured-output.md"
@@ -168,4 +169,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    write_pages(__doc__, {"structured-output.md": page})

@@ -7,11 +7,11 @@ finds what the first one found. A keeper that was killed itself is cleaned up af
 engine carry its mark in their environment.
 """
 
+import argparse
 import contextlib
 import os
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -191,4 +191,6 @@ def take_death(directory: Path, program: str) -> Death | None:
 
 
 if __name__ == "__main__":
-    processes.end_as(Keeper(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Kept)).run())
+    parser = argparse.ArgumentParser(prog="python -m appliance.launch.keeper", description="Keeper of one engine.")
+    parser.add_argument("file", type=Path, help="JSON file that the launcher wrote")
+    processes.end_as(Keeper(msgspec.json.decode(parser.parse_args().file.read_bytes(), type=Kept)).run())

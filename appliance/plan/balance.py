@@ -22,7 +22,7 @@ def balance(room: Room, cache: Choice[int], context: int, context_account: Accou
     """context_account: how the context was chosen."""
     pages, step, model_tables = room.pages, room.size.tokens, room.tables(context)
     blocks = pages.blocks(cache.value)
-    used = (*room.fixed, *model_tables, *room.graphs)
+    used = (*room.fixed, *model_tables, *room.scores(context), *room.graphs)
     accounts = (
         room.budget.account,
         *weight_accounts(room.holdings),

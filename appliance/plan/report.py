@@ -80,11 +80,11 @@ def _table(rows: list[tuple[str, str, str]], head: tuple[str, str, str]) -> list
 
 def _memory(plan: Plan) -> list[str]:
     memory, engine = plan.memory, plan.engines[0]
-    mapped = f"and {spell_bytes(memory.mapped)} read in the file" if memory.mapped else ""
+    mapped = f"without {spell_bytes(memory.mapped)} read in the file" if memory.mapped else ""
     parts = [
         ("weights", memory.weights, mapped),
         *((f"  {part}", count, "") for part, count in memory.parts.items() if count),
-        ("workspace", memory.workspace, "process, largest step, tables, graphs"),
+        ("workspace", memory.workspace, "process, largest step, tables, graphs, weights read in the file"),
         ("KV cache", memory.cache, _cache(plan)),
         ("together", memory.total, f"of {spell_bytes(memory.budget)} usable, {spell_bytes(memory.free)} free"),
         ("loading", memory.loading, "at most, before the cache is there"),

@@ -16,6 +16,7 @@ from appliance.plan.memory import ELEMENT_BYTES, Host, spell_bytes
 from appliance.plan.workspace import (
     StepSize,
     attention_partials,
+    attention_scores,
     graphs,
     logits_bytes,
     pinned_bytes,
@@ -27,7 +28,15 @@ from engine.api.config import Device, graph_ladder
 from engine.api.golden import ROOM_TOKENS
 from engine.kv.layout import SCALE_BYTES, Layout, layout
 from engine.models.checkpoint import Checkpoint
-from engine.models.footprint import Holder, Holding, footprint, loading_bytes, part_bytes, temporary_bytes
+from engine.models.footprint import (
+    Holder,
+    Holding,
+    footprint,
+    loading_bytes,
+    mapped_bytes,
+    part_bytes,
+    temporary_bytes,
+)
 from engine.models.parts import Model, keeps_nothing
 from engine.models.ranks import rows_of
 from kernels.cpu.library import tiling
@@ -102,8 +111,13 @@ class Room:
             sources=self.model.encoder is not None,
         )
 
+    def scores(self, context: int) -> tuple[Step, ...]:
+        return attention_scores(
+            self.model, kernels=self.view.kernels, size=self.size, max_context=context, ranks=self.view.tensor
+        )
+
     def workspace(self, context: int) -> int:
-        return summed((*self.fixed, *self.graphs, *self.tables(context)))
+        return summed((*self.fixed, *self.graphs, *self.tables(context), *self.scores(context)))
 
     def left(self, context: int) -> int:
         """Bytes for the cache with this context."""
@@ -151,8 +165,11 @@ def measure(
     )
     if manifest.lifecycle.self_test.prompts and model.pooler is None:
         fixed = (*fixed, product(SELF_TEST, pages.blocks_of(ROOM_TOKENS), pages.block_bytes))
+    if mapped := max(map(mapped_bytes, ranks)):
+        fixed = (*fixed, Step("weights that are read in the file (pages of the checkpoint)", number(mapped), mapped))
     if compiled:
-        kv_tokens = pages.block_tokens * pages.blocks(budget.bytes)
+        context = _table_context(manifest, checkpoint)
+        kv_tokens = min(pages.block_tokens * pages.blocks(budget.bytes), size.slots * context)
         fixed = (*fixed, attention_partials(model, size, kv_tokens, view.tensor))
     return Room(
         budget=budget,

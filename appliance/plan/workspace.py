@@ -23,16 +23,23 @@ from engine.models.parts import (
     encoder_bodies,
 )
 from engine.models.ranks import share_of
+from kernels.cpu.library import tiling
 
 MIB = 2**20
-# Resident memory of an engine process before any weight: interpreter, torch and its libraries. Measured with torch 2.13
-# for CPUs: 398 MiB with the demo served, 228 of them its own and the rest pages of shared libraries. On a GPU it is
-# what the libraries' handles and the allocator's rounding take of the device beside the context.
-PROCESS_BYTES = {"cpu": 400 * MIB, "cuda": 512 * MIB}
+# Resident memory of an engine process without weights, pages of shared libraries included. VmRSS on Linux with Python
+# 3.11 and torch 2.13 for CPUs, in MiB: interpreter 11, numpy and msgspec 17, modules of the engine 13, torch 187,
+# threads and first steps 17; rounded up. On a GPU it is what the libraries' handles and the allocator's rounding take
+# of the device beside the context.
+PROCESS_BYTES = {"cpu": 248 * MIB, "cuda": 512 * MIB}
+THREAD_BYTES = MIB  # of each thread that computes: its stack and the allocator's arena
+TORCH_CODE_BYTES = 4 * MIB  # pages of torch's own kernels, which compiled ones leave untouched
+LIBRARY_BYTES = 8 * MIB  # the most that each thread of torch keeps of a matrix that it multiplies by
+SCORE_ELEMENTS = 1 << 27  # the most scores that torch holds at once (kernels/attention/common.py)
+SCORE_COPIES = 2
 NCCL_BYTES = 512 * MIB  # buffers of each GPU through which ranks exchange. Assumed.
 GRAPH_BYTES = 8 * MIB  # of one captured step, whatever its size
 COPIES = {"torch": 5, "triton": 5}  # of the logits that sampling holds: probabilities, their sorted copy and indices
-COMPILED_COPIES = 3  # in place, but for logprobs of logits that something else then changes
+COMPILED_COPIES = 2  # in place, and a copy for logprobs of logits that sampling then changes
 BUFFER = "buffer"  # the first word of what compiled kernels keep for a step
 WHOLE_BLOCK = 16  # tokens of a block of a prompt that is read both ways (engine/layers/compiled.py)
 LEAST_TOKENS = 64  # that the buffers hold at least (engine/layers/compiled.py)
@@ -63,7 +70,11 @@ def workspace(
 ) -> tuple[Step, ...]:
     """All that a rank has of it but tables and graphs. kernels: torch, triton or a compiled variant."""
     process = Step("process", number(PROCESS_BYTES[device]), PROCESS_BYTES[device])
-    found = [process, *_exchange(model, device, kernels, size, ranks)]
+    found = [
+        process,
+        *_threads(model, device, kernels, threads, ranks),
+        *_exchange(model, device, kernels, size, ranks),
+    ]
     if model.pooler is not None:
         # token_embed keeps the states of every token in float32, and its stages theirs; on a GPU those of the last step
         # are still on their way.
@@ -82,12 +93,62 @@ def workspace(
     for name, width in step_widths(model, ranks).items():
         found.append(product(f"{BUFFER} {name} (tokens × width)", max(size.tokens, LEAST_TOKENS), width, 4))
     found += _whole(model, size, ranks)
-    found.append(product("packed rows (tokens × inputs)", size.tokens + VECTOR, *_packed(model, ranks), 4))
+    found.append(product("packed rows (tokens × inputs)", size.tokens + VECTOR, *_packed(model, kernels, ranks), 4))
     if model.head is None:
         return tuple(found)
     found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COMPILED_COPIES))
     found.append(product("draw (threads × vocab)", threads, model.embed.vocab, 8))
     return tuple(found)
+
+
+def _threads(model: Model, device: str, kernels: str, threads: int, ranks: int) -> tuple[Step, ...]:
+    """Memory of the threads that compute on a CPU. torch's library repacks parts of a matrix that it multiplies by."""
+    if device != "cpu":
+        return ()
+    stacks = product("threads", threads, THREAD_BYTES)
+    if kernels != "torch":
+        return (stacks,)
+    repacked = min(LIBRARY_BYTES, 4 * largest_matrix(model, ranks))
+    code = Step("pages of torch's kernels", number(TORCH_CODE_BYTES), TORCH_CODE_BYTES)
+    return stacks, code, product("repacked parts of matrices (threads × bytes)", threads, repacked)
+
+
+def largest_matrix(model: Model, ranks: int = 1) -> int:
+    """Elements of the largest matrix that all tokens of a step are multiplied by."""
+    hidden, most = model.embed.hidden, 0
+    for body in all_bodies(model):
+        match body:
+            case Attention():
+                most = max(most, (_own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim)
+            case MLP():
+                most = max(most, 2 * _own(body.inner, ranks))
+            case Experts():
+                shared = 0 if body.shared is None else _own(body.shared.inner, ranks)
+                most = max(most, 2 * _own(body.inner, ranks), 2 * shared)
+    return most * hidden
+
+
+def attention_scores(
+    model: Model, *, kernels: str, size: StepSize, max_context: int, ranks: int = 1
+) -> tuple[Step, ...]:
+    """What torch's attention takes for the longest row: its keys and values, and scores of as many tokens as a step."""
+    parts = [body for body in attentions(model) if body.causal and not body.source]
+    if kernels != "torch" or not parts:
+        return ()
+    tokens = min(size.tokens, max_context)
+
+    def keys(part: Attention) -> int:
+        return max_context if part.window is None else min(max_context, part.window + tokens)
+
+    most = max(parts, key=lambda part: _own(part.heads, ranks) * keys(part))
+    heads = _own(most.heads, ranks)
+    rows = min(tokens, max(1, SCORE_ELEMENTS // (heads * keys(most))))
+    gathered = product(
+        "keys and values of a row (copies × tokens × heads × width)",
+        *(4, keys(most), _own(most.kv_heads, ranks), most.head_dim, 4),
+    )
+    scores = product("scores of a row (copies × heads × tokens × keys)", SCORE_COPIES, heads, rows, keys(most), 4)
+    return gathered, scores
 
 
 def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> tuple[Step, ...]:
@@ -186,21 +247,23 @@ def step_widths(model: Model, ranks: int = 1) -> dict[str, int]:
     return widths
 
 
-def _packed(model: Model, ranks: int) -> tuple[int, ...]:
-    """Floats of a token in the order in which kernels read it: twice its inputs, for matrix tiles of bf16 hold three
-    parts of it; of a token with experts, a row for each."""
-    most, times = 2 * model.embed.hidden, 1
+def _packed(model: Model, kernels: str, ranks: int) -> tuple[int, ...]:
+    """Floats of a token in the order in which kernels read it: its inputs, twice for matrix tiles, whose bf16 hold
+    three parts of it; of a token with experts, a row for each."""
+    tiles = tiling(kernels)
+    copies = 2 if tiles is not None and tiles.matrix else 1
+    most, times = model.embed.hidden, 1
     for body in all_bodies(model):
         match body:
             case Attention():
-                most = max(most, 2 * _own(body.heads, ranks) * body.head_dim)
+                most = max(most, _own(body.heads, ranks) * body.head_dim)
             case MLP():
-                most = max(most, 2 * _own(body.inner, ranks))
+                most = max(most, _own(body.inner, ranks))
             case Experts():
                 shared = 0 if body.shared is None else _own(body.shared.inner, ranks)
-                most = max(most, 2 * _own(body.inner, ranks), 2 * shared)
+                most = max(most, _own(body.inner, ranks), shared)
                 times = max(times, body.chosen)
-    return (most, times) if times > 1 else (most,)
+    return (copies * most, times) if times > 1 else (copies * most,)
 
 
 def attention_partials(model: Model, size: StepSize, kv_tokens: int, ranks: int = 1) -> Step:

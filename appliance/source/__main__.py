@@ -101,7 +101,7 @@ def say(text: str) -> None:
 def main(arguments: list[str]) -> int:
     if len(arguments) < 4:
         print("usage: python -m appliance.source JOB.json SOCKET PULSE COMMAND…", file=sys.stderr)
-        return 2
+        return 0 if arguments in (["-h"], ["--help"]) else 2
     end_with_parent()
     job = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Job)
     try:

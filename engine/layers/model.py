@@ -131,6 +131,9 @@ class TextModel:
         target = replace(self.target, known=known, quantized=quantized)
         for layer in loadables:
             layer.load(weights.read, target)
+            weights.release()
+            if known is not None:
+                known.release()
         self.held = held(self.vocabulary, self.branches, self.norm, self.pooler, self.encoder)
         forgotten = wanted.keys() - weights.read_names
         assert not forgotten, f"no layer has read {sorted(forgotten)[:3]}, which the declaration names"

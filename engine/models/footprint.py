@@ -82,7 +82,8 @@ class Holder:
 
 class Holding(NamedTuple):
     """Some bytes that are held: the product of `factors`, of which the last is a number of bytes. `mapped`: they are
-    read where they lie in the checkpoint's file, in the page cache. `temporary`: bytes that making them takes."""
+    read where they lie in the checkpoint's file, in the page cache. `temporary`: bytes that making them takes. `read`:
+    bytes of the checkpoint's files that are resident meanwhile."""
 
     part: Part
     name: str
@@ -90,6 +91,7 @@ class Holding(NamedTuple):
     factors: tuple[int, ...]
     mapped: bool = False
     temporary: int = 0
+    read: int = 0
 
     @property
     def bytes(self) -> int:
@@ -118,7 +120,7 @@ def loading_bytes(holdings: tuple[Holding, ...]) -> int:
     most = held = 0
     for one in holdings:
         held += 0 if one.mapped else one.bytes
-        most = max(most, held + one.temporary)
+        most = max(most, held + one.temporary + one.read)
     return most
 
 
@@ -144,7 +146,9 @@ class _Footprint:
 
     def holdings(self) -> Iterator[Holding]:
         model = self.model
-        yield from self._vocabulary()
+        names = [join(model.root, model.embed.name), *([] if model.head is None else [model.head.name])]
+        read = sum(map(self._file_bytes, names))
+        yield from (one._replace(read=read) for one in self._vocabulary())
         if model.encoder is not None:
             yield from self._added(model.encoder.embed)
             if model.encoder.norm is not None:
@@ -307,6 +311,17 @@ class _Footprint:
     def _linear(
         self, part: Part, linear: Linear, path: str, *, rounded: bool = True, stacked: bool = False
     ) -> Iterator[Holding]:
+        sources = {join(path, one.source) for one in linear.rows}
+        read = sum(self._file_bytes(source) for source in sources)
+        for one in self._matrix(part, linear, path, rounded=rounded, stacked=stacked):
+            yield one._replace(read=read)
+
+    def _file_bytes(self, path: str) -> int:
+        """Bytes of a projection's matrix in the checkpoint's files; scales and zero points are small."""
+        found = (self.tensors.get(f"{path}.{suffix}") for suffix in MATRIX_SUFFIXES)
+        return sum(info.bytes for info in found if info is not None)
+
+    def _matrix(self, part: Part, linear: Linear, path: str, *, rounded: bool, stacked: bool) -> Iterator[Holding]:
         """stacked: of a routed expert, which is no matrix of its own where it could stay in fp8."""
         to, cut = self.to, linear.split == "rows"
         rows = sum((self._share(one.units) if cut else one.units) * one.width for one in linear.rows)
@@ -452,6 +467,7 @@ class _Footprint:
         return found[1]
 
 
+MATRIX_SUFFIXES = ("weight", "qweight", "weight_packed")
 ROUNDED_ROWS = 4096  # rows that are rounded at once (kernels/quantisation.py)
 RESTORING_BYTES = 16  # an element: numbers, scales and zero points in float32, and their product
 

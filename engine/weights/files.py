@@ -1,5 +1,10 @@
-"""Checkpoint tensors as views of memory-mapped safetensors files: nothing is copied until a layer takes its share."""
+"""Checkpoint tensors as views of memory-mapped safetensors files: nothing is copied until a layer takes its share.
 
+Pages that were read stay resident until `release`, which drops them with MADV_DONTNEED (madvise(2)). They remain in
+the page cache, from which other engines and the next start read the same file, so no posix_fadvise follows.
+"""
+
+import mmap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -16,8 +21,12 @@ TORCH_DTYPES = {
     "I64": torch.int64,
     "I32": torch.int32,
     "I8": torch.int8,
+    "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
 }
+
+
+AROUND = 1 << 20  # bytes on either side: Linux maps neighbours of a page fault that are in the page cache
 
 
 class Weights:
@@ -32,7 +41,9 @@ class Weights:
         self._progress = progress
         self._total = sum(info.bytes for info in tensors.values()) or 1
         self._done = 0
-        self._maps: dict[Path, Tensor] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
+        self._bytes: dict[Path, Tensor] = {}  # the same memory
+        self._unreleased: set[str] = set()
 
     def read(self, name: str) -> Tensor:
         """A read-only view of the whole tensor, in the type of the file; the bytes of one in a type of ggml.
@@ -42,6 +53,7 @@ class Weights:
             self.read_names.add(name)
             self._done += info.bytes
             self._progress(min(1.0, self._done / self._total))
+        self._unreleased.add(name)
         raw = self._map(info.file)[info.offset : info.offset + info.bytes]
         if info.dtype not in TORCH_DTYPES:
             return raw
@@ -50,13 +62,27 @@ class Weights:
             raw = raw.clone()  # a view of another type must start at a multiple of its size
         return raw.view(dtype).view(info.shape)
 
+    def release(self) -> None:
+        """Make the pages of all tensors read so far non-resident. Views stay valid: an access reads the page again."""
+        for name in self._unreleased:
+            info = self.tensors[name]
+            first = max(0, info.offset - AROUND) // mmap.PAGESIZE * mmap.PAGESIZE
+            last = min(info.offset + info.bytes + AROUND, len(self._maps[info.file]))
+            self._maps[info.file].madvise(mmap.MADV_DONTNEED, first, last - first)
+        self._unreleased.clear()
+
     def close(self) -> None:
-        """Lets go of the files; views that are held stay valid."""
+        """Release all pages and close the files; views that are held stay valid."""
+        for mapped in self._maps.values():
+            mapped.madvise(mmap.MADV_DONTNEED)
+        self._unreleased.clear()
         self._maps.clear()
+        self._bytes.clear()
 
     def _map(self, file: Path) -> Tensor:
         if file not in self._maps:
             # A private mapping: pages come from the page cache and are written to by nobody.
-            size = file.stat().st_size
-            self._maps[file] = torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
-        return self._maps[file]
+            with file.open("rb") as opened:
+                self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._bytes[file] = torch.frombuffer(self._maps[file], dtype=torch.uint8)
+        return self._bytes[file]

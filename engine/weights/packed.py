@@ -16,9 +16,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from engine.api.config import WeightBits
+from engine.api.errors import CheckpointError
+from engine.models.headers import read_headers
+from engine.weights.files import Weights
 from kernels.cpu.library import Tiling
 from kernels.cpu.packing import Packed
 
@@ -38,13 +40,19 @@ class PackedFile:
         key = json.dumps([VERSION, bits, tiling._asdict(), share, stats])
         self.path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.safetensors"
         self._new: dict[str, Packed] = {}
-        self._tensors, self._forms = _read(self.path)
+        self._weights, self._forms = _read(self.path)
 
     def get(self, name: str) -> Packed | None:
+        """The matrix of this name as a view of the file, or None. Copy it before `release`."""
         if name not in self._forms:
             return None
-        form, scales = self._forms[name], self._tensors.get(f"{name}.scales")
-        return Packed(self._tensors[name], scales=None if scales is None else scales.clone(), **form)
+        scales = f"{name}.scales"
+        kept = self._weights.read(scales).clone() if scales in self._weights.tensors else None
+        return Packed(self._weights.read(name), scales=kept, **self._forms[name])
+
+    def release(self) -> None:
+        """Make the pages of all matrices read so far non-resident."""
+        self._weights.release()
 
     def put(self, name: str, packed: Packed) -> None:
         self._new[name] = packed
@@ -57,7 +65,8 @@ class PackedFile:
                 self._write()
         except (OSError, SafetensorError) as error:
             _log.warning("rounded weights are not kept: %s: %s", self.path, error)
-        self._new, self._tensors, self._forms = {}, {}, {}
+        self._weights.close()
+        self._new, self._forms = {}, {}
 
     def _write(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,14 +95,15 @@ class PackedFile:
             temporary.unlink(missing_ok=True)
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:
+def _read(path: Path) -> tuple[Weights, dict[str, dict[str, object]]]:
     """The tensors of a file, mapped, and how they are packed; nothing where it is missing or damaged."""
+    nothing = Weights({}, lambda fraction: None)
     try:
         with safe_open(path, "pt") as file:
             forms = json.loads(file.metadata()["forms"])
-            return {name: file.get_tensor(name) for name in file.keys()}, forms  # noqa: SIM118
+        return Weights(read_headers(path), lambda fraction: None), forms
     except FileNotFoundError:
-        return {}, {}
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        return nothing, {}
+    except (OSError, CheckpointError, SafetensorError, KeyError, TypeError, ValueError) as error:
         _log.warning("rounded weights are made anew: %s: %s", path, error)
-        return {}, {}
+        return nothing, {}

@@ -52,6 +52,10 @@ class QuantizedWeights:
             return _turned(self._restored(name), scheme.heads)
         return self.numbers(path).restored()
 
+    def release(self) -> None:
+        """Make the pages of all tensors read so far non-resident."""
+        self._weights.release()
+
     def restores(self, path: str) -> bool:
         """Whether a weight is read as other numbers than its file has."""
         scheme = self.schemes.get(path)

@@ -34,6 +34,9 @@ class RandomWeights:
             return torch.full(shape, fill, dtype=self._dtype, device=self._device)
         return self._matrix(name, shape)
 
+    def release(self) -> None:
+        """Do nothing: the caller owns what was drawn."""
+
     def _matrix(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if self._device.type == "meta":
             return torch.empty(shape, dtype=self._dtype, device=self._device)

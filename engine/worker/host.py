@@ -46,7 +46,9 @@ class HostRunner:
         digests = [digest(row) for row in logits.cpu().numpy()] if plan.digested else []  # sampling changes logits
         sampled = Prepared(self._sampled_rows(rows, wait(masks)), self._noise).finish(logits)
         self._table.write(rows.slots[rows.sampling], rows.ends[rows.sampling], np.array(sampled.ids, np.int64))
-        scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team)
+        # No more positions than requests: the logits of those are planned, and compiled kernels have room for them.
+        at_once = len(self._table.columns.seed)
+        scored = score_prompts(rows, self._table, hidden, self._text_model.logits, self._noise.team, at_once)
         return step_result(plan, rows, sampled, scored, failed, digests)
 
     def _batch(self, rows: PlanRows) -> Batch:

@@ -21,12 +21,15 @@ def score_prompts(
     hidden: Tensor,
     logits_of: Callable[[Tensor], Tensor],
     team: Team | None = None,
+    at_once: int = SCORED_AT_ONCE,
 ) -> dict[int, tuple[Logprob, ...]]:
     """By row that asks: its prompt tokens at positions first + 1 … first + count, of which the last one may belong to
-    the next chunk. hidden: [tokens, hidden] of the step. Waits for the device."""
+    the next chunk. hidden: [tokens, hidden] of the step. at_once: positions whose logits are in memory together. Waits
+    for the device."""
+    at_once = min(at_once, SCORED_AT_ONCE)
     starts = np.cumsum(rows.count) - rows.count
     return {
-        row: _score(int(starts[row]), row, rows, table, hidden, logits_of, team)
+        row: _score(int(starts[row]), row, rows, table, hidden, logits_of, team, at_once)
         for row in table.rows_to_score(rows.slots)
     }
 
@@ -39,14 +42,15 @@ def _score(
     hidden: Tensor,
     logits_of: Callable[[Tensor], Tensor],
     team: Team | None,
+    at_once: int,
 ) -> tuple[Logprob, ...]:
     slot, first = int(rows.slots[row]), int(rows.first[row])
     end = min(int(rows.ends[row]), int(table.columns.prompt_tokens[slot]) - 1)
     ids = torch.from_numpy(table.tokens[slot, first + 1 : end + 1].astype(np.int64)).to(hidden.device)
     top = table.columns.prompt_logprobs[slot]
     found: list[Logprob] = []
-    for at in range(0, len(ids), SCORED_AT_ONCE):
-        part = ids[at : at + SCORED_AT_ONCE]
+    for at in range(0, len(ids), at_once):
+        part = ids[at : at + at_once]
         logits = logits_of(hidden[start + at : start + at + len(part)])
         found += logprobs(logits, part, [top] * len(part), team)
     return tuple(found)

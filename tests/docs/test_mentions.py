@@ -99,18 +99,6 @@ def test_every_command_is_in_the_readme() -> None:
     ] == []
 
 
-def test_modules_on_the_pages_can_be_run() -> None:
-    found = {
-        (page.name, module)
-        for page in PAGES
-        for module in re.findall(r"python -m\s+([a-z_]+(?:\.[a-z_]+)*)", page.read_text())
-    }
-    assert len(found) > 8
-    for page, module in found:
-        path = ROOT / Path(*module.split("."))
-        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file() or module == "venv", (page, module)
-
-
 def test_targets_of_make_on_the_pages_exist() -> None:
     targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page in PAGES:

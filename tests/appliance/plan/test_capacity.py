@@ -10,6 +10,9 @@ from appliance.plan.memory import Memory
 from tests.appliance.plan.test_plan import (
     BLOCK,
     CONTEXT,
+    DIM,
+    HEADS,
+    KV_HEADS,
     VOCAB,
     checkpoint,
     free,
@@ -27,6 +30,11 @@ def roomy(tmp_path: Path, blocks: int, *sets: str) -> int:
     return rest.weights + rest.workspace + blocks * BLOCK + appliance_bytes(VOCAB)
 
 
+def attention_bytes(context: int) -> int:
+    """What torch takes for the longest row: keys, values and two copies of the scores of 512 tokens."""
+    return 4 * context * KV_HEADS * DIM * 4 + 2 * HEADS * min(512, context) * context * 4
+
+
 SHARE = "hardware.memory_share=1"
 
 
@@ -38,6 +46,7 @@ def test_the_context_is_the_longest_with_which_the_wanted_requests_fit(tmp_path:
 
     def fits(tokens: int) -> bool:
         shorter = (CONTEXT - tokens) * 256 * 4 + 256 * 4 * (63 - (tokens + 16) // 16)  # of the request table
+        shorter += attention_bytes(CONTEXT) - attention_bytes(tokens)
         return (requests * -(-tokens // 16) + 1) * BLOCK <= 130 * BLOCK + shorter
 
     assert context == max(tokens for tokens in range(2, CONTEXT + 1) if fits(tokens))

@@ -1,0 +1,132 @@
+"""Every module of benchmarks/ and tools/ imports; each command of theirs, and each `python -m` on a page, has a help
+text; the commands that take seconds run once at their smallest size."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+IMPORT = """
+import importlib, sys, warnings
+warnings.simplefilter("error")
+for module in sys.argv[1:]:
+    importlib.import_module(module)
+"""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
+
+
+SOURCES = [path for name in ("benchmarks", "tools") for path in sorted((ROOT / name).rglob("*.py"))]
+RUNNABLE = {module_name(path) for path in SOURCES if 'if __name__ == "__main__":' in path.read_text()}
+NAMED = {
+    module
+    for page in PAGES
+    for module in re.findall(r"python -m\s+([a-z_]+(?:\.[a-z_]+)*)", page.read_text())
+    if module not in sys.stdlib_module_names
+}
+
+
+def run(commands: list[list[str]], timeout: float = 240) -> list[tuple[int, str]]:
+    """Exit code and output of each command."""
+    without = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("run_modules.py")],
+        input=json.dumps(commands),
+        env=without | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=True,
+    )
+    return [(code, output) for code, output in json.loads(done.stdout)]
+
+
+def test_every_module_of_benchmarks_and_tools_imports():
+    modules = sorted(module_name(path) for path in SOURCES if path.stem not in ("__init__", "__main__"))
+    assert len(modules) > 40, "the modules were not found"
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT, *modules], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_on_the_pages_and_of_benchmarks_and_tools_has_a_help_text():
+    commands = sorted(RUNNABLE | NAMED)
+    assert len(RUNNABLE) > 25 and len(NAMED) > 15, "the commands were not found"
+    for name, (code, output) in zip(commands, run([[name, "--help"] for name in commands]), strict=True):
+        assert code == 0, f"{name} --help: exit code {code}\n{output}"
+        assert output.startswith("usage: ") and "Traceback" not in output, f"{name} --help:\n{output}"
+
+
+def test_a_wrong_argument_of_a_command_is_one_readable_message():
+    commands = sorted(RUNNABLE | NAMED)
+    for name, (code, output) in zip(commands, run([[name, "--no-such-option"] for name in commands]), strict=True):
+        assert code == 2, f"{name} --no-such-option: exit code {code}\n{output}"
+        assert "usage: " in output and "Traceback" not in output, f"{name} --no-such-option:\n{output}"
+
+
+SMALLEST = {
+    "steps": "benchmarks.steps --running 1 --steps 3 --out {out}/result.json",
+    "masks": "benchmarks.masks --vocabularies 600 --rows 1 --walks 1",
+    "golden": "benchmarks.golden 1",
+    "rounding": "benchmarks.rounding --random --count 1 --bits int8 --out {out}/result.json",
+    "shapes": "benchmarks.shapes small --config-only --out {out}",
+    "streams": "benchmarks.streams --streams 1 --rate 20 --seconds 0.5 --rounds 1 --routes chat "
+    "--out {out}/result.json",
+    "versus": "benchmarks.versus --shape small --checkpoints {out} --concurrency 1 --requests 1 --rounds 1 --limit 8 "
+    "--threads 1 --out {out}/result.json",
+    "corpus": "tools.demo_corpus --count 1",
+    **{
+        name: f"tools.{name}_page --out {{out}}"
+        for name in ("models", "formats", "compatibility", "metrics", "manifest", "fields", "structured")
+    },
+}
+"""Commands that no other test runs, by a short name.
+
+journal, kills, plan and soak take more than seconds because they start services repeatedly. encoders needs a
+checkpoint, and lock needs a network.
+"""
+
+
+@pytest.fixture(scope="module")
+def smallest(tmp_path_factory):
+    """Folder, exit code and output of each command."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in SMALLEST}
+    results = run([text.format(out=folders[name]).split() for name, text in SMALLEST.items()])
+    return {name: (folders[name], *result) for name, result in zip(SMALLEST, results, strict=True)}
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_command_runs_at_its_smallest_size(name, smallest):
+    folder, code, output = smallest[name]
+    assert code == 0, f"exit code {code}\n{output}"
+    assert output.strip() and "Traceback" not in output
+    if (result := folder / "result.json").exists() or "result.json" in SMALLEST[name]:
+        assert json.loads(result.read_text())
+
+
+def test_page_tools_write_the_pages_of_docs(smallest):
+    written = [
+        path for folder, _, _ in smallest.values() for path in folder.iterdir() if (ROOT / "docs" / path.name).is_file()
+    ]
+    assert len(written) == 8
+    for path in written:
+        assert path.read_text() == (ROOT / "docs" / path.name).read_text(), path.name
+
+
+def test_the_page_of_clients_is_written_from_their_table(tmp_path):
+    row = {"client": "some", "version": "1.2", "features": {"chat": "works", "tools": ""}}
+    (tmp_path / "table.json").write_text(json.dumps([row]))
+    command = ["tools.clients_page", str(tmp_path / "table.json"), "--out", str(tmp_path / "clients.md")]
+    ((code, output),) = run([command])
+    assert code == 0, output
+    assert "| client | chat | tools |" in (tmp_path / "clients.md").read_text()
