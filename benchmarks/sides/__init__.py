@@ -10,6 +10,7 @@ cache: decoding is measured, not their prefill. A prefill job's prompts are new 
 """
 
 import argparse
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -76,8 +77,7 @@ def name(text: str) -> Name:
 
 
 def prompts(count: int, length: int, vocab: int, start: int = 0) -> list[list[int]]:
-    """Token ids of as many prompts; others for another `start`."""
-    first = 7919 * start * count * length
-    return [
-        [(first + 7919 * (row * length + at) + 13) % (vocab - 10) + 10 for at in range(length)] for row in range(count)
-    ]
+    """Return the token ids of `count` random prompts, the same ones for the same arguments. Prompts of different
+    arguments share no beginning, so an engine's prefix cache has none of them."""
+    rng = random.Random(f"{count} {length} {start}")
+    return [[rng.randrange(10, vocab) for _ in range(length)] for _ in range(count)]

@@ -36,6 +36,15 @@ def test_prompts_differ_and_stay_in_the_vocabulary():
     assert len({tuple(ids) for ids in made}) == 6 and all(10 <= token < 9973 for ids in made for token in ids)
 
 
+def test_no_prompt_begins_with_another_one():
+    """An engine with a prefix cache would read such a prompt from it."""
+    asked = [(8, 1024, 0), (8, 64, 0), *((1, 512, start) for start in range(1, 41))]
+    beginnings = [tuple(ids[:16]) for count, length, start in asked for ids in prompts(count, length, 151936, start)]
+    decoded, prefilled = set(beginnings[:8]), beginnings[16:]
+    assert len(set(prefilled)) == len(prefilled) and not decoded & set(prefilled)
+    assert prompts(2, 64, 151936, 3) == prompts(2, 64, 151936, 3)
+
+
 def test_ik_llama_cpp_s_table_is_read(tmp_path, monkeypatch):
     """The program is a script that prints what llama-batched-bench does; its row holds its own arguments."""
     program = tmp_path / "bench"

