@@ -122,7 +122,7 @@ start() {
 # inside COMMAND… runs beside the service, with the image's own environment.
 inside() {
     case $engine in
-    buildah) $buildah run --isolation chroot --user $USER_ID "$MARK" -- "$@" ;;
+    buildah) $buildah run --isolation chroot --user $USER_ID --volume "$manifest:/manifest.yaml:ro" "$MARK" -- "$@" ;;
     *) $engine exec "$MARK" "$@" ;;
     esac
 }
