@@ -38,6 +38,7 @@ from engine.api.errors import EXIT_PERMANENT
 from engine.api.pulse import allocate_pulse
 
 PARDONS = "pardons"
+MIN_FILES = 256  # below which Supervisor does not start
 CONTROL = "gateway.sock"
 GATEWAY = "gateway.json"
 ENGINES = "engines"  # their group
@@ -244,7 +245,7 @@ def configuration(programs: Sequence[Program], password: str, *, root: bool) -> 
                 ("logfile_maxbytes", 0),
                 ("loglevel", "warn"),
                 ("pidfile", "supervisord.pid"),
-                ("minfds", 256),  # below any container's limit; the launcher has raised what it could
+                ("minfds", MIN_FILES),
                 ("minprocs", 1),
                 *([("user", "root")] if root else []),
             ],
