@@ -88,7 +88,7 @@ class Service:
 
     @property
     def text(self) -> "Text":
-        """Tokenizer and template. Raises Unavailable while they are read from the checkpoint, and if nobody does."""
+        """Tokenizer and template. Raises Unavailable while they are read from the checkpoint."""
         if self._text is None:
             self.router.refuse_if_parked()
             raise Unavailable("The service is starting: the tokenizer is being loaded.", 1)

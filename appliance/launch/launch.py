@@ -112,7 +112,7 @@ def launch(
         public = {name: value for name, value in environment.items() if name not in service.secrets}
         with (
             listen.listening(service.gateway.host, service.gateway.port) as listener,
-            signals.held(),  # until the tree handles them: what is made here is removed at the end
+            signals.held(),  # until the tree handles them, so that the files made here are removed
             rundir.run_directory(environment) as directory,
             _secret_files(service, environment) as secret_files,
         ):

@@ -79,7 +79,7 @@ class Door:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process runs; a zombie has closed its files."""
+    """Return whether a process runs; a zombie does not, because it has closed its files."""
     with contextlib.suppress(OSError, IndexError):
         return bool(pid) and Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
     return False
@@ -109,7 +109,7 @@ def _answer_waiting(listener: socket.socket, reply: bytes) -> None:
 
 
 def _read(connection: socket.socket) -> bytes:
-    """Return what the client sent; nothing once it has closed or reset the connection."""
+    """Read from a client; return nothing after it has closed or reset the connection."""
     try:
         return connection.recv(2**16)
     except ConnectionError:

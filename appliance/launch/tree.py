@@ -145,8 +145,8 @@ class Tree:
         processes.become_subreaper()
         for number in signals.stop_signals():
             self._loop.add_signal_handler(number, self._signalled, number)
-        for number in signals.stray_signals():
-            self._loop.add_signal_handler(number, self._ignored, number)
+        for stray in signals.stray_signals():
+            self._loop.add_signal_handler(stray, self._ignored, stray)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
         signals.unblock()
         self._open_pipes()
