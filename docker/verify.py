@@ -22,6 +22,7 @@ from kernels.cpu import library
 
 SERVICE = (
     "appliance.command.cli",
+    "appliance.command.entry",
     "appliance.gateway.process",
     "appliance.launch.keeper",
     "appliance.launch.launch",

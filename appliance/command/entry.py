@@ -21,7 +21,7 @@ def main() -> int:
 
 
 def names_manifest(word: str) -> bool:
-    """Whether a first word that is no command is a manifest by its looks: `slipway MANIFEST` serves it."""
+    """Return whether a first word looks like the path of a manifest: `slipway MANIFEST` serves it."""
     return "/" in word or word.endswith((".yaml", ".yml", ".json"))
 
 

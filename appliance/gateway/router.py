@@ -434,12 +434,16 @@ class Router:
                 tokens = len(generation.received) if each is generation else None
                 each.refuse(Quarantined(refused.seconds_left(each.submit, now()), tokens))
 
-    def admit(self) -> None:
-        """Raises Unavailable or Overloaded where a request could not be taken now."""
+    def refuse_if_parked(self) -> None:
+        """Raises Unavailable in a parked appliance."""
         if self.parked:
             raise Unavailable(
                 f"The service has failed and does not come back by itself: {self.parked}", PARKED_RETRY_AFTER_S
             )
+
+    def admit(self) -> None:
+        """Raises Unavailable or Overloaded where a request could not be taken now."""
+        self.refuse_if_parked()
         if not self.accepts:
             raise Unavailable(self._why_not(), self._retry_after_s(self.engines))
         requests, tokens = self.waiting, self.waiting_tokens

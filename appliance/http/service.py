@@ -90,6 +90,7 @@ class Service:
     def text(self) -> "Text":
         """Tokenizer and template. Raises Unavailable while they are read from the checkpoint."""
         if self._text is None:
+            self.router.refuse_if_parked()
             raise Unavailable("The service is starting: the tokenizer is being loaded.", 1)
         return self._text
 

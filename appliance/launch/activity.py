@@ -1,4 +1,4 @@
-"""Activity of processes, which tells a slow one from one that hangs: time on a CPU or in a run queue, page faults.
+"""Activity of processes, to distinguish slow from hung ones: time on a CPU or in a run queue, and page faults.
 
 Source: the kernel's scheduler statistics, /proc/PID/task/TID/schedstat (nanoseconds on a CPU, nanoseconds in a run
 queue, time slices), and field 12 of /proc/PID/stat (page faults that were read from a disk).

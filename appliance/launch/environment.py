@@ -19,5 +19,5 @@ ENGINE_VARIABLES = (
 
 
 def engine_environment(environment: Mapping[str, str], *names: str) -> dict[str, str]:
-    """Return what an engine gets of this environment; `names` are patterns of further variables."""
+    """Return the variables for an engine from this environment; `names` are patterns of further variables."""
     return kept(environment, (*ENGINE_VARIABLES, *names))

@@ -14,7 +14,7 @@ import msgspec
 
 from appliance import exits
 from appliance.declare import settings
-from appliance.launch import listen, rundir, signals, supervise
+from appliance.launch import files, listen, rundir, signals, supervise
 from appliance.launch.console import Console
 from appliance.launch.crashes import Bundles, Crashes
 from appliance.launch.death import memory_counters
@@ -109,16 +109,17 @@ def launch(
     try:
         if not os.access(SHELL, os.X_OK):
             raise FileNotFoundError(f"{SHELL} is missing, by which Supervisor starts programs")
+        files.raise_limit(service)
         public = {name: value for name, value in environment.items() if name not in service.secrets}
         with (
             listen.listening(service.gateway.host, service.gateway.port) as listener,
-            signals.held(),  # until the tree handles them: what is made here is removed at the end
+            signals.held(),  # until the tree handles them, so that the files made here are removed
             rundir.run_directory(environment) as directory,
-            _secret_files(service, environment) as files,
+            _secret_files(service, environment) as secret_files,
         ):
             port = listener.getsockname()[1]
             service = replace(service, gateway=msgspec.structs.replace(service.gateway, port=port))
-            supervise.write(directory, programs(service, directory), service, files)
+            supervise.write(directory, programs(service, directory), service, secret_files)
             if service.other_cpus:
                 os.sched_setaffinity(0, service.other_cpus)  # all programs inherit it, and engines take what is theirs
             crashes = Crashes(
@@ -133,7 +134,7 @@ def launch(
             outcome = asyncio.run(_run(plant, service, directory, console, reloader))
     except listen.AddressTaken as error:
         outcome = Outcome(exits.PORT, str(error))
-    except (rundir.NoRunDirectory, OSError) as error:
+    except (rundir.NoRunDirectory, files.TooFewFiles, OSError) as error:
         outcome = Outcome(exits.INTERNAL, f"cannot start: {error}")
     finally:
         console.close(timeout_s=0.2)

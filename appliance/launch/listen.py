@@ -3,12 +3,17 @@
 import asyncio
 import contextlib
 import errno
+import select
 import socket
+import struct
+import time
 from pathlib import Path
 
 DOOR = "listener.sock"
 _WAITING = 2048  # connections that nobody has accepted yet
 _PATIENCE_S = 10.0
+_LAST_S = 0.5  # for the replies to connections that wait when the appliance ends
+_CREDENTIALS = struct.Struct("iII")  # process, user and group of the other end of a Unix socket
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -44,6 +49,7 @@ class Door:
 
     def __init__(self, listener: socket.socket, path: Path) -> None:
         self._listener = listener
+        self._borrower = 0  # the gateway that has it
         self._loop = asyncio.get_running_loop()
         self._desk = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._desk.bind(str(path))
@@ -55,14 +61,59 @@ class Door:
         with contextlib.suppress(OSError):
             asking, _ = self._desk.accept()
             with asking:
+                pid, _, _ = _CREDENTIALS.unpack(
+                    asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+                )
                 socket.send_fds(asking, [b"."], [self._listener.fileno()])
+                self._borrower = pid
 
-    def close(self) -> None:
-        """Nobody waits any longer: what comes once the gateway has closed its own hold is refused."""
+    def close(self, reply: bytes = b"") -> None:
+        """Accept no further connections: the gateway answers those that wait, and what comes after it is refused. If no
+        gateway runs, they get `reply`."""
         if self._desk.fileno() >= 0:
             self._loop.remove_reader(self._desk)
             self._desk.close()
+            if reply and not _runs(self._borrower):
+                _answer_waiting(self._listener, reply)
             self._listener.close()
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not, because it has closed its files."""
+    with contextlib.suppress(OSError, IndexError):
+        return bool(pid) and Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def _answer_waiting(listener: socket.socket, reply: bytes) -> None:
+    """Accept the connections that wait and send each a reply. What clients sent is read, else closing resets them."""
+    listener.setblocking(False)
+    deadline = time.monotonic() + _LAST_S
+    waiting: list[socket.socket] = []
+    with contextlib.suppress(OSError):
+        while time.monotonic() < deadline:
+            waiting.append(listener.accept()[0])
+    for connection in waiting:
+        with contextlib.suppress(OSError):
+            connection.setblocking(False)
+            connection.sendall(reply)
+            connection.shutdown(socket.SHUT_WR)
+    while waiting and (left_s := deadline - time.monotonic()) > 0:
+        for connection in select.select(waiting, [], [], left_s)[0]:
+            with contextlib.suppress(BlockingIOError):
+                if not _read(connection):
+                    waiting.remove(connection)
+                    connection.close()
+    for connection in waiting:
+        connection.close()
+
+
+def _read(connection: socket.socket) -> bytes:
+    """Read from a client; return nothing after it has closed or reset the connection."""
+    try:
+        return connection.recv(2**16)
+    except ConnectionError:
+        return b""
 
 
 def lent(path: str) -> socket.socket:

@@ -6,7 +6,7 @@ Pure: the clock is the caller's, and counts only time in which the launcher itse
 MAX_STARTS = 10
 WINDOW_S = 60.0
 SILENT_S = 60.0
-"""The monitor tells that it is alive every few seconds."""
+"""The monitor sends a message every few seconds."""
 
 
 class MonitorWatch:
@@ -27,7 +27,7 @@ class MonitorWatch:
         self._heard_s, self._killed = now_s, False
 
     def silent(self, now_s: float) -> bool:
-        """Whether it is time to kill the monitor, so that Supervisor starts it again."""
+        """Return whether the monitor must be killed now, so that Supervisor starts it again."""
         if now_s - self._heard_s < SILENT_S or self._killed:
             return False
         self._heard_s, self._killed = now_s, True

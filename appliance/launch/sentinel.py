@@ -73,17 +73,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """What the launcher is told, one JSON line each: a program died and restarts, or the appliance must end, or `park`;
-    or that the monitor itself was started, or is alive. `death` is what its keeper saw, if it has one that could say;
-    `hung` why the sentinel killed it."""
+    """Message of the monitor to the launcher, one JSON line each."""
 
     kind: Literal["restart", "permanent", "exhausted", "unstartable", "started", "alive"]
+    """restart: the program ended and is started again. permanent, exhausted, unstartable: the appliance ends or parks.
+    started, alive: the monitor itself was started, or runs."""
     program: str
     how: str = ""
     restart: int = 0
     delay_s: float = 0.0
     hung: str = ""
+    """Why the monitor killed the program; empty if it did not."""
     death: Death | None = None
+    """How the program ended, if it has a keeper that could report it."""
     park: bool = False
 
 

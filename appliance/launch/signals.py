@@ -16,7 +16,7 @@ _STRAY = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIG
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals that stop the launcher: SIGHUP is none of them under nohup, which ignores it."""
+    """Return the signals that stop the launcher, without SIGHUP under nohup, which ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(number for number in STOP if number is not signal.SIGHUP or not ignored)
 
@@ -44,8 +44,8 @@ def end_at_once(code: int | None) -> None:
 
     for number in stop_signals():
         signal.signal(number, end)
-    for number in stray_signals():
-        signal.signal(number, _ignore)
+    for stray in stray_signals():
+        signal.signal(stray, _ignore)
     unblock()
 
 

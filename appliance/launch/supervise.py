@@ -38,6 +38,7 @@ from engine.api.errors import EXIT_PERMANENT
 from engine.api.pulse import allocate_pulse
 
 PARDONS = "pardons"
+MIN_FILES = 256  # below which Supervisor does not start
 CONTROL = "gateway.sock"
 GATEWAY = "gateway.json"
 ENGINES = "engines"  # their group
@@ -70,8 +71,7 @@ class Program:
     """One process. Programs of one group stop together; groups stop by descending priority. `argv` arrives as it is.
     `secrets` names variables that it gets beside `environment`, whose values `write` is told the files of. `nice` is
     added to its priority, as in nice(1). `leaves`: patterns of what it may leave in the run directory; with it comes a
-    keeper, which removes all that a dead one left (keeper.py). `keep`: patterns of the variables that it gets of the
-    launcher's environment; None: all. `announce`: a pipe, and a line that is written to it before each start."""
+    keeper, which removes all that a dead one left (keeper.py)."""
 
     name: str
     argv: tuple[str, ...]
@@ -83,7 +83,9 @@ class Program:
     nice: int = 0
     leaves: tuple[str, ...] = ()
     keep: tuple[str, ...] | None = None
+    """Patterns of the variables that it gets from the launcher's environment; None: all."""
     announce: tuple[str, str] | None = None
+    """A pipe, and a line that is written to it before each start."""
 
 
 def engine_names(service: Service) -> tuple[str, ...]:
@@ -217,7 +219,7 @@ def _kept(directory: Path, program: Program, memory: str) -> Program:
 
 
 def beginning(program: Program, secret_files: Mapping[str, str]) -> str:
-    """Return what begin.py is told, so that it becomes the program in the launcher's own working directory."""
+    """Return the file for begin.py, which becomes the program in the launcher's own working directory."""
     told: dict[str, object] = {
         "argv": program.argv,
         "directory": os.getcwd(),
@@ -244,7 +246,7 @@ def configuration(programs: Sequence[Program], password: str, *, root: bool) -> 
                 ("logfile_maxbytes", 0),
                 ("loglevel", "warn"),
                 ("pidfile", "supervisord.pid"),
-                ("minfds", 256),  # below any container's limit; the launcher has raised what it could
+                ("minfds", MIN_FILES),
                 ("minprocs", 1),
                 *([("user", "root")] if root else []),
             ],

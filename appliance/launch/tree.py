@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import re
-import resource
 import signal
 import socket
 import subprocess
@@ -43,7 +42,15 @@ _BUNDLE_S = 1.0
 _LAST_LINES = 5
 _BUNDLED_LINES = 200
 _LONGEST_LINE = 2**16
-_MOST_FILES = 2**16
+# To clients whose connections wait for a gateway when the appliance ends.
+_STOPPED_BODY = (
+    b'{"error":{"message":"The service is shutting down. Please retry on another instance.",'
+    b'"type":"ServiceUnavailableError","param":null,"code":503}}'
+)
+STOPPED = (
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    b"content-length: %d\r\n\r\n%b" % (len(_STOPPED_BODY), _STOPPED_BODY)
+)
 # A program's last line when it ends for good: EngineError.code and the message.
 _LAST_WORDS = re.compile(r"(?:slipway \w+: )?((\w+): .*|.*)")
 _PERMANENT = {"checkpoint": exits.CHECKPOINT, "architecture": exits.CHECKPOINT, "memory": exits.MEMORY}
@@ -138,8 +145,8 @@ class Tree:
         processes.become_subreaper()
         for number in signals.stop_signals():
             self._loop.add_signal_handler(number, self._signalled, number)
-        for number in signals.stray_signals():
-            self._loop.add_signal_handler(number, self._ignored, number)
+        for stray in signals.stray_signals():
+            self._loop.add_signal_handler(stray, self._ignored, stray)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
         signals.unblock()
         self._open_pipes()
@@ -188,9 +195,6 @@ class Tree:
         self._loop.add_reader(lines.descriptor, readable)
 
     def _start_supervisor(self) -> subprocess.Popen[bytes]:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))  # each open stream is one
         # No plain pipe: when we are killed, the next line would break it, and Supervisor with it. Supervisor holds both
         # ends of this one.
         path = self._directory / "supervisor.log"
@@ -241,7 +245,7 @@ class Tree:
         """The first reason to end is the one that counts."""
         if not self._outcome.done():
             self._console.end_progress()
-            self._door.close()
+            self._door.close(b"" if self._service.gateway.tls else STOPPED)
             self._ended = self._loop.time()
             self._outcome.set_result(outcome)
 

@@ -1,9 +1,11 @@
 """Start, crash and stop of the whole process tree."""
 
+import http.client
 import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import threading
 from pathlib import Path
@@ -177,3 +179,30 @@ def test_an_engine_that_is_killed_once_too_often_ends_all_with_its_code_and_leav
     reason = next(json.loads(line) for line in appliance.output().splitlines() if line.startswith('{"message"'))
     assert (reason["exit"], reason["program"], reason["cause"]) == ("restarts", "engine-0", "signal")
     assert len(list(tmp_path.glob("*/death.json"))) == 2
+
+
+def test_requests_that_nobody_has_read_when_it_stops_get_503(launch, eventually):
+    """They wait in the kernel while the gateway does not run, and must not be reset."""
+    appliance = launch()
+    appliance.wait_ready()
+    gateway = appliance.pids()["gateway"]
+    os.kill(gateway, signal.SIGSTOP)
+    address = ("127.0.0.1", int(appliance.url.rpartition(":")[2]))
+    body = json.dumps(ASK).encode()
+    fields = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST /v1/completions HTTP/1.1\r\n{fields}\r\n\r\n"
+    clients = [socket.create_connection(address, timeout=100) for _ in range(40)]
+    for client in clients:
+        client.sendall(head.encode() + body)
+    appliance.process.send_signal(signal.SIGTERM)
+    eventually("the stop", lambda: "SIGTERM: stopping" in appliance.output())
+    os.kill(gateway, signal.SIGCONT)
+    statuses = []
+    for client in clients:
+        with client:
+            reply = http.client.HTTPResponse(client)
+            reply.begin()
+            statuses.append(reply.status)
+            reply.read()
+    assert set(statuses) <= {200, 503} and 503 in statuses
+    assert appliance.process.wait(100) == 0

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 READERS = {
     "appliance/declare/settings.py",  # the one copy
     "appliance/gateway/keys.py",  # the variable that a secret names
+    "appliance/launch/begin.py",  # passes it on to a program
 }
 SWITCH = Variable("OFFLINE", "switch", "Fetch nothing.")
 WORD = Variable("MODE", "word", "How.", "highest", ("highest", "high", "medium"))

@@ -39,7 +39,13 @@ def marked(mark: str) -> dict[int, str]:
 class Appliance:
     """A launcher in a process of its own. `directory` is where the fakes leave their traces."""
 
-    def __init__(self, directory: Path, environment: dict[str, str] | None = None, **given: object) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        environment: dict[str, str] | None = None,
+        preexec: Callable[[], None] | None = None,
+        **given: object,
+    ) -> None:
         directory.mkdir(exist_ok=True)
         self.directory = directory
         self.port = given.setdefault("port", free_port())
@@ -52,6 +58,7 @@ class Appliance:
                 stdout=out,
                 stderr=err,
                 env={**os.environ, "LC_MARK": self.mark, "XDG_RUNTIME_DIR": str(self.runs), **(environment or {})},
+                preexec_fn=preexec,
             )
 
     def until(self, condition: Callable[[], object]) -> None:

@@ -1,5 +1,7 @@
 """The listener outlives the gateway: who comes while none runs waits for the next one."""
 
+import http.client
+import json
 import os
 import signal
 import socket
@@ -38,6 +40,29 @@ def test_nobody_is_refused_between_two_gateways(launched: Callable[..., Applianc
         client.join(PATIENCE_S)
     assert found == [200] * 20
     assert appliance.terminate() == 0
+
+
+def test_connections_that_wait_for_a_gateway_get_503_at_the_end(
+    launched: Callable[..., Appliance],
+) -> None:
+    appliance = launched(backoff_s=600.0)
+    for times in (1, 2):  # the second end has to wait for its restart
+        gateway = appliance.started("gateway", times)
+        appliance.until(lambda: live(appliance.port) == 200)
+        with socket.create_connection(("127.0.0.1", appliance.port)):
+            os.kill(gateway, signal.SIGKILL)
+    appliance.until(lambda: b"restart 2 of" in appliance.out())
+    clients = [socket.create_connection(("127.0.0.1", appliance.port), timeout=PATIENCE_S) for _ in range(20)]
+    for client in clients[:15]:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + bytes(50_000))
+    appliance.process.send_signal(signal.SIGTERM)
+    for client in clients:
+        with client:
+            reply = http.client.HTTPResponse(client)
+            reply.begin()
+            assert reply.status == 503 and reply.headers["Retry-After"]
+            assert "shutting down" in json.loads(reply.read())["error"]["message"]
+    assert appliance.end() == 0
 
 
 def test_who_comes_after_the_end_was_asked_for_is_refused(launched: Callable[..., Appliance]) -> None:

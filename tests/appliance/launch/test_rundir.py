@@ -70,7 +70,7 @@ def held(place: Path) -> subprocess.Popen[str]:
 
 
 def test_the_next_start_removes_run_directories_of_killed_services(short: Path) -> None:
-    """And no others: not that of a service that runs, one that is just being made, or another folder."""
+    """Run directories in use, without a lock file, and other folders stay."""
     (short / "slipway-new").mkdir()
     (short / "slipway-crashes-0").mkdir()
     (short / "other").mkdir()

@@ -41,7 +41,7 @@ class Contained:
         return int(found[0]) if found else 0
 
     def handles(self) -> bool:
-        """Whether process 1 handles or blocks SIGTERM."""
+        """Return whether process 1 handles or blocks SIGTERM."""
         with contextlib.suppress(OSError):
             lines = Path(f"/proc/{self.first()}/status").read_text().splitlines()
             masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigCgt", "SigBlk"))]

@@ -1,11 +1,14 @@
 import json
 import os
+import re
 import resource
 import shlex
 import signal
 import socket
 import stat
 from pathlib import Path
+
+from engine.api.config import MAX_RUNNING
 
 
 def test_the_tree_comes_up_and_prints_one_curl_line_that_asks_the_served_model(launched):
@@ -110,6 +113,28 @@ def test_programs_may_open_as_many_files_as_the_hard_limit_allows(launched):
     limits = Path(f"/proc/{appliance.started('gateway')}/limits").read_text()
     (found,) = [int(line.split()[3]) for line in limits.splitlines() if line.startswith("Max open files")]
     assert found == (2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16))
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_one_message_and_nothing_starts(launched):
+    def limited():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+
+    appliance = launched(preexec=limited)
+    assert appliance.end() == 1
+    message = appliance.reason()["message"]
+    need = re.search(r"is 200, and (\d+) are needed", message)
+    assert need and int(need[1]) >= 256 and f"ulimit -n {need[1]}" in message and f"nofile={need[1]}" in message
+    assert appliance.pids("gateway") == [] and list(appliance.runs.iterdir()) == []
+
+
+def test_as_many_files_as_are_needed_are_enough(launched):
+    def limited():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128 + 8 + MAX_RUNNING,) * 2)
+
+    appliance = launched(preexec=limited)
+    appliance.started("gateway")
+    appliance.ready()
+    assert appliance.terminate() == 0
 
 
 def test_the_run_directory_is_private_and_gone_at_the_end(launched):

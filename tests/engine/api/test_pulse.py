@@ -9,7 +9,7 @@ import pytest
 
 from engine.api.pulse import Beat, Pulse, State, allocate_pulse, read_pulse
 
-# Write a heartbeat on a full file system; print what a monitor reads before and after.
+# Write a heartbeat on a full file system and print the beat that a monitor reads.
 SCRIPT = """
 import sys
 from pathlib import Path
