@@ -403,8 +403,8 @@ class Endpoints(Section):
     api_keys: SecretName | None = None
     """Name in `secrets` of a list of keys, one a line; with it every route but the probes wants one of them."""
     invocations_without_key: bool = False
-    """Serve POST /invocations without an API key, for Amazon SageMaker, whose requests carry none. Everyone who reaches
-    the port can then generate."""
+    """Serve POST /invocations without an API key, for Amazon SageMaker, which sends none; everyone who reaches the port
+    can then generate."""
     tls: EndpointTls = EndpointTls()
     """TLS on the port. The files are read again when they change."""
     compat: Literal["openai", "vllm"] = "openai"

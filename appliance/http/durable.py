@@ -199,9 +199,19 @@ class Recorder:
 
     seen = skips_opening = skips_usage = False
 
-    def __init__(self, entry: Entry, race: Race | None, begin: Callable[[Mapping[int, Past]], Race]) -> None:
-        self.counts = True
+    def __init__(
+        self,
+        entry: Entry,
+        race: Race | None,
+        begin: Callable[[Mapping[int, Past]], Race],
+        *,
+        counts_pause: bool = False,
+    ) -> None:
+        """`counts_pause`: a generation that is paused, since its client left, counts as ended, and not once more if it
+        goes on."""
+        self.counts = not entry.counted
         self._entry = entry
+        self._counts_pause = counts_pause
         self._race = race
         self._begin = begin
         self._open = set(range(entry.choices))
@@ -236,6 +246,8 @@ class Recorder:
             return
         race = self._race or self._begin({index: Past(tuple(ids[index]), times[index]) for index in sorted(self._open)})
         self._race = race
+        if not self.counts:
+            race.suspend()
         async with race:
             try:
                 async for index, delta in race.deltas():
@@ -246,7 +258,9 @@ class Recorder:
                     self._entry.gain(index, delta)
                     yield index, delta
             except (Suspended, asyncio.CancelledError):
-                if not self._entry.abandoned:
+                if self._counts_pause:
+                    self._entry.counted = True
+                elif not self._entry.abandoned:
                     self.counts = False
                     race.suspend()
                 raise

@@ -151,7 +151,8 @@ class ResponseStore:
             submits: list[Submit] = list(entry.opened.submits)
             return Race(self._service.router.generate_all(submits, where, list(past.values())), list(past))
 
-        reply = ResponseReply(self._service, subject, stored.asked, plan, Recorder(entry, race, begin))  # type: ignore[arg-type]
+        recorder = Recorder(entry, race, begin, counts_pause=not stored.asked.background and not entry.opened.body)  # type: ignore[arg-type]
+        reply = ResponseReply(self._service, subject, stored.asked, plan, recorder)
         self._live[number], self._plans[number] = reply, plan
         entry.run(self._generate(stored, reply), self.ledger.over)
 

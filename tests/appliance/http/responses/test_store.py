@@ -434,6 +434,34 @@ def test_a_client_that_leaves_frees_the_engine_and_may_come_back(start, engine):
     assert check_order(seen + rest.all())["usage"]["output_tokens"] == 12
 
 
+def test_a_stream_that_its_client_leaves_is_counted_once(start, engine):
+    """OBS-01 as aborted, and not again if somebody asks for the rest"""
+    engine.holding = True
+    gateway = start(engine)
+
+    def count(reason: str) -> float:
+        samples = gateway.samples().items()
+        names = {"slipway_requests_total", "vllm:request_success_total"}
+        found = [value for (name, own), value in samples if name in names and dict(own)["finished_reason"] == reason]
+        return max(found, default=0.0)
+
+    reader = stream(gateway)
+    until("it runs", lambda: len(engine.open) == 1)
+    engine.give(4)
+    until("events", lambda: len(reader.events) > 5)
+    reader.left.set()
+    engine.give(1)
+    until("the engine is free", lambda: not engine.open)
+    until("it is counted", lambda: count("abort") == 1)
+    assert gateway.metric("vllm:request_params_n_count") == 1
+    id = reader.all()[0]["response"]["id"]
+    rest = follow(gateway, id)
+    until("it runs again", lambda: len(engine.open) == 1)
+    engine.give(9)
+    assert rest.all()[-1]["type"] == "response.incomplete"
+    assert (count("abort"), count("length"), gateway.metric("vllm:request_params_n_count")) == (1, 0, 1)
+
+
 def test_a_client_that_leaves_before_its_whole_reply_frees_the_engine(start, engine):
     """RSP-01"""
     engine.holding = True
