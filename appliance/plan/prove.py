@@ -56,7 +56,8 @@ def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusti
     small files are downloaded and the headers of its weights are read. `verify` may refuse the checkpoint's folder
     (None while files of it lie elsewhere) before anything in it is read or run, and before a GPU is asked for more than
     a profile needs. `assume`: a local folder with a config.json and no weights is planned from that alone, for a
-    command that starts nothing. Raises Refused with what is wrong, NotPlanned if the checkpoint has to be downloaded first."""
+    command that starts nothing. Raises Refused with what is wrong, NotPlanned if the checkpoint has to be downloaded
+    first."""
     settings, looked_at = settle(given, machine)
     with spoken(settings.older):
         try:
