@@ -32,8 +32,8 @@ Each is held to transformers in float32: logits within 1e-4, greedy tokens and l
 ## Text decoders of models that read more than text
 
 A `…ForConditionalGeneration` whose `text_config` names one of these decoders is served without its other parts if the
-manifest says `model.text_only: true`. Requests can then hold text only, and the numbers are those of the whole model for
-text. `slipway check` names the key for such a checkpoint.
+manifest says `model.text_only: true`. Requests can then hold text only, and the numbers are those of the whole model.
+`slipway check` names the key for such a checkpoint.
 
 | decoder in `text_config` | served as | models |
 |---|---|---|

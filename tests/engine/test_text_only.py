@@ -123,6 +123,19 @@ def test_weights_under_older_prefixes_are_read(saved: tuple[Path, Any], tmp_path
     check(tmp_path, model)
 
 
+def test_a_flat_configuration_with_rope_in_sections_is_read(tmp_path: Path) -> None:
+    """As Qwen/Qwen2.5-VL-7B-Instruct writes it."""
+    torch.manual_seed(7)
+    model = qwen25().eval().float()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    flat = {**config, **config.pop("text_config"), "architectures": config["architectures"]}
+    flat |= {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "rope_theta": 10_000.0}
+    del flat["text_config"], flat["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(flat))
+    check(tmp_path, model)
+
+
 def test_without_the_key_the_message_names_it(saved: tuple[Path, Any]) -> None:
     with pytest.raises(UnknownArchitecture, match=r"config\.json: .*only its text decoder.*set model\.text_only: true"):
         read_checkpoint(saved[0])
