@@ -40,4 +40,4 @@ def test_the_key_is_refused_for_a_model_of_text(tmp_path: Path, capsys: pytest.C
     file = manifest(tmp_path, json.loads((DEMO / "config.json").read_text()), "  text_only: true\n")
     assert main(["check", str(file)]) == 10
     said = capsys.readouterr().err
-    assert f"{file}:5:14: model.text_only" in said and "it reads text only; leave the key out" in said
+    assert f"{file}:4:14: model.text_only" in said and "it reads text only; leave the key out" in said
