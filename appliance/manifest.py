@@ -253,6 +253,8 @@ class Model(Section):
     task: Literal["auto", "generate", "embed", "classify", "score"] = "auto"
     """What the checkpoint is served for; auto: what it was made for. A decoder can also embed, or score as a reranker
     that answers yes or no."""
+    text_only: bool = False
+    """Serves the text decoder of a model that reads images or sound as well; requests can then hold text only."""
     pooling: Pooling = Pooling()
     """How texts become vectors or scores, where that is not as the checkpoint says."""
     trust_remote_code: bool = False

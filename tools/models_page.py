@@ -30,6 +30,20 @@ TAIL = """
 Each is held to transformers in float32: logits within 1e-4, greedy tokens and logprobs through the whole engine
 (`tests/engine/layers`, `tests/engine/test_against_transformers.py`).
 
+## Text decoders of models that read more than text
+
+A `…ForConditionalGeneration` whose `text_config` names one of these decoders is served without its other parts if the
+manifest says `model.text_only: true`. Requests can then hold text only, and the numbers are those of the whole model.
+`slipway check` names the key for such a checkpoint.
+
+| decoder in `text_config` | served as | models |
+|---|---|---|
+| `gemma3_text` | `Gemma3ForCausalLM` | Gemma 3 |
+| `llama` | `LlamaForCausalLM` | LLaVA and others |
+| `mistral` | `MistralForCausalLM` | Mistral Small 3.1 and others |
+| `qwen2`, `qwen2_vl_text`, `qwen2_5_vl_text` | `Qwen2ForCausalLM` | Qwen2-VL, Qwen2.5-VL and others |
+| `qwen3`, `qwen3_vl_text` | `Qwen3ForCausalLM` | Qwen3-VL |
+
 ## Encoder-decoder models
 
 BART, mBART, Pegasus, Marian and M2M100, which NLLB is one of, read a source with an encoder, and a decoder that attends

@@ -24,6 +24,10 @@ CODES: dict[str, tuple[str, str]] = {
         "A secret must be a reference, {file: path} or {env: NAME}, never the value itself.",
         "Move the value into a file or a variable, and change it: it has been written down.",
     ),
+    "clear-text": (
+        "A value looks like a token, a private key or an address with a password.",
+        "Put it into a file or a variable, name that below `secrets`, and change the secret: it has been written down.",
+    ),
     "wrong-secret": ("A reference to a secret that is not complete or not named rightly.", "Write one of its forms."),
     "unknown-secret": ("A key names a secret that `secrets` does not have.", "Name one that is there, or add it."),
     "unread": ("A file or variable that the manifest names is missing, empty or unreadable.", "Correct its name."),

@@ -192,12 +192,17 @@ def _position(event: Event, which: str) -> Position:
 
 _SECRET_NAME = re.compile(r"secret|passw(or)?d|credential|apikey|accesskey|privatekey|authtoken|hftoken|bearer")
 _SECRET_TEXT = re.compile(
-    r"\b(sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|AKIA|ASIA|AIza|eyJ)[\w.-]{6,}|-----BEGIN[^\n]*"
+    r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)|\b(sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|AKIA|ASIA|AIza|eyJ)[\w.-]{6,}|-----BEGIN[^\n]*"
     # 24 and more letters and digits in a row, of both kinds: no word, path, model or digest.
     r"|(?<![\w/.-])(?<!sha256: \")(?=[A-Za-z_+=-]*[0-9])(?=[0-9_+=-]*[A-Za-z])[A-Za-z0-9_+=]{24,}(?![\w/.-])"
 )
 
 
+_PASSWORD = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+_CLEAR_TEXT = re.compile(
+    r"://[^/\s:@]*:[^/\s@]+@|-----BEGIN \w* ?PRIVATE KEY"
+    r"|\b(sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|AKIA|ASIA|AIza)[\w.-]{12,}"
+)
 _VARIABLE_NAME = re.compile(r"(keys?|token|secrets?|passwords?|passwd|passphrase|credentials?)$", re.IGNORECASE)
 
 
@@ -229,6 +234,16 @@ def names_secret(text: str, known: Iterable[str]) -> bool:
 def masked(text: str) -> str:
     """A text without what looks like a key or a token of a known service."""
     return _SECRET_TEXT.sub(HIDDEN, text)
+
+
+def without_password(text: str) -> str:
+    """Return a text without the passwords in its addresses."""
+    return _PASSWORD.sub(HIDDEN, text)
+
+
+def is_clear_text(text: str) -> bool:
+    """Whether a text holds a token of a known service, a private key, or an address with a password."""
+    return _CLEAR_TEXT.search(text) is not None
 
 
 def within_secrets(lines: list[str], number: int) -> bool:

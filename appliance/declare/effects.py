@@ -66,6 +66,7 @@ EFFECTS: dict[str, Effect] = {
     "model.format": _LIVE_OUTPUTS,
     "model.generation_config": _LIVE_OUTPUTS,
     "model.task": _TASK,
+    "model.text_only": _TASK,
     "model.pooling.pool": _TASK,
     "model.pooling.normalize": _TASK,
     "model.pooling.dimensions": Effect("service", outputs="yes"),

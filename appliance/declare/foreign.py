@@ -1,7 +1,7 @@
 """What other servers call the keys of this manifest: options, variables and fields, without marks and in small letters.
 
 Sources: the command-line references of vLLM, text-generation-inference, SGLang and llama.cpp's server, the environment
-variables of NVIDIA NIM, and the fields of KServe's InferenceService.
+variables of NVIDIA NIM, the options of DJL Serving and Ollama, and the fields of KServe's InferenceService.
 """
 
 LAYERS = {
@@ -24,6 +24,7 @@ LAYERS = {
 
 OTHER_SERVERS = {
     # vLLM
+    "enforceeager": "",  # Slipway captures graphs where they are exact
     "enablelogrequests": "observability.log_requests",
     "alloworigins": "endpoints.cors_origins",
     "allowedorigins": "endpoints.cors_origins",
@@ -50,6 +51,15 @@ OTHER_SERVERS = {
     "pagesize": "engine.cache.block_tokens",
     "schedulepolicy": "engine.scheduling.policy",
     "dpsize": "parallelism.data",
+    # DJL Serving (Large Model Inference containers)
+    "tensorparalleldegree": "parallelism.tensor",
+    "maxrollingbatchsize": "engine.scheduling.max_running",
+    "maxrollingbatchprefilltokens": "engine.scheduling.max_step_tokens",
+    "rollingbatch": "",
+    # Ollama
+    "numctx": "model.max_context",
+    "numthread": "hardware.threads",
+    "numparallel": "engine.scheduling.max_running",
     # llama.cpp
     "alias": "model.names",
     "cachetypek": "quantization.kv_cache",

@@ -14,14 +14,17 @@ from pydantic_core import ErrorDetails
 
 from appliance import exits
 from appliance.declare.document import is_hidden, is_secret, masked, names_secret
-from appliance.declare.keys import children, find
-from appliance.declare.locate import Fault, Path, Place, Tree, dotted
+from appliance.declare.keys import Key, children, find, takes
+from appliance.declare.locate import Fault, Path, Place, Tree, dotted, read_value
 from appliance.declare.remedy import Add, Hint, Move, Remedy, Write
 from appliance.declare.suggest import hint_for_key, suggest_key, suggest_name, suggest_value
 
 MAX_GIVEN = 60
-WARNINGS = ("deprecated", "no-effect")
+WARNINGS = ("deprecated", "no-effect", "clear-text")
 NOT_SHOWN = "the value given (not shown)"
+IN_CLEAR_TEXT = (
+    "put a secret into a file or a variable: secrets: {NAME: {file: PATH}} or {env: VARIABLE}, and write NAME"
+)
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,31 @@ def from_fault(fault: Fault) -> Problem | None:
     item = bool(fault.path) and isinstance(fault.path[-1], int)
     types = frozenset({"string"}) if item else key.types if key else frozenset()
     fitting = [text for kind, text in fault.readings if kind in types or (kind == "integer" and "number" in types)]
+    fitting = [text for text in fitting if key is None or _is_taken(key, fault.path, text)]
     if is_secret(fault.path):
         message = "ambiguous (value not shown); put it in quotes"
         return Problem(fault.place, name, message, hint="put it in quotes", code="ambiguous")
     if key and not fitting:
-        allowed = f"must be {key.allowed}"
-        return Problem(fault.place, name, _join(fault.message, allowed), raw, key.allowed, code="ambiguous")
+        hint, message = _in_base_60(key, raw), _join(fault.message, f"must be {key.allowed}")
+        return _said(fault.place, fault.path, _join(message, hint.text), hint, raw, key.allowed, code="ambiguous")
     words = "write " + " or ".join(fitting or [text for _, text in fault.readings])
     hint = Hint(words, Write(fitting[0]) if fitting else None, len(fitting) == 1)
     return _said(fault.place, fault.path, _join(fault.message, words), hint, raw, code="ambiguous")
+
+
+def _is_taken(key: Key, path: Path, text: str) -> bool:
+    """Whether a key takes what a text is read as. Items of a list are texts of any kind."""
+    read = read_value(text, Place(""), (), Tree(value={}))
+    return isinstance(path[-1], int) or "*" in key.path or takes(key.path, read)
+
+
+def _in_base_60(key: Key, text: str) -> Hint:
+    """What 12:30 may mean as a duration."""
+    parts = text.split(":")
+    if key.form != "duration" or not all(part.isdecimal() for part in parts) or len(parts) > 3:
+        return Hint()
+    seconds = sum(int(part[:9]) * 60**place for place, part in enumerate(reversed(parts)))
+    return Hint(f"did you mean {seconds}s?", Write(f"{seconds}s"), certain=False)
 
 
 def from_validation(error: ValidationError, tree: Tree) -> list[Problem]:
@@ -212,7 +231,7 @@ def _unknown_secret(path: Path, tree: Tree) -> Problem:
     spelled = tree.spelled.get(path)
     said = given(path, value, spelled.text if spelled else "", open=names_secret(value, names))
     near = suggest_name(value, names)
-    hint = Hint(f"did you mean {near}?", Write(near)) if near else Hint()
+    hint = Hint(f"did you mean {near}?", Write(near)) if near else Hint(IN_CLEAR_TEXT if said == NOT_SHOWN else "")
     allowed = ", ".join(names) or "no names at all"
     message = _join(f"{said} is no name in secrets", f"secrets has {allowed}", hint.text)
     place = tree.values.get(path, _above(path, tree))

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from appliance.declare import variables
 from appliance.declare.deprecated import rename
+from appliance.declare.document import is_clear_text
 from appliance.declare.keys import Key
 from appliance.declare.layers import overlays, profiles
 from appliance.declare.layers.files import Reading, folder_of, joined, read_file, unreadable
@@ -23,7 +24,7 @@ from appliance.declare.layers.mend import mended_where_written
 from appliance.declare.layers.merge import at, merged, without
 from appliance.declare.layers.profiles import Choose, Profile
 from appliance.declare.layers.variables import resolve
-from appliance.declare.locate import Path, Place, Tree
+from appliance.declare.locate import Path, Place, Tree, dotted
 from appliance.declare.outside import Given as Given
 from appliance.declare.outside import Option as Option
 from appliance.declare.outside import read_environment, read_options
@@ -165,7 +166,7 @@ def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
         files=tuple(reading.files),
         layers=(*_notes(reading, asked, named), *notes),
         older=reading.older,
-        notices=_once(notices),
+        notices=_once([*notices, *_in_clear_text(tree)]),
     )
 
 
@@ -177,6 +178,29 @@ def _no_paths(manifest: Manifest | None, tree: Tree, file: File) -> Iterator[Pro
         if isinstance(text, str) and not is_path(real_path(file).parent / text):
             place = tree.values.get(path, Place(str(file)))
             yield unread(place, path, f"a path of {len(text):,} characters, which no file has")
+
+
+def _in_clear_text(tree: Tree) -> Iterator[Problem]:
+    """Warnings of values that look like secrets."""
+    for path, place in tree.values.items():
+        text = at(tree, path)
+        if isinstance(text, str) and path[:1] != ("secrets",) and is_clear_text(text):
+            what = "looks like a secret in clear text (not shown)"
+            hint = "put it into a file or a variable: secrets: {NAME: {file: PATH}} or {env: VARIABLE}"
+            if path[:2] == ("model", "source"):
+                hint = f"{hint}, with model.credentials: NAME"
+            yield Problem(place, dotted(path), f"{what}; {hint}", hint=hint, code="clear-text")
+
+
+def unvalidated(given: Given) -> Tree:
+    """Return all layers over each other, interpolated, whatever is wrong with them. Raises Refused if the manifest
+    cannot be read."""
+    file, _ = overlays.split(_read_manifest(given, Reading(given.environ)))
+    layers = Layers(
+        options=read_options(given), environment=read_environment(given), overlays=Tree(value={}), manifest=file
+    )
+    whole = _Whole.of(layers.merged(), given.environ)
+    return interpolate(whole.tree, whole.names)
 
 
 def _once(problems: Iterable[Problem]) -> tuple[Problem, ...]:

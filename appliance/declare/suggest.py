@@ -113,7 +113,7 @@ def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
     similar word here, elsewhere."""
     above, name = path[:-1], str(path[-1])
     here = children(above)
-    word = flat(name)
+    word = flat(name.removeprefix("option."))  # DJL Serving writes option.NAME
     for known in here:
         if flat(known) == word:
             return f"did you mean {known}?", ((*above, known),)

@@ -14,7 +14,7 @@ from engine.models.checkpoint import Checkpoint
 from engine.models.modules import Late
 from engine.models.parts import Difference, Pooler, keeps_nothing
 
-_KEY = re.compile(r"(model\.(?:task|pooling(?:\.\w+)?)): ")
+_KEY = re.compile(r"(model\.(?:task|text_only|pooling(?:\.\w+)?)): ")
 Pairs = Literal["none", "tokenizer", "template", "reranker"]
 POOLS = {"first": "cls", "last": "last", "mean": "mean", "max": "max"}
 SIMILARITIES = {"dot": "dot", "dot_product": "dot", "euclidean": "euclidean", "manhattan": "manhattan"}
@@ -37,6 +37,7 @@ def task_config(manifest: Manifest) -> TaskConfig:
         normalize=None if pooling.normalize == "auto" else pooling.normalize,
         dimensions=pooling.dimensions,
         score_tokens=(first, second),
+        text_only=manifest.model.text_only,
     )
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance import exits
-from appliance.declare.document import is_secret, masked
+from appliance.declare.document import is_secret, masked, without_password
 from appliance.declare.files import suggest_file
+from appliance.declare.layers.files import folder_of
 from appliance.declare.layers.mend import mended_where_written
 from appliance.declare.layers.merge import at
 from appliance.declare.layers.profiles import Profile
 from appliance.declare.problems import Problem, Refused, unread
 from appliance.declare.remedy import Hint, Write
-from appliance.declare.settings import Given, Settings, load
+from appliance.declare.settings import Given, Settings, load, unvalidated
 from appliance.declare.suggest import suggest_name
 from appliance.declare.versions import spoken
 from appliance.lock.lock import lock_path, read_lock
@@ -35,7 +36,7 @@ from appliance.source.facts import Facts, NotHere, facts
 from appliance.source.order import Local, find, policy
 from appliance.source.remote import SourceError
 from engine.api.errors import CheckpointError, EngineError, TaskError
-from engine.api.files import read_text
+from engine.api.files import is_path, read_text, real_path
 from engine.api.golden import Recorded
 from engine.models.checkpoint import Checkpoint, assume_checkpoint, check_tensors, has_weights, read_checkpoint
 from engine.models.kv_scales import read_kv_scales
@@ -58,13 +59,32 @@ def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusti
     a profile needs. `assume`: a local folder with a config.json and no weights is planned from that alone, for a
     command that starts nothing. Raises Refused with what is wrong, NotPlanned if the checkpoint has to be downloaded
     first."""
-    settings, looked_at = settle(given, machine)
+    try:
+        settings, looked_at = settle(given, machine)
+    except Refused as refused:
+        raise type(refused)([*refused.problems, *_wrong_folder(given)], refused.cause) from refused
     with spoken(settings.older):
         try:
             return _proven(settings, given.environ, machine, looked_at, verify, assume)
         except Refused as refused:
             problems = [mended_where_written(problem, settings.tree) for problem in refused.problems]
             raise type(refused)(problems, refused.cause) from refused
+
+
+def _wrong_folder(given: Given) -> Iterator[Problem]:
+    """Yield what is wrong with model.source.path in a manifest that is refused for other reasons."""
+    key = ("model", "source", "path")
+    try:
+        tree = unvalidated(given)
+    except Refused:
+        return
+    text, place = at(tree, key), tree.values.get(key)
+    if not isinstance(text, str) or place is None or key in tree.unknown:
+        return
+    folder = real_path(folder_of(place.source if place.line else str(given.manifest)))
+    if is_path(folder / text) and not (folder / text).exists():
+        what = f"{folder / text}: no such directory; model.source.path must name a checkpoint directory"
+        yield unread(place, key, what, suggest_file(text, folder, holds="config.json"))
 
 
 def settle(given: Given, machine: Machine | None = None) -> tuple[Settings, Machine | None]:
@@ -105,9 +125,9 @@ def _proven(
             tokenizer = "" if _lacks_tokenizer(checkpoint) else tokenizer_name(known.folder)
             unanswerable = list(check_answerable(settings, checkpoint, known.folder))
     except NotHere as error:
-        raise NotPlanned([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
+        raise NotPlanned([*problems, Problem(at, name, without_password(str(error)))], exits.SOURCE) from error
     except SourceError as error:
-        raise Refused([*problems, Problem(at, name, str(error))], exits.SOURCE) from error
+        raise Refused([*problems, Problem(at, name, without_password(str(error)))], exits.SOURCE) from error
     except TaskError as error:
         key = named_key(str(error)) or key
         raise Refused([*problems, Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error
@@ -192,7 +212,8 @@ def _bring(
                 return bring(found, policy(settings, given.environ), given.environ, say, beside)
         except SourceError as error:
             key = settings.manifest.model.source.key
-            raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.SOURCE) from error
+            said = without_password(str(error))
+            raise Refused([Problem(settings.place(key), ".".join(key), said)], exits.SOURCE) from error
 
 
 def _lacks_tokenizer(checkpoint: Checkpoint) -> bool:

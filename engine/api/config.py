@@ -42,13 +42,15 @@ class SelfTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class TaskConfig(msgspec.Struct, frozen=True):
     """What the checkpoint is served for, and how it pools, where that is not as the checkpoint says. `normalize`: None
     as it says. `dimensions`: lengths to which vectors may be cut; empty: those that it names. `score_tokens`: the
-    answers of a reranker whose score is the probability of the first."""
+    answers of a reranker whose score is the probability of the first. `text_only`: the text decoder of a model that
+    reads more than text."""
 
     task: Literal["auto", "generate", "embed", "classify", "score"] = "auto"
     pool: Literal["auto", "cls", "last", "mean", "max"] = "auto"
     normalize: bool | None = None
     dimensions: tuple[int, ...] = ()
     score_tokens: tuple[str, str] = ("yes", "no")
+    text_only: bool = False
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.api.config import TaskConfig
-from engine.api.errors import CheckpointError
+from engine.api.errors import CheckpointError, TaskError
 from engine.api.files import INDEX_BYTES, read_json_object
 from engine.gguf.file import find_gguf
 from engine.models.assumed import UNSAID, assumed_tensors, assumptions
@@ -30,6 +30,7 @@ from engine.models.schemes import Quantization, with_names
 from engine.models.sources import harmless
 from engine.models.stored import stored_tensors
 from engine.models.task import fitted, reroot
+from engine.models.text_only import text_config, text_decoder
 from engine.models.values import check_values
 
 INDEX = "model.safetensors.index.json"
@@ -75,12 +76,15 @@ def read_checkpoint(
             f"{folder}: no such directory; model.source.path must name a checkpoint directory or a .gguf file"
         )
     place = str(folder / "config.json" if blocks is None or (folder / "config.json").exists() else blocks)
-    config = normalised(_read_config(folder, blocks))
+    written = _read_config(folder, blocks)
+    config = normalised(_text_config(written, folder) if task.text_only else written)
     generation = _read_generation(folder / "generation_config.json")
-    architecture, declare = _architecture(folder, config, trust_remote_code)
+    architecture, declare = _architecture(folder, config, written, trust_remote_code)
     model = _declared(declare, config, place)
     check_parts(model, place)
     check_values(model, place)
+    if task.text_only and weights and blocks is None:
+        model = text_decoder(model, read_tensors(folder))
     quantization = read_quantization(config, model, place)
     tensors: dict[str, TensorInfo] = {}
     if weights and blocks is not None:
@@ -209,7 +213,14 @@ def _read_generation(path: Path) -> dict[str, Any]:
     return read_json_object(path) if path.exists() else {}
 
 
-def _architecture(folder: Path, config: dict[str, Any], trust: bool) -> tuple[str, Declare]:
+def _text_config(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    try:
+        return text_config(config)
+    except TaskError as error:
+        raise TaskError(str(error).replace("config.json", str(folder / "config.json"), 1)) from error
+
+
+def _architecture(folder: Path, config: dict[str, Any], written: dict[str, Any], trust: bool) -> tuple[str, Declare]:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise CheckpointError(
@@ -221,7 +232,7 @@ def _architecture(folder: Path, config: dict[str, Any], trust: bool) -> tuple[st
         return known[0], ARCHITECTURES[known[0]]
     if (folder / REMOTE_FILE).exists():
         return names[0], remote_declaration(folder, names[0], trust)
-    return names[0], declaration(names[0])
+    return names[0], declaration(names[0], written)
 
 
 def _declared(declare: Declare, config: dict[str, Any], place: str) -> Model:

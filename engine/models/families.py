@@ -3,7 +3,6 @@
 A family is a module with `ARCHITECTURES`, the names in config.json that it serves, and `declare(config) -> Model`.
 """
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +27,7 @@ from engine.models import (
     qwen3_moe,
     starcoder2,
 )
+from engine.models.kinship import unsupported
 from engine.models.parts import Model
 
 Declare = Callable[[Mapping[str, Any]], Model]
@@ -39,13 +39,12 @@ FAMILIES = (*DECODERS, *TRANSLATORS, *POOLED)
 ARCHITECTURES: dict[str, Declare] = {name: family.declare for family in FAMILIES for name in family.ARCHITECTURES}
 
 
-def declaration(architecture: str) -> Declare:
-    """The function that declares models of this architecture. Raises UnknownArchitecture with what is served."""
+KINDS = {"decoder": DECODERS, "encoder-decoder": TRANSLATORS, "encoder": POOLED}
+
+
+def declaration(architecture: str, config: Mapping[str, Any] | None = None) -> Declare:
+    """Return the function that declares models of this architecture. Raises UnknownArchitecture with the closest."""
     if architecture in ARCHITECTURES:
         return ARCHITECTURES[architecture]
-    close = difflib.get_close_matches(architecture, ARCHITECTURES, n=1)
-    hint = f" Did you mean {close[0]}?" if close else ""
-    raise UnknownArchitecture(
-        f"config.json: the architecture {architecture!r} is not served.{hint} "
-        f"Served are {', '.join(sorted(ARCHITECTURES))}"
-    )
+    supported = {kind: [name for family in of for name in family.ARCHITECTURES] for kind, of in KINDS.items()}
+    raise UnknownArchitecture(unsupported(architecture, config or {}, supported))

@@ -130,7 +130,7 @@ def faults(folder: Path) -> dict[str, Any]:
         "config.json": lambda: (folder / "config.json").unlink(),
         "is damaged": lambda: (folder / "config.json").write_text("{"),
         "NoSuchForCausalLM": lambda: change(folder, architectures=["NoSuchForCausalLM"]),
-        "no weights": lambda: weights.unlink(),
+        "no safetensors files": lambda: weights.rename(folder / "pytorch_model.bin"),
         "cut off": lambda: weights.write_bytes(weights.read_bytes()[:-1]),
         "cut off within its header": lambda: weights.write_bytes(weights.read_bytes()[:20]),
         "lacks model.norm.weight": lambda: write_safetensors(weights, without("model.norm.weight")),

@@ -102,7 +102,7 @@ MISTAKES: list[tuple[str, str, str, str]] = [
     ("hexadecimal", HEAD + "endpoints: {port: ⟪0x1F90}", "endpoints.port", "write 8080"),
     ("underscores", HEAD + "limits: {max_waiting: ⟪1_000}", "limits.max_waiting", "write 1000"),
     ("exponent", HEAD + "limits: {max_waiting: ⟪1e3}", "limits.max_waiting", "write 1000"),
-    ("sexagesimal", HEAD + "lifecycle: {drain: ⟪1:30}", "lifecycle.drain", 'write "1:30"'),
+    ("sexagesimal", HEAD + "lifecycle: {drain: ⟪1:30}", "lifecycle.drain", "did you mean 90s?"),
     ("date", "apiVersion: slipway/v2\nmodel: {source: {path: ⟪2026-01-31}}", "model.source.path", 'write "2026-01-31"'),
     ("not a number", HEAD + "engine: {sampling: {repetition_penalty: ⟪.nan}}", "engine.sampling.repetition_penalty",
      "no values of any key"),

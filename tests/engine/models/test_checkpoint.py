@@ -229,7 +229,7 @@ def test_extras_that_say_nothing_new_are_ignored(folder):
 def test_an_unknown_architecture_is_refused_with_the_closest_and_the_list(folder):
     configured(folder, architectures=["LLamaForCausalLM"])
     with pytest.raises(
-        UnknownArchitecture, match=r"Did you mean LlamaForCausalLM\? Served are BartForConditionalGeneration, "
+        UnknownArchitecture, match=r"Did you mean LlamaForCausalLM\? Supported are BartForConditionalGeneration, "
     ):
         read_checkpoint(folder)
 

@@ -1,0 +1,98 @@
+"""What to say of an architecture that is not supported: its kind, and the closest supported one of that kind.
+
+Kinship is the kind (decoder, encoder-decoder, encoder, vision, speech, recurrent) and the family (the name up to the
+first digit). Names that look alike say nothing: Whisper is no BART.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.models.text_only import KEY, text_architecture
+
+_SPEECH = (
+    r"whisper|speech|wav2vec|hubert|wavlm|audio|voxtral|seamless|bark|musicgen|encodec|moonshine|parakeet|canary|csm"
+)
+_VISION = (
+    r"clip|siglip|vit(?![a-z])|vision|image|visual|llava|blip|swin|detr|dino|(?<![a-z])sam|florence|pix2struct|kosmos|"
+    r"internvl|fuyu|donut|trocr|paligemma|idefics|smolvlm|mllama|chameleon|(?<=[a-z0-9_])vl|omni|convnext|segformer"
+)
+_RECURRENT = r"mamba|rwkv|jamba|zamba|bamba|recurrent|griffin|xlstm|lfm|hyena|retnet|qwen3next|plamo2|nemotronh|titan"
+_SEVERAL = r"moe|mixtral|experts|deepseekv|gptoss|dbrx|grok|arctic"
+KINDS = {
+    "speech": "a model of speech or sound",
+    "vision": "a model of images",
+    "recurrent": "a decoder with recurrent states",
+    "encoder-decoder": "an encoder-decoder for text",
+    "decoder": "a decoder of text",
+    "encoder": "an encoder of text",
+}
+
+
+def kind_of(architecture: str, config: Mapping[str, Any]) -> str:
+    """Return one of KINDS, "" for what is none of them."""
+    name = re.sub("ForConditionalGeneration$", "", architecture).lower()
+    nested = {key for key in ("vision_config", "audio_config") if isinstance(config.get(key), dict)}
+    if re.search(_SPEECH, name) or "audio_config" in nested and "vision_config" not in nested:
+        return "speech"
+    if re.search(_VISION, name) or "vision_config" in nested:
+        return "vision"
+    if re.search(_RECURRENT, name):
+        return "recurrent"
+    if config.get("is_encoder_decoder") is True or re.search(r"For(ConditionalGeneration|Seq2SeqLM)$", architecture):
+        return "encoder-decoder"
+    if re.search(r"ForCausalLM|LMHeadModel|LMHead$", architecture):
+        return "decoder"
+    return "encoder" if re.search(r"Model$|For(MaskedLM|\w*Classification|QuestionAnswering)$", architecture) else ""
+
+
+def closest(architecture: str, config: Mapping[str, Any], supported: Mapping[str, Sequence[str]]) -> str:
+    """Return the supported architecture of the same kind and family, "" if there is none. `supported`: by kind."""
+    kind, family = kind_of(architecture, config), _family(architecture)
+    relatives = [name for name in supported.get(kind, ()) if _family(name) == family]
+    several = _has_experts(architecture, config)
+    same = [name for name in relatives if _has_experts(name, {}) == several]
+    return (difflib.get_close_matches(architecture, same, 1, 0) or [""])[0]
+
+
+def misspelt(architecture: str, names: Sequence[str]) -> str:
+    """Return the name of which this is another spelling, "" if it may be a name of its own."""
+    for name in names:
+        if name.casefold() == architecture.casefold():
+            return name
+        same = re.findall("[A-Z0-9]", name) == re.findall("[A-Z0-9]", architecture)
+        if same and difflib.SequenceMatcher(None, name, architecture).ratio() > 0.9:
+            return name
+    return ""
+
+
+def unsupported(architecture: str, config: Mapping[str, Any], supported: Mapping[str, Sequence[str]]) -> str:
+    """Return the message for an architecture that is not supported."""
+    every = sorted(name for names in supported.values() for name in names)
+    said = f"config.json: the architecture {architecture!r}"
+    if name := misspelt(architecture, every):
+        return f"{said} is not supported. Did you mean {name}? Supported are {', '.join(every)}"
+    if text := text_architecture(config):
+        return (
+            f"{said} reads more than text, and only its text decoder is supported: set {KEY}: true to serve that "
+            f"as {text}"
+        )
+    kind = kind_of(architecture, config)
+    said += f" ({KINDS[kind]})" if kind else ""
+    if name := closest(architecture, config, supported):
+        return f"{said} is not supported yet; the closest supported is {name}. Supported are {', '.join(every)}"
+    alike = supported.get(kind, ())
+    if not alike:
+        return f"{said} is not supported yet, and nothing of its kind is. Supported are {', '.join(every)}"
+    return f"{said} is not supported yet; none of its family is. Supported of its kind are {', '.join(sorted(alike))}"
+
+
+def _family(architecture: str) -> str:
+    name = re.sub(r"(For[A-Z]\w*|LMHeadModel|Model)$", "", architecture)
+    return re.split(r"[0-9_]|(?<=[a-z])(?=Moe|MoE|Next|X$)", name)[0].lower()
+
+
+def _has_experts(architecture: str, config: Mapping[str, Any]) -> bool:
+    keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return bool(re.search(_SEVERAL, architecture.lower())) or any(config.get(key) for key in keys)

@@ -1,0 +1,99 @@
+"""Text decoders within models that read images or sound as well, served alone where model.text_only asks for it.
+
+The decoder's settings are those of `text_config`, or the flat ones of older exports; its weights lie under a prefix
+such as `language_model.model.` or `model.language_model.`. Rotary positions in sections (M-RoPE) are those of a plain
+rope where a prompt has only text, because all sections then count the same position. Source: transformers
+modeling_gemma3.py, modeling_llava.py, modeling_mistral3.py, modeling_qwen2_vl.py, modeling_qwen2_5_vl.py,
+modeling_qwen3_vl.py.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from engine.api.errors import TaskError
+from engine.models.parts import Model
+from engine.models.sources import join
+
+# Type of the decoder in text_config -> its architecture, and the settings that exports leave out there.
+DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma3_text": ("Gemma3ForCausalLM", {"vocab_size": 262_208, "num_attention_heads": 8, "head_dim": 256}),
+    "llama": (
+        "LlamaForCausalLM",
+        {
+            **{"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32},
+            **{"vocab_size": 32_000},
+        },
+    ),
+    "mistral": (
+        "MistralForCausalLM",
+        {
+            **{"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32},
+            **{"num_key_value_heads": 8, "vocab_size": 32_000},
+        },
+    ),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen2_vl_text": ("Qwen2ForCausalLM", {}),
+    "qwen2_5_vl_text": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen3_vl_text": ("Qwen3ForCausalLM", {}),
+}
+FLAT = {
+    "Qwen2VLForConditionalGeneration": "qwen2_vl_text",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl_text",
+}
+KEY = "model.text_only"
+_SECTIONS = ("mrope_section", "mrope_interleaved")
+
+
+def text_architecture(config: Mapping[str, Any]) -> str:
+    """Return the architecture of the text decoder in a config.json, "" if none is known."""
+    return DECODERS.get(_type(config), ("", {}))[0]
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of the decoder alone. Raises TaskError if there is none."""
+    name = _name(config)
+    if not text_architecture(config):
+        what = "its text decoder is not known" if isinstance(config.get("text_config"), dict) else "it reads text only"
+        raise TaskError(f"{KEY}: true: config.json names the architecture {name!r}, and {what}; leave the key out")
+    architecture, defaults = DECODERS[_type(config)]
+    inner = config.get("text_config")
+    inner = inner if isinstance(inner, dict) else {}
+    flat = {key: value for key, value in config.items() if key != "text_config"}
+    made = {**defaults, **flat, **inner, "architectures": [architecture]}
+    for key in ("rope_scaling", "rope_parameters"):
+        if isinstance(made.get(key), dict):
+            made[key] = _plain_rope(made[key])
+    return made
+
+
+def text_decoder(model: Model, tensors: Mapping[str, object]) -> Model:
+    """Return the decoder with the names of its tensors, without those of the other parts."""
+    if not tensors or model.head is None:
+        return model
+    last = f"{model.embed.name}.weight"
+    roots = [name.removesuffix(last).rstrip(".") for name in tensors if name.endswith(f".{last}")]
+    root = roots[0] if len(roots) == 1 else model.root
+    heads = [name.removesuffix(".weight") for name in tensors if name.endswith("lm_head.weight")]
+    head = replace(model.head, name=heads[0]) if heads else replace(model.head, tied=True)
+    rest = (name for name in tensors if not name.startswith(join(root, "")) and name not in (f"{head.name}.weight",))
+    return replace(model, root=root, head=head, unread=(*model.unread, *rest))
+
+
+def _name(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _type(config: Mapping[str, Any]) -> str:
+    inner, name = config.get("text_config"), _name(config)
+    if not name.endswith("ForConditionalGeneration"):
+        return ""
+    return str(inner.get("model_type", "")) if isinstance(inner, dict) else FLAT.get(name, "")
+
+
+def _plain_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in settings.items() if key not in _SECTIONS}
+    plain = {key: "default" for key in ("rope_type", "type") if kept.get(key) == "mrope"}
+    return {**kept, **plain}
