@@ -17,7 +17,7 @@ _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True)
 class NamedModel:
-    """What the word on the command line means."""
+    """A model named on the command line."""
 
     word: str
     source: dict[str, Any]

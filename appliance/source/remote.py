@@ -106,7 +106,7 @@ class PackedStore(Store, Protocol):
 
     @property
     def form(self) -> str:
-        """What the file is called in messages: an archive."""
+        """Name of this kind of file in messages, such as `an archive`."""
 
     def folder(self, listing: Listing) -> Path:
         """The folder of the unpacked checkpoint."""

