@@ -161,7 +161,7 @@ class Source(Section):
     model_config = ConfigDict(json_schema_extra=_one_of_its_keys)
 
     path: str | None = None
-    """Directory of the checkpoint in Hugging Face layout; relative paths start at the manifest's folder."""
+    """Checkpoint folder in Hugging Face layout, or a .gguf file; relative paths start at the manifest's folder."""
     huggingface: HubSource | None = None
     """A repository of the Hugging Face hub, or of a mirror that HF_ENDPOINT names."""
     http: ArchiveSource | None = None

@@ -140,9 +140,8 @@ scale for each output, activations rounded token by token; a model with experts 
 it is. Other kinds of fp8 are refused: `e5m2`, `fnuz`, blocks of other sizes, scales in `e8m0`, which MX formats have.
 
 Of a GGUF file, Q4_0 and Q8_0 are held as they are, F32, F16 and BF16 as those of any checkpoint; all other types are
-restored to float32, or rounded by `quantization.weights`. The file lies in a folder with `tokenizer.json`, one of its
-kind and with no safetensors beside. Its `config.json` is taken if there is one; else it is made of the file's keys, but
-for models with scaled rotary positions, such as Llama 3.1, which need theirs.
+restored to float32, or rounded by `quantization.weights`. Tokenizer, chat template, configuration and end tokens
+are read from the file, unless its folder has files of its own for them ([sources.md](sources.md#a-gguf-file)).
 
 ## Another architecture
 

@@ -6,14 +6,16 @@ import argparse
 from pathlib import Path
 
 DEFAULT_URL = "http://127.0.0.1:8000"
+MODEL = "a model: folder, .gguf file or hub id (Qwen/Qwen3-0.6B)"
 
 
 def manifest(command: argparse.ArgumentParser) -> None:
-    command.add_argument("manifest", metavar="MANIFEST", type=Path, help="the manifest, a YAML file")
+    command.add_argument("manifest", metavar="MANIFEST", type=Path, help=f"a YAML file, or {MODEL}")
 
 
 def manifest_or_none(command: argparse.ArgumentParser) -> None:
-    text = "the manifest, a YAML file; default /manifest.yaml, else the hosting platform's model, else the demo"
+    default = "default /manifest.yaml, else the hosting platform's model, else the demo"
+    text = f"a YAML file, or {MODEL}; {default}"
     command.add_argument("manifest", metavar="MANIFEST", type=Path, nargs="?", default=None, help=text)
 
 
@@ -26,9 +28,9 @@ def two_manifests(command: argparse.ArgumentParser) -> None:
     )
 
 
-def folder(command: argparse.ArgumentParser) -> None:
-    command.add_argument("folder", metavar="DIR", type=Path, help="the checkpoint's folder")
-    text = "the file to write; default is the folder's name with .yaml, here; - prints it"
+def model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="MODEL", help=MODEL)
+    text = "the file to write; default is the model's name with .yaml, here; - prints it"
     command.add_argument("-o", "--output", metavar="FILE", type=Path, default=None, help=text)
     command.add_argument("--force", action="store_true", help="write over a file that is there")
 

@@ -69,8 +69,9 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def with_command(words: list[str]) -> list[str]:
-    """Put `serve` before a manifest that is given without a command: `slipway m.yaml` is `slipway serve m.yaml`. A name
-    counts as a manifest if it is a path or has the suffix of one; any other unknown word remains a misspelt command."""
+    """Put `serve` before a manifest or model that is given without a command: `slipway m.yaml` is `slipway serve
+    m.yaml`. A name counts as one if it is a path or has a suffix of one; any other unknown word remains a misspelt
+    command."""
     first = words[0] if words else "--help"
     if first in COMMANDS or first.startswith("-"):
         return words
@@ -129,7 +130,17 @@ def _given(options: argparse.Namespace, manifest: Path | None = None) -> Any:
     found: Given | None = getattr(options, "given", None)
     if found is not None:
         return found
-    return Given(manifest or options.manifest, options.options, environment(), tuple(options.overlays))
+    file = manifest or options.manifest
+    if (model := _named(file)) is not None:
+        return Given(model.manifest, options.options, environment(), tuple(options.overlays), text=model.text)
+    return Given(file, options.options, environment(), tuple(options.overlays))
+
+
+def _named(word: Path) -> Any:
+    """The model that is named in the place of a manifest, or None."""
+    from appliance.command.named import named_model
+
+    return named_model(str(word))
 
 
 def _machine(options: argparse.Namespace) -> Any:
@@ -185,7 +196,7 @@ def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False)
 def check(options: argparse.Namespace) -> int:
     from appliance.plan.report import storage, summary, unchecked
 
-    if options.fix:
+    if options.fix and _named(options.manifest) is None:
         from appliance.command.refusal import mend
         from appliance.plan.prove import prove
 
@@ -255,6 +266,10 @@ def _proven_for_a_start(options: argparse.Namespace) -> Any:
 
     if options.manifest is None:
         _find_manifest(options)
+    elif (model := _named(options.manifest)) is not None:
+        from appliance.command.named import notes
+
+        print(*(f"slipway serve: {line}" for line in notes(model)), sep="\n", file=sys.stderr)
     try:
         plan, _ = _prove(options, hashed=True)
     except NotPlanned:
@@ -316,7 +331,7 @@ def schema(options: argparse.Namespace) -> int:
 def init(options: argparse.Namespace) -> int:
     from appliance.command.init import init as write
 
-    return write(options.folder, options.output, force=options.force, machine=_machine(options))
+    return write(options.model, options.output, force=options.force, machine=_machine(options))
 
 
 def explain(options: argparse.Namespace) -> int:
@@ -405,7 +420,7 @@ Command = tuple[Run, str, tuple[Callable[[argparse.ArgumentParser], None], ...]]
 COMMANDS: dict[str, Command] = {
     "serve": (
         serve,
-        "Check a manifest, then run its service in the foreground until SIGTERM.",
+        "Check a manifest or model, then run its service until SIGTERM.",
         (arguments.manifest_or_none, arguments.format),
     ),
     "check": (
@@ -420,8 +435,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "init": (
         init,
-        "Write a commented manifest for a checkpoint's folder and this machine.",
-        (arguments.folder, arguments.hardware),
+        "Write a commented manifest for a model and this machine.",
+        (arguments.model, arguments.hardware),
     ),
     "diff": (
         diff,

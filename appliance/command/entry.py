@@ -21,8 +21,8 @@ def main() -> int:
 
 
 def names_manifest(word: str) -> bool:
-    """Return whether a first word looks like the path of a manifest: `slipway MANIFEST` serves it."""
-    return "/" in word or word.endswith((".yaml", ".yml", ".json"))
+    """Return whether a first word looks like the path of a manifest or a model: `slipway MANIFEST` serves it."""
+    return "/" in word or word.endswith((".yaml", ".yml", ".json", ".gguf"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`slipway init DIR`: a commented manifest for a checkpoint and this machine.
+"""`slipway init MODEL`: a commented manifest for a checkpoint and this machine.
 
 Keys that must be written are; keys that one would likely change stand commented out (`#key: value`, without a space, so
 that taking the # away is enough) beside what they come to here, and why.
@@ -17,21 +17,26 @@ from pathlib import Path
 import msgspec
 
 from appliance import exits
+from appliance.command.named import named_model
 from appliance.declare.keys import Key, find, keys, spell
 from appliance.declare.problems import Refused
 from appliance.declare.schema_file import schema_text
-from appliance.declare.settings import Given, environment
+from appliance.declare.settings import Given, environment, load
 from appliance.lock.files import revision
 from appliance.manifest import API_VERSION
 from appliance.plan.machine import Machine
 from appliance.plan.memory import spell_bytes
 from appliance.plan.plan import Effective, Plan
 from appliance.plan.prove import prove
+from appliance.source.facts import facts
+from appliance.source.order import find as source
+from appliance.source.order import policy
 from engine.api.errors import EngineError
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 
 SCHEMA = "slipway.schema.json"
 PATH = ("model", "source", "path")
+REPOSITORY = ("model", "source", "huggingface", "repo")
 NAMES = ("model", "names")
 # Keys that one would likely change, beside those that the plan settles.
 LIKELY = (
@@ -59,9 +64,10 @@ class Line:
     written: bool = False
 
 
-def init(folder: Path, output: Path | None, *, force: bool, machine: Machine | None = None) -> int:
-    """Writes the manifest, for this machine unless another is described; `-` prints it. Returns the exit code."""
-    target = output or Path(f"{folder.resolve().name or 'service'}.yaml")
+def init(model: str, output: Path | None, *, force: bool, machine: Machine | None = None) -> int:
+    """Writes the manifest of a folder, a .gguf file or a repository of the hub, for this machine unless another is
+    described; `-` prints it. Returns the exit code."""
+    target = output or Path(f"{_name(model) or 'service'}.yaml")
     printed = str(target) == "-"
     if not printed and target.exists() and not force:
         message = f"{target}: is there already; --force writes over it, -o FILE another one"
@@ -69,13 +75,13 @@ def init(folder: Path, output: Path | None, *, force: bool, machine: Machine | N
         return exits.MANIFEST.number
     home = Path() if printed else target.parent
     try:
-        text, plan = compose(folder, home, machine, schema=None if printed else SCHEMA)
+        text, plan = compose(model, home, machine, schema=None if printed else SCHEMA)
     except Unreadable as error:
-        print(f"{folder}: {error}", file=sys.stderr)
+        print(f"{model}: {error}", file=sys.stderr)
         return exits.CHECKPOINT.number
     except Refused as refused:
         told = "\n".join(f"  {problem.key}: {problem.message}" for problem in refused.problems)
-        print(f"{folder} cannot be served on {_called(machine)}:\n{told}", file=sys.stderr)
+        print(f"{model} cannot be served on {_called(machine)}:\n{told}", file=sys.stderr)
         return refused.cause.number
     if printed:
         print(text, end="")
@@ -95,20 +101,44 @@ def init(folder: Path, output: Path | None, *, force: bool, machine: Machine | N
     return exits.OK.number
 
 
-def compose(folder: Path, home: Path, machine: Machine | None = None, *, schema: str | None) -> tuple[str, Plan]:
+def compose(model: str, home: Path, machine: Machine | None = None, *, schema: str | None) -> tuple[str, Plan]:
     """The manifest's text, and the plan that it makes on the machine. `home` is the folder that it will lie in.
     Raises Unreadable, Refused."""
+    hub = _is_on_hub(model)
     try:
-        checkpoint = read_checkpoint(folder)
+        checkpoint = None if hub else read_checkpoint(Path(model))
     except EngineError as error:
         raise Unreadable(str(error)) from error
     written = [
-        Line(PATH, _path(folder, home), written=True),
-        Line(NAMES, f"[{_quoted(folder.resolve().name or 'model')}]", "the first name is the one in replies", True),
+        Line(REPOSITORY, _quoted(model), written=True) if hub else Line(PATH, _path(Path(model), home), written=True),
+        Line(NAMES, f"[{_quoted(_name(model) or 'model')}]", "the first name is the one in replies", True),
     ]
-    plan = _planned("\n".join([f"apiVersion: {API_VERSION}", *_rendered(written)]) + "\n", home, machine)
-    head = _head(checkpoint, folder, schema, _called(machine))
+    with _draft("\n".join([f"apiVersion: {API_VERSION}", *_rendered(written)]) + "\n", home) as path:
+        given = Given(path, (), _environment())
+        plan = prove(given, machine)
+        if checkpoint is not None:
+            head = _head(checkpoint, _name(model), schema, _called(machine))
+        else:
+            settings = load(given)
+            with facts(source(settings, given.environ), policy(settings, given.environ), given.environ) as known:
+                read = read_checkpoint(known.folder)
+                head = _head(read, model, schema, _called(machine), known.revision)
     return "\n".join([*head, f"apiVersion: {API_VERSION}", *_rendered([*written, *_offered(plan)])]) + "\n", plan
+
+
+def _is_on_hub(model: str) -> bool:
+    found = named_model(model)
+    return found is not None and "huggingface" in found.source
+
+
+def _name(model: str) -> str:
+    return Path(model).name if _is_on_hub(model) else Path(model).resolve().name.removesuffix(".gguf")
+
+
+def _environment() -> dict[str, str]:
+    """The variables that say where the hub and its cache are; others would change the plan."""
+    names = (name for name in environment() if name in ("HOME", "XDG_CACHE_HOME") or name.startswith("HF_"))
+    return {name: environment()[name] for name in names}
 
 
 def _path(folder: Path, home: Path) -> str:
@@ -128,11 +158,6 @@ def _called(machine: Machine | None) -> str:
     return machine.described if machine and machine.described else "this machine"
 
 
-def _planned(text: str, home: Path, machine: Machine | None) -> Plan:
-    with _draft(text, home) as path:
-        return prove(Given(path, (), {"HOME": environment().get("HOME", "")}), machine)
-
-
 @contextmanager
 def _draft(text: str, home: Path) -> Iterator[Path]:
     """A file in the folder that the manifest will lie in, as its paths start there."""
@@ -146,7 +171,7 @@ def _draft(text: str, home: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def _head(checkpoint: Checkpoint, folder: Path, schema: str | None, called: str) -> list[str]:
+def _head(checkpoint: Checkpoint, name: str, schema: str | None, called: str, commit: str | None = None) -> list[str]:
     from engine.text.tokenizer import chat_templates
 
     tensors = checkpoint.tensors.values()
@@ -155,9 +180,9 @@ def _head(checkpoint: Checkpoint, folder: Path, schema: str | None, called: str)
     form = f"quantized by {checkpoint.quantization.method}" if checkpoint.quantization else checkpoint.dtype
     files = len({info.file for info in tensors})
     where = "one file" if files == 1 else f"{files} files"
-    lines = [f"# {folder.resolve().name}: {checkpoint.architecture}, {_parameters(checkpoint)}{form};"]
+    lines = [f"# {name}: {checkpoint.architecture}, {_parameters(checkpoint)}{form};"]
     lines.append(f"# {spell_bytes(stored)} of weights ({kinds}) in {where}.")
-    if commit := revision(checkpoint.path):
+    if commit := commit or revision(checkpoint.path):
         lines.append(f"# Revision {commit}.")
     if checkpoint.model.encoder is not None:
         lines.append("# Its encoder reads the prompt of /v1/completions, and its decoder replies; it holds no chats.")
@@ -186,7 +211,7 @@ def _offered(plan: Plan) -> list[Line]:
     offered = [
         _line(key, one)
         for key, one in ((find(tuple(name.split("."))), one) for name, one in effective.items())
-        if key is not None and key.path not in (PATH, NAMES) and (one.reason or key.name in LIKELY)
+        if key is not None and key.path not in (PATH, REPOSITORY, NAMES) and (one.reason or key.name in LIKELY)
     ]
     return sorted(offered, key=lambda line: order.index(line.path))
 

@@ -2,15 +2,28 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from appliance.declare.remedy import Hint, Write
+from appliance.declare.remedy import Hint, Move, Write
 from appliance.declare.suggest import flat, scalar
 from engine.api.files import is_path
 
 MOST_SHOWN = 5
+HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""ORG/NAME, as the Hugging Face hub names repositories."""
 MOST_READ = 2000  # entries of a folder that are looked at
+
+
+def suggest_checkpoint(given: str, folder: Path) -> Hint:
+    """What model.source.path was meant to be: a repository of the hub if it looks like one and nothing is there, else a
+    folder as `suggest_file` finds it."""
+    if HUB_ID.fullmatch(given) and not (folder / Path(given).parts[0]).exists() and not Path(given).exists():
+        repository = f"{{repo: {scalar(given)}}}"
+        text = f"for the repository of the Hugging Face hub write source: {{huggingface: {repository}}}"
+        return Hint(text, Move(("model", "source", "huggingface"), repository))
+    return suggest_file(given, folder, holds="config.json")
 
 
 def suggest_file(given: str, folder: Path, *, holds: str = "") -> Hint:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from appliance import exits
 from appliance.declare.document import is_secret, masked, without_password
-from appliance.declare.files import suggest_file
+from appliance.declare.files import suggest_checkpoint, suggest_file
 from appliance.declare.layers.files import folder_of
 from appliance.declare.layers.mend import mended_where_written
 from appliance.declare.layers.merge import at
@@ -133,7 +133,7 @@ def _proven(
         raise Refused([*problems, Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error
     except EngineError as error:
         below = settings.manifest.model.source.path
-        hint = Hint() if below is None else suggest_file(below, settings.folder(key), holds="config.json")
+        hint = Hint() if below is None else suggest_checkpoint(below, settings.folder(key))
         raise Refused([*problems, unread(at, key, str(error), hint)], exits.CHECKPOINT) from error
     if problems or unanswerable:
         raise Refused([*problems, *unanswerable], exits.MANIFEST if problems else exits.CHECKPOINT)

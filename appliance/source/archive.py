@@ -48,6 +48,9 @@ class Archive:
     def form(self) -> str:
         return "an archive"
 
+    def expected(self) -> int:
+        return 0  # the server says the size before the download, or never
+
     @property
     def _list_file(self) -> Path:
         return self.cache / f"{_digest(self.url)}.json"

@@ -34,7 +34,10 @@ def bring(
     store, listing = resolved.store, resolved.listing
     if is_whole(store, listing):
         return store.folder(listing) if isinstance(store, PackedStore) else resolved.shelf.folder
-    progress = Progress(listing.bytes, say)
+    if isinstance(store, PackedStore):
+        progress = Progress(listing.bytes, say, estimate=store.expected)
+    else:
+        progress = Progress(listing.bytes, say)
     with beside(progress):
         with _told(lambda: say(f"downloading {store.shown}: {progress.text()}")):
             fetch(store, listing, resolved.shelf, policy, progress, lambda: is_whole(store, listing))

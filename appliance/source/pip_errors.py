@@ -1,4 +1,4 @@
-"""What a failed `pip download` of one package means, from what pip printed."""
+"""Error messages for a failed `pip download` of one package, from the output of pip."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ _CONFIGURED = "`pip config list` and the PIP_… variables say which index pip u
 
 
 def explain(shown: str, sha256: str, log: str, received: int) -> SourceError:
-    """Return the error for what pip printed. It is transient where another attempt may succeed.
+    """Return the error for the output of pip. It is transient if another attempt may succeed.
 
     `received`: bytes of the wheel that came, as far as they were seen. Older releases of pip take a connection that
     ends early for the end of the file.

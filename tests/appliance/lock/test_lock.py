@@ -16,9 +16,13 @@ import yaml
 
 from appliance import __version__, exits
 from appliance.command.cli import main
+from appliance.declare.settings import Given, load
 from appliance.lock.digest import BUFFER_BYTES, digests
 from appliance.lock.files import read_names, revision
+from appliance.lock.keep import differences, make_lock
 from appliance.lock.lock import drift, lock_path, read_lock
+from appliance.plan.prove import prove
+from tests.engine.layers.test_lone_gguf import complete
 
 ROOT = Path(__file__).resolve().parents[3]
 DEMO = ROOT / "manifests" / "demo"
@@ -422,6 +426,22 @@ def test_the_revision_is_the_one_that_the_download_left(tmp_path: Path) -> None:
     assert (revision(cached), revision(plain), revision(tmp_path)) == (commit, None, None)
     (notes / "config.json.metadata").write_text(f"{commit}\netag\n1700000000.0\n")
     assert revision(plain) == commit
+
+
+def test_a_gguf_file_that_is_named_is_locked_without_its_neighbours(tmp_path: Path) -> None:
+    file, _ = complete(tmp_path / "m")
+    for name in ("other.gguf", "model.safetensors", "chat_template.jinja"):
+        (tmp_path / "m" / name).write_bytes(b"of another model")
+    manifest = tmp_path / "m.yaml"
+    manifest.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {file}}}}}\n")
+    plan, settings = prove(Given(manifest)), load(Given(manifest))
+    lock = make_lock(plan, settings)
+    assert list(lock.model.files) == ["model.gguf"]
+    assert lock.template is not None and lock.template.file == "model.gguf"
+    assert differences(settings, lock, file, hashed=True) == ([], [])
+    file.write_bytes(file.read_bytes()[:-4] + b"\1\2\3\4")
+    ((changed,), _) = differences(settings, lock, file, hashed=True)
+    assert changed.name == "model.gguf" and "sha256" in changed.message
 
 
 def test_a_gguf_file_is_locked_and_weights_that_would_win_over_it_are_new(tmp_path: Path) -> None:

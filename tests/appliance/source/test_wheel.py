@@ -108,7 +108,7 @@ def test_progress_is_told_while_pip_downloads(index: Files, environ: dict[str, s
         thread.join()
 
     bring(order(tmp_path / "cache", digest(data)), QUICK, environ, lambda _: None, beside)
-    assert re.match(r"(1[3-9]\d|200)\.\d kB", seen[0]), seen
+    assert re.match(r"(1[3-9]\d|200)\.\d of 30\d\.\d kB", seen[0]), seen
 
 
 def test_a_connection_that_breaks_is_tried_again(index: Files, environ: dict[str, str], tmp_path: Path) -> None:

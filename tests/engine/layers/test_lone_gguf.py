@@ -115,7 +115,8 @@ def test_a_file_with_a_configuration_beside_it_means_its_folder(tmp_path):
     assert read_checkpoint(folder / "model.gguf").path == read_checkpoint(folder).path == folder
 
 
-def test_a_file_generates_texts_by_its_own_tokenizer(tmp_path):
+def complete(folder):
+    """A GGUF file with all that a service needs, and its tokenizer."""
     backend = KINDS["smollm"]()
     size = backend.get_vocab_size()
 
@@ -127,7 +128,13 @@ def test_a_file_generates_texts_by_its_own_tokenizer(tmp_path):
         writer.add_token_types([3 if token < 3 else 1 for token in range(size)])
         writer.add_token_merges([" ".join(merge) for merge in json.loads(backend.to_str())["model"]["merges"]])
 
-    file = write(tmp_path / "m", {}, config=False, extra=tokenizer, vocab_size=size) / "model.gguf"
+        writer.add_chat_template("{{ messages[0]['content'] }}")
+
+    return write(folder, {}, config=False, extra=tokenizer, vocab_size=size) / "model.gguf", backend
+
+
+def test_a_file_generates_texts_by_its_own_tokenizer(tmp_path):
+    file, backend = complete(tmp_path / "m")
     with LLM(file) as llm:
         made = llm.generate(["a fox"], Params(max_tokens=5, temperature=0.0, ignore_eos=True))[0]
         assert len(made.ids) == 5
