@@ -35,6 +35,21 @@ from engine.api.messages import (
     Thinking,
     Timing,
 )
+from engine.api.ranges import (
+    check_cuts,
+    check_lengths,
+    check_logprobs,
+    check_max_tokens,
+    check_number,
+    check_penalty,
+    check_repetition,
+    check_seed,
+    check_stop,
+    effective_bias,
+    effective_temperature,
+    effective_top_k,
+)
+from engine.arguments import checked_config, python_names
 from engine.core.loop import build_loop
 from engine.kv.layout import SCALE_BYTES, layout
 from engine.models.checkpoint import Checkpoint, read_checkpoint
@@ -57,7 +72,8 @@ Prompt = str | Sequence[int]
 
 class Params(Sampling, frozen=True, kw_only=True):
     """How to go on from a prompt: `Sampling` and when to stop. `seed` None: another one for each request.
-    `stop` strings are cut off, unless `include_stop`."""
+    `stop` strings are cut off, unless `include_stop`; one text is one stop string. Raises RequestError for a value that
+    HTTP would refuse, with the same message."""
 
     seed: int | None = None  # type: ignore[assignment]  # resolved before it becomes a Sampling
     max_tokens: int = 16
@@ -69,10 +85,54 @@ class Params(Sampling, frozen=True, kw_only=True):
     grammar: Grammar | None = None
     thinking: Thinking | None = None
 
+    def __post_init__(self) -> None:
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        msgspec.structs.force_setattr(self, "stop", stops)
+        check_params(self)
+
     def sampling(self) -> Sampling:
-        seed = secrets.randbits(63) if self.seed is None else self.seed
         values = {name: getattr(self, name) for name in Sampling.__struct_fields__}
-        return Sampling(**{**values, "seed": seed})
+        return Sampling(
+            **{
+                **values,
+                "seed": secrets.randbits(63) if self.seed is None else self.seed,
+                "temperature": effective_temperature(self.temperature),
+                "top_k": effective_top_k(self.top_k),
+                "logit_bias": {token: effective_bias(bias) for token, bias in self.logit_bias.items()},
+            }
+        )
+
+
+NUMBERS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+INTEGERS = ("top_k", "max_tokens", "min_tokens")
+OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
+
+
+def check_params(params: Params) -> None:
+    """Raises RequestError for the first value that is of a wrong type or out of range."""
+    for name in (*NUMBERS, *INTEGERS, *OPTIONAL):
+        value = getattr(params, name)
+        if value is not None or name not in OPTIONAL:
+            check_number(name, value, whole=name not in NUMBERS)
+    effective_temperature(params.temperature)
+    effective_top_k(params.top_k)
+    check_cuts(params.top_p, params.min_p)
+    check_repetition(params.repetition_penalty)
+    check_penalty("presence_penalty", params.presence_penalty)
+    check_penalty("frequency_penalty", params.frequency_penalty)
+    check_max_tokens(params.max_tokens)
+    check_lengths(params.min_tokens, params.max_tokens)
+    for name in ("logprobs", "prompt_logprobs"):
+        if (count := getattr(params, name)) is not None:
+            check_logprobs(name, count)
+    if params.seed is not None:
+        check_seed(params.seed)
+    for token, bias in params.logit_bias.items():
+        check_number("logit_bias", token, whole=True)
+        check_number("logit_bias", bias)
+    check_stop(params.stop)
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise RequestError("allowed_token_ids is not None and empty!", "allowed_token_ids")
 
 
 @dataclass
@@ -137,16 +197,17 @@ class LLM:
     the machine. Use it as a context manager, or `close` it. `generate` may be called from one thread at a time."""
 
     def __init__(self, path: str | Path, **overrides: Any) -> None:
-        self.config = _config(Path(path), overrides)
-        checkpoint = read_checkpoint(self.config.model, self.config.trust_remote_code, task=self.config.task)
+        self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
+        with python_names():
+            self.config = _config(Path(path), overrides)
+            checkpoint = read_checkpoint(self.config.model, self.config.trust_remote_code, task=self.config.task)
+            ranks = Ranks(self.config, self._messages.put) if self.config.tensor > 1 else None
+            self._worker = build_worker(self.config, lambda phase, fraction: None, ranks=ranks)
         self.vocab = checkpoint.model.embed.vocab
         self._eos = tuple(token for token in checkpoint.eos_token_ids if token < self.vocab)
         self._begins = checkpoint.begin_ids
         folder = checkpoint.path
         self.tokenizer = Tokenizer(folder) if has_tokenizer(folder) else None
-        self._messages: SimpleQueue[list[FromEngine] | Exception] = SimpleQueue()
-        ranks = Ranks(self.config, self._messages.put) if self.config.tensor > 1 else None
-        self._worker = build_worker(self.config, lambda phase, fraction: None, ranks=ranks)
         self._loop = build_loop(
             self.config,
             self._worker,
@@ -193,9 +254,8 @@ class LLM:
         with self._busy:
             submits = []
             for prompt, cut in zip(each, cuts, strict=True):
-                params = Params(temperature=0.0, max_tokens=0, seed=0)
-                submit, reply = self._submit(prompt, params)
-                submit = msgspec.structs.replace(submit, pooling=pooling, segments=cut, eos_token_ids=())
+                submit, reply = self._submit(prompt, Params(temperature=0.0, seed=0))
+                submit = msgspec.structs.replace(submit, max_tokens=0, pooling=pooling, segments=cut, eos_token_ids=())
                 submits.append(submit)
                 replies[submit.id] = reply
             self._loop.post(list(submits))
@@ -258,7 +318,8 @@ class LLM:
                     if isinstance(message, Output):
                         open_ids -= self._take(message, replies, failed)
                 for refused in open_ids & failed.keys():
-                    raise RequestError(failed[refused].message, failed[refused].param)
+                    with python_names():
+                        raise RequestError(failed[refused].message, failed[refused].param)
         finally:
             if open_ids:
                 self._loop.post([Abort(tuple(open_ids))])
@@ -320,8 +381,8 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
     checkpoint = read_checkpoint(path, overrides.get("trust_remote_code", False), task=task)
     device = overrides.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = overrides.get("dtype") or ("float32" if device == "cpu" else checkpoint.dtype)
-    config = EngineConfig(
-        **{
+    config = checked_config(
+        {
             "model": str(checkpoint.path),
             "device": device,
             "dtype": dtype,

@@ -4,7 +4,6 @@
 Messages begin as clients and tests of the reference engine expect them; `param` is the field to change.
 """
 
-import math
 import secrets
 from collections.abc import Iterable
 
@@ -12,6 +11,17 @@ from appliance.gateway.config import GatewayConfig
 from appliance.schema.common import SamplingFields
 from engine.api.errors import RequestError
 from engine.api.messages import Sampling
+from engine.api.ranges import (
+    check_cuts,
+    check_lengths,
+    check_logprobs,
+    check_penalty,
+    check_repetition,
+    check_stop,
+    effective_bias,
+    effective_temperature,
+    effective_top_k,
+)
 from engine.text import Tokenizer
 
 MAX_BAD_WORDS = 128
@@ -19,31 +29,10 @@ MAX_BAD_WORD_TOKENS = 1024
 MAX_BIASES = 1024
 MAX_ALLOWED_IDS = 1024
 MAX_LOGPROB_IDS = 128
-GREEDY_BELOW = 1e-5
-LEAST_REPETITION, MOST_REPETITION = 1e-4, 1e4  # beyond them scores of logits overflow float32
-LEAST_TEMPERATURE = 0.01  # below it float32 softmax is greedy anyway, with overflows
 
 
 def _refuse(param: str, message: str) -> RequestError:
     return RequestError(message, param)
-
-
-def _temperature(value: float) -> float:
-    if not 0 <= value <= 2:
-        raise _refuse("temperature", f"temperature must be in [0, 2], got {value}.")
-    return 0.0 if value < GREEDY_BELOW else max(value, LEAST_TEMPERATURE)
-
-
-def _penalty(name: str, value: float) -> float:
-    if not -2 <= value <= 2:
-        raise _refuse(name, f"{name} must be in [-2, 2], got {value}.")
-    return value
-
-
-def _top_k(value: int) -> int:
-    if value < -1:
-        raise _refuse("top_k", f"top_k must be 0 (disable), or at least 1, got {value}.")
-    return max(value, 0)
 
 
 def check_n(n: int, temperature: float, config: GatewayConfig) -> None:
@@ -59,8 +48,7 @@ def logprob_count(kind: str, param: str, count: int | None, config: GatewayConfi
     """A number of logprobs within limits.max_logprobs; -1 is the whole vocabulary."""
     if count is None:
         return None
-    if count < -1:
-        raise _refuse(param, f"{param} must be non-negative or -1, got {count}.")
+    check_logprobs(param, count)
     asked = config.vocab_size if count == -1 else count
     if config.max_logprobs != -1 and asked > config.max_logprobs:
         most = config.max_logprobs
@@ -84,7 +72,7 @@ def _logit_bias(biases: dict[str, float] | None, config: GatewayConfig) -> dict[
     if len(biases) > MAX_BIASES:
         raise _refuse("logit_bias", f"logit_bias has {len(biases)} entries; at most {MAX_BIASES} are possible.")
     try:
-        resolved = {int(key): max(-100.0, min(100.0, value)) for key, value in biases.items()}
+        resolved = {int(key): effective_bias(value) for key, value in biases.items()}
     except ValueError:
         wrong = [key for key in biases if not key.strip().lstrip("+-").isdigit()]
         message = f"logit_bias contains key(s) that cannot be converted to integer token IDs: {wrong[:10]}"
@@ -135,8 +123,7 @@ def _bad_words(words: list[str] | None, tokenizer: Tokenizer) -> tuple[tuple[int
 
 def stop_strings(stop: str | list[str] | None, config: GatewayConfig) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if not all(stops):
-        raise _refuse("stop", "stop cannot contain an empty string.")
+    check_stop(stops)
     if len(stops) > config.max_stop:
         raise _refuse("stop", f"stop has {len(stops)} strings; the server's limits.max_stop allows {config.max_stop}.")
     return stops
@@ -170,33 +157,24 @@ def resolve(
     def chosen(value: float | None, default: float) -> float:
         return default if value is None else value
 
-    temperature = _temperature(chosen(request.temperature, defaults.temperature))
+    temperature = effective_temperature(chosen(request.temperature, defaults.temperature))
     top_p = chosen(request.top_p, defaults.top_p)
     min_p = chosen(request.min_p, defaults.min_p)
     repetition = chosen(request.repetition_penalty, defaults.repetition_penalty)
-    top_k = _top_k(defaults.top_k if request.top_k is None else request.top_k)
-    if not 0 < top_p <= 1:
-        raise _refuse("top_p", f"top_p must be in (0, 1], got {top_p}.")
-    if not 0 <= min_p <= 1:
-        raise _refuse("min_p", f"min_p must be in [0, 1], got {min_p}.")
-    if not (repetition > 0 and math.isfinite(repetition)):
-        raise _refuse("repetition_penalty", f"repetition_penalty must be greater than zero, got {repetition}.")
-    if not LEAST_REPETITION <= repetition <= MOST_REPETITION:
-        bounds = f"between {LEAST_REPETITION} and {MOST_REPETITION:.0f}"
-        raise _refuse("repetition_penalty", f"repetition_penalty must be {bounds}, got {repetition}.")
-    if request.min_tokens < 0:
-        raise _refuse("min_tokens", f"min_tokens must be greater than or equal to 0, got {request.min_tokens}.")
-    if request.min_tokens > (most := asked_tokens or max_tokens):
-        message = f"min_tokens must be less than or equal to max_tokens={most}, got {request.min_tokens}."
-        raise _refuse("min_tokens", message)
+    top_k = effective_top_k(defaults.top_k if request.top_k is None else request.top_k)
+    check_cuts(top_p, min_p)
+    check_repetition(repetition)
+    check_lengths(request.min_tokens, asked_tokens or max_tokens)
+    presence = chosen(request.presence_penalty, defaults.presence_penalty)
+    frequency = chosen(request.frequency_penalty, defaults.frequency_penalty)
     greedy = temperature == 0
     return Sampling(
         temperature=temperature,
         top_k=0 if greedy else top_k,
         top_p=1.0 if greedy else top_p,
         min_p=0.0 if greedy else min_p,
-        presence_penalty=_penalty("presence_penalty", chosen(request.presence_penalty, defaults.presence_penalty)),
-        frequency_penalty=_penalty("frequency_penalty", chosen(request.frequency_penalty, defaults.frequency_penalty)),
+        presence_penalty=check_penalty("presence_penalty", presence),
+        frequency_penalty=check_penalty("frequency_penalty", frequency),
         repetition_penalty=repetition,
         logit_bias=_logit_bias(request.logit_bias, config),
         allowed_token_ids=_allowed_ids(request.allowed_token_ids, config),

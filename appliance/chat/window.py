@@ -6,6 +6,7 @@ from collections.abc import Collection
 from appliance.gateway.config import GatewayConfig
 from appliance.schema.common import GenerationRequest
 from engine.api.errors import RequestError
+from engine.api.ranges import check_max_tokens
 from engine.text import Tokenizer
 
 
@@ -102,8 +103,8 @@ def reply_tokens(prompt_tokens: int, asked: int | None, config: GatewayConfig, *
 
 def tokens_within(room: int, asked: int | None, config: GatewayConfig, *, param: str = "max_tokens") -> int:
     """So many of a room of tokens; `asked` None fills it."""
-    if asked is not None and asked < 1:
-        raise RequestError(f"{param} must be at least 1, got {asked}.", param)
+    if asked is not None:
+        check_max_tokens(asked, param)
     if asked is not None and asked > config.max_context:
         raise RequestError(f"{param}={asked} cannot be greater than max_model_len={config.max_context}.", param)
     limits = [room, asked, config.max_output_tokens]

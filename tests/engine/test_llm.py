@@ -124,7 +124,7 @@ def test_times_never_run_backwards(llm):
         ([263], Params(), "prompt"),
         ([1] * 512, Params(), "prompt"),
         ([1], Params(logit_bias={9999: 1.0}), "logit_bias"),
-        ([1], Params(grammar=Grammar("regex", "[")), "structured_outputs"),
+        ([1], Params(grammar=Grammar("regex", "[")), "grammar"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_an_error_and_the_engine_goes_on(prompt, params, param, llm):
@@ -407,7 +407,7 @@ def test_what_else_bends_the_distribution_never_leaves_the_language(temperature,
         {"top_p": 0.01, "min_p": 0.5},
         {"bad_words": ((a, a), (b, b), (c, c), (z,))},
         {"allowed_token_ids": (a, b, z)},
-        {"min_tokens": 20, "stop_token_ids": (z,)},
+        {"min_tokens": 12, "stop_token_ids": (z,)},
     ]
     grammar = Grammar("regex", "[abc]{4,6}")
     asked = [
