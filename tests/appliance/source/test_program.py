@@ -41,7 +41,7 @@ class Program:
         files = [str(path) for path in (folder / "job.json", self.socket, self.pulse)]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "appliance.source", *files, "/bin/sh", "-c", became],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OUR_TOKEN": "hunter2", "KEPT": "kept"},
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OUR_TOKEN": "hunter2", "LC_KEPT": "kept"},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -84,7 +84,7 @@ def hub(server: Callable[[], Files], checkpoint_files: dict[str, bytes]) -> File
 
 def test_it_tells_how_far_it_is_and_becomes_the_engine_without_the_token(hub: Files, tmp_path: Path) -> None:
     hub.slow_s = 0.01
-    became = f'echo "$KEPT$OUR_TOKEN" > {tmp_path}/became; echo $$ > {tmp_path}/pid'
+    became = f'echo "$LC_KEPT$OUR_TOKEN" > {tmp_path}/became; echo $$ > {tmp_path}/pid'
     program = Program(hub, tmp_path, Policy(min_free=1), became)
     state = program.states(lambda state: state.fraction > 0.2)[-1]
     assert (state.kind, state.phase) == ("loading", "downloading") and " of 6.2 MB" in state.detail
