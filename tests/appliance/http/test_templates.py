@@ -1,4 +1,4 @@
-"""Whose fault a chat template is that gives no text: the client's or the operator's."""
+"""Errors of chat templates: 400 if the client can correct them, 500 if the operator can."""
 
 import asyncio
 import json
