@@ -95,7 +95,7 @@ def render(body: Conversation, text: Text, config: GatewayConfig, variables: dic
 
 
 def _unusual(body: Conversation) -> tuple[str, str] | None:
-    """Return a field of the request that a correct template may fail on, and what is unusual about it."""
+    """Return a request field that can make a correct template fail, and a description; None without one."""
     if body.chat_template_kwargs:
         return "chat_template_kwargs", "chat_template_kwargs"
     if body.documents:

@@ -42,7 +42,7 @@ class Served:
     deadlines: Deadlines = Deadlines()  # of headers
     arrived_s: float = 0.0  # monotonic; from then on deadlines count
     may_hurry: bool = True
-    """Whether its requests may go before others, by a priority below 0."""
+    """A priority below 0 is allowed."""
 
     def resolved_priority(self, given: int) -> int:
         """Return the priority of a body, or else of the headers. Raises RequestError without the right to it."""

@@ -1,8 +1,8 @@
 """Processes that render chat templates for this one, with limits on memory and time.
 
-A template is code of a checkpoint or of a client. A sandbox keeps it from files and attributes, but no check of its
-operators bounds what it computes, so it runs where the kernel can end it. Processes are started when they are needed
-and kept; one that exceeds a limit is replaced.
+A template is code from a checkpoint or a client. The Jinja sandbox blocks files and attributes but does not bound
+memory and time, so templates run in processes that the kernel can end. Processes start on demand and are reused; one
+that exceeds a limit is replaced.
 """
 
 import json

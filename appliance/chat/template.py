@@ -1,4 +1,4 @@
-"""Chat templates of a checkpoint or of a request, and what becomes of a template that fails.
+"""Chat templates of a checkpoint or of a request, and the errors of templates that fail.
 
 rendering.py has the rules of the templates' environment, renderers.py the processes that render.
 """
@@ -23,8 +23,8 @@ _END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class TemplateError(CheckpointError):
-    """The template of the checkpoint, or the one that replaces it, fails: an error of the operator. `place` is the
-    failure without text of the conversation."""
+    """The model's own template fails, which the operator has to correct. `place` describes the failure without text of
+    the conversation."""
 
     code = "template"
 
@@ -123,7 +123,7 @@ class ChatTemplate:
 
 
 def _failure(found: Outcome, scope: Mapping[str, Any], *, own: bool) -> RequestError | TemplateError:
-    """Return the error of the client or of the operator that an outcome without text stands for."""
+    """Return the exception for an outcome without text: RequestError for the client, TemplateError for the operator."""
     if found.kind == "refused":
         return RequestError(f"The chat template refuses the conversation: {found.text}", "messages")
     where = f" ({found.place})" if found.place else ""

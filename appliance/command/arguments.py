@@ -43,7 +43,9 @@ def word(command: argparse.ArgumentParser) -> None:
 
 
 def key_words(command: argparse.ArgumentParser) -> None:
-    text = "whose it is and what it may: name=alice requests_per_minute=60 tokens_per_minute=100000 share=2"
+    text = (
+        "whose it is and what it may: name=alice requests_per_minute=60 tokens_per_minute=100000 share=2 priority=yes"
+    )
     command.add_argument("words", metavar="NAME=VALUE", nargs="*", help=text)
 
 

@@ -17,7 +17,8 @@ class Suspended(Exception):
 class Entry:
     """`gained` are encoded records in order, `size` the bytes of all of its records. `paused`: nobody generates it;
     `failure`: why it will not be, once known. `abandoned`: it was ended on purpose, and does not go on. `counted`:
-    metrics have it as ended. `document`: how it ended, if its route keeps that. `write` gets each new record."""
+    metrics already count it as ended. `document`: how it ended, if its route keeps that. `write` gets each new
+    record."""
 
     def __init__(self, opened: Opened, write: Callable[[bytes], None]) -> None:
         self.opened = opened

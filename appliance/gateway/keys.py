@@ -28,8 +28,8 @@ MOST = 2**53
 @dataclass(frozen=True)
 class ApiKey:
     """`digest` is the SHA-256 of the key. Limits a minute, None: those of `limits.per_key`. `share`: with
-    `engine.scheduling.policy: fair`, so many times the engine of a key with 1. `priority`: its requests may go before
-    others."""
+    `engine.scheduling.policy: fair`, so many times the engine of a key with 1. `priority`: a priority below 0 is
+    allowed."""
 
     digest: bytes
     name: str = ""

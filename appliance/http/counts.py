@@ -16,7 +16,7 @@ IDS: Final = frozenset(
 """Fields that may have lists of token ids."""
 
 COUNTED_FROM: Final = 2 * MAX_VALUES
-"""Bytes of the smallest body that can have so many values: each takes two bytes."""
+"""Bytes of the smallest body that can have so many values: a value takes two bytes."""
 
 
 MAX_ENTRIES: Final = {"messages": 8192, "tools": 1024, "functions": 1024}

@@ -207,8 +207,8 @@ class Recorder:
         *,
         counts_pause: bool = False,
     ) -> None:
-        """`counts_pause`: a generation that is paused, since its client left, counts as ended, and not once more if it
-        goes on."""
+        """`counts_pause`: count a generation as ended when it is paused because its client left. It is not counted
+        again when it resumes."""
         self.counts = not entry.counted
         self._entry = entry
         self._counts_pause = counts_pause

@@ -11,7 +11,7 @@ from appliance.http.errors import BadRequest, TooLarge, UnsupportedEncoding
 from appliance.http.service import Service
 
 GZIP: Final = frozenset(("gzip", "x-gzip"))
-MEMBERS: Final = 1000  # of a gzip body: each costs a copy of what follows it
+MEMBERS: Final = 1000  # most members of a gzip body; each member copies the rest of the body
 _AUTOMATIC, _RAW = zlib.MAX_WBITS | 32, -zlib.MAX_WBITS
 
 
@@ -25,7 +25,7 @@ class Unpacker:
         self._size = self._members = 0
 
     def take(self, data: bytes, *, last: bool) -> bytes:
-        """Return what a piece of the body unpacks to. Raises BadRequest and TooLarge."""
+        """Unpack a piece of the body. Raises BadRequest and TooLarge."""
         found = bytearray()
         try:
             while data:

@@ -1,4 +1,4 @@
-"""Requests with very many values, and work on large bodies beside the event loop."""
+"""Limits on the number of values in a request, and threads for large bodies."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def test_a_body_with_too_many_fields_is_refused(gateway: Gateway) -> None:
     assert status == 400 and "fields" in reply["error"]["message"]
 
 
-def test_long_prompts_of_ids_and_many_messages_are_no_matter_of_counts(gateway: Gateway) -> None:
+def test_long_prompts_of_ids_and_many_messages_are_within_the_limits(gateway: Gateway) -> None:
     ids = {"prompt": [65] * (MAX_VALUES + 1), "truncate_prompt_tokens": 10, "max_tokens": 1}
     assert gateway.says("ok").post("/v1/completions", ids)[0] == 200
     assert gateway.post("/v1/completions", {**ids, "prompt": [[65] * MAX_VALUES] * 2})[0] == 200
@@ -55,7 +55,7 @@ def test_long_prompts_of_ids_and_many_messages_are_no_matter_of_counts(gateway: 
     assert status == 400 and "context length" in reply["error"]["message"]
 
 
-def test_a_large_body_is_read_beside_the_event_loop(gateway: Gateway) -> None:
+def test_a_large_body_is_read_in_a_thread(gateway: Gateway) -> None:
     threads: set[int] = set()
 
     class Body(BaseModel):

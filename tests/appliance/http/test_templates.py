@@ -1,4 +1,4 @@
-"""Whose fault a chat template is that gives no text: the client's or the operator's."""
+"""Errors of chat templates: 400 if the client can correct them, 500 if the operator can."""
 
 import asyncio
 import json
@@ -118,3 +118,17 @@ def test_a_tokenizer_that_fails_is_an_error_object(
     status, reply = gateway.post(path, body)
     assert status == 500
     assert "the model's tokenizer fails on a text" in reply["error"]["message"]
+
+
+def test_a_panic_of_a_library_is_an_error_object(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyo3's panics are no Exception, as this one."""
+
+    class Panic(BaseException):
+        pass
+
+    def panic(name: str | None) -> str:
+        raise Panic("canary")
+
+    monkeypatch.setattr(gateway.service, "model_name", panic)
+    status, reply = gateway.post("/v1/chat/completions", {"messages": [USER]})
+    assert (status, reply["error"]["message"]) == (500, "Internal server error")

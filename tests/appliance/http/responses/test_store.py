@@ -435,7 +435,7 @@ def test_a_client_that_leaves_frees_the_engine_and_may_come_back(start, engine):
 
 
 def test_a_stream_that_its_client_leaves_is_counted_once(start, engine):
-    """OBS-01 as aborted, and not again if somebody asks for the rest"""
+    """OBS-01 aborted; a resumed response is not counted again"""
     engine.holding = True
     gateway = start(engine)
 
