@@ -14,6 +14,7 @@ from appliance.declare.variables import is_on, value
 from engine.api.printable import printable
 
 RED, GREEN, BOLD, PLAIN = "\033[31m", "\033[32m", "\033[1m", "\033[0m"
+MAX_COLUMNS = 200  # of a line of a file in a message
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 
 
@@ -39,25 +40,39 @@ def _block(finding: Finding, colours: bool) -> list[str]:
     width = max([place.line, *(number for number, _ in (*finding.removed, *finding.added))], default=0)
     margin = max(4, len(str(width)) + 1)
     if finding.line.strip():
-        column, end = finding.mark
-        count = max(1, min(end, len(finding.line) + 1) - column)
-        blank = "".join("\t" if char == "\t" else " " for char in finding.line[: column - 1])
+        shown, column, end = _window(finding.line, *finding.mark)
+        count = max(1, min(end, len(shown) + 1) - column)
+        blank = "".join("\t" if char == "\t" else " " for char in shown[: column - 1])
         blank = blank.ljust(column - 1)
-        lines += [f"{place.line:>{margin}} | {_line(finding.line)}"]
+        lines += [f"{place.line:>{margin}} | {_line(shown)}"]
         lines += [f"{'':>{margin}} | {blank}{_painted('^' * count, RED, colours)}"]
     elsewhere = finding.edits[0].file if finding.edits and problem.mend_at else ""
     if elsewhere and elsewhere != place.source:
         lines += [f"{'':>{margin}} | written in {printable(elsewhere)}:"]
     # The source line stands there already; others that go are shown as well.
     lines += [
-        _painted(f"{number:>{margin}} - {_line(line)}".rstrip(), RED, colours)
+        _painted(f"{number:>{margin}} - {_line(_cut(line))}".rstrip(), RED, colours)
         for number, line in finding.removed
         if (elsewhere and elsewhere != place.source) or number != place.line or not finding.added
     ]
     lines += [
-        _painted(f"{number:>{margin}} + {_line(line)}".rstrip(), GREEN, colours) for number, line in finding.added
+        _painted(f"{number:>{margin}} + {_line(_cut(line))}".rstrip(), GREEN, colours) for number, line in finding.added
     ]
     return lines
+
+
+def _window(line: str, column: int, end: int) -> tuple[str, int, int]:
+    """The part of a long line around its mark, with the columns of the mark in it."""
+    if len(line) <= MAX_COLUMNS:
+        return line, column, end
+    first = max(0, column - 1 - MAX_COLUMNS // 2)
+    shown = f"{'…' if first else ''}{line[first : first + MAX_COLUMNS]}"
+    moved = first - (1 if first else 0)
+    return f"{shown}{'…' if first + MAX_COLUMNS < len(line) else ''}", column - moved, end - moved
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_COLUMNS else f"{line[:MAX_COLUMNS]}…"
 
 
 def _line(text: str) -> str:

@@ -200,8 +200,8 @@ hardware:
   needs quotes: `{port: "${PORT}"}`.
 - A value that is nothing but one `${…}` has the type that its text has in YAML, so `${PORT:-8000}` is a number; keys
   that take only text get text. Within a longer text it is text.
-- Manifests have limits: 256 KiB and 4,000 values a file, 65,536 characters an interpolated text, 1,048,576 of all of
-  them together, 100 files. Messages show nothing of a file without any key of a manifest.
+- Manifests have limits: 256 KiB and 4,000 values a file, 65,536 characters an interpolated text, 1,048,576 all of them
+  together, 100 files. Messages show nothing of a file without any key of a manifest.
 - Values of files are interpolated, keys are not, nor what flags and `SLIPWAY__…` give. In `extends` only the
   environment is known.
 - A name that ends with `KEY`, `TOKEN`, `SECRET` or `PASSWORD` (capital or small) is refused in `${…}` and in

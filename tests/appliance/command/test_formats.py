@@ -19,7 +19,7 @@ from tests.appliance.declare.seeded import MARK, SEEDED
 
 TEXT = """\
 apiVersion: slipway/v2
-model: {source: {path: /m}, dtype: fp16}
+model: {source: {path: /.}, dtype: fp16}
 endpoints:
   prot: 8000
   docs: yes
@@ -58,9 +58,9 @@ def test_text_shows_the_line_a_caret_below_it_and_what_to_make_of_it(manifest: P
     shown = as_text(found(manifest)).replace(str(manifest), "m.yaml")
     assert shown == (
         'm.yaml:2:36: model.dtype: "fp16"; must be one of auto, float32, bfloat16, float16; did you mean float16?\n'
-        "   2 | model: {source: {path: /m}, dtype: fp16}\n"
+        "   2 | model: {source: {path: /.}, dtype: fp16}\n"
         "     |                                    ^^^^\n"
-        "   2 + model: {source: {path: /m}, dtype: float16}\n"
+        "   2 + model: {source: {path: /.}, dtype: float16}\n"
         "m.yaml:4:3: endpoints.prot: unknown key; did you mean port?\n"
         "   4 |   prot: 8000\n"
         "     |   ^^^^\n"
@@ -198,7 +198,7 @@ def test_fix_corrects_what_leaves_no_doubt_and_says_so(manifest: Path, capsys: O
     assert main(["check", "--fix", str(manifest)]) == 2
     err = capsys.readouterr().err
     assert manifest.read_text() == (
-        "apiVersion: slipway/v2\nmodel: {source: {path: /m}, dtype: float16}\nendpoints:\n  port: 8000\n  docs: true\n"
+        "apiVersion: slipway/v2\nmodel: {source: {path: /.}, dtype: float16}\nendpoints:\n  port: 8000\n  docs: true\n"
         "engine: {scheduling: {max_running: 4}}\nsecrets:\n  clients: hunter2\n"
     )
     assert manifest.stat().st_mode & 0o777 == 0o640 and [path.name for path in manifest.parent.iterdir()] == ["m.yaml"]
@@ -209,17 +209,17 @@ def test_fix_corrects_what_leaves_no_doubt_and_says_so(manifest: Path, capsys: O
 def test_fix_finds_what_a_mistake_of_yaml_hid(tmp_path: Path, capsys: Output) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(
-        "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\nlimits:\n\tmax_body: 8Mi\n\tmax_stop: 4\nkind: X\n"
+        "apiVersion: slipway/v2\nmodel: {source: {path: /.}}\nlimits:\n\tmax_body: 8Mi\n\tmax_stop: 4\nkind: X\n"
     )
     main(["check", "--fix", str(path)])
     assert path.read_text() == (
-        "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\nlimits:\n  max_body: 8MiB\n  max_stop: 4\n"
+        "apiVersion: slipway/v2\nmodel: {source: {path: /.}}\nlimits:\n  max_body: 8MiB\n  max_stop: 4\n"
     )
 
 
 def test_fix_leaves_doubt_alone_and_links_links(tmp_path: Path, capsys: Output) -> None:
     real = tmp_path / "real.yaml"
-    text = "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\nlimits:\n  max_stop: 0\n  max_body: 1MiB\n  max_body: 2MiB\n"  # noqa: E501
+    text = "apiVersion: slipway/v2\nmodel: {source: {path: /.}}\nlimits:\n  max_stop: 0\n  max_body: 1MiB\n  max_body: 2MiB\n"  # noqa: E501
     real.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode() + b"kind: X\r\n")
     link = tmp_path / "m.yaml"
     link.symlink_to(real)

@@ -163,8 +163,19 @@ def test_a_hostile_manifest_is_refused_with_a_message(
     (tmp_path / "m.yaml").write_text(head + text)
     said = refused(capsys, str(tmp_path / "m.yaml"))
     assert words.lower() in said.lower() and "m.yaml" in said.split("\n")[0]
-    first = said.split("\n")[0]
+    first, *others = said.split("\n")
     assert len(first) < 700 or name == "extends with a long name"
+    assert all(len(line) < 300 for line in others if "|" in line[:12])
+
+
+def test_a_long_line_is_shown_around_the_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ", ".join(f"name-{n}" for n in range(200))
+    (tmp_path / "m.yaml").write_text(HEAD + f"endpoints: {{cors_origins: [{names}], prot: 1, host: x{'y' * 300}}}\n")
+    lines = refused(capsys, str(tmp_path / "m.yaml")).split("\n")
+    marked = next(number for number, line in enumerate(lines) if "prot: 1" in line)
+    at = lines[marked + 1].index("^")
+    assert lines[marked][at : at + 4] == "prot" and lines[marked + 1].count("^") == 4
+    assert lines[marked].count("…") == 2 and len(lines[marked]) < 230
 
 
 def test_a_variable_that_is_used_often_is_no_attack(tmp_path: Path) -> None:
