@@ -188,6 +188,11 @@ def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False)
 
             form = getattr(options, "format", "text")
             tell(refused, options.manifest, form, sys.stdout if report and form != "text" else sys.stderr)
+            if form == "text" and getattr(options, "manifest", None) is not None:
+                from appliance.command.named import explain_missing
+
+                if missing := explain_missing(str(options.manifest)):
+                    print(missing, file=sys.stderr)
             return refused.cause.number
 
     return refusing

@@ -42,9 +42,17 @@ def named_model(word: str) -> NamedModel | None:
     if path.is_dir() or path.suffix == ".gguf":
         name = path.resolve().name.removesuffix(".gguf")
         return NamedModel(word, {"path": str(path.resolve())}, _NO_NAME.sub("-", name).strip("-") or "model")
-    if path.exists() or path.suffix in MANIFESTS or not HUB_ID.fullmatch(word):
-        return None
+    if path.suffix in MANIFESTS or not HUB_ID.fullmatch(word) or Path(path.parts[0]).exists():
+        return None  # below a folder that is there it is a path, although nothing is at its end
     return NamedModel(word, {"huggingface": {"repo": word}}, path.name)
+
+
+def explain_missing(word: str) -> str:
+    """Return what a model is, for a word that is neither a model nor a manifest; "" for others."""
+    path = Path(word)
+    if path.exists() or path.suffix in MANIFESTS or named_model(word) is not None:
+        return ""
+    return f"{word} is no manifest; a model is a folder, a .gguf file or a hub id such as Qwen/Qwen3-0.6B"
 
 
 def notes(model: NamedModel) -> list[str]:

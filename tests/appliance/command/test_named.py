@@ -50,7 +50,18 @@ def test_words_that_are_models_and_words_that_are_manifests(tmp_path: Path) -> N
     assert named_model("missing.gguf").source == {"path": str(tmp_path / "missing.gguf")}
     assert named_model("Qwen/Qwen3-0.6B").source == {"huggingface": {"repo": "Qwen/Qwen3-0.6B"}}
     assert named_model("Qwen/Qwen3-0.6B").name == "Qwen3-0.6B"
-    for word in ("m.yaml", "dir/m.yml", "m.json", "org/file", "/a/b", "./a/b", "a/b/c", "missing", "../a"):
+    for word in (
+        "m.yaml",
+        "dir/m.yml",
+        "m.json",
+        "org/file",
+        "/a/b",
+        "./a/b",
+        "a/b/c",
+        "missing",
+        "../a",
+        "org/missing",
+    ):
         assert named_model(word) is None, word
 
 
@@ -136,3 +147,14 @@ def test_a_path_below_a_folder_that_is_there_is_no_hub_id(capsys: Out) -> None:
     Path("m.yaml").write_text("apiVersion: slipway/v2\nmodel: {source: {path: models/demoo}}\n")
     assert main(["check", "m.yaml"]) != 0
     assert "huggingface" not in capsys.readouterr().err
+
+
+def test_a_word_that_is_neither_is_told_what_a_model_is(capsys: Out) -> None:
+    assert main(["serve", "Qwen3"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "Qwen3: no such file" in said
+        and "a model is a folder, a .gguf file or a hub id such as Qwen/Qwen3-0.6B" in said
+    )
+    assert main(["serve", "missing.yaml"]) == 2
+    assert "a model is" not in capsys.readouterr().err
