@@ -131,7 +131,7 @@ def largest_matrix(model: Model, ranks: int = 1) -> int:
 def attention_scores(
     model: Model, *, kernels: str, size: StepSize, max_context: int, ranks: int = 1
 ) -> tuple[Step, ...]:
-    """What torch's attention takes for the longest row: its keys and values, and scores of as many tokens as a step."""
+    """Memory of torch's attention for the longest row: keys, values, and the scores of one step."""
     parts = [body for body in attentions(model) if body.causal and not body.source]
     if kernels != "torch" or not parts:
         return ()

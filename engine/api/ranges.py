@@ -15,7 +15,7 @@ MOST_BIAS = 100.0
 
 
 def check_number(name: str, value: object, *, whole: bool = False) -> None:
-    """Refuse what is no number; True and False are none. Values of HTTP are checked by its schema."""
+    """Refuse a value that is not a number. True and False are not numbers. HTTP checks types by its schemas."""
     kinds: tuple[type, ...] = (int,) if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise RequestError(f"{name} must be {'an integer' if whole else 'a number'}, got {value!r}.", name)

@@ -72,7 +72,7 @@ class Weights:
         self._unreleased.clear()
 
     def close(self) -> None:
-        """Release all pages and close the files; views that are held stay valid."""
+        """Release all pages and close the files; existing views stay valid."""
         for mapped in self._maps.values():
             mapped.madvise(mmap.MADV_DONTNEED)
         self._unreleased.clear()

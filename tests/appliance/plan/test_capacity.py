@@ -31,7 +31,7 @@ def roomy(tmp_path: Path, blocks: int, *sets: str) -> int:
 
 
 def attention_bytes(context: int) -> int:
-    """What torch takes for the longest row: keys, values and two copies of the scores of 512 tokens."""
+    """Memory of torch for the longest row: keys, values and two copies of the scores of 512 tokens."""
     return 4 * context * KV_HEADS * DIM * 4 + 2 * HEADS * min(512, context) * context * 4
 
 
