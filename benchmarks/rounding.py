@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -47,15 +47,20 @@ class Cost:
     logprob_change: float
 
 
-def conversations(count: int) -> list[Text]:
-    """Held-out conversations of every skill of the demo model."""
+def conversations(count: int, without: Collection[str] = ()) -> list[Text]:
+    """Return `count` held-out conversations of each skill of the demo model, but for those named in `without`."""
     from tokenizers import Tokenizer
 
     from tools.demo.packing import encode
     from tools.demo_corpus import SKILLS, held_out_samples
 
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    pieces = [encode(tokenizer, sample) for skill in SKILLS for sample in held_out_samples(skill, count)]
+    pieces = [
+        encode(tokenizer, sample)
+        for skill in SKILLS
+        if skill not in without
+        for sample in held_out_samples(skill, count)
+    ]
     return [Text(list(piece.ids), piece.trained.index(True)) for piece in pieces]
 
 

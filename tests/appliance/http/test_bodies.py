@@ -44,6 +44,7 @@ def send(gateway: Gateway, path: str, data: bytes, **headers: str) -> httpx.Resp
         ("identity", DATA),
         ("", DATA),
     ],
+    ids=["gzip", "upper case", "x-gzip", "two members", "zlib", "deflate", "identity", "empty"],
 )
 def test_a_compressed_body_is_read(gateway: Gateway, encoding: str, data: bytes) -> None:
     plain = send(gateway.says("ok"), CHAT, DATA)
@@ -54,7 +55,9 @@ def test_a_compressed_body_is_read(gateway: Gateway, encoding: str, data: bytes)
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/responses", "/tokenize"])
 @pytest.mark.parametrize(
-    "data", [b"", b"xx", gzip.compress(DATA)[:-9], gzip.compress(DATA) + b"more", gzip.compress(DATA)[:3]]
+    "data",
+    [b"", b"xx", gzip.compress(DATA)[:-9], gzip.compress(DATA) + b"more", gzip.compress(DATA)[:3]],
+    ids=["empty", "no gzip", "cut off", "more behind it", "cut in the head"],
 )
 def test_damaged_compression_is_an_error_of_the_request(gateway: Gateway, path: str, data: bytes) -> None:
     reply = send(gateway, path, data, content_encoding="gzip")

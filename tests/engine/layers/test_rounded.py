@@ -49,11 +49,11 @@ def test_every_variant_rounds_alike(case_name, checkpoint, driver, ids):
 
 
 def test_rounding_costs_a_trained_model_little():
-    """Held-out conversations of the demo model, where it answers."""
-    found = compare(DEMO, conversations(2), ("int8", "int4"))
+    """Held-out conversations of the demo model, where it answers. Those about keys of the manifest are left out: the
+    manifest has keys that the model has not seen."""
+    found = compare(DEMO, conversations(2, without=("keys",)), ("int8", "int4"))
     stored, eight, four = found["stored"], found["int8"], found["int4"]
-    # Below 1.2 before the manifest got keys that the model has not seen, which conversations are about too.
-    assert stored.perplexity < 1.4 and stored.same_best == 1.0 and stored.logprob_change == 0.0
+    assert stored.perplexity < 1.2 and stored.same_best == 1.0 and stored.logprob_change == 0.0
     assert 0 < eight.logprob_change < four.logprob_change
     assert eight.perplexity < stored.perplexity * 1.005 and eight.same_best > 0.995
     assert four.perplexity < stored.perplexity * 1.02 and four.same_best > 0.98
