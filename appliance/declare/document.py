@@ -242,7 +242,7 @@ def without_password(text: str) -> str:
 
 
 def is_clear_text(text: str) -> bool:
-    """Whether a text holds a token of a known service, a private key, or an address with a password."""
+    """Return whether a text contains a token of a known service, a private key, or an address with a password."""
     return _CLEAR_TEXT.search(text) is not None
 
 

@@ -103,13 +103,13 @@ def from_fault(fault: Fault) -> Problem | None:
 
 
 def _is_taken(key: Key, path: Path, text: str) -> bool:
-    """Whether a key takes what a text is read as. Items of a list are texts of any kind."""
+    """Return whether a key accepts the value of a YAML text. Items of a list are always accepted."""
     read = read_value(text, Place(""), (), Tree(value={}))
     return isinstance(path[-1], int) or "*" in key.path or takes(key.path, read)
 
 
 def _in_base_60(key: Key, text: str) -> Hint:
-    """What 12:30 may mean as a duration."""
+    """Suggest a duration for a text such as 12:30."""
     parts = text.split(":")
     if key.form != "duration" or not all(part.isdecimal() for part in parts) or len(parts) > 3:
         return Hint()

@@ -72,7 +72,7 @@ def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusti
 
 
 def _wrong_folder(given: Given) -> Iterator[Problem]:
-    """Yield what is wrong with model.source.path in a manifest that is refused for other reasons."""
+    """Yield a missing folder of model.source.path in a manifest that is refused for other reasons."""
     key = ("model", "source", "path")
     try:
         tree = unvalidated(given)

@@ -6,10 +6,10 @@ number raises one error of a known type.
 """
 
 import errno
+import io
 import json
 import os
 import stat
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ _KINDS = {
 }
 
 
-def open_file(path: Path) -> BufferedReader:
+def open_file(path: Path) -> io.BufferedReader:
     """Open a regular file for reading. Raises OSError for anything else, without waiting for the end of a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

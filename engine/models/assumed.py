@@ -28,7 +28,7 @@ def assumed_tensors(model: Model, quantization: Quantization | None, file: Path,
 
 
 def assumptions(dtype: str, quantization: Quantization | None, count: int) -> tuple[str, ...]:
-    """Return what a plan with these tensors takes for granted, one statement each."""
+    """Return the assumptions of a plan with these tensors, one statement each."""
     packed = f"{quantization}, as config.json says" if quantization else "none, as config.json names none"
     return (
         f"the {count} tensors that config.json declares; names, shapes and file sizes are not compared with files",

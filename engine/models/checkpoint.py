@@ -60,7 +60,7 @@ class Checkpoint:
     modules: Modules | None = None
     begin_ids: tuple[int, ...] = ()
     assumed: tuple[str, ...] = ()
-    """What a plan takes for granted because the folder has no weights, one statement each."""
+    """Assumptions of a plan for a folder without weights, one statement each."""
 
 
 def read_checkpoint(

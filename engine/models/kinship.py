@@ -1,4 +1,4 @@
-"""What to say of an architecture that is not supported: its kind, and the closest supported one of that kind.
+"""Messages for architectures that are not supported: the kind, and the closest supported one of that kind.
 
 Kinship is the kind (decoder, encoder-decoder, encoder, vision, speech, recurrent) and the family (the name up to the
 first digit). Names that look alike say nothing: Whisper is no BART.
@@ -31,7 +31,7 @@ KINDS = {
 
 
 def kind_of(architecture: str, config: Mapping[str, Any]) -> str:
-    """Return one of KINDS, "" for what is none of them."""
+    """Return one of KINDS, or "" for any other architecture."""
     name = re.sub("ForConditionalGeneration$", "", architecture).lower()
     nested = {key for key in ("vision_config", "audio_config") if isinstance(config.get(key), dict)}
     if re.search(_SPEECH, name) or "audio_config" in nested and "vision_config" not in nested:
@@ -57,7 +57,7 @@ def closest(architecture: str, config: Mapping[str, Any], supported: Mapping[str
 
 
 def misspelt(architecture: str, names: Sequence[str]) -> str:
-    """Return the name of which this is another spelling, "" if it may be a name of its own."""
+    """Return the supported name that this one misspells, or "" if it may be a name of its own."""
     for name in names:
         if name.casefold() == architecture.casefold():
             return name

@@ -1,4 +1,4 @@
-"""Text decoders within models that read images or sound as well, served alone where model.text_only asks for it.
+"""Text decoders of multimodal models, served alone if model.text_only is true.
 
 The decoder's settings are those of `text_config`, or the flat ones of older exports; its weights lie under a prefix
 such as `language_model.model.` or `model.language_model.`. Rotary positions in sections (M-RoPE) are those of a plain
@@ -69,7 +69,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text_decoder(model: Model, tensors: Mapping[str, object]) -> Model:
-    """Return the decoder with the names of its tensors, without those of the other parts."""
+    """Return the decoder with the names of its tensors; tensors of other parts are left unread."""
     if not tensors or model.head is None:
         return model
     last = f"{model.embed.name}.weight"

@@ -18,6 +18,7 @@ from appliance.plan.hardware import hardware
 from appliance.plan.machine import Machine
 from appliance.plan.plan import Plan
 from appliance.plan.prove import prove
+from tests.appliance.certificates import write_certificate
 from tests.manifests.shapes import CONFIGS, PARAMETERS, count_parameters, make_checkpoint, make_gguf
 
 FOLDER = Path(__file__).resolve().parents[2] / "manifests"
@@ -88,6 +89,10 @@ def planned(name: str, folder: Path, *options: Option, on: str = "", overlays: t
     given = [Option(f"--set {MODEL_PATH}", MODEL_PATH, where)]
     if "secrets:" in (FOLDER / name).read_text():
         given.append(Option("--set secrets", "secrets", json.dumps({"clients": {"file": str(keys)}})))
+    if "tls:" in (FOLDER / name).read_text():
+        write_certificate(keys.parent, "tls")
+        files = {"certificate": str(keys.parent / "tls.crt"), "key": str(keys.parent / "tls.key")}
+        given.append(Option("--set endpoints.tls", "endpoints.tls", json.dumps(files)))
     return prove(Given(FOLDER / name, (*given, *options), overlays=overlays), hardware(on) if on else machine(name))
 
 

@@ -1,4 +1,4 @@
-"""What `slipway check --fix` writes without asking is valid: the same place has no problem afterwards."""
+"""Fixes that `slipway check --fix` makes without asking are valid: the same key has no problem afterwards."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is said of an architecture that is not supported: its kind, and a relative only where there is one."""
+"""Messages for unsupported architectures name the kind, and a relative only if there is one."""
 
 import json
 from pathlib import Path
