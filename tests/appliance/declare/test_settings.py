@@ -15,7 +15,7 @@ EXAMPLES = {
     ("http", "url"): "https://h/x.tar",
     ("http", "sha256"): "a" * 64,
     ("pypi", "package"): "p",
-    ("pypi", "version"): "1.0",
+    ("pypi", "version"): "0.1.2",
     ("pypi", "sha256"): "a" * 64,
     ("s3", "uri"): "s3://bucket/x",
     ("gs", "uri"): "gs://bucket/x",
