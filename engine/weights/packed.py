@@ -22,7 +22,7 @@ from engine.api.config import WeightBits
 from kernels.cpu.library import Tiling
 from kernels.cpu.packing import Packed
 
-VERSION = 2
+VERSION = 3
 FREE_SHARE = 0.5  # of the disk's free space that a file may take
 _log = logging.getLogger(__name__)
 
