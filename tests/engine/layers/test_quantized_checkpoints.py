@@ -148,7 +148,8 @@ def test_eight_bits_multiply_like_a_whole_number_product(rows, written, compiled
     engine.model.target.team.run(Program([program.linear(layer.weight, None, x, y)], (x, y)), StepData(rows))
     values, x_scales = rounded_rows(x, 64)
     want = (values.double() * x_scales.double()) @ weight.T.double() * scales
-    torch.testing.assert_close(y.double(), want, rtol=1e-6, atol=1e-9)
+    # Blocks are added in float32: where they cancel, the error is that of the largest one.
+    assert (y.double() - want).abs().max() < 1e-6 * want.abs().max()
 
 
 def test_a_row_is_the_same_whatever_stands_beside_it(written, compiled, driver, ids):
