@@ -4,7 +4,9 @@ int8    w ≈ scale · q of each output, |q| ≤ 128; rounded here: |q| ≤ 127,
 groups  w ≈ scale · q of each output and group of inputs, |q| ≤ 128
 int4    w ≈ scale · (q - zero) of each output and group of inputs, 0 ≤ q ≤ 15; zero is 8 where the format has none
 
-Activations are rounded to 8 bits row by row when they are multiplied (`rounded_rows`): x ≈ scale · q, |q| ≤ 127.
+Activations are rounded to 8 bits in blocks of neighbouring inputs when they are multiplied (`rounded_rows`):
+x ≈ scale · q of each row and block, |q| ≤ 127. A scale for a whole row would cost a language model 1 % of perplexity or
+more, because a few activations are a hundred times larger than the others.
 """
 
 from dataclasses import dataclass
@@ -12,9 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Ratios of the scale to the one that just reaches the largest weight: a smaller one clips that and serves the others.
-TRIES = (1.0, 0.95, 0.9, 0.86, 0.82)
+# Integers to which the weight farthest from 0 is scaled. It is clipped beyond -8 and 7, which reduces the error of the
+# others. On matrices of SmolLM2-135M the square error is 8 % below that of five negative integers without refinement.
+FARTHEST = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0, 7.5, 8.0, 8.5, 6.5)
 ROWS_AT_ONCE = 4096
+SMALL_BLOCK, LARGE_BLOCK = 32, 64  # activations with one scale
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,8 @@ def to_int8(weight: Tensor) -> Int8Weight:
 
 
 def to_int4(weight: Tensor, group: int) -> Int4Weight:
-    """Without zero points: the scale of each group is the one of a few that leaves the least square error."""
+    """Round without zero points. The scale of each group is searched for the least square error (`FARTHEST`), and each
+    candidate is refined once: to the least-squares scale of the integers that it gives."""
     outputs, inputs = weight.shape
     padded = torch.nn.functional.pad(weight, (0, -inputs % group)) if inputs % group else weight
     values = torch.empty((outputs, inputs), dtype=torch.uint8)
@@ -94,25 +99,41 @@ def to_int4(weight: Tensor, group: int) -> Int4Weight:
 
 def _groups_to_int4(groups: Tensor) -> tuple[Tensor, Tensor]:
     """[outputs, groups, group] → values of the same shape, scales [outputs, groups]."""
-    # The number farthest from 0 becomes -8, the end of the range that reaches farther.
     farthest = groups.gather(2, groups.abs().argmax(2, keepdim=True))[:, :, 0]
-    best_values, best_scales, best_error = None, None, None
-    for ratio in TRIES:
-        scales = (farthest * (ratio / -8)).half()
-        inverse = torch.where(scales != 0, 1 / scales.float(), 0.0).unsqueeze(2)
-        values = (groups * inverse).round_().clamp_(-8, 7)
-        error = (values * scales.float().unsqueeze(2)).sub_(groups).square_().sum(2)
-        if best_values is None:
-            best_values, best_scales, best_error = values, scales, error
-            continue
-        better = error < best_error
-        best_values = torch.where(better.unsqueeze(2), values, best_values)
-        best_scales, best_error = torch.where(better, scales, best_scales), torch.minimum(error, best_error)
+    best_values = torch.zeros_like(groups)
+    best_scales = torch.zeros_like(farthest, dtype=torch.float16)
+    best_error = torch.full_like(farthest, torch.inf)
+    for integer in FARTHEST:
+        scales = (farthest / integer).half()
+        for _ in range(2):
+            values, error = _rounded_by(groups, scales)
+            better = error < best_error
+            best_values = torch.where(better.unsqueeze(2), values, best_values)
+            best_scales, best_error = torch.where(better, scales, best_scales), torch.minimum(error, best_error)
+            size = values.square().sum(2)
+            scales = torch.where(size > 0, values.mul_(groups).sum(2) / size, 0.0).half()
     return (best_values + 8).to(torch.uint8), best_scales
 
 
-def rounded_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows, inputs] float32 → values of the same shape, whole numbers in float32, and scales [rows]."""
-    scales = x.abs().amax(1) / 127
-    inverse = torch.where(scales > 0, 1 / scales, 0.0)
-    return (x * inverse[:, None]).round_(), scales
+def _rounded_by(groups: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Values and square error [outputs, groups] of groups with these scales."""
+    wide = scales.float().unsqueeze(2)
+    values = (groups * torch.where(wide != 0, 1 / wide, 0.0)).round_().clamp_(-8, 7)
+    return values, (values * wide).sub_(groups).square_().sum(2)
+
+
+def activation_block(group: int = 0) -> int:
+    """Return the number of inputs that share a scale of the activations, for weights in groups of `group` inputs or for
+    weights with a scale per output (0). A group consists of whole blocks (`block_of` in kernels/cpu/linear_int.h)."""
+    return SMALL_BLOCK if group % LARGE_BLOCK else LARGE_BLOCK
+
+
+def rounded_rows(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """[rows, inputs] float32 → values of the same shape, integers in float32, and scales of the same shape. The last
+    block may be shorter than the others."""
+    rows, inputs = x.shape
+    blocks = torch.nn.functional.pad(x, (0, -inputs % block)).view(rows, -1, block)
+    scales = blocks.abs().amax(2, keepdim=True) / 127
+    scales = torch.where(scales < torch.finfo(torch.float32).tiny, 0.0, scales)
+    values = (blocks * torch.where(scales > 0, 1 / scales, 0.0)).round_()
+    return values.flatten(1)[:, :inputs], scales.expand_as(blocks).flatten(1)[:, :inputs]

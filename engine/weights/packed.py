@@ -24,7 +24,7 @@ from engine.weights.files import Weights
 from kernels.cpu.library import Tiling
 from kernels.cpu.packing import Packed
 
-VERSION = 2
+VERSION = 3
 FREE_SHARE = 0.5  # of the disk's free space that a file may take
 _log = logging.getLogger(__name__)
 

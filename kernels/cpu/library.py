@@ -18,14 +18,12 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")  # that have a compiled body
 
 
 class Tiling(NamedTuple):
-    """How a compiled variant cuts weights: floats of a vector, inputs of a word of 8-bit weights, of 4-bit ones, and of
-    8-bit ones in groups."""
+    """How a compiled variant cuts weights: floats of a vector, inputs of a word of 8-bit weights and of 4-bit ones."""
 
     variant: str
     width: int
     word8: int
     word4: int
-    group8: int
 
     @property
     def matrix(self) -> bool:
@@ -41,7 +39,7 @@ class Variant:
     machines: tuple[str, ...]
     needs: frozenset[str]
     flags: tuple[str, ...]
-    cut: tuple[int, int, int, int]
+    cut: tuple[int, int, int]
 
     @property
     def tiling(self) -> Tiling:
@@ -56,12 +54,12 @@ _AVX512_NEEDS = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx51
 _AVX2, _AVX2_NEEDS = ("-mavx2", "-mfma", "-mf16c"), frozenset(("avx2", "fma", "f16c"))
 _AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
 VARIANTS = (
-    Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512, *_AMX), (16, 4, 4, 4)),
-    Variant("avx512", _X86, _AVX512_NEEDS, _AVX512, (16, 4, 4, 4)),
-    Variant("avxvnni", _X86, _AVX2_NEEDS | {"avx_vnni"}, (*_AVX2, "-mavxvnni"), (8, 4, 4, 4)),
-    Variant("avx2", _X86, _AVX2_NEEDS, _AVX2, (8, 4, 4, 2)),
-    Variant("neon", _ARM, frozenset(("asimddp",)), ("-march=armv8.2-a+dotprod",), (4, 4, 4, 4)),
-    Variant("base", (*_X86, *_ARM), frozenset(), (), (4, 1, 1, 1)),
+    Variant("amx", _X86, _AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"}, (*_AVX512, *_AMX), (16, 4, 4)),
+    Variant("avx512", _X86, _AVX512_NEEDS, _AVX512, (16, 4, 4)),
+    Variant("avxvnni", _X86, _AVX2_NEEDS | {"avx_vnni"}, (*_AVX2, "-mavxvnni"), (8, 4, 4)),
+    Variant("avx2", _X86, _AVX2_NEEDS, _AVX2, (8, 4, 4)),
+    Variant("neon", _ARM, frozenset(("asimddp",)), ("-march=armv8.2-a+dotprod",), (4, 4, 4)),
+    Variant("base", (*_X86, *_ARM), frozenset(), (), (4, 1, 1)),
 )
 
 # Functions on rows of logits (logits.h) and their arguments: p for an address, n for a number of 64 bits. The first
@@ -148,7 +146,7 @@ def _open(name: str) -> ctypes.CDLL:
     pointer = ctypes.c_void_p
     library.slipway_sizes.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_int64]
     library.slipway_sizes.restype = ctypes.c_int64
-    library.slipway_tiling.argtypes = [ctypes.POINTER(ctypes.c_int64)] * 4
+    library.slipway_tiling.argtypes = [ctypes.POINTER(ctypes.c_int64)] * 3
     library.slipway_tiling.restype = None
     library.slipway_start.argtypes = [ctypes.c_int, pointer]
     library.slipway_start.restype = pointer

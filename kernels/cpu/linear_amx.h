@@ -3,10 +3,10 @@
 // bf16: exact to float. Weights that are bf16 in the checkpoint, and each x as the sum of three bf16 numbers, which
 // together hold all of its digits. Products of two bf16 numbers are exact in float, sums are in float; for each block of
 // inputs the three parts are added in the same order whatever the number of rows.
-// int8: x rounded to 8 bits by the row's own largest number, as in linear_int.h; sums are whole numbers and exact.
+// int8: x quantized to 8 bits in blocks, as in linear_int.h; the products are in linear_amx_groups.h.
 //
 // A tile holds 16 rows of 64 bytes: 32 inputs of 2 bytes, or 64 of one. Weights: [16 outputs][block][word][output][4
-// bytes]; x: [16 rows][block][part][row][64 bytes], and for int8 the scales of all rows behind.
+// bytes]; x: [16 rows][block][part][row][64 bytes], and for int8 the scales behind, [16 rows][block of x][row].
 #pragma once
 #ifdef __AMX_BF16__
 
@@ -59,6 +59,11 @@ template <class T> static inline int64_t blocks(const Linear& op) {
     const int64_t inputs = op.group ? (op.inputs + op.group - 1) / op.group * op.group : op.inputs;
     return (inputs + T::INPUTS - 1) / T::INPUTS;
 }
+// Blocks of x with a scale of their own, in int8.
+static inline int64_t x_blocks(const Linear& op) {
+    const int64_t unit = op.group ? op.group : BLOCK8;
+    return (op.inputs + unit - 1) / unit * unit / block_of(op);
+}
 static inline int64_t row_tiles(int64_t tokens) { return (tokens + SIDE - 1) / SIDE; }
 static inline int64_t output_tiles(const Linear& op) { return (op.outputs + SIDE - 1) / SIDE; }
 template <class T> static inline int64_t packed_tiles(const Linear& op, int64_t tokens) {
@@ -66,7 +71,7 @@ template <class T> static inline int64_t packed_tiles(const Linear& op, int64_t 
 }
 static inline size_t packed_floats(const Linear& op, int64_t tokens) {
     if (op.form == AMX_BF16) return size_t(packed_tiles<Bf16>(op, tokens) * TILE / 4);
-    return size_t(packed_tiles<Int8>(op, tokens) * TILE / 4 + row_tiles(tokens) * SIDE);
+    return size_t(packed_tiles<Int8>(op, tokens) * TILE / 4 + row_tiles(tokens) * x_blocks(op) * SIDE);
 }
 
 static inline vf round_bf16(vf x, uint8_t* out) {
@@ -87,12 +92,12 @@ static void pack_x(Bf16, const Linear& op, const float* x, uint8_t* row, float*,
     }
 }
 
-static void pack_x(Int8, const Linear& op, const float* x, uint8_t* row, float* scale, Scratch& scratch) {
-    const int64_t inputs = blocks<Int8>(op) * Int8::INPUTS;
-    int8_t* whole = (int8_t*)at_least(scratch.wide, size_t(inputs / 4));
-    *scale = row_scale(x, op.inputs);
-    round_row(x, op.inputs, *scale, whole);
-    std::memset(whole + op.inputs, 0, size_t(inputs - op.inputs));
+static void pack_x(Int8, const Linear& op, const float* x, uint8_t* row, float* scales, Scratch& scratch) {
+    const int64_t inputs = blocks<Int8>(op) * Int8::INPUTS, used = x_blocks(op) * block_of(op);
+    int32_t* totals = (int32_t*)at_least(scratch.wide, size_t(x_blocks(op) * SIDE + inputs / 4));
+    int8_t* whole = (int8_t*)(totals + x_blocks(op) * SIDE);
+    quantise_blocks(x, op.inputs, used, block_of(op), whole, scales, totals, SIDE);
+    std::memset(whole + used, 0, size_t(inputs - used));
     for (int64_t at = 0; at < inputs; at += LINE, row += TILE) std::memcpy(row, whole + at, LINE);
 }
 
@@ -102,18 +107,15 @@ static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* pac
     uint8_t* tiles = (uint8_t*)packed;
     float* scales = (float*)(tiles + packed_tiles<T>(op, tokens) * TILE);
     uint8_t* tile = tiles + token / SIDE * blocks<T>(op) * T::PARTS * TILE;
-    pack_x(T{}, op, row_of(op, token, scratch), tile + token % SIDE * LINE, scales + token, scratch);
+    if constexpr (T::PARTS == 1) scales += token / SIDE * x_blocks(op) * SIDE + token % SIDE;
+    pack_x(T{}, op, row_of(op, token, scratch), tile + token % SIDE * LINE, scales, scratch);
     if (token != tokens - 1) return;
     for (int64_t piece = 0; piece < blocks<T>(op) * T::PARTS; piece++)
         for (int64_t row = token % SIDE + 1; row < SIDE; row++) std::memset(tile + piece * TILE + row * LINE, 0, LINE);
 }
 
-#define MULTIPLY(sum, x, w)                                             \
-    if constexpr (T::PARTS == 1) { _tile_dpbssd(sum, x, w); }           \
-    else { _tile_dpbf16ps(sum, x, w); }
-
 // One row tile, N output tiles `apart` from each other. sums: [16][stride].
-template <class T, int N>
+template <int N>
 static void one_by(const uint8_t* x, const uint8_t* w, int64_t apart, int64_t depth, float* sums, int64_t stride, bool more) {
     if (more) {
         _tile_loadd(0, sums, stride * 4);
@@ -124,7 +126,7 @@ static void one_by(const uint8_t* x, const uint8_t* w, int64_t apart, int64_t de
         if constexpr (N > 1) _tile_zero(1);
         if constexpr (N > 2) _tile_zero(2);
     }
-    for (int64_t block = 0; block < depth; block++, x += T::PARTS * TILE, w += TILE) {
+    for (int64_t block = 0; block < depth; block++, x += Bf16::PARTS * TILE, w += TILE) {
         // Weights of some blocks further on; near the end, of the tiles that come next.
         const uint8_t* ahead = w + AHEAD * TILE + (block + AHEAD < depth ? 0 : N * apart - depth * TILE);
         for (int n = 0; n < N; n++)
@@ -133,11 +135,11 @@ static void one_by(const uint8_t* x, const uint8_t* w, int64_t apart, int64_t de
         if constexpr (N > 1) _tile_loadd(4, w + apart, 64);
         if constexpr (N > 2) _tile_loadd(5, w + 2 * apart, 64);
 #define ROWS_OF(part, tile)                                 \
-    if constexpr (part < T::PARTS) {                        \
+    if constexpr (part < Bf16::PARTS) {                     \
         _tile_loadd(tile, x + part * TILE, 64);             \
-        MULTIPLY(0, tile, 3)                                \
-        if constexpr (N > 1) { MULTIPLY(1, tile, 4) }       \
-        if constexpr (N > 2) { MULTIPLY(2, tile, 5) }       \
+        _tile_dpbf16ps(0, tile, 3);                               \
+        if constexpr (N > 1) { _tile_dpbf16ps(1, tile, 4); }      \
+        if constexpr (N > 2) { _tile_dpbf16ps(2, tile, 5); }      \
     }
         ROWS_OF(0, 6) ROWS_OF(1, 7) ROWS_OF(2, 6)
 #undef ROWS_OF
@@ -148,7 +150,6 @@ static void one_by(const uint8_t* x, const uint8_t* w, int64_t apart, int64_t de
 }
 
 // Two row tiles `x_apart` from each other, two output tiles. sums: [32][stride].
-template <class T>
 static void two_by_two(const uint8_t* x, int64_t x_apart, const uint8_t* w, int64_t apart, int64_t depth, float* sums,
                        int64_t stride, bool more) {
     float* lower = sums + 16 * stride;
@@ -158,15 +159,15 @@ static void two_by_two(const uint8_t* x, int64_t x_apart, const uint8_t* w, int6
     } else {
         _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
     }
-    for (int64_t block = 0; block < depth; block++, x += T::PARTS * TILE, w += TILE) {
+    for (int64_t block = 0; block < depth; block++, x += Bf16::PARTS * TILE, w += TILE) {
         _tile_loadd(4, w, 64);
         _tile_loadd(5, w + apart, 64);
 #define ROWS_OF(part)                                       \
-    if constexpr (part < T::PARTS) {                        \
+    if constexpr (part < Bf16::PARTS) {                     \
         _tile_loadd(6, x + part * TILE, 64);                \
         _tile_loadd(7, x + x_apart + part * TILE, 64);      \
-        MULTIPLY(0, 6, 4) MULTIPLY(1, 6, 5)                 \
-        MULTIPLY(2, 7, 4) MULTIPLY(3, 7, 5)                 \
+        _tile_dpbf16ps(0, 6, 4); _tile_dpbf16ps(1, 6, 5);   \
+        _tile_dpbf16ps(2, 7, 4); _tile_dpbf16ps(3, 7, 5);   \
     }
         ROWS_OF(0) ROWS_OF(1) ROWS_OF(2)
 #undef ROWS_OF
@@ -185,9 +186,8 @@ struct Work {
     }
 };
 
-template <class T>
 static void piece(const Linear& op, int64_t tokens, const Work& work, const float* packed, int64_t index, Scratch& scratch) {
-    const int64_t all = blocks<T>(op), apart = all * TILE, x_apart = all * T::PARTS * TILE;
+    const int64_t all = blocks<Bf16>(op), apart = all * TILE, x_apart = all * Bf16::PARTS * TILE;
     const int64_t tile = index % work.groups * work.group, tiles = std::min(work.group, output_tiles(op) - tile);
     const int64_t first = index / work.groups * CHUNK, rows = std::min(CHUNK, work.row_tiles - first);
     const int64_t stride = work.group * SIDE;
@@ -197,7 +197,7 @@ static void piece(const Linear& op, int64_t tokens, const Work& work, const floa
         const int64_t depth = std::min(most, all - block);
         const bool more = block > 0;
         const uint8_t* w = (const uint8_t*)op.weight + tile * apart + block * TILE;
-        const uint8_t* x = (const uint8_t*)packed + first * x_apart + block * T::PARTS * TILE;
+        const uint8_t* x = (const uint8_t*)packed + first * x_apart + block * Bf16::PARTS * TILE;
         // Rows outside, outputs inside: x is the larger part, three numbers for one, and stays in the nearest cache.
         int64_t row = 0;
         for (; row + 1 < rows; row += 2) {
@@ -205,38 +205,26 @@ static void piece(const Linear& op, int64_t tokens, const Work& work, const floa
             float* out = sums + row * SIDE * stride;
             int64_t n = 0;
             for (; n + 1 < tiles; n += 2)
-                two_by_two<T>(pair, x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+                two_by_two(pair, x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
             for (; n < tiles; n++) {
-                one_by<T, 1>(pair, w + n * apart, apart, depth, out + n * SIDE, stride, more);
-                one_by<T, 1>(pair + x_apart, w + n * apart, apart, depth, out + (SIDE * stride) + n * SIDE, stride, more);
+                one_by<1>(pair, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+                one_by<1>(pair + x_apart, w + n * apart, apart, depth, out + (SIDE * stride) + n * SIDE, stride, more);
             }
         }
         for (; row < rows; row++) {
             float* out = sums + row * SIDE * stride;
             int64_t n = 0;
-            for (; n + 2 < tiles; n += 3) one_by<T, 3>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
-            for (; n < tiles; n++) one_by<T, 1>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+            for (; n + 2 < tiles; n += 3) one_by<3>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
+            for (; n < tiles; n++) one_by<1>(x + row * x_apart, w + n * apart, apart, depth, out + n * SIDE, stride, more);
         }
-    }
-    if constexpr (T::PARTS == 1) {
-        const float* row_scales = (const float*)((const uint8_t*)packed + packed_tiles<T>(op, tokens) * TILE) + first * SIDE;
-        for (int64_t r = 0; r < std::min(rows * SIDE, tokens - first * SIDE); r++)
-            for (int64_t n = 0; n < std::min(tiles * SIDE, op.outputs - tile * SIDE); n++) {
-                float* sum = sums + r * stride + n;
-                int32_t whole;
-                std::memcpy(&whole, sum, 4);
-                *sum = float(whole) * (op.scales[tile * SIDE + n] * row_scales[r]);
-            }
     }
     put(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
 }
 
-template <class T>
 static void pieces(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
     const Work work(op, rows);
-    for (int64_t index = begin; index < end; index++) piece<T>(op, rows, work, packed, index, scratch);
+    for (int64_t index = begin; index < end; index++) piece(op, rows, work, packed, index, scratch);
 }
 
 }  // namespace amx
-#undef MULTIPLY
 #endif

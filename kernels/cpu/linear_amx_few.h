@@ -75,27 +75,33 @@ template <int R, int T> static void few_bf16(const Linear& op, const float* x, i
     put(op, R, 0, R, tile * SIDE, T * SIDE, out);
 }
 
-// packed: words, scales and sums of all rows, as quantise_row lays them out.
+// x: words, scales and totals of the blocks of all rows, as quantise_row lays them out.
 template <int R, int T> static void few_int8(const Linear& op, const int32_t* x, int64_t tile) {
-    const int64_t words = blocks<Int8>(op) * SIDE, apart = words * LINE;
+    const int64_t count = blocks<Int8>(op), apart = count * TILE;
     const uint8_t* w = (const uint8_t*)op.weight + tile * apart;
+    const float* x_scales = (const float*)(x + count * SIDE * R);
+    const int32_t* totals = x + count * (SIDE + 1) * R;
     const __m512i middle = _mm512_set1_epi8(-128);
-    vi sums[T][R] = {};
-    for (int64_t word = 0; word < words; word++)
-        UNROLL for (int t = 0; t < T; t++) {
-            const uint8_t* at = w + t * apart + word * LINE;
-            fetch(at, apart - word * LINE, (T - 1) * apart);
-            const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(at), middle);
-            UNROLL for (int r = 0; r < R; r++)
-                sums[t][r] = (vi)_mm512_dpbusd_epi32((__m512i)sums[t][r], line, _mm512_set1_epi32(x[word * R + r]));
-        }
-    const int32_t* tail = x + words * R;
+    vf acc[T][R] = {};
+    for (int64_t block = 0; block < count; block++) {
+        vi sums[T][R];
+        UNROLL for (int t = 0; t < T; t++)
+            UNROLL for (int r = 0; r < R; r++) sums[t][r] = vi{} + totals[block * R + r];
+        for (int64_t word = block * SIDE; word < (block + 1) * SIDE; word++)
+            UNROLL for (int t = 0; t < T; t++) {
+                const uint8_t* at = w + t * apart + word * LINE;
+                fetch(at, apart - word * LINE, (T - 1) * apart);
+                const __m512i line = _mm512_xor_si512(_mm512_loadu_si512(at), middle);
+                UNROLL for (int r = 0; r < R; r++)
+                    sums[t][r] = (vi)_mm512_dpbusd_epi32((__m512i)sums[t][r], line, _mm512_set1_epi32(x[word * R + r]));
+            }
+        UNROLL for (int t = 0; t < T; t++)
+            UNROLL for (int r = 0; r < R; r++) acc[t][r] += splat(x_scales[block * R + r]) * to_float(sums[t][r]);
+    }
     float out[R * T * SIDE], scales[T * SIDE] = {};
     std::memcpy(scales, op.scales + tile * SIDE, sizeof(float) * size_t(std::min(T * SIDE, op.outputs - tile * SIDE)));
     UNROLL for (int t = 0; t < T; t++)
-        UNROLL for (int r = 0; r < R; r++)
-            store(out + (r * T + t) * SIDE,
-                  to_float(sums[t][r] - tail[R + r]) * (load(scales + t * SIDE) * ((const float*)tail)[r]));
+        UNROLL for (int r = 0; r < R; r++) store(out + (r * T + t) * SIDE, acc[t][r] * load(scales + t * SIDE));
     put(op, R, 0, R, tile * SIDE, T * SIDE, out);
 }
 

@@ -1,9 +1,10 @@
-// y = x Wᵀ by matrix tiles (Intel AMX) with weights of 4 or 8 bits in groups (linear_int.h), where there are enough rows.
+// y = x Wᵀ by matrix tiles (Intel AMX) with weights of 8 or 4 bits (linear_int.h), where there are enough rows.
 //
-// The weights lie as the vector kernels read them. Some groups of one tile of outputs at a time are unpacked to signed
+// Weights in groups lie as the vector kernels read them. Some groups of one tile of outputs at a time are unpacked to signed
 // bytes without their zero points, [word][output][4 inputs], which is what a matrix tile takes, and serve all row tiles
-// of the piece. Sums of a group are whole numbers and exact, and groups are added in the same order by the same
-// operations: the numbers are those of the vector kernels bit for bit, so that the number of rows may decide.
+// of the piece. Weights of 8 bits without groups (AMX_INT8) lie like this already, in blocks of 64 inputs.
+// One instruction multiplies a block of x, whose sums are integers and exact. Blocks are added in the same order by the
+// same operations as in the vector kernels: the results are the same bit for bit, so that the number of rows may decide.
 #pragma once
 #ifdef __AMX_INT8__
 
@@ -14,16 +15,17 @@ namespace amx {
 constexpr int64_t LEAST_ROWS = MOST_ROWS4 + 1;  // fewer are faster by vectors
 constexpr int64_t DEPTH_INPUTS = 512;           // inputs whose unpacked weights and x stay in the first-level cache
 constexpr int64_t OUTPUT_TILES = 4;             // of a piece of work where there are many rows
-constexpr int64_t FLIGHTS = 4;                  // groups whose sums are on their way at once
+constexpr int64_t FLIGHTS = 4;                  // blocks whose sums are on their way at once
 
 // Where the parts of a tile of outputs lie.
 struct GroupForm {
-    int64_t group, bytes, step, count, span;  // inputs and bytes of a group's weights; to the next group; groups; inputs of a tile
-    explicit GroupForm(const Linear& op) : group(op.group) {
+    int64_t group, bytes, step, count, span;  // inputs and bytes of a group's weights; to the next group; groups; inputs of
+                                              // a tile, which are a block of x
+    explicit GroupForm(const Linear& op) : group(op.group ? op.group : BLOCK8) {
         bytes = op.form == TILES_INT4 ? group * W / 2 : group * W;
-        step = bytes + (op.scale_type == F32 ? 4 : 2) * W + (op.zeros ? W : 0);
+        step = bytes + (op.group ? (op.scale_type == F32 ? 4 : 2) * W + (op.zeros ? W : 0) : 0);
         count = (op.inputs + group - 1) / group;
-        span = group % Int8::INPUTS ? Int8::INPUTS / 2 : Int8::INPUTS;
+        span = block_of(op);
     }
 };
 
@@ -59,31 +61,35 @@ static void unpack(const Linear& op, const GroupForm& form, const uint8_t* w, in
     }
 }
 
-// One tile of 16 rows and 16 outputs: sums[16][stride] (+)= Σ scale · (x · w) over groups [first, last). x: the row tile,
-// w: unpacked weights from `first` on, packed: the packed tile, for its scales.
-static void add_groups(const Linear& op, const GroupForm& form, const uint8_t* x, const uint8_t* w, const uint8_t* packed,
-                       int64_t first, int64_t last, float* sums, int64_t stride) {
+// One tile of 16 rows and 16 outputs: sums[16][stride] (+)= Σ scale · x_scale · (x · w) over groups [first, last). x: the row
+// tile, with its scales [block][16]; w: signed weights from `first` on, of which those `ahead` bytes further on are fetched
+// if it is not 0; packed: the packed tile, for the scales of its groups.
+static void add_groups(const Linear& op, const GroupForm& form, const uint8_t* x, const float* x_scales, const uint8_t* w,
+                       int64_t ahead, const uint8_t* packed, int64_t first, int64_t last, float* sums, int64_t stride) {
+    const int64_t blocks = form.group / form.span, end = last * blocks;
     vf acc[SIDE];
     UNROLL for (int r = 0; r < SIDE; r++) acc[r] = first ? load(sums + r * stride) : vf{};
     alignas(64) int32_t whole[FLIGHTS][SIDE * SIDE];
-    for (int64_t g = first; g < last; g += FLIGHTS) {
-        const int64_t flights = std::min(FLIGHTS, last - g);
-#define FLIGHT(number, sum, a, b)                                                                             \
-    if (number < flights) {                                                                                   \
-        _tile_zero(sum);                                                                                      \
-        for (int64_t part = 0; part < form.group; part += form.span, w += form.span * SIDE) {                 \
-            const int64_t input = (g + number) * form.group + part;                                           \
-            _tile_loadd(a, x + input / Int8::INPUTS * TILE + input % Int8::INPUTS, LINE);                     \
-            _tile_loadd(b, w, LINE);                                                                          \
-            _tile_dpbssd(sum, a, b);                                                                          \
-        }                                                                                                     \
-        _tile_stored(sum, whole[number], LINE);                                                               \
+    for (int64_t block = first * blocks; block < end; block += FLIGHTS) {
+        const int64_t flights = std::min(FLIGHTS, end - block);
+#define FLIGHT(number, sum, a, b)                                                                                \
+    if (number < flights) {                                                                                      \
+        const int64_t input = (block + number) * form.span;                                                      \
+        for (int64_t line = 0; ahead && line < TILE; line += LINE) _mm_prefetch((const char*)(w + ahead + line), _MM_HINT_T1); \
+        _tile_zero(sum);                                                                                         \
+        _tile_loadd(a, x + input / Int8::INPUTS * TILE + input % Int8::INPUTS, LINE);                            \
+        _tile_loadd(b, w, LINE);                                                                                 \
+        _tile_dpbssd(sum, a, b);                                                                                 \
+        _tile_stored(sum, whole[number], LINE);                                                                  \
+        w += form.span * SIDE;                                                                                   \
     }
         FLIGHT(0, 0, 4, 6) FLIGHT(1, 1, 5, 7) FLIGHT(2, 2, 4, 6) FLIGHT(3, 3, 5, 7)
 #undef FLIGHT
         for (int64_t number = 0; number < flights; number++) {
-            const vf scale = group_scales(packed + (g + number) * form.step + form.bytes, op.scale_type);
-            UNROLL for (int r = 0; r < SIDE; r++) acc[r] += scale * to_float(load(whole[number] + r * SIDE));
+            const float* own = x_scales + (block + number) * SIDE;
+            vf scale = splat(1.f);
+            if (op.group) scale = group_scales(packed + (block + number) / blocks * form.step + form.bytes, op.scale_type);
+            UNROLL for (int r = 0; r < SIDE; r++) acc[r] += scale * own[r] * to_float(load(whole[number] + r * SIDE));
         }
     }
     UNROLL for (int r = 0; r < SIDE; r++) store(sums + r * stride, acc[r]);
@@ -104,8 +110,9 @@ static void groups_piece(const Linear& op, int64_t tokens, const GroupsWork& wor
     const GroupForm form(op);
     const int64_t tile = index % work.across * work.width, tiles = std::min(work.width, output_tiles(op) - tile);
     const int64_t first = index / work.across * CHUNK, rows = std::min(CHUNK, work.row_tiles - first);
-    const int64_t stride = work.width * SIDE, x_apart = blocks<Int8>(op) * TILE;
-    const uint8_t *x = (const uint8_t*)x_tiles + first * x_apart, *w = (const uint8_t*)op.weight + tile * form.count * form.step;
+    const int64_t stride = work.width * SIDE, x_apart = blocks<Int8>(op) * TILE, apart = form.count * form.step;
+    const uint8_t *x = (const uint8_t*)x_tiles + first * x_apart, *w = (const uint8_t*)op.weight + tile * apart;
+    const float* x_scales = (const float*)((const uint8_t*)x_tiles + packed_tiles<Int8>(op, tokens) * TILE);
     const int64_t deep = std::max<int64_t>(1, DEPTH_INPUTS / form.group), unpacked = deep * form.group * SIDE;
     float* sums = at_least(scratch.sums, size_t(CHUNK * SIDE * stride));
     uint8_t* wide = (uint8_t*)at_least(scratch.wide, size_t(OUTPUT_TILES * unpacked / 4 + SIDE));
@@ -114,18 +121,21 @@ static void groups_piece(const Linear& op, int64_t tokens, const GroupsWork& wor
         const int64_t last = std::min(form.count, g + deep);
         // The next groups of these tiles, or the first ones of those that come next.
         const int64_t ahead = (last < form.count ? deep : tiles * form.count - g) * form.step;
-        for (int64_t n = 0; n < tiles; n++) unpack(op, form, w + n * form.count * form.step, g, last, ahead, wide + n * unpacked);
+        for (int64_t n = 0; op.group && n < tiles; n++) unpack(op, form, w + n * apart, g, last, ahead, wide + n * unpacked);
         for (int64_t row = 0; row < rows; row++)
-            for (int64_t n = 0; n < tiles; n++)
-                add_groups(op, form, x + row * x_apart, wide + n * unpacked, w + n * form.count * form.step, g, last,
+            for (int64_t n = 0; n < tiles; n++) {
+                const uint8_t *packed = w + n * apart, *lying = packed + g * form.step;
+                add_groups(op, form, x + row * x_apart, x_scales + (first + row) * x_blocks(op) * SIDE,
+                           op.group ? wide + n * unpacked : lying, op.group || row ? 0 : ahead, packed, g, last,
                            sums + row * SIDE * stride + n * SIDE, stride);
+            }
     }
-    const float* scales = (const float*)((const uint8_t*)x_tiles + packed_tiles<Int8>(op, tokens) * TILE) + first * SIDE;
-    for (int64_t r = 0; r < std::min(rows * SIDE, tokens - first * SIDE); r++)
-        for (int64_t n = 0; n < tiles; n++) {
-            float* at = sums + r * stride + n * SIDE;
-            store(at, load(at) * scales[r]);
-        }
+    if (!op.group) {
+        alignas(64) float scales[OUTPUT_TILES * SIDE] = {};
+        std::memcpy(scales, op.scales + tile * SIDE, sizeof(float) * size_t(std::min(tiles * SIDE, op.outputs - tile * SIDE)));
+        for (int64_t r = 0; r < rows * SIDE; r++)
+            for (int64_t n = 0; n < tiles * SIDE; n += SIDE) store(sums + r * stride + n, load(sums + r * stride + n) * load(scales + n));
+    }
     put(op, tokens, first * SIDE, rows * SIDE, tile * SIDE, stride, sums);
 }
 

@@ -8,13 +8,13 @@
 #include "linear_int.h"
 
 // What multiplies, which on CPUs with matrix tiles depends on how many rows there are.
-enum class Way { VECTORS, WHOLE, FEW_BF16, FEW_INT8, TILES_BF16, TILES_INT8, TILES_GROUPS };
+enum class Way { VECTORS, WHOLE, FEW_BF16, FEW_INT8, TILES_BF16, TILES_INT8 };
 
 static inline Way way_of(const Linear& op, [[maybe_unused]] int64_t rows) {
 #ifdef __AMX_BF16__
     if (op.form == AMX_BF16) return rows <= amx::MOST_FEW ? Way::FEW_BF16 : Way::TILES_BF16;
     if (op.form == AMX_INT8) return rows <= amx::MOST_FEW ? Way::FEW_INT8 : Way::TILES_INT8;
-    if (op.form >= TILES_INT4 && rows >= amx::LEAST_ROWS) return Way::TILES_GROUPS;
+    if (op.form >= TILES_INT4 && rows >= amx::LEAST_ROWS) return Way::TILES_INT8;
 #endif
     return op.form >= TILES_INT8 ? Way::WHOLE : Way::VECTORS;
 }
@@ -24,8 +24,7 @@ static inline size_t packed_size(const Linear& op, int64_t rows) {
     switch (way_of(op, rows)) {
 #ifdef __AMX_BF16__
         case Way::TILES_BF16:
-        case Way::TILES_INT8:
-        case Way::TILES_GROUPS: return amx::packed_floats(op, rows);
+        case Way::TILES_INT8: return amx::packed_floats(op, rows);
         case Way::FEW_BF16: return amx::few_floats(op, rows);
         case Way::FEW_INT8:
 #endif
@@ -45,8 +44,7 @@ static inline void pack(const Linear& op, int64_t row, int64_t rows, float* pack
     switch (way_of(op, rows)) {
 #ifdef __AMX_BF16__
         case Way::TILES_BF16: return amx::pack_row<amx::Bf16>(op, row, rows, packed, scratch);
-        case Way::TILES_INT8:
-        case Way::TILES_GROUPS: return amx::pack_row<amx::Int8>(op, row, rows, packed, scratch);
+        case Way::TILES_INT8: return amx::pack_row<amx::Int8>(op, row, rows, packed, scratch);
         case Way::FEW_BF16: return amx::pack_few(op, row, rows, packed, scratch);
         case Way::FEW_INT8:
 #endif
@@ -62,8 +60,7 @@ static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) 
     auto some = [&](int64_t pieces, int64_t most) { return std::clamp<int64_t>(pieces / (threads * 8), 1, most); };
     switch (way_of(op, rows)) {
 #ifdef __AMX_BF16__
-        case Way::TILES_BF16:
-        case Way::TILES_INT8: {
+        case Way::TILES_BF16: {
             const int64_t pieces = amx::Work(op, rows).pieces;
             return {pieces, some(pieces, 16)};
         }
@@ -72,7 +69,7 @@ static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) 
             const int64_t pieces = amx::few_pieces(op, amx::few_width(rows));
             return {pieces, some(pieces, 16)};
         }
-        case Way::TILES_GROUPS: {
+        case Way::TILES_INT8: {
             const int64_t pieces = amx::GroupsWork(op, rows).pieces;
             return {pieces, some(pieces, 16)};
         }
@@ -96,9 +93,8 @@ static inline Pieces pieces_of(const Linear& op, int64_t rows, int64_t threads) 
 static inline void run_pieces(const Linear& op, int64_t rows, const float* packed, int64_t begin, int64_t end, Scratch& scratch) {
     switch (way_of(op, rows)) {
 #ifdef __AMX_BF16__
-        case Way::TILES_BF16: return amx::pieces<amx::Bf16>(op, rows, packed, begin, end, scratch);
-        case Way::TILES_INT8: return amx::pieces<amx::Int8>(op, rows, packed, begin, end, scratch);
-        case Way::TILES_GROUPS: return amx::groups_pieces(op, rows, packed, begin, end, scratch);
+        case Way::TILES_BF16: return amx::pieces(op, rows, packed, begin, end, scratch);
+        case Way::TILES_INT8: return amx::groups_pieces(op, rows, packed, begin, end, scratch);
         case Way::FEW_BF16:
         case Way::FEW_INT8: return amx::few_rows(op, rows, packed, begin, end);
 #endif
@@ -116,9 +112,9 @@ static inline void run_pieces(const Linear& op, int64_t rows, const float* packe
 static inline void take_tiles([[maybe_unused]] const Linear& op, [[maybe_unused]] int64_t rows) {
 #ifdef __AMX_BF16__
     const Way way = way_of(op, rows);
-    if (way == Way::TILES_BF16 || way == Way::TILES_INT8) amx::configure(rows);
+    if (way == Way::TILES_BF16) amx::configure(rows);
     if (way == Way::FEW_BF16) amx::flush_subnormal(true);
-    if (way == Way::TILES_GROUPS) amx::configure_groups(amx::GroupForm(op).span);
+    if (way == Way::TILES_INT8) amx::configure_groups(amx::GroupForm(op).span);
 #endif
 }
 static inline void release_tiles([[maybe_unused]] const Linear& op, [[maybe_unused]] int64_t rows) {

@@ -118,7 +118,7 @@ def _halves(values: Tensor, side: int, word: int, group: int) -> Tensor:
 def _bytes(values: Tensor, side: int, tiling: Tiling, group: int) -> Tensor:
     """8 bits → [outputs / side][group][bytes]."""
     unsigned = (values.to(torch.int16) + 128).to(torch.uint8)
-    return _words(unsigned, side, tiling.group8).unflatten(1, (-1, group // tiling.group8)).flatten(2)
+    return _words(unsigned, side, tiling.word8).unflatten(1, (-1, group // tiling.word8)).flatten(2)
 
 
 def _words(weight: Tensor, side: int, word: int) -> Tensor:

@@ -217,12 +217,11 @@ int64_t slipway_sizes(int64_t* sizes, int64_t room) {
     return count;
 }
 
-// How weights are tiled: floats of a vector, inputs of a word of 8-bit weights, of 4-bit ones, and of 8-bit ones in groups.
-void slipway_tiling(int64_t* width, int64_t* word8, int64_t* word4, int64_t* group8) {
+// How weights are tiled: floats of a vector, inputs of a word of 8-bit weights and of 4-bit ones.
+void slipway_tiling(int64_t* width, int64_t* word8, int64_t* word4) {
     *width = W;
     *word8 = WORD8;
     *word4 = WORD4;
-    *group8 = GROUP8;
 }
 
 // Whether matrix tiles can be used here; asks the kernel for them.

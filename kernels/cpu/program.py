@@ -273,7 +273,7 @@ class Team:
         if cpus and len(cpus) != threads:
             raise ValueError(f"{len(cpus)} CPUs for {threads} threads: there must be one for each, or none")
         self._library = load(variant)
-        cut = [c_int64() for _ in range(4)]
+        cut = [c_int64() for _ in range(3)]
         self._library.slipway_tiling(*map(ctypes.byref, cut))
         self.tiling = Tiling(variant, *(each.value for each in cut))
         _compare_sizes(self._library)
