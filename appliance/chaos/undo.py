@@ -58,8 +58,11 @@ class Limited(msgspec.Struct, frozen=True, tag="limited"):
 
 
 def _writes_nothing(pid: int) -> bool:
+    """Return whether the fault keeps a process from writing. One whose hard limit is 0, as a renderer of chat templates
+    has it, limits itself."""
     with contextlib.suppress(ProcessLookupError):
-        return resource.prlimit(pid, resource.RLIMIT_FSIZE)[0] == 0
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        return soft == 0 and hard != 0
     return False
 
 
