@@ -91,7 +91,7 @@ class Reloader:
     async def _swap(self, service: Service, say: Say) -> int:
         self._service = replace(self._service, engines=service.engines, job=service.job)
         for program in supervise.engine_programs(self._service, self._directory):
-            supervise.write_script(self._directory, program, {}, self._service.memory)
+            supervise.rewrite_script(self._directory, program, self._service.memory)
         for index in range(len(service.engines)):
             try:
                 took_s = await swap(self._directory, index, self._service.startup_s)

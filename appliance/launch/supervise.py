@@ -208,6 +208,12 @@ def write_script(directory: Path, program: Program, secret_files: Mapping[str, s
     (directory / f"{program.name}.sh").write_bytes(os.fsencode(f"exec {shlex.join(words)}\n"))
 
 
+def rewrite_script(directory: Path, program: Program, memory: str) -> None:
+    """Write the script of a program anew. Its secrets are read from the files of which its script says now."""
+    before = json.loads((directory / f"{program.name}.begin").read_text())["secrets"]
+    write_script(directory, program, before, memory)
+
+
 def _kept(directory: Path, program: Program, memory: str) -> Program:
     """The program as its keeper starts it, and what the keeper is told written down: its own command line does not
     name the program's files, so that whoever looks for the program finds that."""

@@ -170,3 +170,12 @@ def test_only_the_gateway_gets_the_secrets_and_only_engines_many_threads(tmp_pat
     gateway, engine, _ = supervise.programs(_service(), tmp_path)
     assert (gateway.secrets, engine.secrets) == (("KEYS",), ())
     assert (gateway.environment["OMP_NUM_THREADS"], engine.environment["OMP_NUM_THREADS"]) == ("1", "5")
+
+
+def test_an_engine_that_downloads_keeps_its_token_when_it_is_swapped(tmp_path):
+    before = Program("engine-0", ("one",), "engines", 20, 5, secrets=("HF_TOKEN",), leaves=("engine-0.sock",))
+    supervise.write_script(tmp_path, before, {"HF_TOKEN": "/proc/1/fd/7", "KEYS": "/proc/1/fd/8"}, "")
+    supervise.rewrite_script(tmp_path, replace(before, argv=("two",)), "")
+    told = json.loads((tmp_path / "engine-0.begin").read_text())
+    assert told["secrets"] == {"HF_TOKEN": "/proc/1/fd/7"}
+    assert json.loads((tmp_path / "engine-0.kept").read_text())["argv"] == ["two"]
