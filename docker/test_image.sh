@@ -91,9 +91,9 @@ clean() {
     exit $status
 }
 
-# Host process ids of everything the container runs.
+# Host process ids of everything the container runs, found by a variable that engines get too.
 marked() {
-    grep -lz "^MARK=$MARK\$" /proc/[0-9]*/environ 2>/dev/null | while read -r path; do
+    grep -lz "^LC_MARK=$MARK\$" /proc/[0-9]*/environ 2>/dev/null | while read -r path; do
         pid=${path#/proc/}
         pid=${pid%/environ}
         test "$pid" != $$ && grep -qaz . "/proc/$pid/cmdline" 2>/dev/null && echo "$pid"
@@ -107,12 +107,12 @@ start() {
     buildah)
         $buildah from --name "$MARK" "$IMAGE" >/dev/null
         entry=$($buildah inspect --format '{{index .Docker.Config.Entrypoint 0}}' "$MARK")
-        $buildah run --isolation chroot --user $USER_ID --env "MARK=$MARK" --volume "$manifest:/manifest.yaml:ro" \
+        $buildah run --isolation chroot --user $USER_ID --env "LC_MARK=$MARK" --volume "$manifest:/manifest.yaml:ro" \
             "$MARK" -- "$entry" --host 127.0.0.1 --port "$PORT" "$@" >"$log" 2>&1 &
         serving=$!
         ;;
     *)
-        $engine run --name "$MARK" --read-only --tmpfs /tmp --user $USER_ID --env "MARK=$MARK" --volume "$manifest:/manifest.yaml:ro" \
+        $engine run --name "$MARK" --read-only --tmpfs /tmp --user $USER_ID --env "LC_MARK=$MARK" --volume "$manifest:/manifest.yaml:ro" \
             -p "127.0.0.1:$PORT:8000" "$IMAGE" "$@" >"$log" 2>&1 &
         serving=$!
         ;;

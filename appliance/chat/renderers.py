@@ -38,7 +38,7 @@ class _Process:
 
     def __init__(self, memory: int, cpu_s: float) -> None:
         self._connection, theirs = socket.socketpair()
-        command = (sys.executable, "-m", "appliance.chat.render_process", str(memory), str(cpu_s))
+        command = (sys.executable, "-P", "-m", "appliance.chat.render_process", str(memory), str(cpu_s))
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         with theirs:
             self._child: subprocess.Popen[bytes] = subprocess.Popen(

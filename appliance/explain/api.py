@@ -40,6 +40,10 @@ API: dict[str, tuple[str, str]] = {
         "Send fewer or smaller headers (cookies are often the reason), or raise the key that the message names.",
     ),
     "TooLarge": ("The body is larger than limits.max_body.", "Send less, or raise limits.max_body."),
+    "UnsupportedEncoding": (
+        "The body is compressed in a way that is not read.",
+        "Send it with Content-Encoding gzip or deflate, or without one.",
+    ),
     "Unavailable": (
         "The service cannot take requests now: its engines load or restart, or it is being stopped.",
         "Send the same request again after Retry-After; /ready says how far the engines are.",
@@ -56,6 +60,10 @@ API: dict[str, tuple[str, str]] = {
     "DeadlineExceeded": (
         "The request's deadline_ms passed, or its ttft_deadline_ms without a first token; it was ended.",
         "Give it more time, or ask for less; slipway why ID tells where its time went.",
+    ),
+    "ModelFault": (
+        "The served model or its settings are at fault, such as a chat template that fails on every conversation.",
+        "Sending it again does not help; the gateway's log says what the operator can correct.",
     ),
     "EngineFailed": (
         "The engine ended, or gave up, under this request.",

@@ -62,7 +62,9 @@ def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusti
     try:
         settings, looked_at = settle(given, machine)
     except Refused as refused:
-        raise type(refused)([*refused.problems, *_wrong_folder(given)], refused.cause) from refused
+        known = any(problem.key.startswith("model.source") for problem in refused.problems)
+        missing = () if known else _wrong_folder(given)
+        raise type(refused)([*refused.problems, *missing], refused.cause) from refused
     with spoken(settings.older):
         try:
             return _proven(settings, given.environ, machine, looked_at, verify, assume)

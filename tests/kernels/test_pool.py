@@ -168,23 +168,32 @@ def test_threads_sleep_while_one_holds_the_last_piece():
     size, times = 1 << 20, 1500
     x, y = torch.zeros(1, size), torch.ones(1, size)
     ops = [Add(y=y.data_ptr(), x=x.data_ptr(), y_stride=size, x_stride=size, size=size, alpha=1.0)] * times
-    asleep = []
+    asleep, runs, enough = [], 0, threading.Event()
+    program = Program(ops, (x, y))
+
+    def work():  # a run takes 0.1 s on a fast CPU: too short for many looks
+        nonlocal runs
+        while not enough.is_set():
+            team.run(program, StepData(1))
+            runs += 1
+
     with guard():
         before = set(affinities())
         team = Team(best(), 4)
-        caller = threading.Thread(target=team.run, args=(Program(ops, (x, y)), StepData(1)))
+        caller = threading.Thread(target=work)
         caller.start()
         time.sleep(0.1)  # before the start they sleep, too
-        while caller.is_alive():
+        while len(asleep) < 40:
             states = []
             for name in set(affinities()) - before:
                 with suppress(OSError):  # it ended while we looked
                     states.append((Path("/proc/self/task") / name / "stat").read_text())
             asleep.append(sum(state.rpartition(")")[2].split()[0] == "S" for state in states))
             time.sleep(0.01)
+        enough.set()
         caller.join()
     team.close()
-    assert (x == times).all()
+    assert (x == times * runs).all()
     assert sorted(asleep)[len(asleep) // 2] >= 3, asleep
 
 

@@ -14,6 +14,7 @@ from appliance.declare.variables import OFF, ON, VARIABLES, Variable, is_on, val
 
 ROOT = Path(__file__).resolve().parents[3]
 READERS = {
+    "appliance/chat/renderers.py",  # passes some of it on to a process
     "appliance/declare/settings.py",  # the one copy
     "appliance/gateway/keys.py",  # the variable that a secret names
     "appliance/launch/begin.py",  # passes it on to a program

@@ -223,7 +223,7 @@ def test_only_what_goes_before_it_makes_a_request_late(
     start_gateway: Callable[..., Gateway], start: Callable[..., Gateway], engine: FakeEngine, eventually: Any,
     policy: str, key: str, priority: int, status: int | None,
 ) -> None:  # fmt: skip
-    gateway = start(engine, policy=policy, keys=["k1", "k2"])
+    gateway = start(engine, policy=policy, keys=["k1 name=one priority=yes", "k2 name=two priority=yes"])
     gateway.client.headers["authorization"] = "Bearer k1"
     drain, moment = gateway.service.router.drain, time.monotonic() - 20.0
     for number in range(40):

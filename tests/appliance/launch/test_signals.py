@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,8 +27,7 @@ class Contained:
         namespace = [*NAMESPACE, *([] if os.geteuid() == 0 else ["--map-root-user"])]
         if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
             pytest.skip("a PID namespace is not permitted here")
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir()
+        self.temporary = Path(tempfile.mkdtemp(prefix="run-", dir="/tmp"))  # short, as it holds sockets
         self.log = folder / "log"
         self.mark = f"LC_TEST_MARK={folder.name}-{os.getpid()}"
         name, value = self.mark.split("=")
@@ -79,6 +80,7 @@ def contained(tmp_path: Path) -> Iterator[Callable[..., Contained]]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         each.process.wait(60)
+        shutil.rmtree(each.temporary)
 
 
 def serve() -> list[str]:
@@ -107,21 +109,35 @@ def test_sigterm_ends_process_1_at_any_moment_of_its_start(contained, moment):
     assert list(appliance.temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.01, 0.02, 0.04, 0.1, 0.3])
-def test_sigterm_is_not_lost_while_the_entrypoint_starts_python(contained, tmp_path, delay_s):
-    """Before Python has handlers the signal is blocked, so it waits for them."""
+SHELL_HELD = """#!/bin/sh
+case "$*" in *\\ true) touch {reached}; read line < {release} ;; esac
+exec {env} "$@"
+"""
+PYTHON_HELD = """#!{python}
+import os, pathlib, sys
+pathlib.Path("{reached}").touch()
+pathlib.Path("{release}").read_text()
+os.execv(sys.executable, [sys.executable, "-m", "appliance", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize(("tool", "script"), [("env", SHELL_HELD), ("slipway", PYTHON_HELD)])
+def test_sigterm_is_not_lost_while_the_entrypoint_starts_python(contained, tmp_path, tool, script):
+    """The shell has a handler. What it becomes has the signal blocked, so the signal waits for Python's handlers."""
     if "block-signal" not in subprocess.run(["env", "--help"], capture_output=True, text=True, check=False).stdout:
         pytest.skip("env of this system cannot block signals")
-    tools = tmp_path / "bin"
+    tools, reached, release = tmp_path / "bin", tmp_path / "reached", tmp_path / "release"
     tools.mkdir()
-    slipway = tools / "slipway"
-    slipway.write_text(f'#!/bin/sh\nexec {sys.executable} -m appliance "$@"\n')
-    slipway.chmod(0o755)
+    os.mkfifo(release)
+    (tools / tool).write_text(
+        script.format(reached=reached, release=release, env=shutil.which("env"), python=sys.executable)
+    )
+    (tools / tool).chmod(0o755)
     command = [str(ROOT / "entrypoint.sh"), str(DEMO), "--host", "127.0.0.1", "--port", str(free_port())]
     appliance = contained(command, path=f"{tools}:{os.environ['PATH']}")
-    appliance.until(appliance.handles)
-    signal.sigtimedwait([], delay_s)
+    appliance.until(reached.exists)
     os.kill(appliance.first(), signal.SIGTERM)
+    release.write_text("go on\n")
     assert appliance.process.wait(100) == 0, appliance.log.read_text()
     assert list(appliance.temporary.iterdir()) == []
 

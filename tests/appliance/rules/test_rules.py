@@ -258,12 +258,12 @@ def test_blocks_of_no_whole_vectors_are_served_and_said_to_be_slower(tmp_path: P
 
 
 def test_fewer_requests_run_where_their_logits_would_fill_the_memory(tmp_path: Path) -> None:
-    wide = replace(checkpoint().model, embed=Embedding(vocab=150_000, hidden=32))
+    wide = replace(checkpoint().model, embed=Embedding(vocab=225_000, hidden=32))
     facts = checkpoint(model=wide)
     assert reasons(tell(tmp_path, "", facts=facts))["engine.scheduling.max_running"][0] == 256
     small = replace(CPU, memory_free=4 * GIB)
     value, why = reasons(tell(tmp_path, "", small, facts))["engine.scheduling.max_running"]
-    # 12 bytes a logit: 439 MiB for 256 rows, and an eighth of 0.85 · 4 GiB is 435 MiB
+    # 8 bytes a logit: 439 MiB for 256 rows, and an eighth of 0.85 · 4 GiB is 435 MiB
     assert value == 128 and why == "logits of 256 would take 439.5 MiB, and 435.2 MiB are an eighth of what is usable"
     asked = tell(tmp_path, "engine: {scheduling: {max_running: 256}}\n", small, facts).plan
     assert asked is not None and asked.engines[0].max_running == 256

@@ -122,7 +122,8 @@ def test_an_overlay_that_fits_badly_to_the_file_is_refused_though_not_chosen(loa
     text = HEAD + "overlays:\n  closed:\n    endpoints: {api_keys: k}\n"
     assert refused(text) == [
         "m.yaml:5:27: endpoints.api_keys: the value given (not shown) is no name in secrets; "
-        "secrets has no names at all; in overlay closed"
+        "secrets has no names at all; put a secret into a file or a variable: secrets: {NAME: {file: PATH}} or "
+        "{env: VARIABLE}, and write NAME; in overlay closed"
     ]
     assert loaded(text + "secrets: {k: {env: K}}\n").manifest.endpoints.api_keys is None
 
@@ -143,7 +144,7 @@ def test_what_an_overlay_lacks_is_not_missing_in_it(loaded: Load, refused: Refus
     assert loaded(text, "--overlay a").manifest.model.source.path == "/a"
     assert loaded(text, "--overlay a", "--overlay b").manifest.model.max_context == 9
     assert refused(text) == ["m.yaml:1:1: model: missing; must be a mapping with source, credentials, download, names, dtype, max_context, "  # noqa: E501
-                             "chat_template, format, generation_config, task, pooling, trust_remote_code, lock"]  # fmt: skip  # noqa: E501
+                             "chat_template, format, generation_config, task, text_only, pooling, trust_remote_code, lock"]  # fmt: skip  # noqa: E501
 
 
 @pytest.mark.parametrize(
