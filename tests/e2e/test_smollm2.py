@@ -52,21 +52,22 @@ def ask(model: Appliance, messages: list[dict[str, str]], **more: object) -> dic
     return answer.json()["choices"][0]
 
 
-QUESTIONS = {
-    "What is the capital of France?": "Paris",
-    "What is the capital of Italy?": "Rome",
+QUESTIONS = {  # whose first token is no near tie, so that the CPU's order of sums does not change it
+    "What is the capital of Germany?": "Berlin",
     "What color is the sky on a clear day?": "blue",
     "Which planet do we live on?": "Earth",
+    "Who wrote Romeo and Juliet?": "Shakespeare",
 }
+CLEAREST = "What is the capital of Germany?"
 
 
 def test_ordinary_questions_have_ordinary_answers(model: Appliance) -> None:
     choices = {question: ask(model, [{"role": "user", "content": question}]) for question in QUESTIONS}
     replies = {question: choice["message"]["content"] for question, choice in choices.items()}
     right = [question for question, word in QUESTIONS.items() if word.lower() in replies[question].lower()]
-    assert FRANCE[0]["content"] in right and len(right) >= 3, replies
+    assert CLEAREST in right and len(right) >= 3, replies
     # By the end token that the file names. Longer replies may be cut: their length depends on the CPU's order of sums.
-    assert choices[FRANCE[0]["content"]]["finish_reason"] == "stop", replies
+    assert choices[CLEAREST]["finish_reason"] == "stop", replies
 
 
 def test_a_stream_is_the_reply_in_pieces(model: Appliance) -> None:
