@@ -4,7 +4,7 @@
 # make fuzz TEXTS=10000 SEED=7        set up, then read so many fuzzed replies of each output format, streamed and whole
 # make lock                           write requirements/ anew; LOCK='--wheels DIR' adds hashes of other builds of torch
 # make test                           set up, then format check, lint, types and the tests
-# make test-all                       the same with the tests of every instruction set of this CPU and the nightly ones
+# make test-all                       the same with the tests of every instruction set of this CPU
 # make quick                          set up, then the tests that take no more than a few seconds each
 MANIFEST ?= manifests/demo.yaml
 HOST ?= 127.0.0.1
@@ -31,7 +31,7 @@ serve: $(VENV)/.runtime
 PYTEST := $(BIN)/pytest -q -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 20
 
 test: $(VENV)/.test lint types
-	$(PYTEST) -m "not variants and not nightly"
+	$(PYTEST) -m "not variants"
 
 test-all: $(VENV)/.test lint types
 	$(PYTEST)

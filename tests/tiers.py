@@ -1,8 +1,7 @@
 """Tiers of tests: `make quick`, `make test` and `make test-all`.
 
 A test that runs once for each instruction set of the CPU's kernels runs in `make test` with the portable one and with
-the best one. `make test-all` adds those in between, which have the marker `variants`, and the tests with the marker
-`nightly`, which take minutes and rarely fail alone.
+the best one. `make test-all` adds those in between, which have the marker `variants`.
 """
 
 import pytest
