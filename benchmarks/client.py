@@ -14,8 +14,10 @@ _TEXT_KEYS = frozenset({"content", "reasoning", "reasoning_content", "tool_calls
 
 @dataclass
 class Outcome:
-    """What became of one request, in seconds since it was sent. `pauses_s` lie between chunks that brought tokens.
-    `error` is empty for a complete reply."""
+    """Outcome of one request. Times are seconds since it was sent.
+
+    `pauses_s` are the intervals between chunks with tokens. `error` is empty for a complete reply.
+    """
 
     index: int
     sent_s: float
@@ -43,7 +45,7 @@ def body_of(ask: Ask, model: str, *, chat: bool) -> dict[str, Any]:
 
 
 def brings_text(choice: dict[str, Any]) -> bool:
-    """Whether a chunk carries a token: its text may be empty (a part of a character), an opening role chunk is none."""
+    """Return true for a chunk with a token. Its text may be empty (part of a character). Role chunks have no token."""
     if "text" in choice:
         return True
     delta = choice.get("delta", {})
@@ -53,7 +55,7 @@ def brings_text(choice: dict[str, Any]) -> bool:
 
 
 async def send(client: httpx.AsyncClient, ask: Ask, model: str, *, chat: bool, began_s: float) -> Outcome:
-    """Sends one request and reads its stream to the end. Never raises for what a server or a network does."""
+    """Send one request and read its stream to the end. Errors of server and network are returned, not raised."""
     start = time.perf_counter()
     outcome = Outcome(ask.index, start - began_s)
     path = "/v1/chat/completions" if chat else "/v1/completions"

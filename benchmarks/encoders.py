@@ -1,10 +1,10 @@
-"""Texts to vectors on a CPU beside transformers, which pads a batch: the same checkpoint, tokens and threads,
-alternating rounds.
+"""Compare embedding throughput on a CPU with transformers: same checkpoint, tokens and threads, alternating rounds.
 
     python -m benchmarks.encoders CHECKPOINT [--texts 64] [--lengths 8 16 32 64 128] [--batch 32] [--rounds 7]
 
-Prints texts a second, medians and ranges, and the largest difference between vectors of the two. Lengths are drawn from
-those given, in a seeded order; transformers gets them sorted by length, as sentence-transformers does it.
+Prints texts per second (median, range) and the largest difference between the vectors of both. Lengths are drawn from
+`--lengths` with a fixed seed. transformers pads its batches and gets texts sorted by length, as in
+sentence-transformers.
 """
 
 import argparse
@@ -24,7 +24,7 @@ Vectors = list[np.ndarray]
 
 
 def peer(path: Path, batch: int) -> Callable[[list[list[int]]], Vectors]:
-    """transformers with its fused attention, the mean over what is no padding, unit length."""
+    """transformers with fused attention, mean pooling without padding, and unit length."""
     from transformers import AutoModel
 
     model = AutoModel.from_pretrained(path, attn_implementation="sdpa", dtype=torch.float32).eval()

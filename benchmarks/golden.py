@@ -1,5 +1,7 @@
-"""Which faults golden prompts show: `python -m benchmarks.golden [FAULTS]` plants so many of each kind in the memory of
-an engine of the demo model, and counts those that the self-test would find, bit for bit and within the band of float32.
+"""Measure the faults that golden prompts detect.
+
+`python -m benchmarks.golden [FAULTS]` injects FAULTS faults of each kind into the memory of an engine of the demo model
+and counts the faults that the self-test detects, with exact comparison and within the float32 tolerance.
 """
 
 import argparse
@@ -63,7 +65,7 @@ class Victim:
         return [one if isinstance(one, Tensor) else one.data for one in held]
 
     def seen(self) -> tuple[bool, bool]:
-        """Whether prompts differ in their bits, and by more than the band of float32."""
+        """Return whether prompts differ in any bit, and whether they differ by more than the float32 tolerance."""
         found = self.record()
         return bool(differing(self.good, found, BITS)), bool(differing(self.good, found, WIDE))
 

@@ -1,13 +1,13 @@
-"""Everything that only a GPU can tell, in one command and within minutes: tests, kernels, ceilings, whole engines.
+"""Run all GPU tests and measurements within minutes: tests, kernels, ceilings, complete engines.
 
     python -m benchmarks.gpu --out DIR                  about 8 minutes on an H200
     python -m benchmarks.gpu --out DIR --quick          fewer requests, no second start
     python -m benchmarks.gpu --out DIR --peer vllm      the same mixes by vLLM, if it is installed
 
-Nothing is downloaded: weights are random, drawn on the device. Each part runs in processes of its own with a limit, so
-that one that fails or hangs costs no other. DIR gets results.json, which is whole after each part, the parts' own files
-and their logs. The end is a table of what was aimed at (benchmarks/gpu_goals.py) and what was measured. The exit code
-is 1 if a part failed. Without a GPU the kernels' tests are run by the interpreter.
+Nothing is downloaded: weights are random and generated on the device. Each part runs in separate processes with a time
+limit, so that a failure or a hang does not affect other parts. DIR receives results.json, which is complete after each
+part, the files of the parts and their logs. The last output is a table of goals (benchmarks/gpu_goals.py) and measured
+values. The exit code is 1 if a part failed. Without a GPU, Triton's interpreter runs the kernel tests.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from benchmarks.machine import facts
 from kernels.report import table
 
 NEEDED = ("msgspec", "numpy", "safetensors", "triton", "pytest", "pytest_timeout")
-# Of these some tests and the gateway want one or another; the suite does not.
+# Optional packages: some tests and the gateway require one of them; the suite does not.
 WANTED = ("llguidance", "pydantic", "fastapi", "orjson", "openai", "jsonschema", "tokenizers", "transformers", "vllm")
 
 
@@ -68,8 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parts(suite: Suite, absent: Sequence[str], peer: str | None) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Names and what runs, without those for which a package is not here. The first engine comes before the kernels'
-    times: should time run out, it is the one to have."""
+    """Return names and functions of the parts whose packages are installed.
+
+    The first engine runs before the kernel timings, because it is the most important result if time runs out.
+    """
     engines = list(suite.plan.engines) if not {"msgspec", "safetensors"} & set(absent) else []
     yield "limits", suite.limits
     if "triton" not in absent:

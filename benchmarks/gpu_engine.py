@@ -1,12 +1,12 @@
-"""One engine on random weights in the shape of a well-known model: what its steps, prefills and mixes take.
+"""Time the steps, prefills and request mixes of one engine with random weights in the shape of a known model.
 
     python -m benchmarks.gpu_engine llama-3.1-8b --jobs decode:32:512 prefill:2048 chat:1000 --out FILE
 
-Jobs: `decode:ROWS:CONTEXT`, `profile:ROWS:CONTEXT` (the same steps under torch's profiler: what runs in them, and how
-long the device waits for the host), `prefill:TOKENS`, `chat:REQUESTS`, `uniform:REQUESTS` (benchmarks/workload.py);
-of models that pool `embed:PROMPTS:TOKENS` and `texts:PROMPTS` of many lengths.
-Scheduling and sampling are part of every time; text is not made. Results are written after each job, so that a run that
-is cut short keeps what it has.
+Jobs: `decode:ROWS:CONTEXT`, `profile:ROWS:CONTEXT` (the same steps under torch's profiler: kernels of a step, and
+time that the device waits for the host), `prefill:TOKENS`, `chat:REQUESTS`, `uniform:REQUESTS`
+(benchmarks/workload.py); for pooling models `embed:PROMPTS:TOKENS` and `texts:PROMPTS` of many lengths.
+All times include scheduling and sampling, but not detokenization. Results are written after each job, so that an
+interrupted run keeps the results of its finished jobs.
 """
 
 import argparse
@@ -39,7 +39,7 @@ MOST_ROWS = 512
 
 @dataclass(frozen=True)
 class Kind:
-    """What the numbers of a job are, the rows that it has at once and the length of its longest request."""
+    """Arguments of a job, its number of concurrent rows, and the length of its longest request."""
 
     numbers: tuple[str, ...]
     rows: Callable[..., int]
@@ -118,7 +118,7 @@ class Bench:
         return time.perf_counter() - start
 
     def _decode(self, rows: int, context: int, steps: int) -> tuple[list[int], float]:
-        """Decodes with all rows at once for so many steps: the places of those steps, and the rows' mean context."""
+        """Decode with all rows for `steps` steps. Return their indices and the mean context of the rows."""
         lead = -(-rows * context // self.engine.config.max_step_tokens) + 8  # steps until the last prompt is in
         self.engine.worker.steps.clear()
         self.engine.serve(same(rows, context, lead + steps, self.vocab))
@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(bench: Bench, jobs: Sequence[Job], result: dict[str, Any], out: Path) -> bool:
-    """Whether a job failed. After one that did the engine's state is unknown, and the others are left out."""
+    """Run jobs until one fails, and return whether one did. A failure leaves the engine in an unknown state."""
     out.write_text(json.dumps(result, indent=1) + "\n")
     for one in jobs:
         try:

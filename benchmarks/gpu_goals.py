@@ -1,4 +1,4 @@
-"""What is aimed at on one H200, and where in the suite's results it is found. docs/kernels.md has the same list."""
+"""Performance goals on one H200, and their keys in the results of the suite. docs/kernels.md has the same list."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +26,7 @@ class Goal:
         return f"{'≥' if self.least else '≤'} {_number(self.aim, self.unit)}"
 
     def line(self, results: Results) -> tuple[str, str, str, str]:
-        """Name, aim, what was measured, and its share of the aim: 100 % and more is reached."""
+        """Return name, goal, measured value and its share of the goal. The goal is reached at 100 % or more."""
         found = self.find(results)
         if found is None:
             return self.name, self.wanted, "–", ""

@@ -24,15 +24,15 @@ TEST_LANES = 6  # test processes at a time: each holds some memory of the device
 # Bytes of a device that a shape's jobs want: weights 57 GiB, keys and values of 256 rows of 690 tokens 16, graphs 4, a
 # step of 8,192 tokens and what libraries take.
 MEMORY = {"qwen3-30b-a3b": 84 << 30}
-TAIL = 1500  # characters of a log that stand in the results
-# Seconds, so that a part that hangs leaves time to those behind it.
+TAIL = 1500  # characters of a log that are copied to the results
+# Limits in seconds, so that a part that hangs leaves time for the following parts.
 LIMITS = {"limits": 60, "compile": 120, "first launch": 60, "tests": 130, "bench": 110, "engine": 130, "again": 60}
 LIMITS |= {"compile models": 60, "vllm": 300}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What runs on a kind of device. `bench`: arguments of kernels.bench; `engines`: jobs by shape."""
+    """Parts for one kind of device. `bench`: arguments of kernels.bench; `engines`: jobs by shape."""
 
     device: str
     bench: tuple[str, ...]
@@ -83,7 +83,7 @@ CPU_PLAN = Plan(
 
 @dataclass
 class Suite:
-    """`environment` is what the parts' processes get beside this one's."""
+    """Run parts in processes. `environment` extends the environment of this process for them."""
 
     out: Path
     plan: Plan
@@ -98,7 +98,7 @@ class Suite:
         part.rename(self.out / "results.json")
 
     def run(self, name: str, command: Sequence[str], limit_s: float, **environment: str) -> int | None:
-        """The exit code; None for what had no time left, or was stopped."""
+        """Run a command and return its exit code, or None if no time was left or it was stopped."""
         limit_s = min(limit_s, self.end - time.monotonic())
         if limit_s < 1:
             self.results["parts"][name] = {"code": None, "error": "no time was left"}
@@ -129,7 +129,7 @@ class Suite:
         return code
 
     def read(self, file: str) -> dict[str, Any]:
-        """What a part has written, as far as it came."""
+        """Return the results that a part has written so far."""
         try:
             value = json.loads((self.out / file).read_text())
         except (OSError, ValueError):
@@ -143,7 +143,7 @@ class Suite:
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     def limits(self) -> None:
-        """What the device can do, before anything else is judged by it."""
+        """Measure bandwidth and arithmetic of the device. Later results are given as shares of these."""
         command = [
             "-m",
             "kernels.bench",

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         start = time.perf_counter()
         llm = load(declare(options.shape, Path(folder)))
         result["start_s"] = {"engine": time.perf_counter() - start}
-        serve(llm, MIXES["chat"](16, vocab))  # first-call costs are nobody's speed
+        serve(llm, MIXES["chat"](16, vocab))  # excludes first-call costs
         for name in options.jobs:
             mix, count = name.split(":")
             requests = MIXES[mix](int(count), vocab)

@@ -1,4 +1,4 @@
-"""An engine in this process, seen from outside: its steps, what a perfect one would move, what a profiler saw."""
+"""Run an engine in this process and record its steps, their minimal bytes and operations, and profiler events."""
 
 import math
 import threading
@@ -87,7 +87,7 @@ class Engine:
             self._messages.put(error)
 
     def serve(self, requests: Sequence[Request]) -> list[Reply]:
-        """Waits until all have ended. Raises RuntimeError for a refused request, and what a step raised."""
+        """Wait until all requests have ended. Raise RuntimeError for a refused request, and exceptions of steps."""
         submits = []
         for request in requests:
             self._sent += 1
@@ -100,7 +100,7 @@ class Engine:
         return replies
 
     def pool(self, prompts: Sequence[tuple[int, ...]]) -> list[Reply]:
-        """The same for prompts of which vectors are made."""
+        """Run pooling prompts until all have ended."""
         submits = []
         for ids in prompts:
             self._sent += 1
@@ -134,10 +134,14 @@ class Engine:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a perfect engine would move and compute: `read_bytes` of weights in a step but those of routed experts,
-    `kv_bytes` of a token's keys and values, `flops` of a token in the layers and `head_flops` of a row in the head,
-    `attention_flops` of a token for each that it looks at. `expert_bytes` of all routed experts, of which a token takes
-    `taken`."""
+    """Minimal bytes and operations of a model.
+
+    read_bytes: weights that a step reads, without routed experts.
+    kv_bytes: keys and values of a token.
+    flops: operations of a token in the layers. head_flops: operations of a row in the head.
+    attention_flops: operations of a token for each token that it attends to.
+    expert_bytes: weights of all routed experts. A token uses `taken` of them.
+    """
 
     read_bytes: int
     kv_bytes: int
@@ -149,7 +153,7 @@ class Costs:
 
     @classmethod
     def of(cls, model: Model, layout: Layout, weight_bytes: int, embed_bytes: int | None = None) -> "Costs":
-        """embed_bytes: of the embedding, where its numbers do not have as many bytes as those of all weights."""
+        """Build the minimal cost. embed_bytes: bytes per embedding weight if they differ from the other weights."""
         shapes = sources(model)
         embed = math.prod(shapes[f"{join(model.root, model.embed.name)}.weight"])
         elements = sum(math.prod(shape) for shape in shapes.values())
@@ -176,8 +180,11 @@ class Costs:
         )
 
     def decode(self, rows: int, context: float) -> tuple[float, float]:
-        """Bytes and operations of a step of so many rows with this mean context. Of n experts of which each row takes
-        k, as evenly drawn, some row takes n · (1 - (1 - k/n)^rows): what random weights come near to."""
+        """Return bytes and operations of a step with `rows` rows and this mean context.
+
+        If each row draws k of n experts evenly, the step reads n · (1 - (1 - k/n)^rows) experts. Random weights come
+        close to this.
+        """
         moved = self.read_bytes + self.expert_bytes * (1 - (1 - self.taken) ** rows) + rows * context * self.kv_bytes
         return moved, rows * (self.flops + self.head_flops + context * self.attention_flops)
 
@@ -190,12 +197,12 @@ def _elements(mlp: MLP) -> int:
 
 
 def pooled_flops(costs: Costs, lengths: Sequence[int]) -> int:
-    """Of prompts whose tokens look at all of their own."""
+    """Return the attention operations of prompts with full self-attention."""
     return sum(length * (costs.flops + length * costs.attention_flops) for length in lengths)
 
 
 def decoding(steps: Sequence[Step], rows: int) -> list[int]:
-    """Places of the steps in which so many rows got a token each, and in the step before too."""
+    """Return the indices of steps in which `rows` rows got one token each, in this step and in the previous one."""
     alone = [step.rows == step.tokens == rows for step in steps]
     return [at for at in range(1, len(steps)) if alone[at] and alone[at - 1]]
 
@@ -203,8 +210,11 @@ def decoding(steps: Sequence[Step], rows: int) -> list[int]:
 def profiled(
     events: Sequence[tuple[str, float, float]], window: tuple[float, float], steps: int, step_us: float
 ) -> dict[str, Any]:
-    """events: (name, start, end) on the device in microseconds. window: of the steps, counted from the end of the last
-    event. step_us: of a step without the profiler, which slows the host down but not what runs on the device."""
+    """Summarize profiler events.
+
+    events: (name, start, end) on the device in microseconds. window: duration of the steps, counted back from the end
+    of the last event. step_us: time of a step without the profiler, which slows the host but not the device.
+    """
     if not events:
         raise RuntimeError("the profiler saw nothing on the device")
     last = max(end for _, _, end in events)

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.journal [--rounds 7] [--streams 8]`: what durable replies cost, in alternating rounds.
+"""`python -m benchmarks.journal [--rounds 7] [--streams 8]`: measure the cost of durable replies.
 
-One service of random weights in the shape of a model; each round sends the same streams without and with an
-Idempotency-Key, whose replies are written to the journal and rendered by a reader beside the client's. Tokens a second
-over HTTP; medians, ranges and the ratio.
+One service has random weights in the shape of a model. Each round sends the same streams without and with an
+Idempotency-Key. Replies with a key are written to the journal, and a second reader renders them. Prints tokens per
+second over HTTP: medians, ranges and the ratio.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""The load that `benchmarks.serve` sends: a seeded mix of prompt and output lengths, and when each request starts.
+"""The load that `benchmarks.serve` sends: a seeded mix of prompt lengths, output lengths and start times.
 
-Lengths are lognormal, with medians and spreads like those of the ShareGPT conversations (prompts: median about 100
-tokens, long tail; replies: median about 180). Prompts are made of words, so a tokenizer sees text and not noise; every
-prompt differs from its first words on, so a prefix cache helps nobody.
+Lengths are lognormal, with medians and spreads similar to the ShareGPT conversations (prompts: median about 100 tokens,
+long tail; replies: median about 180). Prompts consist of words, so a tokenizer reads text and not noise. All prompts
+differ from their first words on, so that a prefix cache has no effect.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 CONSONANTS, VOWELS = "bcdfghklmnprstvz", "aeiou"
 TOKENS_A_WORD = 2.0
-"""Of a made-up word of two syllables under a byte-pair vocabulary; a reply's usage tells the real count."""
+"""Estimated tokens of an invented word of two syllables in a byte-pair vocabulary. A reply's usage has the count."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,12 @@
-"""Masks of structured output: microseconds per row and step, on one core.
+"""Measure the masks of structured output in microseconds per row and step, on one core.
 
     python -m benchmarks.masks [--vocabularies 32000,152000] [--rows 1,16] [--walks 16]
 
-Vocabularies are made of the words of Python's own library, in the order of how often they come, with all beginnings of
-each, so they are denser than trained ones. Words are cut as the tokenizers of recent models cut them before they merge:
-letters with at most one character of another kind before them, single digits, signs, spaces. Replies are random walks
-over the masks, each from a matcher that nobody has used, so first visits of an automaton's states count. A step is one
-call for all rows, as the engine's loop makes it; `advance` follows one token. Times are processor time, so that waiting
-for a busy machine does not count.
+Vocabularies contain the words of Python's standard library by frequency, with all prefixes of each word, so they are
+denser than trained ones. Words are split as in the pre-tokenizers of recent models: letters after at most one character
+of another kind, single digits, punctuation, spaces. Replies are random walks over the masks, each with a new matcher,
+so that first visits of automaton states count. A step is one call for all rows, as in the engine loop; `advance`
+consumes one token. Times are CPU time, so that waiting on a busy machine does not count.
 """
 
 import argparse

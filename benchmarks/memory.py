@@ -1,4 +1,4 @@
-"""Planned memory of an engine beside the measured peak of its process.
+"""Compare the planned memory of an engine with the measured peak of its process.
 
     python -m benchmarks.memory CHECKPOINT [--set KEY=VALUE ...]
 

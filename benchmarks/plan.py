@@ -1,9 +1,9 @@
-"""Plans against reality: for every served architecture and format the planned bytes beside those that are held.
+"""Compare planned and allocated bytes for every supported architecture and format.
 
-`python -m benchmarks.plan [--result FILE]` writes tiny random checkpoints (those of the tests, by transformers and by
-the tests' own writers of quantized formats), plans each for a CPU with two context sizes, builds the engine and counts
-its tensors; those that two ranks can share are built so too. The wide one is measured as well: what the kernel counts
-as the process's own memory.
+`python -m benchmarks.plan [--result FILE]` writes tiny random checkpoints (with the writers of the tests: transformers
+and writers of quantized formats), plans each for a CPU with two context sizes, builds the engine and counts its
+tensors. Checkpoints that two ranks can share are also built with two ranks. For the wide checkpoint the resident memory
+of the process is measured too.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tests.engine.layers import test_gguf
 from tests.engine.layers.conftest import CASES, random_model
 from tests.engine.quantized_writers import KINDS, write
 
-CONTEXTS = (2, 16)  # tokens: the shortest, and what the least of the tiny checkpoints supports
+CONTEXTS = (2, 16)  # tokens: the shortest, and the longest that all tiny checkpoints support
 GGUF_TYPES = ("F16", "BF16", "Q4_0", "Q8_0", "Q5_0")
 HOST = Machine(2, "affinity", 16 * 2**30, "MemAvailable", no_gpu="not used", kernels=usable())
 RESULT = Path(__file__).parent / "results" / "plan.json"
@@ -41,8 +41,10 @@ RESULT = Path(__file__).parent / "results" / "plan.json"
 
 @dataclass(frozen=True)
 class Row:
-    """Bytes of one rank, number `rank` of `ranks`. `measured`: what the process kept of loading, by the kernel's count;
-    None where it is too little to tell from its own noise."""
+    """Bytes of rank number `rank` of `ranks`.
+
+    measured: resident memory that loading added, as counted by the kernel; None if too small to measure.
+    """
 
     architecture: str
     checkpoint: str
@@ -76,7 +78,7 @@ def measure(path: Path, name: str, stored: str, *sets: str, wide: bool = False) 
         options = tuple(Option("--set", *one.split("=", 1)) for one in given)
         made = plan(load(Given(file, options, {})), checkpoint, HOST)
     config, taken = made.engines[0], dict[str, Taken]()
-    give_back()  # what engines before it left does not count
+    give_back()  # excludes memory that previous engines have freed
     ranks = Ranks(config) if config.tensor > 1 else None
     worker = build_worker(config, lambda phase, fraction: None, taken.__setitem__, ranks)
     worker.close()
@@ -123,7 +125,7 @@ def _variants(path: Path, name: str, stored: str, bits: tuple[str, ...] = ("auto
         yield from measure(path, name, stored, asked, "hardware.kernels=torch")
         for one in bits if usable() else ():
             yield from measure(path, name, stored, asked, f"hardware.kernels={best()}", f"quantization.weights={one}")
-    if stored != "F32":  # ranks are cut alike in every type
+    if stored != "F32":  # ranks split tensors of all types in the same way
         yield from _shared(path, name, stored, f"model.max_context={CONTEXTS[-1]}")
 
 

@@ -1,12 +1,11 @@
-"""What it takes the ranks of one model to add up what each has: microseconds of a sum, by whatever they meet in.
+"""Measure the all-reduce of tensor-parallel ranks in microseconds, for each backend.
 
     python -m benchmarks.ranks [--ranks 2] [--rows 1,8,512] [--hidden 896] [--rounds 25] [--json FILE]
 
-On a CPU: the memory that compiled kernels meet in (kernels/cpu/meeting.h), torch.distributed with gloo as the engine
-asks it, in order of the ranks, and gloo's own sum, whose order depends on the size of a message. On GPUs: nccl's own
-sum and the one in order, which `hardware.batch_invariant` takes. Ranks are processes; all sides take turns, each sum is
-checked once, and rank 0 keeps the time: medians and ranges. A rank that fails ends them all. A layer of a model makes
-two such sums.
+On a CPU: shared memory of the compiled kernels (kernels/cpu/meeting.h), torch.distributed with gloo in rank order as in
+the engine, and gloo's own all-reduce, whose order depends on the message size. On GPUs: nccl's all-reduce, and the sum
+in rank order that `hardware.batch_invariant` uses. Ranks are processes; backends take turns; each sum is checked once,
+and rank 0 measures the time (median, range). A failing rank ends all of them. A layer of a model has two such sums.
 """
 
 import argparse
@@ -34,7 +33,7 @@ from kernels.tools.timing import Time
 TIMEOUT_S = 120.0
 CALLS = 1 << 19  # floats that a sample adds up, at least in one call
 MOST_CALLS = 200
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of an order that is not that of the ranks
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # for sums in another order
 
 Sum = Callable[[Tensor], Tensor]  # x, which may be overwritten, to the sum over all ranks
 
@@ -96,7 +95,7 @@ def _in_memory(team: Team, meeting: Meeting, x: Tensor) -> Tensor:
 
 
 def measured(asked: Asked, rank: int) -> list[Row]:
-    """What a rank finds. Raises AssertionError for a sum that is none."""
+    """Run the measurements of one rank. Raise AssertionError for a wrong sum."""
     torch.set_num_threads(1)
     device = "cpu" if asked.device == "cpu" else f"cuda:{rank}"
     adders, found = sides(asked, rank), []
@@ -141,8 +140,10 @@ class RankFailed(Exception):
 
 
 def together(asked: Asked, work: Work = measured) -> list[Row]:
-    """What rank 0 finds, each rank a process. Raises RankFailed, once all have ended: a rank waits for the others in
-    memory, and would for one that is gone."""
+    """Run each rank in a process and return the results of rank 0.
+
+    Raise RankFailed after all have ended: a rank would wait forever in shared memory for a rank that has exited.
+    """
     (asked.folder / "memory").touch()
     processes = multiprocessing.get_context("spawn")
     receiver, sender = processes.Pipe(duplex=False)
@@ -157,7 +158,7 @@ def together(asked: Asked, work: Work = measured) -> list[Row]:
         while running:
             wait([rank.sentinel for rank in running.values()])
             for number, rank in list(running.items()):
-                code = rank.exitcode  # None for a moment after its sentinel has told
+                code = rank.exitcode  # may still be None just after the process sentinel is signalled
                 if code:
                     raise RankFailed(f"rank {number} of {asked.ranks} ended with {code}")
                 if code is not None:

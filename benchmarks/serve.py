@@ -1,8 +1,8 @@
-"""`python -m benchmarks.serve --url http://127.0.0.1:8000 [--rate R | --concurrency C]`: load on any OpenAI endpoint.
+"""`python -m benchmarks.serve --url http://127.0.0.1:8000 [--rate R | --concurrency C]`: load any OpenAI endpoint.
 
-Open loop (`--rate`): Poisson arrivals, whatever the server manages. Closed loop (`--concurrency`): so many clients,
-each sends its next request when it has its reply. It streams, to see the first token and the pauses between tokens.
-Exit code 1 when a request failed.
+Open loop (`--rate`): Poisson arrivals that do not wait for replies. Closed loop (`--concurrency`): C clients, each of
+which sends its next request after its reply. Replies are streamed, to measure the first token and the pauses between
+tokens. The exit code is 1 if a request failed.
 """
 
 import argparse
@@ -121,7 +121,7 @@ async def first_model(client: httpx.AsyncClient) -> str:
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """One run: the load, what it cost, where."""
+    """One run: load, results, machine."""
     shapes = {
         "prompt": Shape(arguments.prompt_tokens, 1.2, arguments.most_tokens),
         "output": Shape(arguments.output_tokens, 0.9, arguments.most_tokens),

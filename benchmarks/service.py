@@ -1,4 +1,4 @@
-"""A service of our own to measure, started as an operator starts it, and ended with whoever started it."""
+"""Start `slipway serve` for a measurement, and stop it when the measuring process ends."""
 
 import contextlib
 import os
@@ -32,8 +32,10 @@ class Running:
 
 @contextmanager
 def serving(*settings: str, manifest: Path = DEMO, log: Path | None = None) -> Iterator[Running]:
-    """`slipway serve` with these KEY=VALUE on a free port of this host, ready; ended afterwards, also by a SIGTERM to
-    this process. `log` gets what it prints. Raises RuntimeError where it ends by itself."""
+    """Start `slipway serve` with these KEY=VALUE settings on a free local port, yield it when ready, then stop it.
+
+    It is also stopped if this process gets a SIGTERM. `log` receives its output. Raise RuntimeError if it exits early.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -91,8 +91,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "qwen3-0.6b": _QWEN3 | {"hidden_size": 1024, "intermediate_size": 3072},
     "qwen3-1.7b": _QWEN3 | {"hidden_size": 2048, "intermediate_size": 6144},
-    # Qwen3-30B-A3B made small, as no published model of its kind is (OLMoE has 7 B): a quarter of the layers, half of
-    # the experts, narrower. 1.0 B parameters, of which a token takes 0.25 B, 0.12 B of them the embedding.
+    # A small Qwen3-30B-A3B: a quarter of the layers, half of the experts, narrower. The smallest published model
+    # of this kind, OLMoE, has 7 B. 1.0 B parameters; a token uses 0.25 B, with 0.12 B in the embedding.
     "qwen3-moe-mini": _QWEN3_MOE
     | {
         "hidden_size": 768,
@@ -189,8 +189,11 @@ def make(shape: str, out: Path) -> Path:
 
 
 def write_tokenizer(config: dict[str, Any], out: Path) -> None:
-    """tokenizer.json and its configuration: a byte-level one that encodes byte by byte, for it has no merges, and whose
-    other tokens are words of two to five syllables, about as long as those of a real vocabulary."""
+    """Write tokenizer.json and its configuration.
+
+    The byte-level tokenizer has no merges, so it encodes byte by byte. The other tokens are words of two to five
+    syllables, about as long as in a real vocabulary.
+    """
     vocab = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     syllables = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
     for number in range(len(vocab), config["vocab_size"]):

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.soak [--minutes 30] [--aborts 2000]`: the demo at saturation, with clients of every bad kind.
+"""`python -m benchmarks.soak [--minutes 30] [--aborts 2000]`: saturate the demo with good and bad clients; find leaks.
 
-Beside requests of all kinds without a pause (those of `benchmarks.kills`): aborts at random tokens, readers of a few
-bytes a second, malformed requests, invalid JSON, bodies that are too large, connections that break anywhere. What is
-held when nothing is asked any more is compared with what was held after a first part of the same: KV blocks, requests,
-memory, open files and threads of each process, files of the run directory. Exit code 1 when something leaked, a request
-failed, a malformed one got anything but a 4xx, or an engine was taken for hung.
+Good clients send the requests of `benchmarks.fault_injection` without a pause. Bad clients abort at random tokens, read
+a few bytes per second, send malformed requests, invalid JSON and oversized bodies, and break connections at any point.
+When the service is idle again, its resource usage is compared with the usage after a short first part of the same load:
+KV blocks, requests, memory, open files and threads of each process, files of the run directory. The exit code is 1 if a
+resource leaked, a request failed, a malformed request got another status than 4xx, or an engine was reported as hung.
 """
 
 import argparse
@@ -20,19 +20,19 @@ from typing import Any
 
 import httpx
 
-from benchmarks.crowd import Crowd, Tally
-from benchmarks.holdings import Holdings, leaks, look
+from benchmarks.leak_check import ResourceUsage, leaks, measure_usage
 from benchmarks.machine import facts
+from benchmarks.mixed_load import MixedLoad, Tally
 from benchmarks.service import ROOT, Running, serving
 from engine.kv.layout import layout
 from engine.models.checkpoint import read_checkpoint
 
 SAMPLE_S = 5.0
-REST_S = 60.0  # in which nothing is held any more
+REST_S = 60.0  # within which the service must become idle
 FIRST_PART = 0.1
 FIRST_S = (4.0, 120.0)  # at least, and at most
 MAX_BODY = 2**20
-# A small KV cache, so that a few prompts fill it: pages that are touched for the first time would look like a leak.
+# A small KV cache, so that a few prompts fill it: the first use of a page would look like a leak.
 KV_BYTES = 32 * 2**20
 PROMPT_TOKENS = 1500
 MODEL = ROOT / "manifests" / "demo"
@@ -41,7 +41,7 @@ CALM = ("open_requests", "held", "waiting", "running", "kv_used")
 
 
 async def fill(client: httpx.AsyncClient, seed: int) -> None:
-    """Prompts that have nothing in common, until each block of the cache was used."""
+    """Send prompts without a common prefix until each block of the cache was used."""
     model = read_checkpoint(MODEL).model
     form = layout(model, block_tokens=1, element_bytes=2)
     rng = random.Random(seed)
@@ -52,20 +52,20 @@ async def fill(client: httpx.AsyncClient, seed: int) -> None:
 
 
 async def soak(service: Running, *, minutes: float, aborts: int, streams: int, seed: int = 0) -> Any:
-    """The report."""
+    """Run both parts of the load and return the report."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     tally = Tally()
     async with httpx.AsyncClient(base_url=service.url, timeout=600.0, limits=limits) as client:
-        crowd = Crowd(service.url, client, tally, streams=streams, seed=seed, max_body=MAX_BODY)
-        await crowd.learn()
+        load = MixedLoad(service.url, client, tally, streams=streams, seed=seed, max_body=MAX_BODY)
+        await load.record_expected()
         await fill(client, seed)
         total_s = 60 * minutes
         first_s = min(FIRST_S[1], max(FIRST_S[0], FIRST_PART * total_s))
         samples: list[dict[str, Any]] = []
         began_s = time.monotonic()
-        await _part(crowd, service, client, samples, first_s, aborts * first_s / total_s)
+        await _part(load, service, client, samples, first_s, aborts * first_s / total_s)
         before = await rested(service, client)
-        await _part(crowd, service, client, samples, total_s - first_s, aborts - tally.aborts)
+        await _part(load, service, client, samples, total_s - first_s, aborts - tally.aborts)
         after = await rested(service, client)
     return {
         "settings": {"minutes": minutes, "aborts": aborts, "streams": streams, "seed": seed},
@@ -80,28 +80,28 @@ async def soak(service: Running, *, minutes: float, aborts: int, streams: int, s
 
 
 async def _part(
-    crowd: Crowd,
+    load: MixedLoad,
     service: Running,
     client: httpx.AsyncClient,
     samples: list[dict[str, Any]],
     seconds: float,
     aborts: float,
 ) -> None:
-    over = asyncio.create_task(crowd.run(seconds, aborts))
+    over = asyncio.create_task(load.run(seconds, aborts))
     began_s = time.monotonic()
     while not over.done():
         await asyncio.wait([over], timeout=SAMPLE_S)
-        held = await look(service.launcher, client, service.directory)
+        held = await measure_usage(service.launcher, client, service.directory)
         at_s = round(time.monotonic() - began_s, 1)
         samples.append({"at_s": at_s, "kv_used": held.gauges["kv_used"], "memory": held.memory, "files": held.files})
     await over
 
 
-async def rested(service: Running, client: httpx.AsyncClient) -> Holdings:
-    """What is held when all is done, or after a while."""
+async def rested(service: Running, client: httpx.AsyncClient) -> ResourceUsage:
+    """Return the resource usage once the service is idle, or after `REST_S`."""
     deadline_s = time.monotonic() + REST_S
     while True:
-        held = await look(service.launcher, client, service.directory)
+        held = await measure_usage(service.launcher, client, service.directory)
         if not any(held.gauges[name] for name in CALM) or time.monotonic() > deadline_s:
             return held
         await asyncio.sleep(0.25)
@@ -122,11 +122,11 @@ def table(report: dict[str, Any]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=30.0, help="how long (30)")
-    parser.add_argument("--aborts", type=int, default=2000, help="requests whose client leaves (2000)")
-    parser.add_argument("--streams", type=int, default=16, help="requests of good clients at once (16)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="duration (30)")
+    parser.add_argument("--aborts", type=int, default=2000, help="aborted requests (2000)")
+    parser.add_argument("--streams", type=int, default=16, help="concurrent requests of good clients (16)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--log", type=Path, help="file for what the service prints")
+    parser.add_argument("--log", type=Path, help="file for the output of the service")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args(arguments)
     wanted = {"minutes": given.minutes, "aborts": given.aborts, "streams": given.streams, "seed": given.seed}

@@ -1,7 +1,7 @@
-"""What a step costs in Python, without a model: `python -m benchmarks.steps [--running 1 32 256] [--steps 200]`.
+"""Measure the Python cost of a step without a model: `python -m benchmarks.steps [--running 1 32 256] [--steps 200]`.
 
-Per step of that many decoding sequences: `plan` (scheduler), `prepare` (the worker's request table and batch tensors,
-on the CPU), `apply` (results to deltas), `output` (the message of the step, encoded). Times are microseconds of this
+Reports per step of `--running` decoding sequences: `plan` (scheduler), `prepare` (the worker's request table and batch
+tensors, on the CPU), `apply` (results to deltas), `output` (the message of the step, encoded). Times are microseconds of this
 thread's processor time, so that waiting for a busy machine does not count; medians, 5th and 95th percentile.
 """
 
@@ -31,7 +31,7 @@ WARM_STEPS = 20
 
 
 class Steps:
-    """A scheduler with so many decoding sequences, one step ahead of its results, and the worker's inputs for it."""
+    """Build a scheduler with `running` decoding sequences, one step ahead of its results, and the worker's inputs."""
 
     def __init__(self, running: int) -> None:
         self.running = running

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.streams [--streams 256] [--rate 50] [--rounds 3] [--before TREE]`: what streaming costs.
+"""`python -m benchmarks.streams [--streams 256] [--rate 50] [--rounds 3] [--before TREE]`: CPU cost of streaming.
 
-The real gateway process, held to one core, before an engine that computes nothing (paced.py) and clients that only
-count records, both on other cores. Of each round the gateway's processor time over the time, once all streams run: the
-share of its core, and microseconds a token, those in the system's calls apart. Routes alternate, and with `--before`
-the gateways of two trees, so that both have the machine as it is.
+The real gateway process is pinned to one core, between an engine that computes nothing (stub_engine.py) and clients
+that only count records, both on other cores. Each round reports the gateway's CPU time while all streams run: the share
+of its core, and microseconds per token, with system calls listed separately. Routes alternate. With `--before`, the
+gateways of two trees alternate too, so that both run under the same conditions.
 """
 
 import argparse
@@ -36,7 +36,7 @@ TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": 
 
 @dataclass(frozen=True)
 class Route:
-    """What is asked for, and how the model is said to write (`format`)."""
+    """Request of a route, and the output format (`format`) that the gateway parses."""
 
     path: str
     body: dict[str, Any]
@@ -69,7 +69,7 @@ def spent(pid: int) -> Spent:
 
 
 class Clients:
-    """So many streams at once, each on a connection of its own. `records`: of all together so far."""
+    """Run `streams` concurrent streams, each on its own connection. `records` counts records of all streams."""
 
     def __init__(self, port: int, route: Route, tokens: int) -> None:
         body = {**route.body, route.limit: tokens, "temperature": 0, "stream": True}
@@ -98,7 +98,7 @@ def gateway(tree: Path, route: Route, rate: float, core: int, others: set[int]) 
     vocab = json.loads((MODEL / "config.json").read_text())["vocab_size"]
     with tempfile.TemporaryDirectory(prefix="streams") as folder:
         socket = Path(folder) / "engine.sock"
-        words = [sys.executable, "-m", "benchmarks.paced", str(socket), str(rate), str(first_marker())]
+        words = [sys.executable, "-m", "benchmarks.stub_engine", str(socket), str(rate), str(first_marker())]
         engine = subprocess.Popen(words, cwd=ROOT, preexec_fn=lambda: os.sched_setaffinity(0, others))
         port = free_port()
         config = GatewayConfig(
@@ -108,7 +108,7 @@ def gateway(tree: Path, route: Route, rate: float, core: int, others: set[int]) 
         path = Path(folder) / "gateway.json"
         write_config(config, path)
         words = [sys.executable, "-m", "appliance.gateway", str(path)]
-        # Of that tree: its folder is first on the path, unless the environment names another one.
+        # Put the folder of that tree first on the path, unless the environment names another one.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         process = subprocess.Popen(words, cwd=tree, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, {core}))
         try:
@@ -146,7 +146,7 @@ def wait_ready(port: int) -> None:
 
 
 async def measure(port: int, pid: int, route: Route, streams: int, rate: float, seconds: float) -> dict[str, float]:
-    """Of one round: the share of a core, microseconds a token, tokens a second that reached clients."""
+    """Results of one round: share of a core, microseconds per token, tokens per second that reached clients."""
     clients = Clients(port, route, int(rate * (seconds + 5)))
     running = [asyncio.create_task(clients.stream()) for _ in range(streams)]
     while clients.begun < streams:

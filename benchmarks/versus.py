@@ -1,11 +1,11 @@
-"""Slipway beside a peer: same checkpoint, same prompts, same machine, same arithmetic, alternating rounds.
+"""Compare Slipway with a peer: same checkpoint, prompts, machine and arithmetic, in alternating rounds.
 
     python -m benchmarks.versus --peer transformers --shape qwen2.5-0.5b --concurrency 16 --requests 48 --rounds 3
 
 Each side generates the same number of tokens for every prompt (greedy, end tokens ignored), with at most `concurrency`
 requests at a time. Slipway admits the next request when one ends. transformers' `generate` takes batches of
-`concurrency` padded to their longest prompt, and a batch ends with its longest reply; tokens past a request's own wish
-are not counted for it. `--lengths equal` gives every request the same lengths, so that neither padding nor early ends
+`concurrency` padded to their longest prompt, and a batch ends with its longest reply; tokens past a request's own
+limit are not counted. `--lengths equal` gives every request the same lengths, so that neither padding nor early ends
 play a part and only the arithmetic is compared. Prints medians, ranges and the ratio; writes JSON.
 """
 
@@ -133,7 +133,7 @@ def main() -> None:
     }
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for run in sides.values():
-        run([Job(job.prompt[:8], 4) for job in work[: options.concurrency]])  # first-call costs are nobody's speed
+        run([Job(job.prompt[:8], 4) for job in work[: options.concurrency]])  # excludes first-call costs
     for round_ in range(options.rounds):
         for name, run in sides.items():
             torch.set_num_threads(options.threads)

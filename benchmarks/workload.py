@@ -20,8 +20,11 @@ class Request:
 
 
 def chat(count: int, vocab: int, seed: int = 0) -> list[Request]:
-    """Lengths like those of ShareGPT's conversations: lognormal, prompts of median 110, sigma 1.2, replies of median
-    140, sigma 0.9, both cut at 1,024 tokens; means of about 200 and 205."""
+    """Draw lognormal lengths similar to ShareGPT conversations.
+
+    Prompts: median 110, sigma 1.2, mean about 200. Replies: median 140, sigma 0.9, mean about 205. Both are limited to
+    1,024 tokens.
+    """
     rng = random.Random(seed)
     made = []
     for _ in range(count):
@@ -42,12 +45,12 @@ MIXES: dict[str, Callable[[int, int], list[Request]]] = {"chat": chat, "uniform"
 
 
 def texts(count: int, vocab: int, seed: int = 0) -> list[tuple[int, ...]]:
-    """Prompts to pool, of lengths like those of the chat mix, cut at the 512 tokens that most encoders read."""
+    """Draw prompts for pooling with the lengths of the chat mix, limited to the 512 tokens that most encoders read."""
     rng = random.Random(seed)
     return [tuple(rng.randrange(vocab) for _ in range(TEXT.draw(rng))) for _ in range(count)]
 
 
 def same(count: int, length: int, tokens: int, vocab: int) -> list[Request]:
-    """So many requests of one length, each with ids of its own from the first on."""
+    """Build `count` requests of one length with different first tokens."""
     prompts = (tuple((7919 * (row * length + at) + 13) % vocab for at in range(length)) for row in range(count))
     return [Request(prompt, tokens) for prompt in prompts]

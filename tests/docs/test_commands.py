@@ -78,7 +78,7 @@ SMALLEST = {
     "steps": "benchmarks.steps --running 1 --steps 3 --out {out}/result.json",
     "masks": "benchmarks.masks --vocabularies 600 --rows 1 --walks 1",
     "golden": "benchmarks.golden 1",
-    "rounding": "benchmarks.rounding --random --count 1 --bits int8 --out {out}/result.json",
+    "quantization_error": "benchmarks.quantization_error --random --count 1 --bits int8 --out {out}/result.json",
     "shapes": "benchmarks.shapes small --config-only --out {out}",
     "streams": "benchmarks.streams --streams 1 --rate 20 --seconds 0.5 --rounds 1 --routes chat "
     "--out {out}/result.json",
@@ -92,7 +92,7 @@ SMALLEST = {
 }
 """Commands that no other test runs, by a short name.
 
-journal, kills, plan and soak take more than seconds because they start services repeatedly. encoders needs a
+journal, fault_injection, plan and soak take more than seconds because they start services repeatedly. encoders needs a
 checkpoint, and lock needs a network.
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.holdings import Holdings, leaks
+from benchmarks.leak_check import ResourceUsage, leaks
 from benchmarks.service import Running, run_directory
 from benchmarks.soak import SETTINGS, soak, table
 
@@ -29,7 +29,7 @@ def test_after_bad_clients_of_every_kind_nothing_is_held(launch, tmp_path):
 
 
 MIB = 2**20
-HELD = Holdings(
+HELD = ResourceUsage(
     gauges={"kv_used": 0.0, "open_requests": 0.0, "restarts": 1.0, "hang_alarms": 0.0},
     memory={"gateway": 50 * MIB, "engine-0": 270 * MIB},
     files={"gateway": 17},

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from benchmarks.kills import Victim, torment
+from benchmarks.fault_injection import KillTarget, kill_under_load
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,7 +16,9 @@ def test_no_request_notices_that_its_engine_was_killed(launch):
     what an undisturbed run gives"""
     appliance = launch()
     appliance.wait_ready()
-    result = asyncio.run(torment(appliance.url, [Victim(appliance.process.pid)], kills=3, streams=12, tokens=80))
+    result = asyncio.run(
+        kill_under_load(appliance.url, [KillTarget(appliance.process.pid)], kills=3, streams=12, tokens=80)
+    )
     assert result.kills == 3 and result.requests >= 12
     assert result.failed == []
     assert result.differing == []
@@ -31,9 +33,9 @@ def test_clients_that_come_back_to_a_gateway_that_was_killed_get_the_exact_rest(
     """The gateway and the engine in turns, under requests with an Idempotency-Key"""
     appliance = launch()
     appliance.wait_ready()
-    victims = [Victim(appliance.process.pid, name) for name in ("gateway", "engine-0", "gateway")]
+    targets = [KillTarget(appliance.process.pid, name) for name in ("gateway", "engine-0", "gateway")]
     wanted = {"kills": 4, "streams": 10, "tokens": 80, "durable": True, "seed": 2}
-    result = asyncio.run(torment(appliance.url, victims, **wanted))
+    result = asyncio.run(kill_under_load(appliance.url, targets, **wanted))
     assert result.kills == 4 and result.requests >= 10 and result.comebacks > 0
     assert result.failed == []
     assert result.differing == []

@@ -10,7 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from benchmarks.rounding import DEMO, compare, conversations
+from benchmarks.quantization_error import DEMO, compare, conversations
 from engine.api.errors import CheckpointError
 from engine.layers.mlp import ExpertsLayer
 from engine.models.footprint import part_bytes

@@ -1,11 +1,11 @@
-"""What rounding the weights to 8 or 4 bits costs: a model beside itself, on the same tokens.
+"""Measure the accuracy that a model loses when its weights are rounded to 8 or 4 bits.
 
-    python -m benchmarks.rounding [--checkpoint DIR --random] [--bits int8 int4]
+    python -m benchmarks.quantization_error [--checkpoint DIR --random] [--bits int8 int4]
 
-Two sets of tokens: held-out conversations of the demo model, scored where it answers, and random tokens, which any
-checkpoint can read (`--random`, the one set for a checkpoint that is not the demo). For each, against the weights as
-they are stored: perplexity, share of positions whose most likely token is the same, mean |difference| of the log
-probability of the token that stands there. Writes JSON.
+The tokens are held-out conversations of the demo model, scored in its answers, or random tokens, which work with any
+checkpoint (`--random`, required for other checkpoints than the demo). Reports for stored and rounded weights:
+perplexity, share of positions with the same most likely token, and mean |difference| of the log probability of the
+actual token. Writes JSON.
 """
 
 import argparse
@@ -26,7 +26,7 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Text:
-    """Token ids, and the first position whose token is scored."""
+    """Token ids, and the first scored position."""
 
     ids: list[int]
     start: int
@@ -34,7 +34,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Score:
-    """Of each scored position: the log probability of its token, and the most likely token."""
+    """Log probability of the token, and most likely token, of each scored position."""
 
     logprobs: list[float]
     best: list[int]
@@ -48,7 +48,7 @@ class Cost:
 
 
 def conversations(count: int, without: Collection[str] = ()) -> list[Text]:
-    """Return `count` held-out conversations of each skill of the demo model, but for those named in `without`."""
+    """Return `count` held-out conversations of each skill of the demo model, except the skills in `without`."""
     from tokenizers import Tokenizer
 
     from tools.demo.packing import encode
@@ -99,14 +99,14 @@ def compare(checkpoint: Path, texts: Sequence[Text], bits: Sequence[WeightBits])
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, default=DEMO, help="folder; the demo model")
+    parser.add_argument("--checkpoint", type=Path, default=DEMO, help="folder (default: the demo model)")
     parser.add_argument("--random", action="store_true", help="random tokens instead of conversations")
     parser.add_argument("--count", type=int, default=20, help="conversations of each skill, or random texts")
     parser.add_argument("--bits", nargs="+", choices=("int8", "int4"), default=("int8", "int4"))
-    parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/rounding-….json")
+    parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/quantization-error-….json")
     options = parser.parse_args()
     if options.checkpoint != DEMO and not options.random:
-        parser.error("the conversations are the demo model's; give --random for another checkpoint")
+        parser.error("the conversations are for the demo model; use --random with another checkpoint")
     vocab = json.loads((options.checkpoint / "config.json").read_text())["vocab_size"]
     texts = random_texts(vocab, options.count) if options.random else conversations(options.count)
     found = compare(options.checkpoint, texts, options.bits)
@@ -115,7 +115,7 @@ def main() -> None:
     for name, one in found.items():
         print(f"{name:8s} {one.perplexity:11.4f}   {one.same_best:14.2%}   {one.logprob_change:12.5f}")
     kind = "random" if options.random else "conversations"
-    path = options.out or RESULTS / f"rounding-{options.checkpoint.name}-{kind}.json"
+    path = options.out or RESULTS / f"quantization-error-{options.checkpoint.name}-{kind}.json"
     value = {"cost": {name: asdict(one) for name, one in found.items()}, "machine": asdict(facts())}
     path.write_text(json.dumps(value, indent=1) + "\n")
     print(f"written to {path}")

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.kills [--kills 100] [--streams 32]`: the demo's engine is killed again and again under load;
-with `--gateway` so is its gateway, under clients that come back with Idempotency-Key and Last-Event-ID.
+"""`python -m benchmarks.fault_injection [--kills 100] [--streams 32]`: kill the demo's engine repeatedly under load.
 
-Clients ask a mix of everything that a reply can be made of: chat and completions, streamed and whole, greedy and
-sampled, logprobs, several choices, stop strings, JSON schemas, tool calls. Each reply is compared with the one that the
-same request got before any kill. Exit code 1 when a request failed or one token differs.
+With `--gateway`, the gateway is killed too, and clients reconnect with Idempotency-Key and Last-Event-ID. Requests
+cover all kinds of replies: chat and completions, streamed and not streamed, greedy and sampled, logprobs, several
+choices, stop strings, JSON schemas, tool calls. Each reply is compared with the reply to the same request before the
+first kill. The exit code is 1 if a request failed or a token differs.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def completion(text: str, **fields: Any) -> tuple[str, dict[str, Any]]:
 
 
 def mix(tokens: int) -> list[tuple[str, dict[str, Any]]]:
-    """Requests of every kind, each streamed and whole; sampled ones have their seed."""
+    """Return requests of every kind, each with and without streaming. Sampled requests have a seed."""
     sampled = {"temperature": 1.0, "seed": 7}
     asks = [
         completion("Once upon a time", max_tokens=tokens, temperature=0),
@@ -78,8 +78,11 @@ def _json_format() -> dict[str, Any]:
 
 @dataclass
 class Result:
-    """Counts of requests; `differing` holds the first few that were not the same, `gaps_s` the longest pause of each
-    stream that a kill interrupted, `restarts_s` the times from a kill until the service was ready again."""
+    """Counts of requests and times.
+
+    comebacks: reconnections of clients. differing: replies that differ from the expected ones. gaps_s: longest pause of
+    each interrupted stream. restarts_s: times from a kill until the service is ready again.
+    """
 
     kills: int = 0
     requests: int = 0
@@ -90,9 +93,9 @@ class Result:
     restarts_s: list[float] = field(default_factory=list)
 
 
-async def torment(
+async def kill_under_load(
     url: str,
-    victims: Sequence["Victim"],
+    targets: Sequence["KillTarget"],
     *,
     kills: int,
     streams: int,
@@ -100,8 +103,10 @@ async def torment(
     seed: int = 0,
     durable: bool = False,
 ) -> Result:
-    """Kills one of the victims `kills` times, at random moments while `streams` clients ask without a pause; with
-    `durable` each request has a key, and its client comes back."""
+    """Kill a random target `kills` times, at random moments, while `streams` clients send requests without a pause.
+
+    With `durable`, each request has an idempotency key, and its client reconnects.
+    """
     rng, result, asks = random.Random(seed), Result(), mix(tokens)
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, limits=limits) as client:
@@ -130,10 +135,10 @@ async def torment(
             for _ in range(kills):
                 await asyncio.sleep(rng.uniform(0.05, 1.5))
                 began_s = time.perf_counter()
-                victim = rng.choice(victims)
-                victim.kill()
+                target = rng.choice(targets)
+                target.kill()
                 result.kills += 1
-                await victim.back(client)
+                await target.back(client)
                 result.restarts_s.append(time.perf_counter() - began_s)
         finally:
             over.set()
@@ -141,8 +146,8 @@ async def torment(
     return result
 
 
-class Victim:
-    """A process of an appliance on this machine, `engine-0` or `gateway`."""
+class KillTarget:
+    """A process of a local appliance, `engine-0` or `gateway`."""
 
     def __init__(self, launcher: int, name: str = "engine-0") -> None:
         self._launcher = launcher
@@ -150,7 +155,7 @@ class Victim:
         self._killed = 0
 
     def pid(self) -> int:
-        """The living one below the launcher, 0 if there is none."""
+        """Return the id of the running process below the launcher, 0 if there is none."""
         return program(self._launcher, self._name)
 
     def kill(self) -> None:
@@ -159,10 +164,10 @@ class Victim:
             os.kill(self._killed, signal.SIGKILL)
 
     async def back(self, client: httpx.AsyncClient) -> None:
-        """Waits until another process serves."""
+        """Wait until a new process serves."""
         deadline_s = time.monotonic() + PATIENCE_S
         while self.pid() in (0, self._killed):
-            assert time.monotonic() < deadline_s, f"{self._name}: it was not started again"
+            assert time.monotonic() < deadline_s, f"{self._name}: it was not restarted"
             await asyncio.sleep(0.05)
         while not await _is_ready(client):
             assert time.monotonic() < deadline_s, f"{self._name}: it did not come back"
@@ -176,19 +181,20 @@ async def _is_ready(client: httpx.AsyncClient) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=100, help="how often (100)")
-    parser.add_argument("--streams", type=int, default=32, help="clients that ask at once (32)")
-    parser.add_argument("--tokens", type=int, default=150, help="longest reply (150)")
-    parser.add_argument("--gateway", action="store_true", help="kill the gateway too; clients come back to it")
-    parser.add_argument("--log", type=Path, help="file for what the service prints")
+    summary = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fault_injection", description=summary)
+    parser.add_argument("--kills", type=int, default=100, help="number of kills (100)")
+    parser.add_argument("--streams", type=int, default=32, help="concurrent clients (32)")
+    parser.add_argument("--tokens", type=int, default=150, help="maximum tokens of a reply (150)")
+    parser.add_argument("--gateway", action="store_true", help="kill the gateway too; clients reconnect")
+    parser.add_argument("--log", type=Path, help="file for the output of the service")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args(arguments)
     wanted = {"kills": given.kills, "streams": given.streams, "tokens": given.tokens}
     names = ("engine-0", "gateway") if given.gateway else ("engine-0",)
     with serving("lifecycle.restart.max=100000", "lifecycle.restart.backoff=0s", log=given.log) as demo:
-        victims = [Victim(demo.launcher, name) for name in names]
-        result = asyncio.run(torment(demo.url, victims, **wanted, durable=given.gateway))
+        targets = [KillTarget(demo.launcher, name) for name in names]
+        result = asyncio.run(kill_under_load(demo.url, targets, **wanted, durable=given.gateway))
     report = {
         "settings": wanted,
         "machine": asdict(facts()),

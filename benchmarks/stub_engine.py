@@ -1,5 +1,7 @@
-"""`python -m benchmarks.paced SOCKET RATE VOCAB`: an engine that computes nothing and gives every open request so many
-tokens a second, ids from 300 to VOCAB, in steps, as a real one does. What a gateway costs is then the gateway's own."""
+"""`python -m benchmarks.stub_engine SOCKET RATE VOCAB`: an engine without a model, to measure the gateway alone.
+
+Each open request gets RATE tokens per second in steps, as from a real engine, with ids from 300 to VOCAB.
+"""
 
 import argparse
 import asyncio
@@ -13,8 +15,8 @@ from engine.api.messages import Abort, Delta, Output, Ready, Stats, Submit, Timi
 CONTEXT = 1 << 20
 
 
-class PacedEngine:
-    """One gateway at a time. Token n of a reply follows from its number alone."""
+class StubEngine:
+    """Serve one gateway at a time. Token n of a reply depends on n alone."""
 
     def __init__(self, rate: float, vocab: int) -> None:
         self._rate = rate
@@ -73,14 +75,14 @@ class PacedEngine:
 
 
 async def main(socket: Path, rate: float, vocab: int) -> None:
-    engine = PacedEngine(rate, vocab)
+    engine = StubEngine(rate, vocab)
     server = await asyncio.start_unix_server(engine.serve, str(socket))
     async with server:
         await server.serve_forever()
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.paced", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stub_engine", description=__doc__)
     parser.add_argument("socket", type=Path, help="Unix socket to listen on")
     parser.add_argument("rate", type=float, help="tokens per second of each request")
     parser.add_argument("vocab", type=int, help="token ids are below this number")

@@ -1,4 +1,4 @@
-"""Clients of every kind, good and bad, for `benchmarks.soak`."""
+"""Load of good and bad clients for `benchmarks.soak`."""
 
 import asyncio
 import contextlib
@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 import httpx
 
 from appliance.chaos.client import Reply, ask
-from benchmarks.kills import chat, completion, mix
+from benchmarks.fault_injection import chat, completion, mix
 
 TOKENS = 100
 LONG = 400
 SLOW_READERS = 4
-SLOW_BYTES = 64  # that one of them takes at once
-SLOW_S = 0.5  # between two times
+SLOW_BYTES = 64  # per read
+SLOW_S = 0.5  # between two reads
 BREAKERS = 2
 FEW = 5
 Request = tuple[str, bytes, dict[str, str]]
@@ -27,8 +27,11 @@ Request = tuple[str, bytes, dict[str, str]]
 
 @dataclass
 class Tally:
-    """`answers` to malformed requests by status. `failed`, `differing` and `misjudged` (malformed, and no 4xx) hold
-    what was asked and what came."""
+    """Counts of requests.
+
+    answers: replies to malformed requests by status. failed, differing, misjudged (malformed requests without a 4xx
+    status): request and reply of each.
+    """
 
     requests: int = 0
     aborts: int = 0
@@ -41,7 +44,7 @@ class Tally:
     misjudged: list[str] = field(default_factory=list)
 
     def wrong(self, aborts: int) -> list[str]:
-        """What should not have been."""
+        """Return descriptions of all failures."""
         found = [f"{len(self.failed)} requests failed: {self.failed[:FEW]}"] if self.failed else []
         if self.differing:
             found.append(f"{len(self.differing)} replies differ: {self.differing[:FEW]}")
@@ -53,7 +56,7 @@ class Tally:
 
 
 def malformed(max_body: int) -> list[Request]:
-    """Requests that deserve a 4xx: path, body, headers."""
+    """Return requests that must get a 4xx status: path, body, headers."""
     text = {"Content-Type": "application/json"}
     chat_path, path = "/v1/chat/completions", "/v1/completions"
     bodies = [
@@ -82,14 +85,14 @@ BREAKS = (
     b"",
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{\"prompt\": \"",
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # somebody speaks TLS
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS handshake
     b"GET / HTTP/9.9\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 3000,
     b"\x00" * 4000,
 )  # fmt: skip
 
 
-class Crowd:
+class MixedLoad:
     def __init__(
         self, url: str, client: httpx.AsyncClient, tally: Tally, *, streams: int, seed: int, max_body: int
     ) -> None:
@@ -103,13 +106,13 @@ class Crowd:
         self._expected: list[Reply] = []
         self._numbers = itertools.count()
 
-    async def learn(self) -> None:
-        """What good requests get, asked one after the other."""
+    async def record_expected(self) -> None:
+        """Record the replies to good requests, sent one after another."""
         self._expected = [await ask(self._client, *each) for each in self._asks]
         assert not any(reply.error for reply in self._expected), "the service does not answer"
 
     async def run(self, seconds: float, aborts: float) -> None:
-        """All of them for so long, and then until what is open has ended."""
+        """Run all clients for `seconds`, then wait for their open requests."""
         loop = asyncio.get_running_loop()
         over = loop.time() + seconds
         pause_s = seconds / max(1.0, aborts)
@@ -121,7 +124,7 @@ class Crowd:
                 await asyncio.sleep(max(0.0, min(every_s - (loop.time() - began_s), over - loop.time())))
 
         async def abort_all() -> None:
-            """At even times, however long each takes."""
+            """Start aborted requests at a fixed rate, independent of their durations."""
             leaving: set[asyncio.Task[None]] = set()
             began_s = loop.time()
             for number in range(round(aborts)):
@@ -148,7 +151,7 @@ class Crowd:
             self._tally.differing.append(f"{self._asks[number]}: {reply.choices}"[:500])
 
     async def _abort(self) -> None:
-        """Leaves at a random token, or before the first, or while the prompt is computed."""
+        """Disconnect at a random token, before the first one, or during prefill."""
         long = {"max_tokens": LONG, "stream": True, "n": self._rng.choice((1, 1, 3))}
         make = self._rng.choice((chat, completion))
         path, body = make("word " * self._rng.choice((1, 30, 300)), **long)
@@ -165,7 +168,7 @@ class Crowd:
         self._tally.aborts += 1
 
     async def _slow(self, over: float) -> None:
-        """Takes a few bytes now and then, through the smallest buffer, and leaves before the end."""
+        """Read a few bytes at long intervals with the smallest buffer, and disconnect before the end."""
         loop = asyncio.get_running_loop()
         body = f'{{"prompt": "Slow", "max_tokens": {LONG}, "stream": true, "ignore_eos": true}}'
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
@@ -185,7 +188,7 @@ class Crowd:
         self._tally.malformed += 1
         try:
             status = (await self._client.post(path, content=body, headers=headers)).status_code
-        except httpx.TransportError as error:  # a body that is too large may be answered before it was sent
+        except httpx.TransportError as error:  # a reply to an oversized body may arrive before the body is sent
             name = type(error).__name__
             self._tally.answers[name] = self._tally.answers.get(name, 0) + 1
             return

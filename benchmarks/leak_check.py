@@ -1,4 +1,4 @@
-"""What a running service holds: blocks, requests, memory, files and threads of each process; and what of it leaked."""
+"""Measure the resource usage of a running service, and compare two measurements to find leaks."""
 
 import os
 from dataclasses import dataclass
@@ -23,17 +23,20 @@ GAUGES = {
     "restarts": "slipway_engine_restarts_total",
     "quarantined": "slipway_requests_quarantined_total",
 }
-COUNTS = ("preemptions",)  # may go up
-MEMORY_SHARE = 0.10  # that a process may grow after the first part: allocators keep what they had at their height
+COUNTS = ("preemptions",)  # may increase
+MEMORY_SHARE = 0.10  # permitted growth of a process after the first part: allocators keep their peak memory
 MEMORY_BYTES = 16 * 2**20
 FEW_FILES = 2
-FEW_THREADS = (os.cpu_count() or 1) + 4  # to which asyncio's pool grows
+FEW_THREADS = (os.cpu_count() or 1) + 4  # limit of asyncio's thread pool
 
 
 @dataclass(frozen=True)
-class Holdings:
-    """`memory` in bytes (resident, of the process's own), `files` and `threads` by program; `entries` of the run
-    directory and of shared memory by name."""
+class ResourceUsage:
+    """Resource usage of a service.
+
+    memory: resident bytes without mapped files, by program. files, threads: counts by program. entries: names in the
+    run directory.
+    """
 
     gauges: dict[str, float]
     memory: dict[str, int]
@@ -42,12 +45,12 @@ class Holdings:
     entries: list[str]
 
 
-async def look(launcher: int, client: httpx.AsyncClient, directory: Path) -> Holdings:
-    told = await metrics(client)
+async def measure_usage(launcher: int, client: httpx.AsyncClient, directory: Path) -> ResourceUsage:
+    values = await metrics(client)
     running = {"launcher": [launcher], **programs(launcher)}
     pids = {f"{name}{index or ''}": pid for name, found in running.items() for index, pid in enumerate(found)}
-    return Holdings(
-        {name: told[metric] for name, metric in GAUGES.items()} | {"hang_alarms": _hang_alarms(launcher, directory)},
+    return ResourceUsage(
+        {name: values[metric] for name, metric in GAUGES.items()} | {"hang_alarms": _hang_alarms(launcher, directory)},
         {name: _own_bytes(pid) for name, pid in pids.items()},
         {name: len(list(Path(f"/proc/{pid}/fd").iterdir())) for name, pid in pids.items()},
         {name: len(list(Path(f"/proc/{pid}/task").iterdir())) for name, pid in pids.items()},
@@ -56,19 +59,19 @@ async def look(launcher: int, client: httpx.AsyncClient, directory: Path) -> Hol
 
 
 def _hang_alarms(launcher: int, directory: Path) -> float:
-    """Crash bundles of engines that were taken for hung."""
+    """Count the crash bundles of engines that were reported as hung."""
     address = msgspec.json.decode((directory / "address.json").read_bytes(), type=Address)
     return sum(1.0 for bundle in Target(directory, address).bundles() if bundle.cause == HANG.name)
 
 
 def _own_bytes(pid: int) -> int:
-    """Resident memory that is no file's."""
+    """Return resident memory without mapped files."""
     fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return sum(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem") if name in fields)
 
 
-def leaks(before: Holdings, after: Holdings) -> list[str]:
-    """What is more than it was, beyond what may be."""
+def leaks(before: ResourceUsage, after: ResourceUsage) -> list[str]:
+    """Return descriptions of resources whose usage grew beyond its tolerance."""
     found = [
         f"{name}: {before.gauges[name]:g} before, {value:g} after"
         for name, value in after.gauges.items()
