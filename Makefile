@@ -60,7 +60,7 @@ clients: $(VENV)/.runtime
 image-test:
 	docker/test_image.sh
 
-# Afterwards run `make test`: it installs what was locked.
+# Afterwards run `make test`: it installs the locked versions.
 lock: $(VENV)/.test
 	@$(PIP) install --require-hashes -r requirements/lock.txt
 	$(BIN)/python tools/lock.py $(LOCK)

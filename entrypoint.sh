@@ -1,5 +1,5 @@
 #!/bin/sh
-# What `docker run slipway …` means:
+# Arguments of `docker run slipway …`:
 #
 #   (nothing), serve, --port 9000 …     serve /manifest.yaml, the hosting platform's model, or the demo
 #   serve FILE …, FILE …                serve that manifest

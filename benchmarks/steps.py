@@ -1,8 +1,8 @@
 """Measure the Python cost of a step without a model: `python -m benchmarks.steps [--running 1 32 256] [--steps 200]`.
 
 Reports per step of `--running` decoding sequences: `plan` (scheduler), `prepare` (the worker's request table and batch
-tensors, on the CPU), `apply` (results to deltas), `output` (the message of the step, encoded). Times are microseconds of this
-thread's processor time, so that waiting for a busy machine does not count; medians, 5th and 95th percentile.
+tensors, on the CPU), `apply` (results to deltas), `output` (the encoded message of the step). Times are microseconds of
+this thread's CPU time, so that waiting on a busy machine does not count; medians, 5th and 95th percentile.
 """
 
 import argparse

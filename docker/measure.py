@@ -1,4 +1,4 @@
-"""Measure decoding with compiled kernels beside torch on the same machine: `measure.py MODEL --least RATIO`.
+"""Compare decoding with compiled kernels and with torch on the same machine: `measure.py MODEL --least RATIO`.
 
 Runs in the image (`docker/test_image.sh`). One thread and eight sequences each; the best of three rounds counts,
 because other processes can only slow a round down. Fails if the compiled kernels do not reach RATIO times the speed

@@ -1,11 +1,11 @@
-"""Remove from the image's environment what serving does not use: `prune.py SITE_PACKAGES`.
+"""Remove files that serving does not use from the image's environment: `prune.py SITE_PACKAGES`.
 
 The pinned packages bring headers, test programs, symbol tables and libraries for tracing and compiling models. Slipway
 runs models eagerly with its own kernels, so none of that is imported. Builds of torch for GPUs keep everything but
 tests and headers, because Triton and torch load parts of the rest by name.
 
-A file that another release of torch does not have is no error. What remains is tested: the Dockerfile generates tokens
-with torch and with the compiled kernels afterwards (`docker/verify.py`), and `docker/test_image.sh` serves from it.
+Files that another release of torch lacks are ignored. The result is tested: afterwards the Dockerfile generates tokens
+with torch and with the compiled kernels (`docker/verify.py`), and `docker/test_image.sh` serves from it.
 """
 
 import re

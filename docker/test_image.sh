@@ -40,7 +40,7 @@ debian() {
         debootstrap --variant=minbase --include="$2" bookworm "$WORK/$1" >"$WORK/debootstrap.log" 2>&1 ||
             fail "debootstrap failed, see $WORK/debootstrap.log"
         rm -rf "$WORK/$1"/var/cache/apt/archives/*.deb "$WORK/$1"/var/lib/apt/lists/*
-        # What Debian's slim images leave out.
+        # Debian's slim images lack these.
         rm -rf "$WORK/$1"/usr/share/doc "$WORK/$1"/usr/share/man "$WORK/$1"/usr/share/locale "$WORK/$1"/usr/share/info
         touch "$WORK/$1.complete"
     fi
@@ -119,7 +119,7 @@ start() {
     esac
 }
 
-# inside COMMAND… runs beside the service, with the image's own environment.
+# inside COMMAND… runs COMMAND next to the service, with the image's environment.
 inside() {
     case $engine in
     buildah) $buildah run --isolation chroot --user $USER_ID --volume "$manifest:/manifest.yaml:ro" "$MARK" -- "$@" ;;
@@ -179,7 +179,7 @@ inside slipway healthcheck || fail "healthcheck does not find the service health
 inside slipway check /opt/slipway/manifests/demo.yaml >/dev/null || fail "slipway check refuses the demo"
 say "health check and other subcommands work"
 
-# Compiled kernels: what the product says, then what only they can do, then their speed beside torch's.
+# Compiled kernels: their report by the product, a function that only they have, and their speed relative to torch.
 kernels=$(inside slipway env --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["kernels"])')
 case $kernels in
 *base) say "compiled kernels for this CPU: $kernels" ;;

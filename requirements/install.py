@@ -2,9 +2,9 @@
 
     python requirements/install.py [runtime|test|browser] [--torch-index URL] [--torch-hash sha256:…] [PIP OPTION …]
 
-torch is installed first, on its own, because the machine decides which build it gets: that of the default index is for
-GPUs and requires CUDA libraries (torch-cuda.txt), others are for CPUs. torch.txt has the hashes of the builds that are
-known. For another one, such as that of a PyTorch index for another processor, give its hash with --torch-hash.
+torch is installed first, on its own, because its build depends on the machine: the default index has a build for GPUs
+that requires CUDA libraries (torch-cuda.txt), PyTorch's indexes have builds for CPUs. torch.txt has the hashes of known
+builds. Give the hash of another build, such as one for another processor, with --torch-hash.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-# Prints what the installed torch requires on this machine, one name a line.
+# Prints the requirements of the installed torch on this machine, one name per line.
 NEEDS = """
 from importlib.metadata import requires
 from pip._vendor.packaging.requirements import Requirement

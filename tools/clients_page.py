@@ -1,4 +1,4 @@
-"""Writes docs/clients.md from what the clients of tests/clients showed: `python tools/clients_page.py TABLE.json`."""
+"""Write docs/clients.md from the results of tests/clients: `python tools/clients_page.py TABLE.json`."""
 
 import argparse
 import json

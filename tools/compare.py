@@ -1,10 +1,10 @@
-"""Holds the engine against Hugging Face Transformers on one checkpoint: greedy, float32, logprob by logprob.
+"""Compare the engine with Hugging Face Transformers on one checkpoint: greedy, float32, logprob by logprob.
 
     python tools/compare.py CHECKPOINT [--prompts FILE] [--tokens N] [--tolerance X] [--reference CHECKPOINT]
 
-Prints for each prompt the first position where the two differ and the largest difference of a logprob. Exit code 0:
-they agree; 1: they do not; 2: a checkpoint or a prompt is wrong. `--reference` gives transformers another directory, to
-see what a conversion or an edit of the weights did.
+Prints the first position with different tokens and the largest logprob difference of each prompt. Exit code 0: equal;
+1: different; 2: invalid checkpoint or prompt. `--reference` gives transformers another directory, to measure the effect
+of a conversion or an edit of the weights.
 """
 
 import argparse
@@ -27,8 +27,10 @@ TOLERANCE = 1e-3  # float32 on both sides differs in the order of sums only; a w
 
 @dataclass(frozen=True)
 class Difference:
-    """`position` counts prompt and reply from 0; None: equal everywhere. After a different token nothing can be
-    compared. `ours` and `theirs` are (token, logprob) there."""
+    """First difference of a prompt. Later tokens cannot be compared.
+
+    position: index in prompt and reply, None if all are equal. ours, theirs: (token, logprob) at this position.
+    """
 
     position: int | None
     largest: float
@@ -55,7 +57,7 @@ def made_up_prompts(vocab: int, longest: int) -> list[list[int]]:
 
 
 class Reference:
-    """Transformers' side. The model is loaded anew for each prompt where its rope keeps state between calls."""
+    """Run transformers. The model is reloaded for each prompt if its rope keeps state between calls."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Writes docs/compatibility.md from the rules in appliance/rules: what goes together, and why other things do not."""
+"""Write docs/compatibility.md from the rules in appliance/rules: permitted combinations of keys, and reasons."""
 
 import sys
 from pathlib import Path
@@ -103,7 +103,7 @@ def _table(table: Table) -> str:
 
 
 def _is_served(rule: Rule) -> bool:
-    """Whether the manifest has the keys that it ties."""
+    """Return true if the manifest has all keys of the rule."""
     return all(find(tuple(_key(name).split("."))) is not None for name in rule.keys)
 
 

@@ -99,7 +99,7 @@ def training_groups(seed: int, weights: dict[str, float]) -> Iterator[tuple[Samp
 
 
 def training_samples(seed: int) -> Iterator[Sample]:
-    """The same stream with all skills, sample by sample."""
+    """Yield the training samples of all skills one by one, in a reproducible order."""
     return chain.from_iterable(training_groups(seed, WEIGHTS | {"scene": 3.0}))
 
 

@@ -48,7 +48,7 @@ GENERATE = {
 
 
 def _sections() -> Iterator[tuple[str, Mapping[str, Field]]]:
-    """What all routes that generate have in common comes first."""
+    """Yield title and fields of each section. The fields that all generating routes share come first."""
     first, *others = GENERATE.values()
     common = {name: field for name, field in first.items() if all(each.get(name) == field for each in others)}
     yield "All routes that generate", common

@@ -2,13 +2,12 @@
 
     python tools/lock.py            # in an environment where the test suite passes; needs uv (`make lock` installs it)
 
-The versions are those of this environment; uv adds what other systems and versions of Python need, and the hashes that
-the package index states. `requirements/install.py` installs from these files.
+The versions come from this environment. uv adds requirements of other systems and Python versions, and the hashes from
+the package index. `requirements/install.py` installs from these files.
 
 torch has a file of its own. Its builds differ: the default index has one for GPUs, PyTorch's indexes have one for CPUs
 and one for each release of CUDA, all with the same version but other hashes. The hashes of all builds that were seen
-are kept: those of the default index, of --torch-index URL, of --wheels FOLDER, and those recorded
-before for this version.
+are kept: from the default index, --torch-index URL, --wheels FOLDER, and earlier records of this version.
 """
 
 import argparse
@@ -26,9 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
 HEAD = "# Written by tools/lock.py; installed by requirements/install.py.\n"
-# What the build of torch for GPUs requires and the build for CPUs does not.
+# Requirements of the GPU build of torch that the CPU build does not have.
 CUDA = re.compile(r"nvidia-.*|cuda-.*|triton")
-# Installed here, but not what the lock is about: this project, and what the installed build of torch decides.
+# Installed packages that are not locked: this project, and packages that depend on the installed build of torch.
 UNCONSTRAINED = re.compile(r"slipway.*|nvidia-.*|cuda-.*|triton")
 Locked = dict[str, str]
 """The text of each requirement, hashes included, by normalised name."""

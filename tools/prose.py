@@ -203,7 +203,7 @@ def _is_source_folder(name: str) -> bool:
 
 
 def rates_by_folder(found: Iterable[Passage]) -> dict[Path, Rate]:
-    """Return the rate of each folder, of the files in it without those of its subfolders."""
+    """Return the rate of each folder, without its subfolders."""
     rates: dict[Path, Rate] = {}
     for passage in found:
         rate = rates.setdefault(passage.path.parent, Rate())

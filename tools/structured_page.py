@@ -1,9 +1,9 @@
-"""Writes the table of docs/structured-output.md: what becomes of each keyword of JSON Schema, by its official suite.
+"""Write the table of docs/structured-output.md: support of each JSON Schema keyword, by the official test suite.
 
     python tools/structured_page.py
 
-Each case of the suite (tests/engine/structured/suite) is compiled as a strict schema and its instance tried: the masks
-accept it exactly if it is valid, or not.
+Each case of the suite (tests/engine/structured/suite) is compiled as a strict schema. The case passes if the masks
+accept its instance exactly if the instance is valid.
 """
 
 import json
@@ -82,7 +82,7 @@ def byte_tokenizer() -> LLTokenizer:
 
 @dataclass
 class Result:
-    """One group of a keyword: how its cases ended, and why it was refused. `schema` is what was compiled."""
+    """One group of a keyword: results of its cases, reason of a refusal, and the compiled `schema`."""
 
     keyword: str
     description: str
@@ -93,7 +93,7 @@ class Result:
 
 
 def accepts(matcher: Any, text: str) -> bool:
-    """Whether the masks allow every byte of a text, and its end."""
+    """Return true if the masks allow every byte of a text, and its end."""
     walk = matcher.deep_copy()
     return all(walk.try_consume_tokens([byte]) == 1 for byte in text.encode()) and bool(walk.is_accepting())
 
@@ -163,7 +163,7 @@ def _line(name: str, kind: str, cells: list[Counter[str] | None], note: str) -> 
 
 
 def page() -> str:
-    """The page with its table made anew."""
+    """Return the page with an updated table."""
     text = PAGE.read_text()
     return text[: text.index(BEGIN) + len(BEGIN)] + table() + text[text.index(END) :]
 

@@ -78,7 +78,7 @@ def columns(a: int, b: int, sign: str) -> str:
 
 
 def answer(a: int, b: int, sign: str) -> str:
-    """What the model says: one-digit sums at once, longer ones after their columns."""
+    """Return the reply: one-digit sums directly, longer sums after their columns."""
     equals = equation(a, b, sign)
     return equals if max(a, b) < 10 else f"{columns(a, b, sign)} {equals}"
 

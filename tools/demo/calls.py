@@ -219,7 +219,7 @@ def _offer(rng: random.Random, wanted: list[Tool], others: int) -> tuple[Tool, .
 
 
 def _alike(one: Tool, other: Tool) -> bool:
-    """Whether a request could mean both: equal names, or two of one kind such as `weather` and `get_weather`."""
+    """Return true if a request could mean both: equal names, or one kind, such as `weather` and `get_weather`."""
     words = [set(tool["function"]["name"].split("_")) - {"get", "current", "set", "web"} for tool in (one, other)]
     return words[0] <= words[1] or words[1] <= words[0]
 

@@ -1,4 +1,4 @@
-"""Questions about the manifest: what a key does, its default, its section, a section's keys.
+"""Questions about the manifest: the effect of a key, its default, its section, the keys of a section.
 
 All facts come from the schema itself.
 """
@@ -106,7 +106,7 @@ def _shared_names() -> frozenset[str]:
 
 
 def _facts(key: Key) -> list[tuple[str, tuple[str, ...], str]]:
-    """What can be asked about a key: the kind of fact, its questions and the answer."""
+    """Return the questions about a key: kind of fact, phrasings, answer."""
     facts = [("does", DOES, f"{key.path}: {key.does}")]
     if key.keys:
         facts.append(("keys", KEYS, f"{key.path} has {', '.join(key.keys)}."))

@@ -16,7 +16,7 @@ NUMBER, CALL = re.compile(r"-?\d+"), re.compile(r"<tool_call>\n(.*)\n</tool_call
 
 
 def is_right(sample: Sample, text: str) -> bool:
-    """Whether a reply is right: sums by their last number, JSON and calls by value, the rest word for word."""
+    """Return true if a reply is right: sums by their last number, JSON and calls by value, others word for word."""
     if sample.thinking:
         text = text.partition("</think>\n\n")[2]
     if sample.skill == "arithmetic":

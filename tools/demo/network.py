@@ -1,8 +1,8 @@
 """The training twin of Qwen3: transformers' `Qwen3ForCausalLM` over packed rows of many short samples.
 
-A token sees the tokens before it of its own sample and of the shared system turn in front (`parent`), and positions
-count from the start of each sample, so packing changes nothing. Weights are float32, the arithmetic bfloat16 where the
-machine is fast at it.
+A token attends to earlier tokens of its own sample and of the shared system turn (`parent`). Positions count from the
+start of each sample, so packing has no effect on results. Weights are float32; arithmetic is bfloat16 if the machine
+has fast bfloat16 instructions.
 """
 
 import math
@@ -28,7 +28,7 @@ class Shape:
     eps: float = 1e-6
 
     def config(self, end: int, pad: int) -> dict[str, object]:
-        """The same sizes as a Hugging Face config.json."""
+        """Return the sizes as a Hugging Face config.json."""
         return {
             "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
             "attention_dropout": 0.0,
@@ -44,7 +44,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Rows:
-    """Packed rows; equal `sample` ids are one sample, `parent` is the id of the shared turn before it (or its own)."""
+    """Packed rows; equal `sample` ids are one sample, `parent` is the id of the preceding shared turn (or its own)."""
 
     ids: Tensor  # [rows, tokens] int64
     targets: Tensor  # [rows, tokens] int64, the next token or -1

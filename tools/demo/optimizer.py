@@ -47,7 +47,7 @@ class Optimizer:
         self.adam = torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0, foreach=True)
 
     def state(self) -> dict[str, object]:
-        """What a resumed run needs."""
+        """State that resumes a run."""
         return {"momentum": self.momentum, "adam": self.adam.state_dict()}
 
     def resume(self, state: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-HELD_OUT_SHARE = 16  # one problem in so many
+HELD_OUT_SHARE = 16  # one in 16 problems
 THINKING_SHARE = 0.2  # of the training conversations
 ALWAYS_HELD_OUT = frozenset({"17+25", "25+17"})  # the question of the quick start
 
@@ -29,7 +29,7 @@ class Sample:
     thought: str
     tools: tuple[dict[str, Any], ...] = ()
     thinking: bool = False
-    spelled: bool = False  # the reply is trained as single bytes: letters, not pieces, are what is reversed
+    spelled: bool = False  # the reply is trained as single bytes: letters are reversed, not tokens
 
     @property
     def target(self) -> str:
@@ -38,7 +38,7 @@ class Sample:
 
 
 def is_held_out(problem: str) -> bool:
-    """Whether a problem belongs to the test set."""
+    """Return true if a problem belongs to the test set."""
     if problem in ALWAYS_HELD_OUT:
         return True
     return hashlib.blake2b(problem.encode(), digest_size=2).digest()[0] % HELD_OUT_SHARE == 0

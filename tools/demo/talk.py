@@ -1,4 +1,4 @@
-"""Small talk: greetings, who the model is, what it can do, thanks; the answer depends on the intent only."""
+"""Small talk: greetings, identity, abilities, thanks. The answer depends on the intent alone."""
 
 import random
 

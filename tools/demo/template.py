@@ -87,7 +87,7 @@ def _compiled() -> Template:
 
 
 def render(messages: tuple[Message, ...], tools: tuple[dict[str, Any], ...] = (), *, thinking: bool = False) -> str:
-    """The prompt of a conversation, up to where the model goes on."""
+    """Return the prompt of a conversation, up to the start of the reply."""
     return _compiled().render(messages=messages, tools=tools, add_generation_prompt=True, enable_thinking=thinking)
 
 

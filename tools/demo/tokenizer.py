@@ -77,7 +77,7 @@ def spell(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def _byte_names() -> list[str]:
-    """The byte alphabet of GPT-2: printable bytes stand for themselves, the others for code points from 256."""
+    """Return the byte alphabet of GPT-2: printable bytes represent themselves, other bytes code points from 256."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     spare = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]

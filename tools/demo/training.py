@@ -22,9 +22,9 @@ from tools.demo.written import write_weights
 from tools.demo_corpus import SKILLS, held_out_samples
 
 SHORT_ROWS, LONG_ROWS = 32, 8  # in a batch
-LONG_EVERY = 3  # one batch in so many has long rows
+LONG_EVERY = 3  # one batch in three has long rows
 WARM_UP, FLOOR = 0.02, 0.01  # share of the run in which the rate rises; share of the rate at the end
-AVERAGE = 0.98  # of the weights over steps: what is written and measured
+AVERAGE = 0.98  # decay of the averaged weights, which are saved and evaluated
 REPORT_EVERY = 10  # steps
 SAVE_SECONDS = 240.0
 STATE = "state.pt"
@@ -32,7 +32,7 @@ STATE = "state.pt"
 
 @dataclass(frozen=True)
 class Run:
-    """What one training run is given."""
+    """Settings of a training run."""
 
     folder: Path
     seed: int
@@ -131,7 +131,7 @@ class State:
     seconds: float = 0.0
 
     def save(self, path: Path) -> None:
-        """Writes all of it, so that `--resume` goes on from here."""
+        """Write the complete state, so that `--resume` continues from here."""
         partial = path.with_suffix(".partial")
         counts = {"step": self.step, "tokens": self.tokens, "seconds": self.seconds}
         parts = {"network": self.network.state_dict(), "optimizer": self.optimizer.state(), "averaged": self.averaged}
@@ -180,7 +180,7 @@ def _advance(state: State, rows: Rows, run: Run, rank: int, kind: torch.dtype, l
 
 
 def _is_over(state: State, run: Run) -> bool:
-    """Whether the run has had its steps or minutes; the first worker's clock counts for all."""
+    """Return true if the run has used its steps or minutes, by the clock of the first worker."""
     over = state.step >= run.steps if run.steps else state.seconds / 60 >= (run.minutes or 1.0)
     if run.workers > 1:
         vote = torch.tensor([over])

@@ -1,4 +1,4 @@
-"""Words, names and values that the skills draw from: short hand-made lists, and syllables for words nobody has seen."""
+"""Words, names and values that the skills draw from: short hand-made lists, and syllables for new words."""
 
 import random
 

@@ -42,7 +42,7 @@ TIMES = {2: ("two", "2"), 3: ("three", "3"), 4: ("four", "4"), 5: ("five", "5")}
 
 
 def _list(rng: random.Random) -> tuple[list[str], str]:
-    """Two to six words and what stands between them."""
+    """Return two to six words and their separators."""
     words = [word(rng) for _ in range(rng.choice((2, 3, 3, 4, 5, 6)))]
     return words, rng.choice((" ", " ", ", "))
 
