@@ -1,6 +1,6 @@
 """Exit codes of `slipway`: every way the appliance ends, with its number, its cause and its cure.
 
-0 to 2 mean what they mean for any command; 10 and up are the appliance's own and stay clear of what shells, Docker
+0 to 2 have their usual meaning; 10 and up are the appliance's own and stay clear of what shells, Docker
 and signals use (125 to 127, and 128 plus the signal's number). docs/operations.md shows this table; a test compares
 the two.
 """
@@ -29,7 +29,7 @@ MANIFEST = Exit(
     "manifest",
     2,
     "The command line or the manifest is wrong; nothing was started.",
-    "Correct the place that the message names; `slipway check MANIFEST` tells without starting anything.",
+    "Correct the place that the message names; `slipway check MANIFEST` reports all mistakes without starting anything.",
 )
 OUTDATED = Exit(
     "outdated",
@@ -40,7 +40,7 @@ OUTDATED = Exit(
 CHECKPOINT = Exit(
     "checkpoint",
     10,
-    "The checkpoint is missing, incomplete, damaged, or of an architecture that nothing here declares.",
+    "The checkpoint is missing, incomplete, damaged, or has an unsupported architecture.",
     "Compare model.source with the file that the message names; copy or download the checkpoint again.",
 )
 MEMORY = Exit(
@@ -53,55 +53,55 @@ MEMORY = Exit(
 PORT = Exit(
     "port",
     12,
-    "The address that the gateway should listen on is taken or not allowed; nothing was started.",
-    "Choose another endpoints.port (or --port N; 0 takes a free one), or stop what listens there.",
+    "The gateway's address is in use or not permitted; nothing was started.",
+    "Choose another endpoints.port (or --port N; 0 takes a free one), or stop the process that listens there.",
 )
 STARTUP = Exit(
     "startup",
     13,
     "The service was not ready within health.startup_budget.",
-    "Read the log for what was slow; raise health.startup_budget if it was only the size of the model.",
+    "Find the slow phase in the log; raise health.startup_budget if the model is just large.",
 )
 RESTARTS = Exit(
     "restarts",
     14,
-    "A program died more often than lifecycle.restart.max within lifecycle.restart.window.",
-    "Read how it died and its last log lines, which the message carries; an engine's crash bundle has more, and "
-    "`slipway explain CAUSE` the cure.",
+    "A program exited more often than lifecycle.restart.max within lifecycle.restart.window.",
+    "Read the cause and the last log lines in the message; an engine's crash bundle has more, and "
+    "`slipway explain CAUSE` prints the cure.",
 )
 ENGINE = Exit(
     "engine",
     15,
-    f"A program ended with code {EXIT_PERMANENT}: it found an error that a restart cannot cure.",
-    "Read the message, which carries the last log lines of that program, and correct what it names.",
+    f"A program exited with code {EXIT_PERMANENT}: it found an error that a restart cannot fix.",
+    "Read the last log lines of that program in the message, and correct the cause that they name.",
 )
 SUPERVISOR = Exit(
     "supervisor",
     16,
-    "supervisord ended without having been asked, or could not start; or the restart monitor ended again and again.",
-    "Look for who killed it (memory limits of the cgroup first); start again.",
+    "supervisord exited unexpectedly or could not start, or the restart monitor exited repeatedly.",
+    "Find the process that killed it (check memory limits of the cgroup first); start again.",
 )
 INTEGRITY = Exit(
     "integrity",
     17,
-    "The checkpoint's files are not those of the lock beside the manifest, or model.lock requires one that is not "
-    "there; nothing was started.",
-    "Restore the files that the message names; where the change is meant, `slipway lock MANIFEST` locks what is there.",
+    "The checkpoint's files do not match the manifest's lock file, or model.lock requires one that does not exist; "
+    "nothing was started.",
+    "Restore the files that the message names; after an intended change, `slipway lock MANIFEST` locks the new files.",
 )
 
 SELF_TEST = Exit(
     "selftest",
     18,
-    "A golden prompt of an engine's self-test came out otherwise than the lock says, or drifted again after a restart.",
-    "The message names prompt and numbers. Start on another device; with the same result compare kernels and "
-    "libraries with those of the lock, and where the change is meant, `slipway lock MANIFEST` records it.",
+    "A golden prompt of an engine's self-test differs from the lock, or drifted again after a restart.",
+    "The message has the prompt and the numbers. Start on another device. If the result is the same, compare kernels "
+    "and libraries with the lock; after an intended change, `slipway lock MANIFEST` records it.",
 )
 
 SOURCE = Exit(
     "source",
     20,
-    "The checkpoint cannot be had from model.source: not there, not allowed, damaged, no space, or no answer in time.",
-    "Read the message, which says what the other side answered; docs/sources.md has every kind with its credentials.",
+    "The checkpoint cannot be loaded from model.source: missing, not permitted, damaged, no space, or a timeout.",
+    "Read the server's answer in the message; docs/sources.md lists every kind of source with its credentials.",
 )
 
 EXITS = (

@@ -237,7 +237,7 @@ SCENARIOS = (
     ),
     Scenario(
         "disk-full",
-        "lets no write of gateway, engines and launcher into a file succeed",
+        "fails every file write of gateway, engines and launcher",
         _fill_disk,
         lambda target: _on(
             target,
@@ -247,7 +247,7 @@ SCENARIOS = (
     ),
     Scenario(
         "disk-full-crash",
-        "the same, and sends SIGKILL to engine-0; the next engine can write nothing either",
+        "fails file writes like disk-full, and sends SIGKILL to engine-0; the next engine cannot write either",
         _crash_on_a_full_disk,
         lambda target: _restarts(target, "as a crash; its crash bundle may be missing"),
     ),
@@ -262,7 +262,7 @@ SCENARIOS = (
     ),
     Scenario(
         "bad-shard",
-        "puts a copy with one bit flipped in the place of a weight file, and swaps engines",
+        "replaces a weight file with a copy that has one flipped bit, and restarts engines",
         _bad_shard,
         lambda target: _on(
             target,
@@ -273,7 +273,7 @@ SCENARIOS = (
     ),
     Scenario(
         "full-queue",
-        "asks until the queue refuses",
+        "sends requests until the queue refuses them",
         fill_queue,
         lambda target: _on(
             target,
@@ -285,20 +285,20 @@ SCENARIOS = (
     ),
     Scenario(
         "slow-client",
-        "16 streams whose readers take a byte a second",
+        "opens 16 streams whose readers read one byte per second",
         read_slowly,
         lambda target: _on(target, "nobody else waits for them", first_s=FIRST_S),
     ),
     Scenario(
         "bad-keys",
-        "puts an empty file in the place of the API keys, and reloads",
+        "replaces the API keys with an empty file, and reloads",
         _bad_keys,
         lambda target: _on(target, "the reload is refused, and the keys that were hold", says={"reload": "refused"}),
         _no_key_file,
     ),
     Scenario(
         "bad-certificate",
-        "puts an empty file in the place of the certificate, and reloads",
+        "replaces the certificate with an empty file, and reloads",
         _bad_certificate,
         lambda target: _on(
             target, "the reload is refused, and new connections get the one before", says={"reload": "refused"}

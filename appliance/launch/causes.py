@@ -1,5 +1,7 @@
-"""Why a program died: one of a few causes, each with its meaning and its cure. docs/operations.md shows this table; a
-test compares the two."""
+"""Causes of an engine crash, each with its meaning and its cure.
+
+docs/operations.md shows this table; a test compares the two.
+"""
 
 import re
 from collections.abc import Sequence
@@ -18,43 +20,44 @@ class Cause:
 
 OOM_KILL = Cause(
     "oom-kill",
-    "The kernel killed it, or a rank of it, because memory ran out.",
+    "The kernel killed the engine, or one of its ranks, because memory ran out.",
     "Raise the container's memory limit, or lower hardware.memory_share, model.max_context or "
     "hardware.kv_cache_memory; `slipway plan MANIFEST` shows the bytes by part.",
 )
 HANG = Cause(
     "hang",
-    "It ran and made no progress for as long as health.stalled_* allows, so the sentinel killed it.",
-    "Look into the log for what it did last. If a step is honestly that slow, raise the key that the message names.",
+    "The engine made no progress within the limits of health.stalled_*, so the sentinel killed it.",
+    "Find its last action in the log. If a step really takes that long, raise the key that the message names.",
 )
 DEVICE = Cause(
     "device-error",
     "The GPU or its driver reported an error, which leaves a process without a device.",
-    "Look for Xid lines in the kernel's log (dmesg). If it comes again with other requests, drain the node and test "
-    "the GPU; if always with one request, report it.",
+    "Look for Xid lines in the kernel's log (dmesg). If it recurs with different requests, drain the node and test the "
+    "GPU; if it recurs with one request, report it.",
 )
 DRIFT = Cause(
     "drift",
-    "A golden prompt of its self-test gave other numbers than the lock has, or than the engine gave when it began.",
-    "The last line says which prompt, what was expected and found. Memory that lost a bit is cured by a restart. If it "
-    "comes again, test memory and device of the node, and look for kernels or libraries that changed since the lock; "
+    "A golden prompt of the self-test differs from the lock, or from the result at the engine's start.",
+    "The last log line has the prompt, the expected and the computed numbers. A restart fixes a flipped bit in memory. "
+    "If it recurs, test memory and device of the node, and look for kernels or libraries that changed since the lock; "
     "`slipway selftest MANIFEST` shows each prompt.",
 )
 PERMANENT = Cause(
     "permanent",
-    f"It ended with code {EXIT_PERMANENT}: it found an error that a restart cannot cure.",
-    "Correct what its last line names; that line's first word also chooses the exit code.",
+    f"The engine exited with code {EXIT_PERMANENT}: it found an error that a restart cannot fix.",
+    "Correct the cause that its last log line names; the first word of that line also selects the exit code.",
 )
 SIGNAL = Cause(
     "signal",
-    "A signal killed it: SIGSEGV, SIGBUS, SIGILL and SIGABRT are its own errors, SIGKILL and SIGTERM somebody's.",
-    "After SIGKILL look for who kills processes here; after SIGSEGV and its like try hardware.kernels: torch, and "
-    "report the crash bundle.",
+    "A signal ended the engine: SIGSEGV, SIGBUS, SIGILL and SIGABRT are its own errors; other processes send SIGKILL "
+    "and SIGTERM.",
+    "After SIGKILL or SIGTERM, find the sender; after its own errors, try hardware.kernels: torch and report the crash "
+    "bundle.",
 )
 EXIT = Cause(
     "exit-code",
-    "It ended by itself, with an error that nobody foresaw, or with none at all.",
-    "Read its last lines; a traceback is worth a report.",
+    "The engine exited by itself, with an unexpected error or without one.",
+    "Read its last log lines; report a traceback.",
 )
 
 CAUSES = (OOM_KILL, HANG, DEVICE, DRIFT, PERMANENT, SIGNAL, EXIT)
