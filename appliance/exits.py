@@ -29,7 +29,7 @@ MANIFEST = Exit(
     "manifest",
     2,
     "The command line or the manifest is wrong; nothing was started.",
-    "Correct the place that the message names; `slipway check MANIFEST` reports all mistakes without starting anything.",
+    "Correct the location in the message; `slipway check MANIFEST` reports all mistakes without starting anything.",
 )
 OUTDATED = Exit(
     "outdated",

@@ -179,7 +179,7 @@ def test_python_has_docstrings_of_attributes_too_and_comments_by_block(tmp_path:
 
 def test_markdown_has_paragraphs_items_and_rows_without_headings_and_code(tmp_path: Path) -> None:
     text = "# Title\n\none\ntwo\n- item\n  more\n\n```sh\ncode\n```\n| a | b |\n|---|---|\n| c | d |"
-    assert written(tmp_path / "a.md", text) == [
+    assert written(tmp_path / "README.md", text) == [
         (3, 4, "one two"),
         (5, 6, "- item more"),
         (11, 11, "| a | b |"),
@@ -228,25 +228,25 @@ def test_added_lines_are_those_of_the_working_tree(tmp_path: Path) -> None:
         subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
 
     git("init")
-    (tmp_path / "a.md").write_text("one\ntwo\nthree\n")
-    git("add", "a.md")
+    (tmp_path / "README.md").write_text("one\ntwo\nthree\n")
+    git("add", "README.md")
     git("commit", "-m", "Add a page")
-    (tmp_path / "a.md").write_text("zero\none\nthree\nfour\nfive\n")
-    assert added_lines("HEAD", tmp_path) == {tmp_path / "a.md": {1, 4, 5}}
+    (tmp_path / "README.md").write_text("zero\none\nthree\nfour\nfive\n")
+    assert added_lines("HEAD", tmp_path) == {tmp_path / "README.md": {1, 4, 5}}
 
 
 def test_the_report_names_rate_passage_and_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a.md").write_text("Plain text.\n\nNobody reads this page.\n")
+    (tmp_path / "README.md").write_text("Plain text.\n\nNobody reads this page.\n")
     main([str(tmp_path)])
     out = capsys.readouterr().out
     assert out.startswith("166.7 flagged per 1,000 words (1 in 6 words)\n")
-    assert "a.md:3: 'Nobody' (person)" in out and "person: name the component or the user" in out
+    assert "README.md:3: 'Nobody' (person)" in out and "person: name the component or the user" in out
 
 
 def test_the_table_has_rates_rounded_up_and_no_less_than_the_goal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "a.md").write_text("Plain text.\n\nNobody reads this page.\n")
+    (tmp_path / "README.md").write_text("Plain text.\n\nNobody reads this page.\n")
     main(["--table", str(tmp_path)])
     assert capsys.readouterr().out == f'    "{tmp_path}": 167,\n'
 

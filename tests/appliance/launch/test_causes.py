@@ -52,7 +52,7 @@ def test_causes(seen, given, lines, name):
 
 def test_the_documentation_has_the_same_table():
     page = OPERATIONS.read_text()
-    section = page[page.index("## Crash bundles") : page.index("## Requests outlive engines")]
+    section = page[page.index("## Crash bundles") : page.index("## Requests survive engine crashes")]
     rows = re.findall(r"^\| `([\w-]+)` \| (.*) \| (.*) \|$", section, re.MULTILINE)
     known = {one.name for one in causes.CAUSES}
     assert [row for row in rows if row[0] in known] == [(one.name, one.meaning, one.cure) for one in causes.CAUSES]
