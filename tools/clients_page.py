@@ -8,15 +8,15 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "clients.md"
 HEAD = """\
 # Clients
 
-Clients that people use, as they come from their packages, against the demo service. `make clients` makes an environment
-for them, starts the service, runs `tests/clients` and writes this page; a feature works if its tests passed. An empty
-cell is a feature that the client does not have, or that is not tried.
+Check that your client library works with Slipway. The tests run unmodified releases of these clients against the demo
+service: `make clients` creates an environment for them, starts the service, runs `tests/clients` and writes this page.
+A feature works if its tests passed. An empty cell is a feature that the client lacks or that is not tested.
 
 """
 
 
 def page(rows: list[dict[str, object]]) -> str:
-    """The table, clients by features, in the order in which features first come."""
+    """Return the page: a table of clients by features, in the order of first appearance."""
     features: list[str] = []
     for row in rows:
         shown = row["features"]

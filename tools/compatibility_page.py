@@ -14,61 +14,61 @@ from appliance.rules.table import TABLES, Table, cells  # noqa: E402
 from appliance.rules.variables import VARIABLES  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
-HEAD = """# What goes together
+HEAD = """# Compatibility
 
 <!-- made by tools/compatibility_page.py from appliance/rules; a test keeps it so -->
 
-`slipway check` proves a manifest by the rules below before anything starts. What cannot work is refused with the least
-set of keys that are in conflict, the places where they were written, the reasons, and for each key the values with
-which the rest would go together:
+Look up which manifest keys, models and devices can be combined, and the values that `auto` selects. `slipway check`
+checks a manifest with the rules below before anything starts. An impossible combination is refused with a minimal set
+of conflicting keys, their locations, the reasons, and for each key the values that would resolve the conflict:
 
 ```
 m.yaml:6:13: quantization.kv_cache: fp8 cannot go with hardware.device: cpu (m.yaml:4:11): only Triton kernels read fp8
 pages; Triton kernels are for a GPU; use auto, float32, bfloat16, float16 or int8, or hardware.device: auto or cuda
 ```
 
-`slipway plan` prints what each `auto` became and why: what it prefers, or the rule that excludes that.
+`slipway plan` prints the value of each `auto` and the reason: its preference, or the rule that excludes the preference.
 
-In the tables, "yes" starts and generates; a name is that of the [rule](#rules) that refuses. "compiled" is any of the
-compiled kernels of a CPU (`amx`, `avx512`, `avxvnni`, `avx2`, `neon`, `base`). Every cell is tried by
-`tests/appliance/rules/test_cells.py`: what is legal runs on a tiny model, what is not is refused, and an engine that is
-forced to it fails.
+In the tables, "yes" means that the combination starts and generates; otherwise the cell names the [rule](#rules) that
+refuses it. "compiled" is any of the compiled kernels of a CPU (`amx`, `avx512`, `avxvnni`, `avx2`, `neon`, `base`).
+`tests/appliance/rules/test_cells.py` tests every cell: permitted combinations run on a tiny model, others are refused,
+and an engine that is forced to use them fails.
 """
 
 RULES_HEAD = """
 ## Rules
 
-A rule stands beside its subject in `appliance/rules`. "by choice": an engine that was forced would start all the same,
-but not do what was asked, or not do it well.
+Each rule is declared in the file of its subject in `appliance/rules`. "by choice": a forced engine would start, but
+would ignore the request or perform badly.
 
-| rule | ties | says |
+| rule | connects | requirement |
 |---|---|---|
 """
 
 IDLE_HEAD = """
 ## Keys without an effect
 
-Written for a model for which they do nothing, these keys are refused, at the place where they were written; in a file
-that the manifest extends, which others may share, they are a warning. `auto`, null and the values in brackets say
-what is so, and may stand.
+Keys that have no effect for a model are refused at their location. In an extended file, which other manifests may
+share, they are a warning. `auto`, null and the values in parentheses are always accepted.
 
-| of | keys | because |
+| models | keys | reason |
 |---|---|---|
 """
 
 AUTO_HEAD = """
-## What `auto` prefers
+## Preferences of `auto`
 
-In this order, each with regard to those before it; a value is taken if the rules allow it. For the sake of another key
-`auto` neither leaves a GPU or its Triton kernels, nor takes fewer bits: that is refused, and what to write is told.
+Keys are resolved in this order; each takes its first value that the rules permit with the earlier ones. To satisfy
+another key, `auto` never gives up a GPU or its Triton kernels and never reduces the number of bits: such a manifest is
+refused with the values to write instead.
 
-| key | what `auto` takes |
+| key | preferred values of `auto` |
 |---|---|
 """
 
 
 def compatibility_page() -> str:
-    """The page as text."""
+    """Return the page as text."""
     rules = [_rule(rule) for rule in RULES if _is_served(rule)]
     return "".join(
         [HEAD, *map(_table, TABLES), RULES_HEAD, *rules, IDLE_HEAD, *map(_idle, IDLE), AUTO_HEAD, *_preferences()]
@@ -117,7 +117,7 @@ def _rule(rule: Rule) -> str:
 
 
 def _facts(rule: Rule) -> list[str]:
-    """The checkpoint, the machine."""
+    """Return the facts of a rule: checkpoint, machine, memory."""
     kinds = dict.fromkeys(fact.partition(".")[0] for fact in rule.facts)
     return [{"model": "the checkpoint", "machine": "the machine", "lacks": "the memory"}[kind] for kind in kinds]
 

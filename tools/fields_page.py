@@ -1,4 +1,4 @@
-"""Writes docs/request-fields.md from the tables in appliance/schema/fields."""
+"""Write docs/request-fields.md from the tables in appliance/schema/fields."""
 
 import json
 import sys
@@ -23,15 +23,17 @@ HEAD = """# Request fields of other servers
 
 <!-- made by tools/fields_page.py from appliance/schema/fields; a test keeps it so -->
 
-Fields outside the schema of a route (`GET /openapi.json`) that clients of other servers send. Null is always accepted.
+Find out how Slipway treats request fields that clients of other servers send and that are not in the schema of a route
+(`GET /openapi.json`). Null is always accepted.
 
-- *Read as*: the field has the same meaning as another one. Both at once are 400.
-- *Accepted*: any value, as the field has no influence on the output; or only these values, as they ask for nothing.
-- *Otherwise*: any other value is 400 with this reason, as ignoring it would change the output.
+- *Read as*: the field has the same meaning as another one. Both together return 400.
+- *Accepted*: any value, because the field has no influence on the output; or only these values, because they request
+  nothing.
+- *Otherwise*: any other value returns 400 with this reason, because ignoring it would change the output.
 
-`endpoints.unknown_fields` says what becomes of fields that are neither here nor in the schema: `refuse` (400), `warn`
-(accepted, and the gateway's log names each such field once) or `ignore`. Fields inside of messages, tools and other
-objects are not checked.
+`endpoints.unknown_fields` sets the treatment of fields that are neither here nor in the schema: `refuse` (400), `warn`
+(accepted, and the gateway logs each field once) or `ignore`. Fields inside messages, tools and other objects are not
+checked.
 """
 COLUMNS = "| field | read as | accepted | otherwise |\n|---|---|---|---|\n"
 CONVERTED = {
@@ -51,10 +53,10 @@ def _sections() -> Iterator[tuple[str, Mapping[str, Field]]]:
     """Yield title and fields of each section. The fields that all generating routes share come first."""
     first, *others = GENERATE.values()
     common = {name: field for name, field in first.items() if all(each.get(name) == field for each in others)}
-    yield "All routes that generate", common
+    yield "All generating routes", common
     for title, table in GENERATE.items():
         yield title, {name: field for name, field in table.items() if name not in common}
-    yield "Routes that pool", TABLES[EmbeddingRequest]
+    yield "Pooling routes", TABLES[EmbeddingRequest]
 
 
 def _row(name: str, field: Field) -> str:
@@ -67,7 +69,7 @@ def _row(name: str, field: Field) -> str:
 
 
 def fields_page() -> str:
-    """The page as text."""
+    """Return the page as text."""
     parts = [HEAD]
     for title, table in _sections():
         rows = "".join(_row(name, field) for name, field in sorted(table.items()))

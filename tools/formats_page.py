@@ -1,4 +1,4 @@
-"""Writes docs/formats.md from the declarations in appliance/chat/format: how models write calls and reasoning."""
+"""Write docs/formats.md from the declarations in appliance/chat/format: syntax of tool calls and reasoning."""
 
 import sys
 from pathlib import Path
@@ -18,65 +18,71 @@ HEAD = """# Output formats
 
 <!-- made by tools/formats_page.py from appliance/chat/format; a test keeps it so -->
 
-How a family of models writes tool calls and reasoning is one declaration. From it follow the reader, which gives the
-same events however the text is cut, streamed or whole, and the grammar that binds a reply: with `tool_choice`
-`required` or a named function a call that is not valid cannot be written, and `strict` tools bind `auto` from the
-marker on that opens a call.
+Select the format in which your model writes tool calls and reasoning, or check that Slipway detects it. Each format is
+one declaration for a family of models. Two parts are derived from it: a parser, which produces the same events for
+every split of the text, streamed or complete; and a grammar, which constrains replies. With `tool_choice` `required` or
+a named function, a reply cannot contain an invalid call; `strict` tools constrain `auto` calls from their opening
+marker on.
 
-`model.format` is `auto` or a name of the tables, or two joined by `+`, such as `hermes+deepseek_r1`. A name sets what
-it names, both where it stands in both tables; the rest is recognised. `plain` reads no calls, `identity` no
-reasoning. `auto` looks for the signs below in the chat template, from the top, and asks `model_type` of config.json
-where templates alone leave it open; `slipway plan` prints what it found.
+`model.format` is `auto` or a name from the tables, or two names joined with `+`, such as `hermes+deepseek_r1`. A name
+selects the calls or the reasoning of its table, or both if both tables have it; the rest is detected. `plain` parses no
+calls, `identity` no reasoning. `auto` searches the chat template for the signs below, from the top, and uses
+`model_type` of config.json if templates alone are ambiguous; `slipway plan` prints the result.
 
 ## Calls
 
-The example is what a grammar makes a model write: one call of `f` with the text `x` for `a`; ⏎ is a line end.
+Each example is generated from the grammar: one call of `f` with the text `x` for `a`; ⏎ is a newline.
 
-| name | a call | recognised by |
+| name | call | detected by |
 |---|---|---|
 """
 
 MIDDLE = """
-`harmony` is a format of channels: `analysis` is reasoning, `final` is content, a message to a recipient is a call,
-and what else is said on `commentary` is reasoning too, as its channel in the events tells.
+`harmony` has channels: `analysis` is reasoning, `final` is content, a message with a recipient is a call, and other
+messages on `commentary` are reasoning too; events have the name of the channel.
 
-What is read beyond that: JSON calls with their keys in any order, arguments as a string of JSON, missing or null ones
-as `{}`; whitespace anywhere between markers; one call where a list should be; a Qwen call without `<tool_call>`;
-Mistral's without `[ARGS]`, or with `[CALL_ID]`. Values in tags become JSON by the schema of their parameter: text
-stays text, also where it looks like a number; a union takes null, a boolean, a number, a list or object, then text.
-What such a tag says of a type (Kimi K3, K2 Horizon) decides where the schema does not. Lists and objects of MiniMax M3
-are tags in tags, or JSON; a value of MiniCPM5 may stand in CDATA.
-What was to be a call and is none is content, marker and all; one that breaks off behind its name is content in a
-whole reply, while a stream cannot take back what it sent. An unfinished call keeps its arguments so far, or is
-dropped if it has no name yet. Formats without markers are only looked for where a reply begins.
+The parser also accepts these variants:
+
+- JSON calls with keys in any order; arguments as a JSON string; missing or null arguments as `{}`;
+- whitespace anywhere between markers; a single call instead of a list;
+- Qwen calls without `<tool_call>`; Mistral calls without `[ARGS]` or with `[CALL_ID]`.
+
+Values in tags are converted to JSON by the schema of their parameter. Text remains text even if it looks like a number.
+A union accepts null, a boolean, a number, a list or object, then text. If the schema has no type, the type in the tag
+is used (Kimi K3, K2 Horizon). Lists and objects of MiniMax M3 are nested tags or JSON; MiniCPM5 may write values in
+CDATA.
+
+A malformed call becomes content, including its marker. A call that ends after its name becomes content in a complete
+reply; a stream cannot retract its records. An unfinished call keeps its arguments so far, or is dropped if it has no
+name yet. Formats without markers are detected only at the beginning of a reply.
 
 Ids of calls are `chatcmpl-tool-…`, `functions.NAME:N` for kimi_k2 and 9 letters and digits for Mistral's, also in the
-history that the template gets.
+history that is passed to the template.
 
 ## Reasoning
 
-| name | marks | recognised by | |
+| name | markers | detected by | |
 |---|---|---|---|
 """
 
 TAIL = """
-Whether a reply begins inside of its reasoning is first seen in the prompt: the template opened it, or closed it. Else
-a reply *is reasoning at once* where the table says so, up to the end marker, unless a switch of the template is off
-(`chat_template_kwargs`, or `reasoning_effort: none`); where it is off all is content. Other reasoning counts only
-before the first content. A call's marker inside unclosed reasoning ends it.
+The prompt determines whether a reply begins inside its reasoning: the template may open or close it. Otherwise, formats
+marked *reasoning at once* begin with reasoning, up to the end marker. If a switch of the template is off
+(`chat_template_kwargs`, or `reasoning_effort: none`), the complete reply is content. Other reasoning counts only before
+the first content. The marker of a call ends unclosed reasoning.
 
-`thinking_token_budget` limits the tokens of reasoning: behind so many the end marker is forced, token by token, under
-a grammar too. It depends on the emitted tokens alone, so a reply that is resumed is the same. 0 closes reasoning at
-once; −1 and null set no limit. A step waits for the token before only where that decides what comes next: from the last
-token of the budget to the end of the marker, and for every one under a grammar; and it waits when the model has run.
+`thinking_token_budget` limits the tokens of reasoning: after this number the end marker is forced, token by token, also
+under a grammar. It depends on the emitted tokens alone, so a resumed reply is the same. 0 ends reasoning at once; −1
+and null set no limit. A step waits for the previous token only if it determines the next one: from the last token of
+the budget to the end of the marker, and for every token under a grammar. It waits after the model has run.
 
-## Another family
+## Add a family
 
-One value in `call_families.py`, `tag_families.py` or `reasoning_families.py` of `appliance/chat/format`, and its texts
-in `tests/appliance/chat/format/goldens.py`, which a test asks for. A call's body is JSON (`JsonCall`), a name and JSON
-(`NamedJson`), tags (`Tags`) or nearly JSON (`LooseCall`). Other tests take it from there: every split of its texts,
-replies drawn from its grammar, 10,000 fuzzed ones of all formats, the tokens of four tokenizers. `make fuzz TEXTS=10000
-SEED=7` reads so many of each format.
+Add a value to `call_families.py`, `tag_families.py` or `reasoning_families.py` in `appliance/chat/format`, and its
+texts to `tests/appliance/chat/format/goldens.py` (a test fails without them). The body of a call is JSON (`JsonCall`),
+a name and JSON (`NamedJson`), tags (`Tags`) or nearly JSON (`LooseCall`). The tests then cover every split of its
+texts, replies sampled from its grammar, 10,000 fuzzed replies of all formats, and the tokens of four tokenizers.
+`make fuzz TEXTS=10000 SEED=7` parses 10,000 fuzzed replies of each format.
 """
 
 _ARGUMENTS = {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"], "additionalProperties": False}
@@ -84,7 +90,7 @@ _EXAMPLE = Function("f", _ARGUMENTS)
 
 
 def code(text: str) -> str:
-    """Text as code in a table."""
+    """Return text as code in a table."""
     shown = text.replace("\n", "⏎").replace("|", "\\|")
     return f"`{shown}`" if "`" not in shown else f"`` {shown} ``"
 
@@ -101,7 +107,7 @@ class _Bytes:
 
 
 def _written(matcher: LLMatcher) -> str:
-    """The one reply that a grammar leaves, without the spaces and digits that it does not ask for."""
+    """Return the only reply that a grammar permits, without optional spaces and digits."""
     found = bytearray()
     words = np.zeros(9, np.uint32)
     while not matcher.is_stopped():

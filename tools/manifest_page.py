@@ -1,4 +1,4 @@
-"""Writes docs/manifest.md and docs/manifest.schema.json from the schema in appliance/manifest.py."""
+"""Write docs/manifest.md and docs/manifest.schema.json from the schema in appliance/manifest.py."""
 
 import sys
 from pathlib import Path

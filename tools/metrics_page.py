@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the families in appliance/observe/families.py: every metric that /metrics publishes."""
+"""Write docs/metrics.md from the families in appliance/observe/families.py: every metric of /metrics."""
 
 import sys
 from pathlib import Path
@@ -13,10 +13,11 @@ HEAD = """# Metrics
 
 <!-- made by tools/metrics_page.py from appliance/observe/families.py; a test keeps it so -->
 
-`GET /metrics`, Prometheus text. All series exist, with 0, from the start. With `observability.vllm_metrics` the same
-numbers also appear under the names in the last column. Labels: `model_name`, `engine` (its number) where a metric is
-of one engine, and those named here. HTTP requests are counted as `http_requests_total`, `http_request_duration_seconds`
-and sizes; the service itself tells `slipway_build_info` and `slipway_phase`.
+Scrape `GET /metrics` (Prometheus text format) and alert on these metrics. All series exist from the start and begin at
+zero. `observability.vllm_metrics` also publishes the names in the last column. All metrics have the label `model_name`,
+metrics of one engine have `engine` (its index), and further labels are listed here. HTTP metrics are
+`http_requests_total`, `http_request_duration_seconds` and sizes; `slipway_build_info` and `slipway_phase` describe the
+service.
 
 | metric | kind | further labels | meaning | also as |
 |---|---|---|---|---|
@@ -31,7 +32,7 @@ def _row(family: Family) -> str:
 
 
 def metrics_page() -> str:
-    """The page as text."""
+    """Return the page as text."""
     return HEAD + "".join(map(_row, (*gauges(), *counters(), *histograms(2048))))
 
 

@@ -81,7 +81,7 @@ def schema_text() -> str:
 
 
 def manifest_page() -> str:
-    """docs/manifest.md: every key with type, default and meaning."""
+    """Return docs/manifest.md: every key with type, default and meaning."""
     lines = [PAGE_HEAD]
     for key in keys().values():
         if key.kind == "value":
@@ -103,7 +103,7 @@ def _table(rows: list[Key]) -> list[str]:
 
 
 def _change(key: Key) -> str:
-    return "that of the keys below set" if key.path[:2] == PROFILES else in_short(effect(key.name))
+    return "as the keys in set" if key.path[:2] == PROFILES else in_short(effect(key.name))
 
 
 def _examples(key: Key) -> str:
@@ -119,52 +119,51 @@ PAGE_HEAD = """\
 
 <!-- made by tools/manifest_page.py from appliance/manifest.py; a test keeps it so -->
 
-One YAML file describes one service. The least that works:
+Write one YAML file for each service. This is the smallest one:
 
 ```yaml
 apiVersion: slipway/v2
 model: {source: {path: /models/Qwen3-0.6B}}
 ```
 
-- `slipway check M` says what is wrong, with file, line and column, and `--fix` corrects it; `slipway plan M` says what
-  would run and where each value comes from; `slipway schema` prints the JSON Schema for editors.
-- Precedence, highest first; mappings are merged key by key, everything else is replaced:
+- `slipway check M` reports mistakes with file, line and column, and `--fix` corrects them; `slipway plan M` prints the
+  resolved values and their origins; `slipway schema` prints the JSON Schema for editors.
+- Precedence, highest first (mappings are merged key by key, everything else is replaced):
 
   | source | written as |
   |---|---|
   | the command line | `--endpoints.port 9000`, `--set endpoints.port=9000` |
   | the environment | `SLIPWAY__ENDPOINTS__PORT=9000` |
-  | overlays | `--overlay dev`, `--overlay site.yaml`, `SLIPWAY_OVERLAY=dev,site.yaml`; of several the last wins |
+  | overlays | `--overlay dev`, `--overlay site.yaml`, `SLIPWAY_OVERLAY=dev,site.yaml`; the last one wins |
   | the manifest | the file itself |
-  | `extends` | the files it starts from; of several the last wins |
+  | `extends` | the extended files; the last one wins |
   | a hardware profile | the first of `hardware.profiles` that matches the machine |
   | defaults | the tables below |
 
 - On the command line of `serve`, `plan` and `check` every key is a flag: `--engine.cache.block-tokens 32` (dashes and
-  underscores are one), the same as `--set engine.cache.block_tokens=32`; of two for one key the later wins.
-  `slipway serve --help` shows the few with a short form (`-p`, `-H`, `-c`, `-dp`), `--help-all` every one.
+  underscores are equivalent) equals `--set engine.cache.block_tokens=32`; the last one wins. `slipway serve --help`
+  shows the flags with a short form (`-p`, `-H`, `-c`, `-dp`), `--help-all` all of them.
 - Values of flags, of `--set` and of variables are scalars as YAML reads them; `{…}`, `[…]` and quotes are YAML flow
   style, so JSON works: `--set engine='{cache: {block_tokens: 32}}'`.
-- Unknown keys, wrong types and duplicate keys are errors. So is what YAML 1.1 and 1.2 read differently: unquoted `yes`,
-  `no`, `on`, `off`, `y`, `n` (write `true` or `false`, or quote a text; a key that has the word among its values takes
-  it), `010`, `0x10`, `1_000`, `1e3`, `12:30`, `2026-01-01`; and anchors, aliases, merge keys, tags, tabs as
-  indentation.
+- Unknown keys, wrong types and duplicate keys are errors. Scalars that YAML 1.1 and 1.2 read differently are errors
+  too: unquoted `yes`, `no`, `on`, `off`, `y`, `n` (write `true` or `false`, or quote a string; a key with the word
+  among its values accepts it), `010`, `0x10`, `1_000`, `1e3`, `12:30`, `2026-01-01`. Anchors, aliases, merge keys, tags
+  and tabs as indentation are not permitted.
 - Sizes are numbers with `B`, `KiB`, `MiB`, `GiB`, `TiB`, `KB`, `MB`, `GB` or `TB` (a bare number counts bytes);
   durations are numbers with `ms`, `s`, `m` or `h` (a bare number counts seconds).
-- The column "a change" says what a changed value entails: what must start again (`reload`: nothing, `slipway reload`
-  changes it in a running service), whether the same request may get another reply, and what is made anew.
-  `slipway diff A B` says it for two manifests, with the numbers of both plans; `slipway explain KEY` for one key.
-- `auto` is settled when the service starts; `slipway plan` says to what, and why.
-- Relative paths start at the folder of the file that they are written in, those of variables and flags at the
-  manifest's.
+- The column "a change" lists the effects of a changed value: the programs that must restart (`reload`: none,
+  `slipway reload` changes it in a running service), possible changes of replies, and caches that are rebuilt.
+  `slipway diff A B` lists them for two manifests, with the numbers of both plans; `slipway explain KEY` for one key.
+- `auto` is resolved when the service starts; `slipway plan` prints the value and the reason.
+- Relative paths start at the folder of their file; in variables and flags at the manifest's folder.
 - `apiVersion` must be given and is `slipway/v2`. Files of `slipway/v1` are still read, with a warning;
   `slipway upgrade --write FILE` rewrites them and keeps comments, order and quotes.
-- Keys that start with `x-` are free for notes of your own in any section; nothing reads them.
+- Keys that start with `x-` are for your own notes in any section; Slipway ignores them.
+- [sources.md](sources.md) describes every kind of `model.source`.
 
-- [sources.md](sources.md) tells every kind of `model.source`.
 ## Layers
 
-Several files can share what they have in common, and one file can serve several occasions and machines:
+Manifests can share common keys, and one manifest can serve several environments and machines:
 
 ```yaml
 apiVersion: slipway/v2
@@ -185,36 +184,33 @@ hardware:
       set: {quantization: {weights: int8}}
 ```
 
-- `slipway plan` prints the files, overlays and profile that had a part, why the profiles before it do not match, and
-  with each value where it is written: `base.yaml:4:12`, `m.yaml:8:42 (overlay dev)`, `m.yaml:13:50 (profile h200)`.
-- A mistake is told at the place where it is written, with the way to that file: `base.yaml:3:9: …; extended by
-  m.yaml:2:10`. Overlays and profiles are checked as well when they are not taken. `--fix` changes the file where the
-  value was written, be it the value of a variable or a default; what the environment gives it leaves alone, and says
-  what to set.
-- An overlay may have any key but `extends` and `overlays`, a file of it any but `overlays`. `--overlay` replaces what
-  `SLIPWAY_OVERLAY` asks for. A name with a slash or the ending `.yaml` or `.yml` is a file.
-- A profile matches when every key of its `match` does. Ranges are comparisons, such as `">=2"` or `">=8 <64"`, and
-  need quotes; a number alone means just that. Of several GPUs each must fit `gpu`, `memory` and `compute_capability`.
-- `${NAME}` is a variable of the environment, `${var.name}` one of `variables`; `${NAME:-text}` has a default for one
-  that is not set or empty, in which further `${…}` may stand. `$$` is one dollar. Within `{…}` and `[…]` of YAML it
-  needs quotes: `{port: "${PORT}"}`.
-- A value that is nothing but one `${…}` has the type that its text has in YAML, so `${PORT:-8000}` is a number; keys
-  that take only text get text. Within a longer text it is text.
-- Manifests have limits: 256 KiB and 4,000 values a file, 65,536 characters an interpolated text, 1,048,576 all of them
-  together, 100 files. Messages show nothing of a file without any key of a manifest.
-- Values of files are interpolated, keys are not, nor what flags and `SLIPWAY__…` give. In `extends` only the
-  environment is known.
-- A name that ends with `KEY`, `TOKEN`, `SECRET` or `PASSWORD` (capital or small) is refused in `${…}` and in
-  `variables`: a secret is named below `secrets` and never becomes a value. So none is in a plan, a log or a generated
-  file.
-- Into which files a manifest is split, and what is variable in it, does not count in the hashes of its configuration.
-- All files of one manifest have the same `apiVersion`, and one of them must have it. Those that are no manifest by
-  themselves, such as `base.yaml` above, best leave it out: editors then miss nothing in them.
+- `slipway plan` prints the files, overlays and profile in use, the reasons why earlier profiles do not match, and the
+  location of each value: `base.yaml:4:12`, `m.yaml:8:42 (overlay dev)`, `m.yaml:13:50 (profile h200)`.
+- A mistake is reported at its location, with the path to that file: `base.yaml:3:9: …; extended by m.yaml:2:10`.
+  Overlays and profiles that are not selected are checked too. `--fix` changes the file that contains the value, also
+  the value of a variable or a default. It does not change values from the environment, but prints the variable to set.
+- An overlay may have any key except `extends` and `overlays`; an overlay file any key except `overlays`. `--overlay`
+  replaces `SLIPWAY_OVERLAY`. A name with a slash or the ending `.yaml` or `.yml` is a file.
+- A profile matches if every key of its `match` does. Ranges are comparisons, such as `">=2"` or `">=8 <64"`, and need
+  quotes; a plain number means equality. With several GPUs, each must match `gpu`, `memory` and `compute_capability`.
+- `${NAME}` is an environment variable, `${var.name}` an entry of `variables`; `${NAME:-text}` has a default for unset
+  or empty variables, which may contain further `${…}`. `$$` is a dollar sign. Use quotes within `{…}` and `[…]` of
+  YAML: `{port: "${PORT}"}`.
+- A value that consists of one `${…}` has the YAML type of its text, so `${PORT:-8000}` is a number; keys that accept
+  only strings get a string. Within a longer string it is text.
+- Limits: 256 KiB and 4,000 values per file, 65,536 characters per interpolated string, 1,048,576 characters in all of
+  them, 100 files. Messages never quote a file that has no manifest key.
+- Values in files are interpolated; keys, flags and `SLIPWAY__…` values are not. `extends` may use only the environment.
+- Names that end with `KEY`, `TOKEN`, `SECRET` or `PASSWORD` (in any case) are refused in `${…}` and in `variables`: a
+  secret is named in `secrets` and never becomes a value. Plans, logs and generated files therefore contain no secrets.
+- The hashes of a configuration do not depend on the division into files and variables.
+- All files of one manifest have the same `apiVersion`, and at least one must have it. Omit it in files that are not
+  complete manifests, such as `base.yaml` above, so that editors report no missing keys.
 """
 
 VARIABLES_HEAD = """\
 ## Environment variables
 
-`SLIPWAY__SECTION__KEY` sets a key: `SLIPWAY__ENDPOINTS__PORT=9000`. Beside those, and the variables that `secrets`
-names, Slipway reads:
+`SLIPWAY__SECTION__KEY` sets a key: `SLIPWAY__ENDPOINTS__PORT=9000`. In addition to these and to the variables named in
+`secrets`, Slipway reads:
 """

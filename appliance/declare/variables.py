@@ -44,42 +44,42 @@ class Variable:
 
 VARIABLES: tuple[Variable, ...] = (
     Variable(
-        "SLIPWAY_OVERLAY", "text", "Overlays to lay over the manifest, as `dev,site.yaml`; `--overlay` replaces it."
+        "SLIPWAY_OVERLAY", "text", "Overlays to apply to the manifest, as `dev,site.yaml`; `--overlay` replaces it."
     ),
-    Variable("XDG_CACHE_HOME", "folder", "Where rounded weights are kept, in `slipway/`.", "$HOME/.cache"),
-    Variable("HOME", "folder", "The home folder, where XDG_CACHE_HOME is not set."),
-    Variable("XDG_RUNTIME_DIR", "folder", "Where run directories are made first.", "$TMPDIR, /tmp, /dev/shm"),
+    Variable("XDG_CACHE_HOME", "folder", "Parent folder of stored rounded weights, in `slipway/`.", "$HOME/.cache"),
+    Variable("HOME", "folder", "The home folder, used if XDG_CACHE_HOME is not set."),
+    Variable("XDG_RUNTIME_DIR", "folder", "Preferred parent folder of run directories.", "$TMPDIR, /tmp, /dev/shm"),
     Variable(
         "SLIPWAY_GRACE",
         "duration",
-        "Time from SIGTERM to SIGKILL where it is not the platform's usual one; `lifecycle.drain: auto` is 2 s less.",
+        "Time from SIGTERM to SIGKILL if it is not the platform's default; `lifecycle.drain: auto` is 2 s less.",
     ),
     Variable(
-        "KUBERNETES_SERVICE_HOST", "presence", "Set by Kubernetes: its 30 s from SIGTERM to SIGKILL are expected."
+        "KUBERNETES_SERVICE_HOST", "presence", "Set by Kubernetes: selects its 30 s from SIGTERM to SIGKILL."
     ),
     Variable(
         "SLIPWAY_TERMINATION_LOG",
         "folder",
-        "The file that gets the reason of an end, if it exists: the pod's `terminationMessagePath`.",
+        "File that receives the reason of an exit, if it exists: the pod's `terminationMessagePath`.",
         "/dev/termination-log",
     ),
     Variable("HF_HOME", "text", "The hub's folder: token and, in `hub/`, its cache.", "$XDG_CACHE_HOME/huggingface"),
-    Variable("HF_HUB_CACHE", "text", "The hub's cache, where model.download.cache does not say it.", "$HF_HOME/hub"),
+    Variable("HF_HUB_CACHE", "text", "The hub's cache, unless model.download.cache is set.", "$HF_HOME/hub"),
     Variable("HF_ENDPOINT", "text", "The hub, or a mirror of it.", "https://huggingface.co"),
-    Variable("HF_HUB_OFFLINE", "switch", "The hub is not asked: as model.download.offline."),
-    Variable("HF_TOKEN", "text", "The hub's token, where model.credentials names none. Also HUGGING_FACE_HUB_TOKEN."),
+    Variable("HF_HUB_OFFLINE", "switch", "Do not contact the hub, like model.download.offline."),
+    Variable("HF_TOKEN", "text", "The hub's token, unless model.credentials is set. Also HUGGING_FACE_HUB_TOKEN."),
     Variable("HUGGING_FACE_HUB_TOKEN", "text", "An older name of HF_TOKEN."),
     Variable("HF_TOKEN_PATH", "text", "The file of the hub's token.", "$HF_HOME/token"),
-    Variable("HF_MODEL_ID", "text", "For model.source.sagemaker: repository or folder, where SageMaker laid out none."),
+    Variable("HF_MODEL_ID", "text", "For model.source.sagemaker: repository or folder, if /opt/ml/model is empty."),
     Variable("HF_MODEL_REVISION", "text", "Revision of HF_MODEL_ID.", "main"),
-    Variable("AIP_STORAGE_URI", "text", "For model.source.vertex: where Vertex AI has the model's files."),
+    Variable("AIP_STORAGE_URI", "text", "For model.source.vertex: location of the model's files."),
     Variable("SAGEMAKER_BIND_TO_PORT", "text", "For `slipway serve` without MANIFEST: SageMaker's port.", "8080"),
-    Variable("AIP_MODE", "text", "Set by Vertex AI; `slipway serve` without MANIFEST recognises it by this."),
+    Variable("AIP_MODE", "text", "Set by Vertex AI; `slipway serve` without MANIFEST detects the platform by it."),
     Variable("AIP_HTTP_PORT", "text", "For `slipway serve` without MANIFEST: Vertex AI's port.", "8080"),
     Variable("AZUREML_MODEL_DIR", "text", "For `slipway serve` without MANIFEST: the model's folder on Azure ML."),
     Variable("PORT", "text", "For `slipway serve` without MANIFEST: the port on Cloud Run, KServe and others."),
-    Variable("STORAGE_EMULATOR_HOST", "text", "For model.source.gs: a server that plays Google Cloud Storage."),
-    Variable("NO_COLOR", "presence", "No colours in messages, also on a terminal."),
+    Variable("STORAGE_EMULATOR_HOST", "text", "For model.source.gs: an emulator of Google Cloud Storage."),
+    Variable("NO_COLOR", "presence", "Disable colours in messages on a terminal."),
     Variable("TERM", "text", "`dumb`: a terminal without colours."),
 )
 _BY_NAME = {variable.name: variable for variable in VARIABLES}

@@ -57,7 +57,7 @@ def _names_no_tokens(model: Model) -> bool:
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _REPLIES = ("max_output_tokens", "max_choices", "max_logprobs", "max_stop")
 _GRAMMARS = ("grammar_size", "grammar_time", "grammar_memory")
-POOLS, WHOLE = "models that pool", "models that read both ways"
+POOLS, WHOLE = "pooling models", "models with bidirectional attention"
 SOURCED = "encoder-decoder models"
 
 IDLE = (
@@ -95,12 +95,12 @@ IDLE = (
             "health.stalled_testing": 0.0,
         },
         *(_pools, POOLS),
-        because="the model is served to pool its prompts, and has no logits that golden prompts could be held to",
+        because="the model is served to pool its prompts, and has no logits to compare with golden prompts",
     ),
     Idle(
         {"hardware.graphs": False},
         *(_pools, POOLS),
-        because="the model is served to pool its prompts, and has no decode steps, of which alone graphs are captured",
+        because="the model is served to pool its prompts, and has no decode steps to capture as graphs",
     ),
     Idle(
         {
@@ -120,7 +120,7 @@ IDLE = (
     Idle(
         {"engine.cache.prefix": False},
         *(_reads_sources, SOURCED),
-        because="what this model keeps of a source depends on all of it, so that no other request can begin with it",
+        because="cached states of this model depend on the complete encoder input, so requests cannot share them",
     ),
     Idle(
         {

@@ -38,7 +38,7 @@ RULES = (
         keys=("weights",),
         facts=("model.quantized", "model.method", "model.restored"),
         holds=_roundable,
-        text="a checkpoint that is quantized already is not rounded again, but for what a GGUF file has in other types",
+        text="a quantized checkpoint is not rounded again, except GGUF weights of other types",
         because=lambda facts: (
             f"the checkpoint is quantized already, in {facts.model.quantized}: round the one that it was made from"
         ),

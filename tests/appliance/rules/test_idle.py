@@ -39,8 +39,8 @@ VALUES = {
     "hardware.graphs": "true",
 }
 SERVED = {  # of each row of the table, a model that it is about
-    "models that pool": ("bert", ()),
-    "models that read both ways": ("bert", ()),
+    "pooling models": ("bert", ()),
+    "models with bidirectional attention": ("bert", ()),
     "decoders that pool all states of a prompt": ("decoder", ("model.task=embed", "model.pooling.pool=mean")),
     "models that do not embed": ("decoder", ()),
     "encoder-decoder models": ("bart", ()),
