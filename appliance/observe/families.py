@@ -210,7 +210,7 @@ def counters() -> tuple[Family, ...]:
         Family(
             "counter",
             "key_tokens",
-            "Tokens computed for an API key, of prompts and replies; those of the prefix cache are not.",
+            "Computed prompt and reply tokens of an API key, without tokens from the prefix cache.",
             labels=("key",),
             start=(),
             per_engine=False,
