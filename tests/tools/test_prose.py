@@ -11,8 +11,6 @@ GOAL = 4.0
 """Highest rate of a folder that the table does not name, in flagged phrases per 1,000 words."""
 
 CEILINGS = {
-    ".": 8,
-    "appliance": 20,
     "appliance/change": 56,
     "appliance/chaos": 52,
     "appliance/chat": 27,
@@ -27,7 +25,7 @@ CEILINGS = {
     "appliance/http/messages": 47,
     "appliance/http/pooling": 30,
     "appliance/http/responses": 58,
-    "appliance/launch": 30,
+    "appliance/launch": 29,
     "appliance/lock": 43,
     "appliance/observe": 20,
     "appliance/plan": 38,
@@ -35,10 +33,7 @@ CEILINGS = {
     "appliance/rules": 38,
     "appliance/schema": 20,
     "appliance/source": 35,
-    "benchmarks": 30,
     "benchmarks/sides": 18,
-    "docker": 11,
-    "docs": 13,
     "engine": 28,
     "engine/api": 28,
     "engine/core": 35,
@@ -59,10 +54,6 @@ CEILINGS = {
     "kernels/experts": 21,
     "kernels/sampling": 16,
     "kernels/tools": 33,
-    "manifests": 20,
-    "manifests/demo": 9,
-    "manifests/parts": 48,
-    "requirements": 18,
     "tests": 8,
     "tests/appliance": 32,
     "tests/appliance/change": 132,
@@ -106,8 +97,6 @@ CEILINGS = {
     "tests/manifests": 22,
     "tests/packaging": 26,
     "tests/tools": 6,
-    "tools": 15,
-    "tools/demo": 15,
 }
 """Highest rates of folders that are not rewritten yet. Lower or remove an entry when its folder improves; never
 raise or add one. `python tools/prose.py --table` prints the present rates, rounded up."""
