@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--texts", type=int, default=64)
     parser.add_argument("--lengths", type=int, nargs="+", default=[8, 16, 32, 64, 128])
-    parser.add_argument("--batch", type=int, default=32, help="texts that transformers computes at once")
+    parser.add_argument("--batch", type=int, default=32, help="batch size of transformers")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
@@ -82,7 +82,7 @@ def main() -> None:
         rates = sorted(options.texts / each for each in times)
         print(f"{name:>12}: {statistics.median(rates):8.1f} texts/s ({rates[0]:.1f} … {rates[-1]:.1f})")
     ours, theirs = (np.stack(vectors) for vectors in last.values())
-    print(f"largest difference of a number: {np.abs(ours - theirs).max():.1e}")
+    print(f"largest difference of vector elements: {np.abs(ours - theirs).max():.1e}")
 
 
 if __name__ == "__main__":

@@ -129,9 +129,9 @@ def faults(victim: Victim, kernels: str) -> dict[str, Fault]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.golden", description=__doc__)
-    parser.add_argument("faults", type=int, nargs="?", default=60, help="planted faults of each kind (60)")
+    parser.add_argument("faults", type=int, nargs="?", default=60, help="injected faults of each kind (60)")
     count = parser.parse_args(arguments).faults
-    print(f"{'kernels':8} {'fault':32} {'planted':>7} {'bit for bit':>12} {'within 0.1 %':>13}")
+    print(f"{'kernels':8} {'fault':32} {'faults':>7} {'bit for bit':>12} {'within 0.1 %':>13}")
     for kernels in (best(), "torch"):
         victim, rng = Victim(configured(kernels=kernels)), random.Random(1)
         for name, fault in faults(victim, kernels).items():

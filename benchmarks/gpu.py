@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     device = options.device or ("cuda" if torch.cuda.is_available() else "none")
     if device == "none":
-        print("benchmarks.gpu: no GPU here; the kernels' tests by the interpreter instead", flush=True)
+        print("benchmarks.gpu: no GPU found; running the kernel tests in the interpreter", flush=True)
         command = [sys.executable, "-m", "pytest", "-q", str(OPS_TESTS)]
         return subprocess.run(command, cwd=ROOT, check=False).returncode
     out = options.out.resolve()
@@ -119,9 +119,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for results and logs")
     parser.add_argument("--quick", action="store_true", help="fewer requests and samples")
-    parser.add_argument("--minutes", type=float, default=8.0, help="after which no part goes on")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit of the suite (8)")
     parser.add_argument("--only", nargs="+", metavar="PART", help="parts whose names contain this")
-    parser.add_argument("--peer", choices=("vllm",), help="the same mixes by another engine")
+    parser.add_argument("--peer", choices=("vllm",), help="also run the mixes with this engine")
     parser.add_argument("--device", choices=("cuda", "cpu"), help=argparse.SUPPRESS)  # cpu: a small model, for tests
     return parser.parse_args(arguments)
 

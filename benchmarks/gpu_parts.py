@@ -206,7 +206,7 @@ class Suite:
     def engine(self, shape: str) -> None:
         lacks = lacking(shape, self.results.get("limits", {}).get("memory_bytes"))
         if lacks:
-            print(f"engine {shape}: left out: {lacks}", flush=True)
+            print(f"engine {shape}: skipped: {lacks}", flush=True)
             self.results["parts"][f"engine {shape}"] = {"code": 0, "left_out": lacks}
             return
         self.results.setdefault("engines", {})[shape] = self._engine(shape, shape, LIMITS["engine"])

@@ -63,9 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen2.5-0.5b")
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "slipway-shapes")
-    parser.add_argument("--rounds", type=int, default=7, help="of each side (7)")
-    parser.add_argument("--streams", type=int, default=8, help="at once (8)")
-    parser.add_argument("--tokens", type=int, default=150, help="of each reply (150)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds with and without a journal (7)")
+    parser.add_argument("--streams", type=int, default=8, help="concurrent streams (8)")
+    parser.add_argument("--tokens", type=int, default=150, help="tokens of each reply (150)")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:

@@ -221,10 +221,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--ranks", type=_at_least(2), default=2, help="processes that share a model")
     parser.add_argument("--rows", type=_numbers, default=(1, 8, 512), metavar="N,…", help="tokens of a step")
-    parser.add_argument("--hidden", type=_at_least(1), default=896, help="numbers of a token")
-    parser.add_argument("--rounds", type=_at_least(1), default=25, help="samples of each side")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="GPUs where there is one for each rank, else the CPU")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all of it there")
+    parser.add_argument("--hidden", type=_at_least(1), default=896, help="hidden size")
+    parser.add_argument("--rounds", type=_at_least(1), default=25, help="samples of each backend")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: GPUs if there is one per rank")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for all results")
     return parser.parse_args(arguments)
 
 

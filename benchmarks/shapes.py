@@ -214,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--out", type=Path, required=True, help="folder to write the checkpoint to")
-    parser.add_argument("--config-only", action="store_true", help="no weights, for engines that draw them")
+    parser.add_argument("--config-only", action="store_true", help="write no weights")
     arguments = parser.parse_args()
     print((declare if arguments.config_only else make)(arguments.shape, arguments.out))
 

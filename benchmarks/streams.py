@@ -184,12 +184,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.streams", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--streams", type=int, default=256, help="at once (256)")
-    parser.add_argument("--rate", type=float, default=50.0, help="tokens a second of each (50)")
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each round (6)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each route (3)")
-    parser.add_argument("--routes", nargs="+", choices=tuple(ROUTES), default=tuple(ROUTES), help="which (all)")
-    parser.add_argument("--before", type=Path, help="another tree, whose gateway is measured in turn with this one's")
+    parser.add_argument("--streams", type=int, default=256, help="concurrent streams (256)")
+    parser.add_argument("--rate", type=float, default=50.0, help="tokens per second of each stream (50)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="duration of a round (6)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each route (3)")
+    parser.add_argument("--routes", nargs="+", choices=tuple(ROUTES), default=tuple(ROUTES), help="routes (all)")
+    parser.add_argument("--before", type=Path, help="another source tree to compare with")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
     given = parser.parse_args(arguments)
     cores = sorted(os.sched_getaffinity(0))

@@ -153,7 +153,7 @@ def test_a_shape_that_a_device_has_no_room_for_is_left_out_with_a_word(suite, ca
     suite.engine("qwen3-30b-a3b")
     why = "its jobs want 84 GiB of memory, and the device has 40"
     assert suite.results["parts"] == {"engine qwen3-30b-a3b": {"code": 0, "left_out": why}}
-    assert capsys.readouterr().out == f"engine qwen3-30b-a3b: left out: {why}\n"
+    assert capsys.readouterr().out == f"engine qwen3-30b-a3b: skipped: {why}\n"
     assert not suite.failed and "engines" not in suite.results
     assert lacking("qwen3-30b-a3b", 84 << 30) == lacking("llama-3.1-8b", 20 << 30) == ""
     assert lacking("qwen3-30b-a3b", None) == "", "what is not known is no reason"
