@@ -133,14 +133,18 @@ def test_no_module_imports_what_it_may_not() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "arrow"),
     [
-        ("appliance.http.chat", "import os\nimport torch", "2: appliance.http.chat → torch"),
-        ("appliance.plan", "from engine.core.scheduler import Scheduler", "1: appliance.plan → engine.core.scheduler"),
-        ("appliance.plan", "from engine.kv import NULL", "1: appliance.plan → engine.kv"),
+        ("appliance.server.openai.chat", "import os\nimport torch", "2: appliance.server.openai.chat → torch"),
+        (
+            "appliance.planning",
+            "from engine.core import scheduler",
+            "1: appliance.planning → engine.core.scheduler",
+        ),
+        ("appliance.planning", "from engine.kv import NULL", "1: appliance.planning → engine.kv"),
         ("engine.api.frames", "from engine.models import parts", "1: engine.api.frames → engine.models.parts"),
         ("engine.core.loop", "def f():\n    from torch import nn", "2: engine.core.loop → torch"),
         ("engine.core.loop", "from ..worker import batch", "1: engine.core.loop → engine.worker.batch"),
         ("engine.worker.run", "from engine.core import scheduler", "1: engine.worker.run → engine.core.scheduler"),
-        ("engine.models.llama", "import appliance.plan.plan", "1: engine.models.llama → appliance.plan.plan"),
+        ("engine.models.llama", "import appliance.planning.plan", "1: engine.models.llama → appliance.planning.plan"),
         ("kernels.op", "import engine.api", "1: kernels.op → engine.api"),
         ("engine.sampling.draw", "import benchmarks", "1: engine.sampling.draw → benchmarks"),
     ],
@@ -152,7 +156,7 @@ def test_a_forbidden_arrow_is_told_with_its_line(module: str, source: str, arrow
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("appliance.plan", "from engine.kv.layout import layout\nimport engine.api.config\nimport pydantic"),
+        ("appliance.planning", "from engine.kv.layout import layout\nimport engine.api.config\nimport pydantic"),
         ("engine.worker.run", "from engine.core.plan import StepPlan\nimport torch"),
         ("engine.core.loop", "from . import plan\nfrom .plan import StepPlan\nfrom engine.kv import layout"),
         ("kernels.op", "import torch, triton"),
