@@ -17,7 +17,7 @@ import msgspec
 
 from appliance.chaos.rollback import Confined, Continued, Hampered, Limited, Replaced, Step, Undo
 from appliance.chaos.target import Target
-from appliance.server.control import Hamper, ask
+from appliance.runtime.gateway_control import Hamper, ask
 from appliance.supervisor import programs
 from appliance.supervisor.control_protocol import SOCKET, Line, Order
 from appliance.supervisor.supervise import CONTROL

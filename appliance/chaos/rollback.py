@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from appliance.runtime import processes
-from appliance.server.control import Hamper
+from appliance.runtime.gateway_control import Hamper
 from appliance.supervisor import programs
 
 ASK_S = 5.0

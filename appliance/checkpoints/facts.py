@@ -1,12 +1,10 @@
 """What a plan has to know of a checkpoint, wherever it lies."""
 
-import contextlib
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.checkpoints.download_spec import Job, Local, Order
-from appliance.checkpoints.remote import Policy, SourceError
+from appliance.checkpoints.download_spec import Job
+from appliance.checkpoints.remote import SourceError
 
 
 class NotHere(SourceError):
@@ -27,15 +25,3 @@ class Facts:
     note: str = ""
     version: str = ""
     job: Job | None = None
-
-
-@contextlib.contextmanager
-def facts(found: Local | Order, policy: Policy, environ: Mapping[str, str]) -> Iterator[Facts]:
-    """Raises SourceError; NotHere if it has to be downloaded whole before anything is known of it."""
-    if isinstance(found, Local):
-        yield Facts(found.path, found.path, "", note=found.why)
-        return
-    from appliance.checkpoints.remote_metadata import facts_from_afar  # nothing of this is loaded for a local folder
-
-    with facts_from_afar(found, policy, environ) as known:
-        yield known

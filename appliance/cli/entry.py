@@ -3,6 +3,7 @@
 import os
 import sys
 
+from appliance.cli.first_argument import names_manifest
 from appliance.supervisor import signals
 
 
@@ -18,11 +19,6 @@ def main() -> int:
     from appliance.cli.main import main as run
 
     return run(words)
-
-
-def names_manifest(word: str) -> bool:
-    """Return whether a first word looks like the path of a manifest or a model: `slipway MANIFEST` serves it."""
-    return "/" in word or word.endswith((".yaml", ".yml", ".json", ".gguf"))
 
 
 if __name__ == "__main__":

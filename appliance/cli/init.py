@@ -18,7 +18,7 @@ import msgspec
 
 from appliance.checkpoints.download_spec import find as source
 from appliance.checkpoints.download_spec import policy
-from appliance.checkpoints.facts import facts
+from appliance.checkpoints.metadata import facts
 from appliance.cli.model_argument import named_model
 from appliance.config import exits
 from appliance.config.keys import Key, find, keys, spell

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 from appliance import __version__
 from appliance.cli import arguments
-from appliance.cli.entry import names_manifest
+from appliance.cli.first_argument import names_manifest
 from appliance.config import exits
 
 

@@ -1,10 +1,8 @@
 """What is known of a checkpoint and a machine, as far as rules ask for it. Free of torch; no weights are read."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from appliance.hardware.machine import Machine
 from engine.api.config import WeightBits
 from engine.models.checkpoint import Checkpoint
 from engine.models.native import torch_parts
@@ -25,9 +23,6 @@ from engine.models.schemes import CHANNEL_GROUP, Scheme, alike
 from engine.models.sources import fused_paths, join, mlp_linears, routed_mlps
 from engine.models.stored import fp8_weights, held_weights
 from kernels.cpu.library import ACTIVATIONS
-
-if TYPE_CHECKING:
-    from appliance.constraints.rule import View
 
 
 @dataclass(frozen=True)
@@ -60,15 +55,6 @@ class ModelFacts:
     by_torch: tuple[str, ...] = ()
     normed_together: bool = False
     pages: tuple[tuple[int, int], ...] = ((8, 64),)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """`lacks`: what memory lacks for a choice, empty where it fits; None where nothing depends on it."""
-
-    model: ModelFacts
-    machine: Machine
-    lacks: "Callable[[View], str] | None" = field(default=None, compare=False)
 
 
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:

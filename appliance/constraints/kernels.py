@@ -1,7 +1,6 @@
 """Rules about what computes: devices, kernels, and the types of activations that they have."""
 
-from appliance.constraints.facts import Facts
-from appliance.constraints.rule import TORCH, TRITON, Rule, View, is_compiled
+from appliance.constraints.rule import TORCH, TRITON, Facts, Rule, View, is_compiled
 
 HEAD_MULTIPLE, HEAD_MOST = 8, 256  # sizes of heads that attention kernels of a GPU serve
 MOST_IN_A_GROUP = 64  # query heads that read one KV head, of the same kernels

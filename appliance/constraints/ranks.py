@@ -5,8 +5,7 @@ heads that are fewer than the ranks are held by several of them. A vocabulary is
 says the same of one number.
 """
 
-from appliance.constraints.facts import Facts
-from appliance.constraints.rule import TRITON, Rule, View, is_compiled
+from appliance.constraints.rule import TRITON, Facts, Rule, View, is_compiled
 
 
 def _divides(view: View) -> bool:

@@ -5,13 +5,23 @@ ties variables to one another and to facts of the checkpoint and the machine. `s
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from appliance.constraints.facts import Facts
+from appliance.constraints.facts import ModelFacts
+from appliance.hardware.machine import Machine
 from engine.api.config import Device, Dtype, KVDtype, WeightBits
 
 TORCH, TRITON = "torch", "triton"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`lacks`: what memory lacks for a choice, empty where it fits; None where nothing depends on it."""
+
+    model: ModelFacts
+    machine: Machine
+    lacks: "Callable[[View], str] | None" = field(default=None, compare=False)
 
 
 @dataclass

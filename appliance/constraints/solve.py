@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from appliance.constraints.facts import Facts
-from appliance.constraints.rule import Rule, Variable, View
+from appliance.constraints.rule import Facts, Rule, Variable, View
 from appliance.constraints.rules import RULES
 from appliance.constraints.variables import VARIABLES
 

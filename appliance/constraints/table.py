@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from appliance.constraints.facts import Facts, ModelFacts
-from appliance.constraints.rule import TORCH, TRITON, Rule, View
+from appliance.constraints.facts import ModelFacts
+from appliance.constraints.rule import TORCH, TRITON, Facts, Rule, View
 from appliance.constraints.rules import RULES
 from appliance.constraints.solve import Situation, least_rules, solve
 from appliance.hardware.machine import Gpu, Machine

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.constraints import ranks
-from appliance.constraints.facts import Facts
 from appliance.constraints.kernels import BF16_CAPABILITY, RULES
-from appliance.constraints.rule import TORCH, TRITON, Variable, View, is_compiled
+from appliance.constraints.rule import TORCH, TRITON, Facts, Variable, View, is_compiled
 from appliance.constraints.weights import ON_CPU
 
 # Attention of 4 rows over 2,048 tokens (16 heads of 128 to 8 KV heads, float16 pages, one thread, AVX-512) takes 4.1 ms

@@ -10,10 +10,10 @@ from typing import Any
 
 from appliance.config.problems import Refused
 from appliance.config.settings import Settings
-from appliance.constraints.facts import Facts, model_facts
+from appliance.constraints.facts import model_facts
 from appliance.constraints.messages import problems, reason
 from appliance.constraints.pages import FP8_CAPABILITY
-from appliance.constraints.rule import TRITON, Variable, View, is_compiled
+from appliance.constraints.rule import TRITON, Facts, Variable, View, is_compiled
 from appliance.constraints.rules import RULES
 from appliance.constraints.solve import Situation, solve
 from appliance.constraints.variables import LANES, MOST_RANKS, VARIABLES

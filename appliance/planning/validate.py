@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from appliance.checkpoints.download_spec import Local, find, policy
-from appliance.checkpoints.facts import Facts, NotHere, facts
+from appliance.checkpoints.facts import Facts, NotHere
 from appliance.checkpoints.lockfile import lock_path, read_lock
+from appliance.checkpoints.metadata import facts
 from appliance.checkpoints.remote import SourceError
 from appliance.config import exits
 from appliance.config.composition.files import folder_of

@@ -4,26 +4,18 @@ Connections that are open keep what they were opened with. Files are looked at e
 certificates only write them; what cannot be used is told, and the one before stays.
 """
 
-import asyncio
 import contextlib
 import datetime
 import logging
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from appliance.config.gateway import Tls
 from engine.api.errors import ConfigError
 from engine.api.files import TEXT_BYTES, read_file
 
-if TYPE_CHECKING:
-    from appliance.server.http.service import Service
-
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0
 VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -91,33 +83,3 @@ def read_certificate(tls: Tls) -> Certificate:
 
 def _no_password() -> str:
     raise ValueError("it wants a passphrase")
-
-
-@asynccontextmanager
-async def watched(service: "Service") -> AsyncIterator[None]:
-    """The certificate of a service follows its files."""
-    if service.certificate is None:
-        yield
-        return
-    task = asyncio.create_task(_watch(service, service.certificate))
-    try:
-        yield
-    finally:
-        task.cancel()
-
-
-async def _watch(service: "Service", certificate: Certificate) -> None:
-    told: object = None
-    while True:
-        service.metrics.set("tls_certificate_end_seconds", certificate.ends_s)
-        await asyncio.sleep(LOOK_S)
-        if not certificate.changed:
-            continue
-        try:
-            certificate.become(await asyncio.to_thread(read_certificate, certificate.tls))
-            log.info("endpoints.tls: the certificate was renewed")
-            told = None
-        except (ConfigError, OSError) as error:
-            if told != str(error):  # once, not at every look
-                log.error("%s; the certificate before it stays", error)
-                told = str(error)

@@ -18,6 +18,7 @@ from appliance.server.http.service import Service, service_of
 from appliance.server.middleware import Allowance, Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
 from appliance.server.openai import chat, completions, label_scores, models, tokens
 from appliance.server.openai.responses import routes as responses
+from appliance.server.openai.responses.store import ResponseStore
 from appliance.server.pooling import embeddings, scoring
 
 Need = str | tuple[str, ...] | None
@@ -73,6 +74,8 @@ def build_app(service: Service) -> FastAPI:
         exception_handlers={HTTPException: _pass_on, RequestValidationError: _pass_on},
     )
     app.state.service = service
+    ledger = service.stored_responses
+    app.state.responses = None if ledger is None else ResponseStore(service, ledger)
     for router in routers(service):
         app.include_router(router)
     for need, router in ROUTES:

@@ -33,7 +33,7 @@ from appliance.server.errors.api import (
     error_response,
     is_unexpected,
 )
-from appliance.server.http.service import Service
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
 from engine.api.errors import CheckpointError
 
 PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
@@ -50,7 +50,6 @@ FOLLOWED = "/v1/responses/"
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 DRAINING = "The service is shutting down. Please retry on another instance."
-DRAIN_RETRY_AFTER_S = 5
 CLIENT_GONE = 499
 
 

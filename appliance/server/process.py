@@ -31,17 +31,18 @@ from appliance.runtime.halted import read_parked
 from appliance.runtime.inflight import write_open
 from appliance.runtime.listener import AddressTaken, lent, listening
 from appliance.security.allowance import Allowances
-from appliance.security.certificate import Certificate, read_certificate, watched
+from appliance.security.certificate import Certificate, read_certificate
 from appliance.security.keys import ApiKey, read_keys
 from appliance.server.app import build_app
+from appliance.server.certificate_renewal import watched
 from appliance.server.chat.text import load_text
 from appliance.server.control import controlled
 from appliance.server.errors.api import Unavailable
 from appliance.server.first_requests import answer_each
 from appliance.server.http.connections import Acceptor, Connection, ConnectionTable
 from appliance.server.http.protocol import HttpProtocol, refusal
-from appliance.server.http.service import Service
-from appliance.server.middleware import DRAIN_RETRY_AFTER_S, DRAINING
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
+from appliance.server.middleware import DRAINING
 from appliance.server.openai.responses.store import ResponseStore
 from appliance.server.reply_store.journal import open_ledger, open_responses
 from appliance.server.routing.router import Router
@@ -95,19 +96,19 @@ def build_service(
     service = Service(config, router, metrics, RequestLog(config), ledger, keys, allowances, certificate)
     if stored := storage_line(config):
         log.info("storage: %s", stored)
-    if (responses := open_responses(config, metrics)) is not None:
-        service.responses = ResponseStore(service, responses)
+    service.stored_responses = open_responses(config, metrics)
     return service
 
 
 @asynccontextmanager
-async def connected(service: Service, routes: ASGIApp | None = None) -> AsyncIterator[None]:
+async def connected(
+    service: Service, routes: ASGIApp | None = None, store: ResponseStore | None = None
+) -> AsyncIterator[None]:
     """The service with its router connecting and its text side loading. `routes`: those that each engine has to answer
     before it counts as serving. The tokenizer of a large vocabulary takes
     longer than the gateway may take to answer, so a thread reads it."""
     _read_parked(service)
     service.router.start()
-    store = service.responses
     work = [each(service) for each in (_see_parked, _see_broken, _record_history)]
     # The gateway of a parked appliance answers no request: whatever is wrong with the checkpoint must not end it again.
     if service.parked is None:
@@ -123,7 +124,7 @@ async def connected(service: Service, routes: ASGIApp | None = None) -> AsyncIte
     finally:
         for task in tasks:
             task.cancel()
-        for ledger in (service.ledger, service.shelved, None if store is None else store.ledger):
+        for ledger in (service.ledger, service.shelved, service.stored_responses):
             if ledger is not None:
                 await ledger.stop()
         service.grammars.close()
@@ -305,7 +306,7 @@ async def serve(service: Service, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
     scheme = "http" if service.certificate is None else "https"
     log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
-    async with connected(service, app.router), controlled(service), watched(service):
+    async with connected(service, app.router, app.state.responses), controlled(service), watched(service):
         await server.serve([listener])
     log.info("ended")
 

@@ -18,7 +18,7 @@ from appliance.planning.diff.config_snapshot import Side
 from appliance.planning.diff.messages import in_words, refused, unswappable
 from appliance.planning.diff.pending_changes import Step, step
 from appliance.planning.validate import prove, settle
-from appliance.server.control import Take, ask
+from appliance.runtime.gateway_control import Take, ask
 from appliance.supervisor import supervise
 from appliance.supervisor.supervise import Service
 from appliance.supervisor.swap import ASK_S, Unswapped, swap

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 from supervisor.xmlrpc import Faults, SupervisorTransport
 
-from appliance.server.control import Swap, Swapped, ask
+from appliance.runtime.gateway_control import Swap, Swapped, ask
 from appliance.supervisor import monitor, supervise
 
 ASK_S = 10.0

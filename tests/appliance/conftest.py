@@ -19,9 +19,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from appliance.config.gateway import GatewayConfig
-from appliance.security.certificate import read_certificate, watched
+from appliance.security.certificate import read_certificate
 from appliance.security.keys import ApiKey, parse_keys
 from appliance.server.app import build_app
+from appliance.server.certificate_renewal import watched
 from appliance.server.control import controlled
 from appliance.server.errors.api import error_object
 from appliance.server.http.body import json_body, read_body
@@ -335,7 +336,7 @@ def running(service: Service, app: FastAPI, listener: socket.socket) -> Iterator
     server.capture_signals = contextmanager(lambda: iter([None]))  # type: ignore[method-assign]  # threads get none
 
     async def serve() -> None:
-        async with connected(service), controlled(service), watched(service):
+        async with connected(service, store=app.state.responses), controlled(service), watched(service):
             await server.serve([listener])
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)

@@ -9,7 +9,7 @@ from appliance.config.problems import Refused
 from appliance.planning.diff.diff import Change
 from appliance.planning.diff.pending_changes import Step
 from appliance.planning.diff.text import table
-from appliance.server.control import Answer
+from appliance.runtime.gateway_control import Answer
 
 # Restart, as in effects.py → what it costs.
 _COSTS = {

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from appliance.config import live_keys
 from appliance.config.effects import Effect, effect
 from appliance.config.fingerprint import outputs_hash
 from appliance.config.gateway import GatewayConfig
 from appliance.planning.diff.config_snapshot import Side, Value
 from appliance.planning.diff.diff import Change, compare
 from appliance.planning.plan import Effective, Plan, settled
-from appliance.server import live
 
 COSTS = ("engine", "gateway", "service")
 
@@ -54,7 +54,7 @@ def step(running: Side, gateway: GatewayConfig, wanted: Side) -> Step:
     waiting = tuple(change for change in acting if change not in (*at_once, *silent))
     plan = _with(running.plan, wanted.plan, {change.key for change in (*at_once, *silent)})
     whole = not waiting
-    config = live.mixed(
+    config = live_keys.mixed(
         gateway,
         _journal_of(gateway, wanted.plan.gateway),
         [_pattern(change.key) for change in at_once],

@@ -8,7 +8,8 @@ from starlette.responses import JSONResponse, Response
 
 from appliance.observability.history import KEPT
 from appliance.server.http.service import Service, service_of
-from appliance.server.routing.router import Engine
+from appliance.server.routing.engine import Engine
+from appliance.server.routing.generation import Generation
 from engine.api.messages import RankMemory
 
 router = APIRouter(tags=["health"])
@@ -40,7 +41,7 @@ def readiness(service: Service) -> dict[str, Any]:
     return told if service.parked is None else told | {"reason": msgspec.to_builtins(service.parked)}
 
 
-def _engine(engine: Engine) -> dict[str, Any]:
+def _engine(engine: Engine[Generation]) -> dict[str, Any]:
     """Where it is, and once it serves what its start took, what each of its ranks holds of memory, and how its
     self-test went."""
     told: dict[str, Any] = {"name": f"engine-{engine.label}", "phase": engine.phase}

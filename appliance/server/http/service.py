@@ -25,16 +25,17 @@ from engine.api.messages import Grammar
 if TYPE_CHECKING:
     from appliance.chat_templates.template import ChatTemplate
     from appliance.server.chat.text import Text
-    from appliance.server.openai.responses.store import ResponseStore
     from engine.text import Tokenizer
+
+DRAIN_RETRY_AFTER_S = 5
 
 
 class Service:
     """The served model: its configuration, text side, router, metrics, log and the ledger of durable replies, if there
     is one. `open_requests` counts those that hold the service, streams included. SIGTERM sets `draining`, and `closed`
     from when on new requests are refused; the launcher sets `parked`, once. `shelved`: a ledger that takes no new
-    replies; `responses`: the store of responses, if there is one. What a reload changes (server/live.py) is read here
-    anew by each request."""
+    replies; `stored_responses`: the ledger of stored responses, if there is one. What a reload changes (server/live.py)
+    is read here anew by each request."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Service:
         self.shelved: Ledger | None = None
         self.allowances = allowances or Allowances()
         self.certificate = certificate
-        self.responses: ResponseStore | None = None
+        self.stored_responses: Ledger | None = None
         self.history = History()
         self.set_keys(keys)
         self.parked: Parked | None = None

@@ -14,8 +14,7 @@ from appliance.server.errors.api import Unavailable
 from appliance.server.http.body import json_body, read_body
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.reply import Race, Usage, counted, load_header, placement, served
-from appliance.server.http.service import Service, service_of
-from appliance.server.middleware import DRAIN_RETRY_AFTER_S
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service, service_of
 from appliance.server.schema.label_scores import LabelScoresRequest
 from engine.api.messages import Timing
 

@@ -15,8 +15,7 @@ from appliance.server.chat.prompt import Served
 from appliance.server.errors.api import ApiError, EngineFailed, Unavailable
 from appliance.server.http.disconnect import until_disconnect
 from appliance.server.http.reply import Race, Usage, load_header, placement, served
-from appliance.server.http.service import Service
-from appliance.server.middleware import DRAIN_RETRY_AFTER_S
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
 from appliance.server.pooling.plan import PoolPlan
 from engine.api.errors import RequestError
 from engine.api.messages import Pooled, Timing

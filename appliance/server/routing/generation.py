@@ -7,24 +7,23 @@ depend on their neighbours, so its tokens are those that the first engine would 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
 from appliance.observability.metrics import Metrics, now
 from appliance.server.errors.api import EngineFailed
+from appliance.server.routing.admission import Drain, Pace
+from appliance.server.routing.engine import Engine
 from appliance.server.routing.quarantine import InFlight
-from appliance.server.routing.timeline import FirstToken, Happening, Interrupted, Over, Placed
+from appliance.server.routing.timeline import FirstToken, Happening, Interrupted, Over, Placed, Stories
 from engine.api.client import Stream, merge
 from engine.api.errors import EngineError, EngineGone, RequestError
 from engine.api.events import Expired
 from engine.api.messages import Delta, Finish, Submit, Timing
-
-if TYPE_CHECKING:
-    from appliance.server.routing.router import Engine, Router
 
 log = logging.getLogger(__name__)
 
@@ -40,19 +39,33 @@ class Past:
     timing: Timing | None = None
 
 
+class Router(Protocol):
+    """What a sequence needs of the router that places it (router.py)."""
+
+    metrics: Metrics
+    stories: Stories
+    drain: Drain
+    pace: Pace
+    spend: Callable[[str, int], None]
+
+    def interrupted(self, generation: "Generation") -> None: ...
+
+    def ended(self, generation: "Generation") -> None: ...
+
+
 class Generation:
     """An async iterator of the sequence's deltas, to be used in `async with`, which ends what still runs. `engine` is
     the one that computes it, None while it waits for one; `rank` and `session` say which it wants. `uncounted` tokens
     of its prompt are in no step's count yet."""
 
     def __init__(
-        self, router: "Router", submit: Submit, key: str, rank: int | None, session: str, past: Past | None = None
+        self, router: Router, submit: Submit, key: str, rank: int | None, session: str, past: Past | None = None
     ) -> None:
         self.submit = submit
         self.key = key
         self.rank = rank
         self.session = session
-        self.engine: Engine | None = None
+        self.engine: Engine[Generation] | None = None
         self.emitted: list[int] = [] if past is None else list(past.emitted)
         self.timing: Timing | None = None if past is None else past.timing
         self.started = False
@@ -90,7 +103,7 @@ class Generation:
 
     # The router's side
 
-    def place(self, engine: "Engine") -> None:
+    def place(self, engine: "Engine[Generation]") -> None:
         """This engine computes it from now on, behind what was given."""
         self.engine, self._label = engine, engine.label
         engine.open[self.key] = self

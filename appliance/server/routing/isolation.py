@@ -5,19 +5,16 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from appliance.observability.metrics import now
 from appliance.runtime.crash_exemption import CrashKind
+from appliance.server.routing.engine import Engine
+from appliance.server.routing.generation import Generation
 from appliance.server.routing.quarantine import Quarantine
 from appliance.server.routing.refused import RefusedContents
 from appliance.server.routing.timeline import Stories, Tried
 from engine.api.errors import EngineError, RequestError
 from engine.api.messages import Sampling, Submit
-
-if TYPE_CHECKING:
-    from appliance.server.routing.generation import Generation
-    from appliance.server.routing.router import Engine
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +28,8 @@ class Isolation:
 
     def __init__(
         self,
-        engines: Sequence["Engine"],
-        queued: Mapping[str, "Generation"],
+        engines: Sequence[Engine[Generation]],
+        queued: Mapping[str, Generation],
         stories: Stories,
         *,
         note: Callable[[str, int, CrashKind], None],
@@ -47,7 +44,7 @@ class Isolation:
         self._note = note
         self._release = release
         self._begins = begins
-        self._engine: Engine | None = None  # runs the test group
+        self._engine: Engine[Generation] | None = None  # runs the test group
         self._expected = ""  # the program of that engine, once the monitor knows about the test
         self._control: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
@@ -62,7 +59,7 @@ class Isolation:
     def is_candidate(self, key: str) -> bool:
         return self.quarantine.is_candidate(key)
 
-    def engine_for(self, key: str) -> "Engine | None":
+    def engine_for(self, key: str) -> Engine[Generation] | None:
         """The engine that a candidate can have now."""
         engine = self._engine
         if engine is None or not engine.serves or self._control is not None:
@@ -96,7 +93,7 @@ class Isolation:
                 self._expect(engine)
             return
 
-    def crashed(self, engine: "Engine", generations: Sequence["Generation"]) -> str:
+    def crashed(self, engine: Engine[Generation], generations: Sequence[Generation]) -> str:
         """Account for a crash. Returns the key of the request that is isolated, or ""."""
         program = f"engine-{engine.label}"
         engine.reserved = False
@@ -123,7 +120,7 @@ class Isolation:
         self._settle()
         self._release()
 
-    def _expect(self, engine: "Engine") -> None:
+    def _expect(self, engine: Engine[Generation]) -> None:
         self._cancel()
         self._expected = f"engine-{engine.label}"
         self._note(self._expected, 1, "expected")
@@ -142,7 +139,7 @@ class Isolation:
         for program in settlement.attributed:
             self._note(program, 1, "attributed")
 
-    async def _run_control(self, engine: "Engine", seconds: float) -> None:
+    async def _run_control(self, engine: Engine[Generation], seconds: float) -> None:
         """Compute tokens that no client asked for: if the engine runs for `seconds`, a later crash has its cause in the
         request that is tested next."""
         until = now() + seconds
@@ -161,7 +158,7 @@ class Isolation:
                 self._expect(engine)
         self._release()
 
-    async def _one_control(self, engine: "Engine", until: float) -> None:
+    async def _one_control(self, engine: Engine[Generation], until: float) -> None:
         prompt = (0, *self._begins)
         source = 1 if self._begins else 0
         name = f"control#{next(self._numbers)}"

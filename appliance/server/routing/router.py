@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NoReturn
 
@@ -21,6 +21,7 @@ from appliance.runtime.crash_exemption import CrashKind
 from appliance.runtime.inflight import OpenRequest
 from appliance.server.errors.api import EngineFailed, Overloaded, Quarantined, Unavailable
 from appliance.server.routing.admission import Admission, Ahead, Drain, Pace, loading_retry_after_s, retry_after_s
+from appliance.server.routing.engine import Engine
 from appliance.server.routing.generation import Generation, Past
 from appliance.server.routing.isolation import Isolation
 from appliance.server.routing.refused import content_hash
@@ -68,58 +69,6 @@ class Load:
     waiting: int
 
 
-@dataclass
-class Engine:
-    """One engine process as the router sees it. `label` is its index as text, as metrics show it. `reserved`: a suspect
-    is tried alone on it. `start_s`: what its last start took; `since_s`: when it was last
-    seen to be gone, and `gap_s` how long it was. `answers`: it has answered a request of each kind since the gateway or
-    its swapped successor started (server/first_requests.py). Until `ends_by_s`
-    its end is no death but wanted, and then it is `swapped`: requests wait as long as the next start takes."""
-
-    index: int
-    client: EngineClient
-    since_s: float
-    was_ready: bool = False
-    start_s: float = 0.0
-    reserved: bool = False
-    ends_by_s: float = 0.0
-    swapped: bool = False
-    answers: bool = False
-    gap_s: float = 0.0
-    open: dict[str, Generation] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        return str(self.index)
-
-    @property
-    def serves(self) -> bool:
-        return self.client.state.kind == "ready"
-
-    def returns_within(self, hold_s: float) -> bool:
-        """Whether it is being started again, and will be back soon: its last start took no longer than `hold_s`, and
-        it is not gone for longer either."""
-        gone = self.was_ready and not self.serves
-        soon = self.start_s <= hold_s and now() - self.since_s <= hold_s
-        return gone and (self.swapped or soon)
-
-    @property
-    def phase(self) -> str:
-        """starting, loading (or the engine's own word for it), ready, restarting, failed."""
-        state = self.client.state
-        if state.kind == "down":
-            return "restarting" if self.was_ready else "starting"
-        return state.phase if state.kind == "loading" else state.kind
-
-    @property
-    def detail(self) -> str:
-        return self.client.state.detail
-
-    @property
-    def progress(self) -> float:
-        return 1.0 if self.serves else self.client.state.fraction
-
-
 class Router:
     """The engines and every open request. Runs in one event loop; `start` connects, `stop` lets go."""
 
@@ -152,7 +101,7 @@ class Router:
         self.drain = Drain()
         self.pace = Pace(self.drain)
         self._goes_before = GOES_BEFORE[policy]
-        self.engines = [self._engine(index, socket) for index, socket in enumerate(sockets)]
+        self.engines: list[Engine[Generation]] = [self._engine(index, socket) for index, socket in enumerate(sockets)]
         self.parked = ""
         self.asks_first = False  # engines count as serving once they have answered a request of each kind
         self._tell_open = tell_open
@@ -166,7 +115,7 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
         self._letting_go = False
 
-    def _engine(self, index: int, socket: str) -> Engine:
+    def _engine(self, index: int, socket: str) -> Engine[Generation]:
         def on_state(state: EngineState) -> None:
             self._changed(self.engines[index], state)
 
@@ -179,7 +128,7 @@ class Router:
         client = EngineClient(
             socket, on_stats=on_stats, on_state=on_state, on_output=on_output, on_told=self.stories.told
         )
-        return Engine(index, client, now())
+        return Engine[Generation](index, client, now())
 
     def start(self) -> None:
         """Connects to the engines, again and again; needs a running event loop."""
@@ -224,7 +173,7 @@ class Router:
                 await task
         await self.isolation.close()
 
-    def _changed(self, engine: Engine, state: EngineState) -> None:
+    def _changed(self, engine: Engine[Generation], state: EngineState) -> None:
         ready = engine.client.ready
         if state.kind == "ready" and ready is not None:
             engine.was_ready, engine.swapped = True, False
@@ -251,7 +200,7 @@ class Router:
                 log.error("engine %s is gone: %s", engine.label, state.message or "its connection ended")
             self._died(engine)
 
-    def _count_step(self, engine: Engine, output: Output) -> None:
+    def _count_step(self, engine: Engine[Generation], output: Output) -> None:
         """Count tokens of a step as vLLM does: a prompt counts whole, with its first token. Also tell the tests of
         requests what was gained, before a slow client has read it."""
         tokens = 0
@@ -279,7 +228,7 @@ class Router:
         """Whether an engine serves that has answered its first requests, where these are asked."""
         return not self.parked and any(self._answers(engine) for engine in self.engines)
 
-    def _answers(self, engine: Engine) -> bool:
+    def _answers(self, engine: Engine[Generation]) -> bool:
         return engine.serves and (engine.answers or not self.asks_first)
 
     @property
@@ -360,7 +309,7 @@ class Router:
         self._hall[generation.key] = generation
         self._count_held()
 
-    def _interrupt(self, engine: Engine) -> None:
+    def _interrupt(self, engine: Engine[Generation]) -> None:
         """Queue the requests of an engine that is gone, whether or not their clients read."""
         for generation in list(engine.open.values()):
             if not generation.is_settled:
@@ -395,7 +344,7 @@ class Router:
                 generation.place(engine)
         self._count_held()
 
-    def _choose(self, generation: Generation) -> Engine | None:
+    def _choose(self, generation: Generation) -> Engine[Generation] | None:
         """The engine that it wants and that can take it now."""
         free = [engine for engine in self.engines if engine.serves and not engine.reserved]
         if generation.rank is not None:
@@ -409,7 +358,7 @@ class Router:
 
     # Crashes
 
-    def _died(self, engine: Engine) -> None:
+    def _died(self, engine: Engine[Generation]) -> None:
         """Account for the crash of an engine and queue its requests again."""
         flying = [generation for generation in engine.open.values() if not generation.is_settled]
         told = [OpenRequest(each.submit.id, len(each.submit.prompt), len(each.received)) for each in flying]
@@ -506,7 +455,7 @@ class Router:
         best = max(self.engines, key=lambda engine: engine.progress)
         return f"The service is not ready: {best.phase} ({best.progress:.0%}). GET /ready shows its progress."
 
-    def _retry_after_s(self, engines: Sequence[Engine]) -> int:
+    def _retry_after_s(self, engines: Sequence[Engine[Generation]]) -> int:
         loading = [engine for engine in engines if engine.client.state.kind == "loading"]
         if not loading:
             return GONE_RETRY_AFTER_S

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from appliance.constraints.facts import Facts, ModelFacts
-from appliance.constraints.rule import Rule, Variable, View
+from appliance.constraints.facts import ModelFacts
+from appliance.constraints.rule import Facts, Rule, Variable, View
 from appliance.constraints.rules import RULES
 from appliance.constraints.solve import Situation, conflict, conflicts, least_rules, passed_over, solve
 from appliance.constraints.variables import VARIABLES

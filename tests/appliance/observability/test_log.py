@@ -216,4 +216,4 @@ def test_the_log_goes_to_standard_error_and_not_to_standard_out(tmp_path, new_co
     write_config(new_config(new_engine()), tmp_path / "config.json")
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "config.json"], capture_output=True, text=True)
     assert done.stdout == ""
-    assert " info gateway.process hello" in done.stderr
+    assert " info server.process hello" in done.stderr

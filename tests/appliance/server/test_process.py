@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from appliance.config.gateway import read_config, write_config
-from appliance.server.control import Take, ask
+from appliance.runtime.gateway_control import Take, ask
 from engine.api.errors import EXIT_PERMANENT
 
 PATIENCE_S = 120.0

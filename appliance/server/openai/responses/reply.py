@@ -14,7 +14,7 @@ from appliance.server.chat.prompt import ChatPlan
 from appliance.server.chat.stream import ChatChoice, Scored
 from appliance.server.errors.api import Unavailable, api_error
 from appliance.server.http.reply import Ending, Source, finite
-from appliance.server.http.service import Service
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
 from appliance.server.openai.responses.events import Fields, Output
 from appliance.server.openai.responses.request import custom_tools
 from appliance.server.reply_store.records import Identity
@@ -29,7 +29,6 @@ TERMINAL: dict[str, str] = {
     "failed": "response.failed",
     "cancelled": "response.incomplete",  # the API has no event of its own for it; the status tells
 }
-DRAIN_RETRY_AFTER_S = 5
 _CODES = {422: "invalid_prompt", 400: "invalid_prompt"}
 
 

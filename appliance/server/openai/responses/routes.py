@@ -115,7 +115,7 @@ def _where(request: Request, body: ResponsesRequest) -> Placement:
 async def create_response(service: Service, request: Request, body: ResponsesRequest) -> Response:
     service.model_name(body.model)
     await asyncio.to_thread(_check_json, body)
-    store, owner = service.responses, request.state.owner
+    store, owner = _store_if_any(request), request.state.owner
     _check_background(body, store)
     wish = _read_wish(request, body, store)
     joined = None if wish is None or store is None else _joined(store, owner, wish)
@@ -166,9 +166,10 @@ def _joined(store: ResponseStore, owner: str, wish: Wish) -> Stored | None:
 async def _reply_of_key(
     service: Service, request: Request, body: ResponsesRequest, stored: Stored, wish: Wish
 ) -> Response:
-    assert service.responses is not None, "it is kept there"
+    store = _store_if_any(request)
+    assert store is not None, "it is kept there"
     service.metrics.add("requests_joined", 1)
-    await service.responses.resume(stored)
+    await store.resume(stored)
     return await _reply(service, request, body, stored, named=True, after=wish.after, headers=REPLAYED)
 
 
@@ -183,7 +184,7 @@ async def _reply(
     headers: dict[str, str] | None = None,
 ) -> Response:
     """What the client of a kept response gets: its events, itself once it is over, or at once if it may wait."""
-    store, headers = service.responses, headers or {}
+    store, headers = _store_if_any(request), headers or {}
     assert store is not None, "it is kept there"
     if stored.asked.background:
         linger_s = None
@@ -232,8 +233,13 @@ async def _wait(service: Service, request: Request, told: Told, headers: dict[st
 # Routes
 
 
+def _store_if_any(request: Request) -> ResponseStore | None:
+    store: ResponseStore | None = request.app.state.responses
+    return store
+
+
 def _store(request: Request) -> ResponseStore:
-    store = service_of(request).responses
+    store = _store_if_any(request)
     if store is None:
         raise NotFound(f"{NO_STORE}, so none is found.", "response_id")
     return store
@@ -262,8 +268,8 @@ async def input_tokens(request: Request) -> dict[str, Any]:
     service, body = service_of(request), await read_body(request, InputTokensRequest)
     service.model_name(body.model)
     identity = Identity(request.state.request_id, 0, "")
-    before = context(service.responses, request.state.owner, body.previous_response_id)
-    items = (*before, *own_items(service.responses, request.state.owner, body, "", before))
+    before = context(_store_if_any(request), request.state.owner, body.previous_response_id)
+    items = (*before, *own_items(_store_if_any(request), request.state.owner, body, "", before))
     fields = body.model_dump(by_alias=True, exclude_unset=True) | {"input": []}
     asked = Asked(ResponsesRequest.model_validate(fields), identity, items, 0, request.state.owner, False)
     plan = await _planned(service, request, asked)

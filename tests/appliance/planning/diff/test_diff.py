@@ -14,6 +14,7 @@ from appliance.cli.main import main
 from appliance.config.effects import EFFECTS
 from appliance.config.gateway import GatewayConfig
 from appliance.config.keys import Key, leaves, takes
+from appliance.config.live_keys import FIELDS, mixed
 from appliance.config.manifest import API_VERSION
 from appliance.config.problems import Refused
 from appliance.config.settings import Given, Option
@@ -24,7 +25,6 @@ from appliance.planning.diff.diff import Diff, compare
 from appliance.planning.diff.numbers import Number
 from appliance.planning.diff.text import as_json, as_text, spell_share
 from appliance.planning.validate import prove
-from appliance.server.live import FIELDS, mixed
 
 ROOT = Path(__file__).resolve().parents[4]
 MACHINE = Machine(cores=4, cores_from="affinity", memory_free=8 * 2**30, memory_from="MemAvailable", kernels=("avx2",))

@@ -18,9 +18,9 @@ from cryptography import x509
 
 from appliance.config.effects import EFFECTS
 from appliance.config.gateway import ConnectionLimits, SamplingDefaults, SecretRef, Tls
+from appliance.config.live_keys import FIELDS
+from appliance.runtime.gateway_control import Answer, Hamper, Take, ask
 from appliance.security.keys import read_keys
-from appliance.server import live
-from appliance.server.control import Answer, Hamper, Take, ask
 from appliance.server.process import load_text
 from tests.appliance.certificates import write_certificate
 from tests.appliance.conftest import FakeEngine, Gateway, until
@@ -408,7 +408,7 @@ def tell(world: World, **values: Any) -> Answer:
 
 def test_every_live_key_is_tried_here() -> None:
     marked = {key for key, effect in EFFECTS.items() if effect.live}
-    assert set(CASES) | ELSEWHERE == marked == set(live.FIELDS)
+    assert set(CASES) | ELSEWHERE == marked == set(FIELDS)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -416,7 +416,7 @@ def test_a_live_key_takes_effect_in_a_running_gateway(world: Callable[..., World
     case = CASES[key]
     there = world(**case.start)
     assert case.look(there) == case.before
-    fields = {field.partition(".")[0] for field in live.FIELDS[key]}
+    fields = {field.partition(".")[0] for field in FIELDS[key]}
     assert set(case.wanted) <= fields, "the case changes what the key changes"
     assert tell(there, **case.wanted).error == ""
     assert case.look(there) == case.after

@@ -33,6 +33,7 @@ class Live(Gateway):
 
     def __init__(self, service: Service) -> None:
         app, listener = build_app(service), socket.create_server(("127.0.0.1", 0))
+        self.app = app
         super().__init__(service, f"http://127.0.0.1:{listener.getsockname()[1]}")
         self._stack = ExitStack()
         self._stack.enter_context(running(service, app, listener))
@@ -120,7 +121,7 @@ def text_of(response: Event) -> str:
 
 def given(gateway: Gateway, id: str, tokens: int) -> None:
     def has() -> bool:
-        store = gateway.service.responses
+        store = gateway.app.state.responses
         stored = store.find("", id)
         return sum(len(stored.entry.delta(at)[1].ids) for at in range(len(stored.entry.gained))) >= tokens
 
