@@ -4,7 +4,7 @@ FlashAttention where that is installed.
     python -m kernels.bench                              all of them
     python -m kernels.bench rms_norm --case decode       operations and cases whose names contain these texts
     python -m kernels.bench attention --tune             tries the settings that operations declare as tunable
-    python -m kernels.bench --kernels avx512             the compiled kernels of a CPU (kernels/tools/cpu.py)
+    python -m kernels.bench --kernels avx512             the compiled kernels of a CPU (kernels/bench_cpu.py)
     python -m kernels.bench --batch 8q1s4k q512s4k       their attention on these steps (kernels/attention/batches.py)
 
 The share is of this device's measured copy rate, or of its measured rate of bf16 products where a kernel is nearer to
@@ -44,7 +44,7 @@ from kernels.tools.timing import (
     sampler,
     sets_for,
 )
-from kernels.tools.tune import tune
+from kernels.tune import tune
 
 ROUNDS = 25
 HEAD = ("op", "case", "us", "GB/s", "TFLOP/s", "share", "torch us", "x torch", "flash us", "x flash", "")

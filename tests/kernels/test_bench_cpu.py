@@ -12,12 +12,12 @@ import torch
 
 from kernels import bench
 from kernels.attention.batches import FEW, batch, kind
+from kernels.bench_cpu import Spread, attention_of, of_ops
 from kernels.cpu.library import best, usable
 from kernels.cpu.program import Team
 from kernels.op import tensors
 from kernels.ops import OPS
 from kernels.tools import cpu
-from kernels.tools.cpu import Spread, attention_of, of_ops
 
 ROOT = Path(__file__).resolve().parents[2]
 
