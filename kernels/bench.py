@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
+from kernels import bench_cpu
 from kernels.cpu.library import best, usable
 from kernels.cpu.program import Team
 from kernels.jit import installed, interpreted
 from kernels.op import Case, Make, Op
 from kernels.ops import OPS
 from kernels.report import DTYPES, table
-from kernels.tools import cpu
 from kernels.tools.rivals import flash, flash_arguments, flash_attention
 from kernels.tools.timing import (
     Time,
@@ -181,7 +181,7 @@ def on_cpu(variant: str, options: argparse.Namespace) -> int:
         return 2
     team = Team(variant, options.threads or len(os.sched_getaffinity(0)))
     try:
-        return cpu.bench(
+        return bench_cpu.bench(
             team,
             options.name,
             options.case,
@@ -248,7 +248,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, help="of the compiled kernels, and of torch beside them")
     parser.add_argument("--batch", nargs="+", default=(), metavar="SPEC", help="steps such as 8q1s4k or q512+8q1s2k")
-    parser.add_argument("--pages", choices=cpu.PAGES, default="float16", help="type of the pages on a CPU")
+    parser.add_argument("--pages", choices=bench_cpu.PAGES, default="float16", help="type of the pages on a CPU")
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)  # the case to go on with
     # with TRITON_INTERPRET=1, cpu: by the interpreter
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cpu: the compiled kernels of a CPU")

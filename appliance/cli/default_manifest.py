@@ -10,7 +10,6 @@ from pathlib import Path
 
 import yaml
 
-import appliance
 from appliance.config.hosting_platform import Detected, detect, manifest_of
 from appliance.config.settings import Given, Option, load
 
@@ -28,7 +27,7 @@ class Found:
 
 def demo() -> Path:
     """Return the demo's manifest: of the installed package, or of the checkout."""
-    package = Path(str(appliance.__file__)).parent
+    package = Path(__file__).parents[1]
     installed = package / "demo" / "demo.yaml"
     return installed if installed.is_file() else package.parent / "manifests" / "demo.yaml"
 

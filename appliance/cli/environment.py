@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from appliance import __version__
+from appliance.config.version import __version__
 from appliance.hardware.machine import read_machine
 from appliance.hardware.topology import spell_node
 from appliance.planning.memory import spell_bytes

@@ -5,11 +5,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from appliance import __version__
 from appliance.config.codes import CODES
 from appliance.config.findings import Finding
 from appliance.config.fix_edits import Edit
 from appliance.config.variables import is_on, value
+from appliance.config.version import __version__
 from appliance.config.yaml_loader import Place
 from engine.api.printable import printable
 

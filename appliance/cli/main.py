@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from appliance import __version__
 from appliance.cli import arguments
 from appliance.cli.first_argument import names_manifest
 from appliance.config import exits
+from appliance.config.version import __version__
 
 
 class _Parser(argparse.ArgumentParser):

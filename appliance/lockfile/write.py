@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from appliance import __version__
 from appliance.checkpoints.digest import Digest, Shown, digests, remember, remembered
 from appliance.checkpoints.lockfile import (
     CODE,
@@ -24,6 +23,7 @@ from appliance.config import exits
 from appliance.config.fingerprint import graphs_hash
 from appliance.config.problems import Problem, Refused
 from appliance.config.settings import Settings
+from appliance.config.version import __version__
 from appliance.config.yaml_loader import Place
 from appliance.lockfile.files import read_names, revision
 from appliance.planning.plan import Plan, settled

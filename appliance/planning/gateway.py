@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
-from appliance import __version__
 from appliance.config.gateway import ConnectionLimits, GatewayConfig, SamplingDefaults, SecretRef, SourceModel, Tls
 from appliance.config.manifest import Manifest, SecretFile
 from appliance.config.settings import Settings
+from appliance.config.version import __version__
 from appliance.planning.choice import Choice, refuse
 from appliance.planning.output_format import model_type
 from appliance.planning.pooled import pooled_model, tasks_of

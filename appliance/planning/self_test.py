@@ -1,8 +1,8 @@
 """What an engine is told of its self-test, and what the plan says of it."""
 
-from appliance import __version__
 from appliance.config.keys import spell
 from appliance.config.manifest import Manifest
+from appliance.config.version import __version__
 from appliance.planning.choice import Choice
 from engine.api.config import EngineConfig, SelfTest
 from engine.api.golden import BANDS, Arithmetic, Recorded
