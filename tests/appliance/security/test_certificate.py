@@ -9,8 +9,8 @@ import pytest
 
 from appliance.config.gateway import Tls
 from appliance.runtime import probe
-from appliance.security import certificate
 from appliance.security.certificate import read_certificate
+from appliance.server import certificate_renewal
 from engine.api.errors import ConfigError
 from tests.appliance.certificates import write_certificate
 from tests.appliance.conftest import until
@@ -22,7 +22,7 @@ def tls(folder, name: str = "a") -> Tls:
 
 @pytest.fixture
 def gateway(start_gateway, engine, tmp_path, monkeypatch):
-    monkeypatch.setattr(certificate, "LOOK_S", 0.02)
+    monkeypatch.setattr(certificate_renewal, "LOOK_S", 0.02)
     write_certificate(tmp_path, "a")
     return start_gateway(engine, tls=tls(tmp_path))
 
