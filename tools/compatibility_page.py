@@ -1,4 +1,4 @@
-"""Write docs/compatibility.md from the rules in appliance/rules: permitted combinations of keys, and reasons."""
+"""Write docs/compatibility.md from the rules in appliance/constraints: permitted combinations of keys, and reasons."""
 
 import sys
 from pathlib import Path
@@ -6,17 +6,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from appliance.declare.keys import find, spell  # noqa: E402
-from appliance.rules.idle import ANY, IDLE, Idle  # noqa: E402
-from appliance.rules.rule import Rule  # noqa: E402
-from appliance.rules.rules import RULES  # noqa: E402
-from appliance.rules.table import TABLES, Table, cells  # noqa: E402
-from appliance.rules.variables import VARIABLES  # noqa: E402
+from appliance.config.keys import find, spell  # noqa: E402
+from appliance.constraints.rule import Rule  # noqa: E402
+from appliance.constraints.rules import RULES  # noqa: E402
+from appliance.constraints.table import TABLES, Table, cells  # noqa: E402
+from appliance.constraints.unused_keys import ANY, IDLE, Idle  # noqa: E402
+from appliance.constraints.variables import VARIABLES  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# Compatibility
 
-<!-- made by tools/compatibility_page.py from appliance/rules; a test keeps it so -->
+<!-- made by tools/compatibility_page.py from appliance/constraints; a test keeps it so -->
 
 Look up which manifest keys, models and devices can be combined, and the values that `auto` selects. `slipway check`
 checks a manifest with the rules below before anything starts. An impossible combination is refused with a minimal set
@@ -31,15 +31,15 @@ pages; Triton kernels are for a GPU; use auto, float32, bfloat16, float16 or int
 
 In the tables, "yes" means that the combination starts and generates; otherwise the cell names the [rule](#rules) that
 refuses it. "compiled" is any of the compiled kernels of a CPU (`amx`, `avx512`, `avxvnni`, `avx2`, `neon`, `base`).
-`tests/appliance/rules/test_cells.py` tests every cell: permitted combinations run on a tiny model, others are refused,
-and an engine that is forced to use them fails.
+`tests/appliance/constraints/test_cells.py` tests every cell: permitted combinations run on a tiny model, others are
+refused, and an engine that is forced to use them fails.
 """
 
 RULES_HEAD = """
 ## Rules
 
-Each rule is declared in the file of its subject in `appliance/rules`. "by choice": a forced engine would start, but
-would ignore the request or perform badly.
+Each rule is declared in the file of its subject in `appliance/constraints`. "by choice": a forced engine would start,
+but would ignore the request or perform badly.
 
 | rule | connects | requirement |
 |---|---|---|

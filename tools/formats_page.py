@@ -1,4 +1,4 @@
-"""Write docs/formats.md from the declarations in appliance/chat/format: syntax of tool calls and reasoning."""
+"""Write docs/formats.md from the declarations in appliance/output_formats: syntax of tool calls and reasoning."""
 
 import sys
 from pathlib import Path
@@ -9,14 +9,14 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from appliance.chat.format.constraint import Constraint  # noqa: E402
-from appliance.chat.format.declaration import Calls, Function, Reasoning  # noqa: E402
-from appliance.chat.format.formats import CALLS, HARMONY, HARMONY_MARKS, REASONINGS  # noqa: E402
+from appliance.output_formats.constraint import Constraint  # noqa: E402
+from appliance.output_formats.declaration import Calls, Function, Reasoning  # noqa: E402
+from appliance.output_formats.formats import CALLS, HARMONY, HARMONY_MARKS, REASONINGS  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# Output formats
 
-<!-- made by tools/formats_page.py from appliance/chat/format; a test keeps it so -->
+<!-- made by tools/formats_page.py from appliance/output_formats; a test keeps it so -->
 
 Select the format in which your model writes tool calls and reasoning, or check that Slipway detects it. Each format is
 one declaration for a family of models. Two parts are derived from it: a parser, which produces the same events for
@@ -78,11 +78,11 @@ the budget to the end of the marker, and for every token under a grammar. It wai
 
 ## Add a family
 
-Add a value to `call_families.py`, `tag_families.py` or `reasoning_families.py` in `appliance/chat/format`, and its
-texts to `tests/appliance/chat/format/goldens.py` (a test fails without them). The body of a call is JSON (`JsonCall`),
-a name and JSON (`NamedJson`), tags (`Tags`) or nearly JSON (`LooseCall`). The tests then cover every split of its
-texts, replies sampled from its grammar, 10,000 fuzzed replies of all formats, and the tokens of four tokenizers.
-`make fuzz TEXTS=10000 SEED=7` parses 10,000 fuzzed replies of each format.
+Add a value to `call_families.py`, `tag_families.py` or `reasoning_families.py` in `appliance/output_formats`, and its
+texts to `tests/appliance/output_formats/goldens.py` (a test fails without them). The body of a call is JSON
+(`JsonCall`), a name and JSON (`NamedJson`), tags (`Tags`) or nearly JSON (`LooseCall`). The tests then cover every
+split of its texts, replies sampled from its grammar, 10,000 fuzzed replies of all formats, and the tokens of four
+tokenizers. `make fuzz TEXTS=10000 SEED=7` parses 10,000 fuzzed replies of each format.
 """
 
 _ARGUMENTS = {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"], "additionalProperties": False}
