@@ -54,9 +54,7 @@ VARIABLES: tuple[Variable, ...] = (
         "duration",
         "Time from SIGTERM to SIGKILL if it is not the platform's default; `lifecycle.drain: auto` is 2 s less.",
     ),
-    Variable(
-        "KUBERNETES_SERVICE_HOST", "presence", "Set by Kubernetes: selects its 30 s from SIGTERM to SIGKILL."
-    ),
+    Variable("KUBERNETES_SERVICE_HOST", "presence", "Set by Kubernetes: selects its 30 s from SIGTERM to SIGKILL."),
     Variable(
         "SLIPWAY_TERMINATION_LOG",
         "folder",
