@@ -1,4 +1,4 @@
-"""What a result was measured on: processor, cores, memory, versions. Goes into every result file."""
+"""Description of the measuring machine in every result file: processor, cores, memory, versions."""
 
 import os
 import platform

@@ -1,12 +1,12 @@
-"""The engines that `benchmarks.cpu` puts side by side: one module each, named in `MODULES`, that can `load` a model.
+"""Engines that `benchmarks.cpu` compares: one module each, listed in `MODULES`, with a function `load`.
 
-A side runs in a process of its own (`python -m benchmarks.sides`), with the interpreter that has its packages; nothing
-here but `slipway` imports the project. `load(checkpoint, bits, variant, threads, most)` returns what measures a job in
-tokens a second.
+Each engine runs in a separate process (`python -m benchmarks.sides`), with the interpreter that has its packages; only
+`slipway` imports the project. `load(checkpoint, bits, variant, threads, most)` returns a function that measures a job in
+tokens per second.
 
-What is timed is the same for all: of a decode job, from the last request's first token to that request's last; of a
-prefill, from its start to its first token. Rounds of one job repeat the same prompts, which a side may keep in its
-cache: decoding is measured, not their prefill. A prefill job's prompts are new in every round.
+The measured time is the same for all engines: for a decode job, from the first to the last token of the last request;
+for a prefill, from its start to its first token. Rounds of a decode job repeat the same prompts, which an engine may
+cache, because only decoding is measured. Prompts of a prefill job are new in every round.
 """
 
 import argparse
@@ -53,8 +53,11 @@ def job(text: str) -> Job:
 
 @dataclass(frozen=True)
 class Name:
-    """`engine[@variant]:bits`. The variant of slipway is that of its compiled kernels; avx2 asks the libraries of the
-    others to keep to AVX2 where they can be asked; else it only tells two builds apart."""
+    """`engine[@variant]:bits`.
+
+    For slipway, the variant selects compiled kernels. For other engines, avx2 restricts their libraries to AVX2 if
+    possible; other variants only distinguish builds.
+    """
 
     engine: str
     variant: str
@@ -77,7 +80,9 @@ def name(text: str) -> Name:
 
 
 def prompts(count: int, length: int, vocab: int, start: int = 0) -> list[list[int]]:
-    """Return the token ids of `count` random prompts, the same ones for the same arguments. Prompts of different
-    arguments share no beginning, so an engine's prefix cache has none of them."""
+    """Return the token ids of `count` random prompts, the same ones for the same arguments.
+
+    Prompts of different arguments have no common prefix, so an engine's prefix cache does not contain them.
+    """
     rng = random.Random(f"{count} {length} {start}")
     return [[rng.randrange(10, vocab) for _ in range(length)] for _ in range(count)]

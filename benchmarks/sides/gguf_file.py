@@ -1,9 +1,9 @@
-"""A checkpoint as a GGUF file of any type, made once beside it, by the packages gguf and llama-cpp-python."""
+"""Convert a checkpoint to a GGUF file of any type, once, with the packages gguf and llama-cpp-python."""
 
 import json
 from pathlib import Path
 
-# By model_type: llama.cpp's name of the architecture, and that of its table of tensor names.
+# llama.cpp's architecture name and tensor name table, by model_type.
 ARCHITECTURES = {"qwen2": "QWEN2", "qwen3": "QWEN3"}
 
 

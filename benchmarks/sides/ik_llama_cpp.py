@@ -1,6 +1,6 @@
 """ik_llama.cpp through its llama-batched-bench, whose path SLIPWAY_BENCH_IK has (or SLIPWAY_BENCH_IK_<VARIANT>).
 
-A measurement is one run of the program: it reads the prompts anew each time. Weights are repacked at load (-rtr).
+A measurement is one run of the program: it computes the prompts each time. Weights are repacked at load (-rtr).
 """
 
 import os

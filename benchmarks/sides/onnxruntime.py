@@ -1,7 +1,7 @@
-"""ONNX Runtime through onnxruntime-genai, whose own builder makes the model: fused attention, MatMulNBits in blocks of
-32 with activations of 8 bits (accuracy level 4), the head too. Its greedy choice of tokens is included.
+"""ONNX Runtime through onnxruntime-genai, with a model from its own builder.
 
-The builder needs torch, transformers and onnx-ir beside it.
+The model has fused attention and MatMulNBits in blocks of 32 with 8-bit activations (accuracy level 4), also in the
+head. Greedy sampling is included. The builder requires torch, transformers and onnx-ir.
 """
 
 import json
@@ -56,7 +56,7 @@ def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int
             return asked.context / (time.perf_counter() - start)
         if kept is not None and kept[0] == asked and asked.batch == 1:
             generator = kept[1]
-            generator.rewind_to(asked.context)  # of one row alone: others are read anew
+            generator.rewind_to(asked.context)  # works for a single row; others are computed again
             generator.append_tokens(np.array([11], np.int32))
         else:
             kept = None

@@ -1,6 +1,6 @@
-"""This service whole, over HTTP: one streamed completion for each row of the batch, tokens counted as they arrive.
+"""Slipway over HTTP: one streamed completion for each row of the batch; tokens are counted as they arrive.
 
-The clients live in this process and share the machine with the service, as light as they can be: they read lines.
+The clients run in this process and share the machine with the service. They only read lines, to use little CPU.
 """
 
 import asyncio

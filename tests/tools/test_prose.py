@@ -41,7 +41,6 @@ CEILINGS = {
     "appliance/server/routing": 30,
     "appliance/server/schema": 20,
     "appliance/supervisor": 29,
-    "benchmarks/sides": 18,
     "engine": 28,
     "engine/api": 28,
     "engine/core": 35,
