@@ -5,20 +5,20 @@
 #   docker run --rm -p 8000:8000 -v $PWD/m.yaml:/manifest.yaml:ro slipway     any manifest
 #
 # BASE         an image with Python 3.11 or newer, its venv module and a POSIX shell
-# BUILD_BASE   the same with a C++ compiler, for the CPU kernels, and binutils, which come with it. Without a compiler the
-#              build prints a warning and the image serves with torch alone, several times slower
-# TORCH_INDEX  index with torch's wheels for CPUs, as PyTorch's installation page names it: an image of about 0.7 GB. Without
-#              it pip takes the build of the default index, which runs on CPUs too but brings some GB for GPUs
-# TORCH_HASH   SHA-256 of further builds of torch that may be installed, as sha256:…, separated by spaces
-# KERNELS      architectures of GPUs, such as "sm_90 sm_100", whose kernels are compiled with the image: no request waits for
-#              a compiler then, and the image needs none. Python's headers must be in BUILD_BASE, and its Python in BASE
-# SHAPES       models whose kernels those are, by the names of benchmarks/shapes.py. Others: engine.worker.ahead
+# BUILD_BASE   like BASE, with a C++ compiler for the CPU kernels and its binutils. Without a compiler the build prints a
+#              warning and the image serves with torch alone, several times slower
+# TORCH_INDEX  index with torch's CPU wheels, from PyTorch's installation page: an image of about 0.7 GB. By default pip
+#              installs the build of the default index, which also runs on CPUs but adds some GB for GPUs
+# TORCH_HASH   SHA-256 of further permitted builds of torch, as sha256:…, separated by spaces
+# KERNELS      GPU architectures, such as "sm_90 sm_100", for which kernels are compiled with the image: no request then
+#              waits for a compiler, and the image needs none. Requires Python's headers in BUILD_BASE, its Python in BASE
+# SHAPES       models for these kernels, by the names of benchmarks/shapes.py. Others: engine.worker.ahead
 ARG BASE=python:3.11-slim-bookworm
 ARG BUILD_BASE=python:3.11-bookworm
 
 FROM ${BUILD_BASE} AS build
 ARG TORCH_INDEX=
-# How pip reaches packages where the image is built; only seen by this stage.
+# Package index settings of pip, visible in this stage only.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
@@ -27,19 +27,19 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 RUN ["python3", "-m", "venv", "/opt/slipway/venv"]
 ARG TORCH_HASH=
 COPY requirements /source/requirements
-# --no-compile: docker/verify.py writes the bytecode of the modules that serving imports, and of no others.
-# triton is in no list: a build of torch that can use it requires it, and for others it would be 1 GB of nothing.
+# --no-compile: docker/verify.py writes bytecode only for the modules that serving imports.
+# triton is not listed: builds of torch that use it require it; for others it would add an unused GB.
 RUN /opt/slipway/venv/bin/python /source/requirements/install.py runtime --no-compile --torch-index "$TORCH_INDEX" \
         --torch-hash "$TORCH_HASH"
 COPY . /source/
-# The build's own tool comes from the pinned requirements; nothing is fetched here.
+# The build tools come from the pinned requirements; nothing is downloaded here.
 RUN /opt/slipway/venv/bin/pip install --no-compile --no-deps --no-build-isolation /source
 WORKDIR /
 RUN SITE=$(/opt/slipway/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
     /opt/slipway/venv/bin/python -B /source/docker/prune.py "$SITE" && \
     /opt/slipway/venv/bin/python -P /source/docker/verify.py /source/manifests/demo \
         $(command -v c++ >/dev/null && echo --compiled)
-# Triton finds compiled kernels by the path and the source that they were compiled from: the package in the venv.
+# Triton's cache key includes the path and the source of the kernels: the package in the venv.
 ARG KERNELS=
 ARG SHAPES="qwen3-0.6b qwen3-1.7b llama-3.1-8b"
 RUN mkdir -p /opt/slipway/compiled /build && cp -r /source/benchmarks /build/ && \
@@ -59,8 +59,8 @@ COPY --from=build /opt/slipway/venv /opt/slipway/venv
 COPY --from=build /opt/slipway/compiled /opt/slipway/compiled
 COPY manifests /opt/slipway/manifests
 COPY entrypoint.sh /opt/slipway/entrypoint.sh
-# Any user id works, with or without an entry in /etc/passwd: nothing below /opt is written, and all that libraries may
-# write goes below /tmp, the one place that must be writable (docker run --read-only --tmpfs /tmp).
+# Any user id works, with or without an entry in /etc/passwd: nothing below /opt is written, and all files of libraries go
+# below /tmp, the only path that must be writable (docker run --read-only --tmpfs /tmp).
 ENV PATH=/opt/slipway/venv/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/tmp \
     USER=slipway \
@@ -77,7 +77,7 @@ WORKDIR /opt/slipway
 USER 10001:0
 EXPOSE 8000
 STOPSIGNAL SIGTERM
-# Unhealthy does not restart a container in plain Docker; start-period covers a large model's load.
+# Plain Docker does not restart unhealthy containers. start-period covers the loading of a large model.
 HEALTHCHECK --interval=10s --timeout=6s --start-period=30m --retries=3 \
     CMD ["/opt/slipway/venv/bin/slipway", "healthcheck"]
 ENTRYPOINT ["/opt/slipway/entrypoint.sh"]

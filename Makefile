@@ -1,11 +1,11 @@
 # make serve                          set up, then serve manifests/demo.yaml on 127.0.0.1:8000
 # make serve MANIFEST=path PORT=9000  serve another manifest, on another port
-# make clients                        set up, then try langchain, litellm, lm-eval and others against the demo: docs/clients.md
+# make clients                        set up, then test client libraries against the demo: docs/clients.md
 # make fuzz TEXTS=10000 SEED=7        set up, then parse TEXTS fuzzed replies of each output format, streamed and complete
 # make lock                           rewrite requirements/; LOCK='--wheels DIR' adds hashes of other builds of torch
-# make test                           set up, then format check, lint, types and the tests
-# make test-all                       the same with the tests of every instruction set of this CPU
-# make quick                          set up, then the tests without those that take more than a few seconds each
+# make test                           set up, then check format, lint and types, and run the tests
+# make test-all                       like test, with every instruction set of this CPU
+# make quick                          set up, then run the tests that take at most a few seconds
 # make prose                          rate of hard-to-read phrases in comments and docs; PROSE='--diff main' for added lines
 MANIFEST ?= manifests/demo.yaml
 HOST ?= 127.0.0.1

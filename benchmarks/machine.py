@@ -12,8 +12,11 @@ _INSTRUCTIONS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "amx_bf16")
 
 @dataclass(frozen=True)
 class Facts:
-    """`processor` as the kernel names it, `cores` this process may use, `memory_bytes` of the host, the instruction
-    sets that decide which arithmetic is fast, versions by package."""
+    """Facts about the machine.
+
+    processor: name from the kernel. cores: number available to this process. memory_bytes: of the host. instructions:
+    instruction sets that determine the fast arithmetic. versions: by package.
+    """
 
     processor: str
     cores: int

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs tests/clients against a demo service of its own, in an environment of its own, and writes docs/clients.md.
+# Runs tests/clients in a separate environment against a new demo service, and writes docs/clients.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=.venv-clients/bin
@@ -13,7 +13,7 @@ serve() { # NAME, further options
 	.venv/bin/slipway serve manifests/demo.yaml --host 127.0.0.1 --port 0 "$@" >"$folder/$name" 2>&1 &
 	services+=($!)
 }
-url_of() { # NAME; waits until it is ready
+url_of() { # NAME; waits until the service is ready
 	until grep -q '^ready ' "$folder/$1"; do
 		kill -0 "${services[@]}" || { cat "$folder/$1" >&2; return 1; }
 		sleep 0.2

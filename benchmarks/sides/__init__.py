@@ -1,8 +1,8 @@
 """Engines that `benchmarks.cpu` compares: one module each, listed in `MODULES`, with a function `load`.
 
 Each engine runs in a separate process (`python -m benchmarks.sides`), with the interpreter that has its packages; only
-`slipway` imports the project. `load(checkpoint, bits, variant, threads, most)` returns a function that measures a job in
-tokens per second.
+`slipway` imports the project. `load(checkpoint, bits, variant, threads, most)` returns a function that measures a job
+in tokens per second.
 
 The measured time is the same for all engines: for a decode job, from the first to the last token of the last request;
 for a prefill, from its start to its first token. Rounds of a decode job repeat the same prompts, which an engine may
