@@ -414,7 +414,7 @@ def test_without_a_gpu_the_interpreter_runs_the_tests(tmp_path, capsys, monkeypa
 
     monkeypatch.setattr(gpu.subprocess, "run", started)
     assert gpu.main(["--out", str(tmp_path / "out")]) == 7
-    assert capsys.readouterr().out == "benchmarks.gpu: no GPU here; the kernels' tests by the interpreter instead\n"
+    assert capsys.readouterr().out == "benchmarks.gpu: no GPU found; running the kernel tests in the interpreter\n"
     assert called[0][-1].endswith("tests/kernels/test_ops.py") and not (tmp_path / "out").exists()
 
 
