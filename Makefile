@@ -5,6 +5,7 @@
 # make lock                           write requirements/ anew; LOCK='--wheels DIR' adds hashes of other builds of torch
 # make test                           set up, then format check, lint, types and the tests
 # make test-all                       the same with the tests of every instruction set of this CPU
+# make emulated                       set up, then test the AVX-512 and AMX kernels on a CPU that has only AVX2
 # make quick                          set up, then the tests that take no more than a few seconds each
 MANIFEST ?= manifests/demo.yaml
 HOST ?= 127.0.0.1
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 INSTALL := $(BIN)/python requirements/install.py
 
-.PHONY: serve test test-all quick fuzz lint types check clients image-test bench lock clean
+.PHONY: serve test test-all emulated quick fuzz lint types check clients image-test bench lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -35,6 +36,11 @@ test: $(VENV)/.test lint types
 
 test-all: $(VENV)/.test lint types
 	$(PYTEST)
+
+EMULATED := $(addprefix tests/kernels/test_compiled,.py _attention.py _experts.py)
+
+emulated: $(VENV)/.test
+	$(BIN)/pytest -q --emulate $(EMULATED)
 
 quick: $(VENV)/.test
 	$(BIN)/pytest -q -m "not slow"
