@@ -5,6 +5,7 @@
 # make lock                           rewrite requirements/; LOCK='--wheels DIR' adds hashes of other builds of torch
 # make test                           set up, then check format, lint and types, and run the tests
 # make test-all                       like test, with every instruction set of this CPU
+# make emulated                       set up, then test the AVX-512 and AMX kernels on a CPU that has only AVX2
 # make quick                          set up, then run the tests that take at most a few seconds
 # make prose                          rate of hard-to-read phrases in comments and docs; PROSE='--diff main' for added lines
 MANIFEST ?= manifests/demo.yaml
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 INSTALL := $(BIN)/python requirements/install.py
 
-.PHONY: serve test test-all quick fuzz lint types prose clients image-test bench lock clean
+.PHONY: serve test test-all emulated quick fuzz lint types prose clients image-test bench lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +37,11 @@ test: $(VENV)/.test lint types
 
 test-all: $(VENV)/.test lint types
 	$(PYTEST)
+
+EMULATED := $(addprefix tests/kernels/test_compiled,.py _attention.py _experts.py)
+
+emulated: $(VENV)/.test
+	$(BIN)/pytest -q --emulate $(EMULATED)
 
 quick: $(VENV)/.test
 	$(BIN)/pytest -q -m "not slow"

@@ -5,8 +5,9 @@ groups  w ≈ scale · q of each output and group of inputs, |q| ≤ 128
 int4    w ≈ scale · (q - zero) of each output and group of inputs, 0 ≤ q ≤ 15; zero is 8 where the format has none
 
 Activations are rounded to 8 bits in blocks of neighbouring inputs when they are multiplied (`rounded_rows`):
-x ≈ scale · q of each row and block, |q| ≤ 127. A scale for a whole row would cost a language model 1 % of perplexity or
-more, because a few activations are a hundred times larger than the others.
+x ≈ scale · q of each row and block, |q| ≤ 127. A few activations are a hundred times larger than the others. Therefore
+one scale per row would cost a language model 1 % of perplexity or more, and one or two such outliers of a block stay in
+float.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from torch import Tensor
 FARTHEST = (-8.0, -8.5, -9.0, -7.5, -7.0, 7.0, 7.5, 8.0, 8.5, 6.5)
 ROWS_AT_ONCE = 4096
 SMALL_BLOCK, LARGE_BLOCK = 32, 64  # activations with one scale
+# At most so many activations of a block stay in float: those that are OUTLIER times larger than the next one.
+MOST_OUTLIERS, OUTLIER = 2, 1.5
 
 
 @dataclass(frozen=True)
@@ -128,12 +131,20 @@ def activation_block(group: int = 0) -> int:
     return SMALL_BLOCK if group % LARGE_BLOCK else LARGE_BLOCK
 
 
-def rounded_rows(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """[rows, inputs] float32 → values of the same shape, integers in float32, and scales of the same shape. The last
-    block may be shorter than the others."""
+def rounded_rows(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[rows, inputs] float32 → values (integers in float32), scales and outliers, each of the same shape. x is close to
+    values · scales + outliers. The last block may be shorter than the others."""
     rows, inputs = x.shape
     blocks = torch.nn.functional.pad(x, (0, -inputs % block)).view(rows, -1, block)
-    scales = blocks.abs().amax(2, keepdim=True) / 127
+    sizes, places = blocks.abs().topk(MOST_OUTLIERS + 1, dim=2)
+    ends = sizes[:, :, :-1] > OUTLIER * sizes[:, :, 1:]  # the outliers may end here
+    taken = ends.flip(2).cumsum(2).flip(2) > 0
+    outliers = torch.zeros_like(blocks)
+    outliers.scatter_(2, places[:, :, :-1], torch.where(taken, blocks.gather(2, places[:, :, :-1]), 0.0))
+    others = torch.where(outliers != 0, 0.0, blocks)
+    scales = others.abs().amax(2, keepdim=True) / 127
     scales = torch.where(scales < torch.finfo(torch.float32).tiny, 0.0, scales)
-    values = (blocks * torch.where(scales > 0, 1 / scales, 0.0)).round_()
-    return values.flatten(1)[:, :inputs], scales.expand_as(blocks).flatten(1)[:, :inputs]
+    values = (others * torch.where(scales > 0, 1 / scales, 0.0)).round_()
+    wide = (values, scales.expand_as(blocks), outliers)
+    first, second, third = (part.flatten(1)[:, :inputs] for part in wide)
+    return first, second, third

@@ -17,6 +17,7 @@ import torch
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
+from tests.emulation import use_emulated
 from tests.interpreter import fix_dot_order
 from tests.tiers import is_variant
 
@@ -40,6 +41,17 @@ LONGEST = (
     "appliance/constraints/test_cells.py",
     "engine/worker/test_pooled_device.py",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--emulate", action="store_true", help="run CPU kernels for AVX-512 and AMX, emulated")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("emulate"):
+        patch = pytest.MonkeyPatch()
+        config.add_cleanup(patch.undo)
+        use_emulated(patch)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers

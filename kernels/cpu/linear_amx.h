@@ -6,7 +6,8 @@
 // int8: x quantized to 8 bits in blocks, as in linear_int.h; the products are in linear_amx_groups.h.
 //
 // A tile holds 16 rows of 64 bytes: 32 inputs of 2 bytes, or 64 of one. Weights: [16 outputs][block][word][output][4
-// bytes]; x: [16 rows][block][part][row][64 bytes], and for int8 the scales behind, [16 rows][block of x][row].
+// bytes]; x: [16 rows][block][part][row][64 bytes], and for int8 behind it the scales, [16 rows][block of x][row], and the
+// outliers, [row][list].
 #pragma once
 #ifdef __AMX_BF16__
 
@@ -71,7 +72,12 @@ template <class T> static inline int64_t packed_tiles(const Linear& op, int64_t 
 }
 static inline size_t packed_floats(const Linear& op, int64_t tokens) {
     if (op.form == AMX_BF16) return size_t(packed_tiles<Bf16>(op, tokens) * TILE / 4);
-    return size_t(packed_tiles<Int8>(op, tokens) * TILE / 4 + row_tiles(tokens) * x_blocks(op) * SIDE);
+    const int64_t of_tile = (x_blocks(op) + outlier_words(x_blocks(op))) * SIDE;
+    return size_t(packed_tiles<Int8>(op, tokens) * TILE / 4 + row_tiles(tokens) * of_tile);
+}
+// The outliers of a token, behind the scales of all.
+template <class I> static inline I* outliers(const Linear& op, int64_t tokens, int64_t token, I* scales) {
+    return scales + row_tiles(tokens) * x_blocks(op) * SIDE + token * outlier_words(x_blocks(op));
 }
 
 static inline vf round_bf16(vf x, uint8_t* out) {
@@ -81,7 +87,7 @@ static inline vf round_bf16(vf x, uint8_t* out) {
     return (vf)bits;
 }
 
-static void pack_x(Bf16, const Linear& op, const float* x, uint8_t* row, float*, Scratch&) {
+static void pack_x(Bf16, const Linear& op, const float* x, uint8_t* row, float*, int32_t*, Scratch&) {
     for (int64_t at = 0; at < op.inputs; at += Bf16::INPUTS, row += Bf16::PARTS * TILE) {
         alignas(64) float block[Bf16::INPUTS] = {};
         std::memcpy(block, x + at, sizeof(float) * size_t(std::min(Bf16::INPUTS, op.inputs - at)));
@@ -92,11 +98,11 @@ static void pack_x(Bf16, const Linear& op, const float* x, uint8_t* row, float*,
     }
 }
 
-static void pack_x(Int8, const Linear& op, const float* x, uint8_t* row, float* scales, Scratch& scratch) {
+static void pack_x(Int8, const Linear& op, const float* x, uint8_t* row, float* scales, int32_t* list, Scratch& scratch) {
     const int64_t inputs = blocks<Int8>(op) * Int8::INPUTS, used = x_blocks(op) * block_of(op);
     int32_t* totals = (int32_t*)at_least(scratch.wide, size_t(x_blocks(op) * SIDE + inputs / 4));
     int8_t* whole = (int8_t*)(totals + x_blocks(op) * SIDE);
-    quantise_blocks(x, op.inputs, used, block_of(op), whole, scales, totals, SIDE);
+    quantise_blocks(x, op.inputs, used, block_of(op), whole, scales, totals, SIDE, list);
     std::memset(whole + used, 0, size_t(inputs - used));
     for (int64_t at = 0; at < inputs; at += LINE, row += TILE) std::memcpy(row, whole + at, LINE);
 }
@@ -107,8 +113,12 @@ static void pack_row(const Linear& op, int64_t token, int64_t tokens, float* pac
     uint8_t* tiles = (uint8_t*)packed;
     float* scales = (float*)(tiles + packed_tiles<T>(op, tokens) * TILE);
     uint8_t* tile = tiles + token / SIDE * blocks<T>(op) * T::PARTS * TILE;
-    if constexpr (T::PARTS == 1) scales += token / SIDE * x_blocks(op) * SIDE + token % SIDE;
-    pack_x(T{}, op, row_of(op, token, scratch), tile + token % SIDE * LINE, scales, scratch);
+    int32_t* list = nullptr;
+    if constexpr (T::PARTS == 1) {
+        list = outliers(op, tokens, token, (int32_t*)scales);
+        scales += token / SIDE * x_blocks(op) * SIDE + token % SIDE;
+    }
+    pack_x(T{}, op, row_of(op, token, scratch), tile + token % SIDE * LINE, scales, list, scratch);
     if (token != tokens - 1) return;
     for (int64_t piece = 0; piece < blocks<T>(op) * T::PARTS; piece++)
         for (int64_t row = token % SIDE + 1; row < SIDE; row++) std::memset(tile + piece * TILE + row * LINE, 0, LINE);

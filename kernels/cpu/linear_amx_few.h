@@ -30,7 +30,7 @@ static inline size_t few_floats(const Linear& op, int64_t rows) { return size_t(
 static void pack_few(const Linear& op, int64_t token, int64_t rows, float* packed, Scratch& scratch) {
     const int64_t tiles = blocks<Bf16>(op), words = Bf16::INPUTS / 2;
     uint8_t* line = (uint8_t*)at_least(scratch.wide, size_t(tiles * Bf16::PARTS * TILE / 4));
-    pack_x(Bf16{}, op, op.x + token * op.x_stride, line, nullptr, scratch);
+    pack_x(Bf16{}, op, op.x + token * op.x_stride, line, nullptr, nullptr, scratch);
     for (int64_t block = 0; block < tiles; block++)
         for (int64_t part = 0; part < Bf16::PARTS; part++) {
             const bf16* from = (const bf16*)(line + (block * Bf16::PARTS + part) * TILE);
@@ -75,8 +75,9 @@ template <int R, int T> static void few_bf16(const Linear& op, const float* x, i
     put(op, R, 0, R, tile * SIDE, T * SIDE, out);
 }
 
-// x: words, scales and totals of the blocks of all rows, as quantise_row lays them out.
+// x: a panel as quantise_row lays it out.
 template <int R, int T> static void few_int8(const Linear& op, const int32_t* x, int64_t tile) {
+    const Quantised form(op);
     const int64_t count = blocks<Int8>(op), apart = count * TILE;
     const uint8_t* w = (const uint8_t*)op.weight + tile * apart;
     const float* x_scales = (const float*)(x + count * SIDE * R);
@@ -101,7 +102,12 @@ template <int R, int T> static void few_int8(const Linear& op, const int32_t* x,
     float out[R * T * SIDE], scales[T * SIDE] = {};
     std::memcpy(scales, op.scales + tile * SIDE, sizeof(float) * size_t(std::min(T * SIDE, op.outputs - tile * SIDE)));
     UNROLL for (int t = 0; t < T; t++)
-        UNROLL for (int r = 0; r < R; r++) store(out + (r * T + t) * SIDE, acc[t][r] * load(scales + t * SIDE));
+        UNROLL for (int r = 0; r < R; r++) {
+            float* at = out + (r * T + t) * SIDE;
+            store(at, acc[t][r]);
+            add_outliers<true>(form.outliers(x, R, r), w + t * apart, 4, SIDE, at);
+            store(at, load(at) * load(scales + t * SIDE));
+        }
     put(op, R, 0, R, tile * SIDE, T * SIDE, out);
 }
 

@@ -130,6 +130,14 @@ static void groups_piece(const Linear& op, int64_t tokens, const GroupsWork& wor
                            sums + row * SIDE * stride + n * SIDE, stride);
             }
     }
+    const int32_t* lists = (const int32_t*)x_scales;
+    for (int64_t row = 0; row < std::min(rows * SIDE, tokens - first * SIDE); row++)
+        for (int64_t n = 0; n < tiles; n++) {
+            const int32_t* list = outliers(op, tokens, first * SIDE + row, lists);
+            float* at = sums + row * stride + n * SIDE;
+            if (op.group) add_outliers(op, list, w + n * apart, at);
+            else add_outliers<true>(list, w + n * apart, 4, SIDE, at);
+        }
     if (!op.group) {
         alignas(64) float scales[OUTPUT_TILES * SIDE] = {};
         std::memcpy(scales, op.scales + tile * SIDE, sizeof(float) * size_t(std::min(tiles * SIDE, op.outputs - tile * SIDE)));

@@ -138,16 +138,24 @@ def block_of(weight):
     return 64 if isinstance(weight, Int8Weight) or weight.group % 64 == 0 else 32
 
 
+def block_as_multiplied(block):
+    """One block of a row with all but its outliers rounded to 8 bits, in float64."""
+    order = block.abs().argsort(descending=True)
+    sizes = [*block.abs()[order].tolist(), 0.0, 0.0, 0.0]
+    count = 2 if sizes[1] > 1.5 * sizes[2] else 1 if sizes[0] > 1.5 * sizes[1] else 0
+    scale = torch.tensor(sizes[count]) / 127
+    found = (block * (1 / scale if scale > 0 else 0.0)).round().double() * scale.double()
+    found[order[:count]] = block[order[:count]].double()
+    return found
+
+
 def product_of(weight, x):
     """x Wᵀ in float64 with the activations rounded to 8 bits block by block, in the order of the weight's columns."""
     order = getattr(weight, "order", None)
     columns = x if order is None else x[:, order.long()]
-    found = torch.empty_like(columns, dtype=torch.float64)
-    for at in range(0, x.shape[1], block_of(weight)):
-        part = columns[:, at : at + block_of(weight)]
-        scales = part.abs().amax(1, keepdim=True) / 127
-        values = (part * torch.where(scales > 0, 1 / scales, 0.0)).round()
-        found[:, at : at + block_of(weight)] = values.double() * scales.double()
+    found = torch.stack(
+        [torch.cat([block_as_multiplied(block) for block in row.split(block_of(weight))]) for row in columns]
+    )
     plain = weight if order is None else replace(weight, order=None)
     return found @ plain.restored().double().T
 
@@ -173,22 +181,26 @@ def test_the_formula_of_rounded_activations_is_that_of_the_kernels(group):
     assert activation_block(group) == block_of(weight)
     x = random(7, 300, seed=group) * torch.logspace(-3, 3, 300)
     x[2], x[3, 64:128], x[4] = 0.0, 0.0, 1e-45
-    values, scales = rounded_rows(x, block_of(weight))
+    x[5, 7], x[5, 9], x[6, 299] = 1e5, -9e4, 1e6
+    values, scales, outliers = rounded_rows(x, block_of(weight))
     assert values.abs().max() == 127 and torch.equal(values, values.round())
-    assert ((values * scales - x).abs() <= scales * 0.5001 + 1e-44).all()
-    for at in range(0, 300, block_of(weight)):
-        part = scales[:, at : at + block_of(weight)]
-        assert (part == part[:, :1]).all() and (
-            part[:2, 0] == x[:2, at : at + block_of(weight)].abs().amax(1) / 127
-        ).all()
+    assert ((values * scales + outliers - x).abs() <= scales * 0.5001 + 1e-44).all()
+    assert outliers[5].nonzero()[:2, 0].tolist() == [7, 9] and outliers[6].nonzero()[-1].tolist() == [299]
+    assert torch.equal(torch.where(outliers != 0, x, 0.0), outliers) and not (values * outliers).any()
+    found = values.double() * scales.double() + outliers.double()
+    for row, got in zip(x, found, strict=True):
+        want = torch.cat([block_as_multiplied(block) for block in row.split(block_of(weight))])
+        assert torch.equal(got, want)
 
 
 def blocks_of_their_own(inputs, block):
     """[rows, inputs]: every block of every row has integers up to 127 times a power of two of its own, so that products
-    and sums are exact in float32 and any other block's scale gives another result. Zero blocks among them."""
+    and sums are exact in float32 and any other block's scale gives another result. Zero blocks among them. The largest
+    number occurs three times, so no block has outliers."""
     dice = torch.Generator().manual_seed(inputs)
     values = torch.randint(-127, 128, (17, inputs), generator=dice).float()
-    values[:, ::block] = 127.0
+    for at in range(3):
+        values[:, at::block] = 127.0
     powers = torch.randint(0, 2, (17, -(-inputs // block)), generator=dice).float() * 2
     powers[:, 1::2] = 1.0  # between neighbours of 0 or 2
     scales = torch.exp2(powers).repeat_interleave(block, 1)[:, :inputs]
@@ -196,11 +208,8 @@ def blocks_of_their_own(inputs, block):
     return values * scales
 
 
-@pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("inputs", [64, 65, 96, 127, 128, 200, 576, 1153])
-def test_every_block_of_a_row_has_its_own_scale(team, bits, inputs):
-    """Bit for bit, alone and in company: the neighbour's scale, a block begun one input early or late, a short last
-    block or a zero block taken wrongly would each change an exact result."""
+def exact_weight(bits, inputs):
+    """37 outputs of random integers, with scales that are powers of two."""
     dice = torch.Generator().manual_seed(3)
     kind = type(rounded(bits, random(37, inputs)))
     if kind is Int8Weight:
@@ -216,9 +225,39 @@ def test_every_block_of_a_row_has_its_own_scale(team, bits, inputs):
             values = torch.randint(0, 16, (37, inputs), generator=dice).to(torch.uint8)
             zeros = torch.randint(0, 17, scales.shape, generator=dice).to(torch.uint8) if bits < 0 else None
             weight = Int4Weight(values, scales, zeros, group)
+    return weight
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("inputs", [64, 65, 96, 127, 128, 200, 576, 1153])
+def test_every_block_of_a_row_has_its_own_scale(team, bits, inputs):
+    """Bit for bit, alone and in company: the neighbour's scale, a block begun one input early or late, a short last
+    block or a zero block taken wrongly would each change an exact result."""
+    weight = exact_weight(bits, inputs)
     x = blocks_of_their_own(inputs, block_of(weight))
     want = (x.double() @ weight.restored().double().T).float()
     for rows in (1, 2, 3, 7, 11, 17):
+        assert torch.equal(multiply(team, weight, x[:rows]), want[:rows]), rows
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("inputs", [64, 65, 127, 200, 576])
+def test_outliers_are_multiplied_without_rounding(team, bits, inputs):
+    """Bit for bit: every other product is exact, and an outlier that is rounded, scales its block, stays among the
+    integers or meets its neighbour's weight would change the result."""
+    weight = exact_weight(bits, inputs)
+    block = block_of(weight)
+    dice = torch.Generator().manual_seed(inputs)
+    x = torch.randint(-127, 128, (23, inputs), generator=dice).float()
+    for at in range(3, 6):
+        x[:, at::block] = 127.0
+    for row, at in enumerate(torch.randint(0, inputs, (20,), generator=dice).tolist()):
+        x[row, at] = 1001.0 + 2 * row
+        if row % 3:
+            x[row, (at + row) % inputs] = -777.0 - 2 * row  # of the same word, of the same block, or of another one
+    x[20, 0], x[21, inputs - 1], x[22, min(block, inputs) - 1] = 999.0, 1003.0, -1005.0
+    want = (x.double() @ weight.restored().double().T).float()
+    for rows in (1, 2, 3, 7, 11, 23):
         assert torch.equal(multiply(team, weight, x[:rows]), want[:rows]), rows
 
 
@@ -236,7 +275,8 @@ def hostile_rows(inputs):
             row[places + 1] = signs[1] * torch.randint(65, 128, (len(places),), generator=dice).float()
             rows.append(row)
     for row in rows:
-        row[::64] = 127.0
+        for at in range(3):  # three of the largest, so that none is an outlier
+            row[at::64] = 127.0
     return torch.stack([*rows, torch.full((inputs,), 127.0), torch.full((inputs,), -127.0), torch.zeros(inputs)])
 
 
@@ -310,7 +350,7 @@ def test_a_rounded_row_that_is_not_finite_stays_so_and_spoils_no_other(team, bit
 def test_activations_too_small_for_a_scale_are_zero(team):
     """The inverse of a subnormal scale is infinite."""
     for bits in (8, 32, 1032):
-        weight, x = rounded(bits, random(20, 130)), random(5, 130, seed=1)
+        weight, x = rounded(bits, random(20, 192)), random(5, 192, seed=1)
         x[1] = 1e-40
         x[2, 64:128] = torch.finfo(torch.float32).tiny
         clean = torch.where(x.abs() < 1e-37, 0.0, x)

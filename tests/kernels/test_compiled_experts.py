@@ -55,8 +55,8 @@ def product(form, x, weight):
     """x: [inputs] float32, as a row is multiplied: rounded to 8 bits where the weights are."""
     if form in FULL:
         return weight @ x.double()
-    values, scales = rounded_rows(x[None], activation_block(32 if "int4" in form else 0))
-    return weight @ (values[0].double() * scales[0].double())
+    values, scales, outliers = rounded_rows(x[None], activation_block(32 if "int4" in form else 0))
+    return weight @ (values[0].double() * scales[0].double() + outliers[0].double())
 
 
 def chosen_by(logits, k, scores):
