@@ -2,10 +2,10 @@
 
     python -m benchmarks.bandwidth [--threads 2] [--mebibytes 1024]
 
-Each thread sums its own part of one buffer in large pages (kernels/cpu/memory.py), 64 bytes of each of four streams at a
-time, with and without prefetching 2 KiB ahead. The loop is compiled with `cc -O3 -march=native`; without a compiler
-torch.sum reads instead, which is slower than memory on fast machines. The largest rate of all rounds is the limit,
-because anything else on the machine only lowers it.
+Each thread sums its own part of one buffer in large pages (kernels/cpu/memory.py). Three loops take turns: one compiled
+with `cc -O3 -march=native` that has four sums of 64 bytes, the same prefetching 4 KiB ahead, and torch.sum, which is
+alone where there is no compiler. The largest rate of all rounds is the limit, because anything else on the machine only
+lowers it.
 """
 
 import argparse
@@ -19,22 +19,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from kernels.cpu.memory import region
 
-STREAMS = 4  # of each thread, so that several pages are read at once
 SOURCE = """
 #include <stdint.h>
 typedef int64_t lanes __attribute__((vector_size(64), aligned(64)));
 #define READ(NAME, AHEAD)                                                         \\
     int64_t NAME(const lanes* from, int64_t count) {                              \\
         lanes sums[4] = {};                                                       \\
-        for (int64_t i = 0; i < count; i++)                                       \\
+        for (int64_t i = 0; i + 4 <= count; i += 4)                               \\
             for (int s = 0; s < 4; s++) {                                         \\
-                if (AHEAD) __builtin_prefetch(from + s * count + i + AHEAD);      \\
-                sums[s] += from[s * count + i];                                   \\
+                if (AHEAD) __builtin_prefetch(from + i + s + AHEAD);              \\
+                sums[s] += from[i + s];                                           \\
             }                                                                     \\
         lanes all = sums[0] + sums[1] + sums[2] + sums[3];                        \\
         int64_t total = 0;                                                        \\
@@ -42,10 +42,12 @@ typedef int64_t lanes __attribute__((vector_size(64), aligned(64)));
         return total;                                                             \\
     }
 READ(plain, 0)
-READ(ahead, 32)
+READ(ahead, 64)
 """
-LINE = 64  # bytes of one vector of a stream
+LINE = 64  # bytes of a cache line and of a vector
+TURN = 4 * LINE  # bytes of one turn of the loop
 MIB = 1 << 20
+LOOPS = ("compiled", "compiled, prefetching", "torch.sum")
 Reader = Callable[[int, int], object]  # address and bytes
 
 
@@ -58,7 +60,7 @@ class Bandwidth:
     rounds: tuple[float, ...]
     """Bytes per second of each round."""
     how: str
-    """The loop that read: `compiled`, `compiled, prefetching` or `torch.sum`."""
+    """The loop that read, one of LOOPS."""
     threads: int
     bytes: int
     """Size of the buffer."""
@@ -66,13 +68,13 @@ class Bandwidth:
 
 def measure(threads: int, size: int = 1024 * MIB, rounds: int = 6) -> Bandwidth:
     """Read `size` bytes with so many threads; rounds alternate between the loops."""
-    each = size // threads // (STREAMS * LINE) * (STREAMS * LINE)
+    each = size // threads // TURN * TURN
     buffer = region(each * threads)
-    buffer.fill_(1)  # untouched pages are all the same page of zeros
+    buffer.fill_(1)  # pages that were never written are one page of zeros
     parts = [buffer.data_ptr() + each * number for number in range(threads)]
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(threads) as pool:
-        readers = _compiled(Path(folder)) or {"torch.sum": _torch_reader(buffer, each)}
+        readers = compiled_loops(Path(folder)) | {LOOPS[2]: _torch_reader(buffer)}
         for _ in range(rounds):
             for how, read in readers.items():
                 start = time.perf_counter()
@@ -82,7 +84,12 @@ def measure(threads: int, size: int = 1024 * MIB, rounds: int = 6) -> Bandwidth:
     return Bandwidth(max(found[how]), tuple(found[how]), how, threads, each * threads)
 
 
-def _compiled(folder: Path) -> dict[str, Reader]:
+def faster(one: Bandwidth, other: Bandwidth) -> Bandwidth:
+    """Return the one with the larger rate."""
+    return max(one, other, key=lambda found: found.bytes_per_s)
+
+
+def compiled_loops(folder: Path) -> dict[str, Reader]:
     """The compiled loops by name; none without a compiler. ctypes releases the GIL while they run."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
@@ -91,17 +98,22 @@ def _compiled(folder: Path) -> dict[str, Reader]:
     command = [compiler, "-O3", "-march=native", "-w", "-shared", "-fPIC", "read.c", "-o", "read.so"]
     subprocess.run(command, cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / "read.so"))
-    return {"compiled": _reader(library.plain), "compiled, prefetching": _reader(library.ahead)}
+    return {LOOPS[0]: _reader(library.plain), LOOPS[1]: _reader(library.ahead)}
 
 
-def _reader(function: Callable[..., int]) -> Reader:
-    return lambda address, size: function(ctypes.c_void_p(address), ctypes.c_int64(size // STREAMS // LINE))
+def _reader(function: Any) -> Reader:
+    function.restype = ctypes.c_int64
+    return lambda address, size: function(ctypes.c_void_p(address), ctypes.c_int64(size // LINE))
 
 
-def _torch_reader(buffer: torch.Tensor, each: int) -> Reader:
-    first = buffer.data_ptr()
-    torch.set_num_threads(1)  # of each thread that calls it
-    return lambda address, size: buffer[address - first :][:each].view(torch.int64).sum()
+def _torch_reader(buffer: torch.Tensor) -> Reader:
+    first, words = buffer.data_ptr(), buffer.view(torch.int64)
+
+    def read(address: int, size: int) -> object:
+        torch.set_num_threads(1)  # of the thread that calls it: the parts are read side by side already
+        return words[(address - first) // 8 :][: size // 8].sum()
+
+    return read
 
 
 def line(found: Bandwidth) -> str:
