@@ -40,7 +40,7 @@ quick: $(VENV)/.test
 	$(BIN)/pytest -q -m "not slow"
 
 fuzz: $(VENV)/.test
-	FUZZ_TEXTS=$(TEXTS) FUZZ_SEED=$(SEED) $(BIN)/pytest -s --timeout 0 tests/appliance/chat/format/test_fuzz.py
+	FUZZ_TEXTS=$(TEXTS) FUZZ_SEED=$(SEED) $(BIN)/pytest -s --timeout 0 tests/appliance/output_formats/test_fuzz.py
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

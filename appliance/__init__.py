@@ -1,3 +1,3 @@
 """The appliance: manifest in, supervised service out. Never imports torch; it survives the engine and restarts it."""
 
-__version__ = "0.1.0"
+from appliance.config.version import __version__ as __version__

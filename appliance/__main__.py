@@ -2,7 +2,7 @@
 
 import sys
 
-from appliance.command.entry import main
+from appliance.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from appliance.plan.workspace import graphs
+from appliance.planning.workspace import graphs
 from benchmarks.gpu_run import Costs, Engine, decoding, pooled_flops, profiled
 from benchmarks.shapes import SHAPES, declare
 from benchmarks.workload import MIXES, TEXT, same, texts

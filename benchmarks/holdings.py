@@ -7,11 +7,11 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from appliance.chaos.monitor import metrics
 from appliance.chaos.target import Target
-from appliance.chaos.watch import metrics
-from appliance.launch.causes import HANG
-from appliance.launch.programs import programs
-from appliance.launch.rundir import Address
+from appliance.supervisor.causes import HANG
+from appliance.supervisor.programs import programs
+from appliance.supervisor.rundir import Address
 
 GAUGES = {
     "kv_used": "slipway_kv_cache_usage_ratio",

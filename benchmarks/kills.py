@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 
 from appliance.chaos.client import PATIENCE_S, ask
-from appliance.launch.programs import program
+from appliance.supervisor.programs import program
 from benchmarks.machine import facts
 from benchmarks.serve import spread
 from benchmarks.service import serving

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import msgspec
 
-from appliance.declare.settings import Given, Option, load
-from appliance.plan.machine import Machine
-from appliance.plan.memory import Memory, spell_bytes
-from appliance.plan.plan import plan
+from appliance.config.settings import Given, Option, load
+from appliance.hardware.machine import Machine
+from appliance.planning.memory import Memory, spell_bytes
+from appliance.planning.plan import plan
 from engine.api.client import EngineClient
 from engine.api.config import EngineConfig, write_config
 from engine.api.messages import Sampling, Submit

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from appliance.declare.settings import Given, Option, load
-from appliance.plan.machine import Machine
-from appliance.plan.plan import plan
+from appliance.config.settings import Given, Option, load
+from appliance.hardware.machine import Machine
+from appliance.planning.plan import plan
 from benchmarks.machine import facts
 from engine.api.messages import Taken
 from engine.models.checkpoint import read_checkpoint

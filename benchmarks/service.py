@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from appliance.launch import rundir
+from appliance.supervisor import rundir
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "manifests" / "demo.yaml"

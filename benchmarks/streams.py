@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from appliance.gateway.config import GatewayConfig, write_config
+from appliance.config.gateway import GatewayConfig, write_config
 from benchmarks.machine import facts
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,7 +107,7 @@ def gateway(tree: Path, route: Route, rate: float, core: int, others: set[int]) 
         )  # fmt: skip
         path = Path(folder) / "gateway.json"
         write_config(config, path)
-        words = [sys.executable, "-m", "appliance.gateway", str(path)]
+        words = [sys.executable, "-m", "appliance.server", str(path)]
         # Of that tree: its folder is first on the path, unless the environment names another one.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         process = subprocess.Popen(words, cwd=tree, env=environment, preexec_fn=lambda: os.sched_setaffinity(0, {core}))

@@ -4,7 +4,7 @@ FlashAttention where that is installed.
     python -m kernels.bench                              all of them
     python -m kernels.bench rms_norm --case decode       operations and cases whose names contain these texts
     python -m kernels.bench attention --tune             tries the settings that operations declare as tunable
-    python -m kernels.bench --kernels avx512             the compiled kernels of a CPU (kernels/tools/cpu.py)
+    python -m kernels.bench --kernels avx512             the compiled kernels of a CPU (kernels/bench_cpu.py)
     python -m kernels.bench --batch 8q1s4k q512s4k       their attention on these steps (kernels/attention/batches.py)
 
 The share is of this device's measured copy rate, or of its measured rate of bf16 products where a kernel is nearer to
@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 
+from kernels import bench_cpu
 from kernels.cpu.library import best, usable
 from kernels.cpu.program import Team
 from kernels.jit import installed, interpreted
 from kernels.op import Case, Make, Op
 from kernels.ops import OPS
 from kernels.report import DTYPES, table
-from kernels.tools import cpu
 from kernels.tools.rivals import flash, flash_arguments, flash_attention
 from kernels.tools.timing import (
     Time,
@@ -44,7 +44,7 @@ from kernels.tools.timing import (
     sampler,
     sets_for,
 )
-from kernels.tools.tune import tune
+from kernels.tune import tune
 
 ROUNDS = 25
 HEAD = ("op", "case", "us", "GB/s", "TFLOP/s", "share", "torch us", "x torch", "flash us", "x flash", "")
@@ -181,7 +181,7 @@ def on_cpu(variant: str, options: argparse.Namespace) -> int:
         return 2
     team = Team(variant, options.threads or len(os.sched_getaffinity(0)))
     try:
-        return cpu.bench(
+        return bench_cpu.bench(
             team,
             options.name,
             options.case,
@@ -248,7 +248,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, help="of the compiled kernels, and of torch beside them")
     parser.add_argument("--batch", nargs="+", default=(), metavar="SPEC", help="steps such as 8q1s4k or q512+8q1s2k")
-    parser.add_argument("--pages", choices=cpu.PAGES, default="float16", help="type of the pages on a CPU")
+    parser.add_argument("--pages", choices=bench_cpu.PAGES, default="float16", help="type of the pages on a CPU")
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)  # the case to go on with
     # with TRITON_INTERPRET=1, cpu: by the interpreter
     parser.add_argument("--device", choices=("cuda", "cpu"), help="cpu: the compiled kernels of a CPU")

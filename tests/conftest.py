@@ -37,7 +37,7 @@ LONGEST = (
     "engine/test_ranks.py",
     "engine/layers/test_fused.py",
     "e2e/test_reload.py",
-    "appliance/rules/test_cells.py",
+    "appliance/constraints/test_cells.py",
     "engine/worker/test_pooled_device.py",
 )
 

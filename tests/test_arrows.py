@@ -1,52 +1,145 @@
-"""Who may import whom (docs/architecture.md). Found by reading the source, and once more by importing it afresh."""
+"""Which package may import which (docs/architecture.md), and that no imports form a cycle.
+
+Found by reading the source: imports in functions and under TYPE_CHECKING count too. A package imports another if one of
+its modules does. Cycles of packages are searched among the children of each package: its modules, and its subpackages
+as a whole; a package and its own subpackages are one unit outside of it.
+"""
 
 import ast
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = ("appliance", "engine", "kernels", "benchmarks", "tests", "tools")
+PACKAGES = ("appliance", "engine", "kernels")
+OURS = (*PACKAGES, "benchmarks", "tests", "tools")
 
-# package (the longest that matches a module counts) → what of the project it may import
+# Every package, lowest first, with what else of the project its modules may import. A package may import itself. The
+# line of the longest name that matches a module counts. A package without a line fails.
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "appliance": (
-        "appliance",
-        "engine.api",
-        "engine.text",
-        "engine.gguf",
-        "engine.models",
-        "engine.kv.layout",
-        "engine.structured.definition",
-        "engine.structured.schema",
-        "kernels.cpu.library",
-    ),
-    "engine": ("engine", "kernels"),
-    "engine.api": ("engine.api",),
-    "engine.gguf": ("engine.gguf", "engine.api.errors", "engine.api.files"),
-    "engine.text": ("engine.text", "engine.gguf", "engine.api.errors", "engine.api.files"),
+    "kernels": (),
+    "kernels.cpu": ("kernels.jit", "kernels.op", "kernels.quantisation"),
+    "kernels.tools": ("kernels.jit", "kernels.op"),
+    "kernels.sampling": ("kernels.cpu", "kernels.jit", "kernels.op"),
+    "kernels.experts": ("kernels.sampling", "kernels.jit", "kernels.op", "kernels.tuning"),
+    "kernels.attention": ("kernels.cpu", "kernels.jit", "kernels.op", "kernels.tuning"),
+    "engine": ("kernels",),
+    "engine.api": (),
+    "engine.gguf": ("engine.api.errors", "engine.api.files"),
+    "engine.text": ("engine.gguf", "engine.api.errors", "engine.api.files"),
     "engine.models": (
-        *("engine.models", "engine.gguf", "engine.api.errors", "engine.api.config", "engine.api.files"),
-        "engine.text.tokenizer",
+        *("engine.gguf", "engine.api.errors", "engine.api.config", "engine.api.files", "engine.text.tokenizer"),
     ),
-    "engine.kv": ("engine.kv", "engine.api", "engine.models.parts"),
-    "engine.structured": ("engine.structured", "engine.text", "engine.api"),
-    "engine.core": ("engine.core", "engine.api", "engine.kv", "engine.structured", "engine.models.parts"),
-    "engine.weights": ("engine.weights", "engine.models", "engine.distributed", "engine.api", "kernels"),
-    "engine.distributed": ("engine.distributed", "engine.models.ranks", "engine.api", "kernels"),
+    "engine.kv": ("engine.api", "engine.models.parts"),
+    "engine.structured": ("engine.text", "engine.api"),
+    "engine.core": ("engine.api", "engine.kv", "engine.structured", "engine.models.parts"),
+    "engine.core.whatif": ("engine.core", "engine.api"),
+    "engine.distributed": ("engine.models.ranks", "engine.api", "kernels"),
+    "engine.weights": ("engine.models", "engine.distributed", "engine.api", "kernels"),
     "engine.layers": (
-        *("engine.layers", "engine.models", "engine.weights", "engine.distributed", "engine.kv.layout"),
-        *("engine.worker.batch", "engine.api", "kernels"),
+        *("engine.models", "engine.weights", "engine.distributed", "engine.kv.layout", "engine.worker.batch"),
+        *("engine.api", "kernels"),
     ),
-    "engine.sampling": ("engine.sampling", "engine.layers", "engine.api", "kernels"),
+    "engine.sampling": ("engine.layers", "engine.api", "kernels"),
     "engine.worker": (
-        *("engine.worker", "engine.api", "engine.core.plan", "engine.kv", "engine.models", "engine.weights"),
-        *("engine.distributed", "engine.layers", "engine.sampling", "engine.text", "kernels"),
+        *("engine.api", "engine.core.plan", "engine.kv", "engine.models", "engine.weights", "engine.distributed"),
+        *("engine.layers", "engine.sampling", "engine.text", "kernels"),
     ),
-    "kernels": ("kernels",),
+    "appliance": (),
+    "appliance.config": ("engine.api",),
+    "appliance.config.composition": ("appliance.config", "engine.api"),
+    "appliance.hardware": ("kernels.cpu.library",),
+    "appliance.output_formats": ("engine.api", "engine.structured.definition", "engine.structured.schema"),
+    "appliance.chat_templates": ("engine.api", "engine.text"),
+    "appliance.security": ("appliance.config", "engine.api"),
+    "appliance.runtime": ("appliance.config",),
+    "appliance.observability": ("appliance.config", "appliance.security", "engine.api"),
+    "appliance.checkpoints": ("appliance.config", "appliance.runtime", "engine.api", "engine.models"),
+    "appliance.constraints": (
+        *("appliance.config", "appliance.hardware", "engine.api", "engine.models", "kernels.cpu.library"),
+    ),
+    "appliance.planning": (
+        *("appliance.config", "appliance.hardware", "appliance.constraints", "appliance.checkpoints"),
+        *("appliance.security", "appliance.chat_templates", "appliance.output_formats"),
+        *("engine.api", "engine.gguf", "engine.kv.layout", "engine.models", "engine.text", "kernels.cpu.library"),
+    ),
+    "appliance.planning.diff": (
+        *("appliance.planning", "appliance.config", "appliance.hardware", "appliance.constraints"),
+        "appliance.runtime",
+    ),
+    "appliance.lockfile": (
+        *("appliance.planning", "appliance.config", "appliance.checkpoints"),
+        *("engine.api", "engine.gguf", "engine.models", "engine.text"),
+    ),
+    "appliance.supervisor": (
+        *("appliance.planning", "appliance.lockfile", "appliance.checkpoints", "appliance.hardware"),
+        *("appliance.config", "appliance.runtime", "engine.api"),
+    ),
+    "appliance.server": (
+        *("appliance.config", "appliance.security", "appliance.runtime", "appliance.observability"),
+        *("appliance.chat_templates", "engine.api"),
+    ),
+    "appliance.server.schema": (),
+    "appliance.server.schema.fields": ("appliance.server.schema",),
+    "appliance.server.errors": ("engine.api",),
+    "appliance.server.reply_store": ("appliance.config", "appliance.observability", "engine.api"),
+    "appliance.server.routing": (
+        *("appliance.server.errors", "appliance.config", "appliance.runtime", "appliance.observability"),
+        "engine.api",
+    ),
+    "appliance.server.chat": (
+        *("appliance.server.schema", "appliance.config", "appliance.chat_templates", "appliance.output_formats"),
+        *("engine.api", "engine.text", "engine.structured.definition", "engine.structured.schema"),
+    ),
+    "appliance.server.http": (
+        *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat"),
+        *("appliance.server.reply_store", "appliance.server.routing"),
+        *("appliance.config", "appliance.security", "appliance.runtime", "appliance.observability"),
+        *("appliance.chat_templates", "engine.api", "engine.text"),
+    ),
+    "appliance.server.admin": (
+        *("appliance.server.schema", "appliance.server.errors", "appliance.server.http"),
+        *("appliance.server.routing", "appliance.observability", "engine.api"),
+    ),
+    "appliance.server.openai": (
+        *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
+        *("appliance.server.reply_store", "appliance.output_formats", "appliance.observability"),
+        *("engine.api", "engine.text"),
+    ),
+    "appliance.server.openai.responses": (
+        *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
+        *("appliance.server.reply_store", "appliance.server.routing"),
+        *("appliance.output_formats", "appliance.observability", "engine.api"),
+    ),
+    "appliance.server.anthropic": (
+        *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
+        *("appliance.server.reply_store", "appliance.output_formats", "appliance.observability", "engine.api"),
+    ),
+    "appliance.server.pooling": (
+        *("appliance.server.schema", "appliance.server.errors", "appliance.server.chat", "appliance.server.http"),
+        *("appliance.config", "appliance.chat_templates", "engine.api", "engine.text"),
+    ),
+    "appliance.server.cohere": (
+        *("appliance.server.schema", "appliance.server.chat", "appliance.server.http", "appliance.server.pooling"),
+        "engine.api",
+    ),
+    "appliance.chaos": (
+        *("appliance.supervisor", "appliance.server.http", "appliance.config", "appliance.security"),
+        *("appliance.runtime", "engine.api"),
+    ),
+    "appliance.cli": (
+        *("appliance.chaos", "appliance.supervisor", "appliance.planning", "appliance.lockfile"),
+        *("appliance.checkpoints", "appliance.constraints", "appliance.hardware", "appliance.config"),
+        *("appliance.security", "engine.api", "engine.models", "engine.text"),
+    ),
+    "appliance.cli.explanations": (
+        *("appliance.config", "appliance.constraints", "appliance.supervisor", "appliance.server.errors"),
+    ),
 }
 TORCH_FREE = (
     "appliance",
@@ -82,14 +175,19 @@ def within(module: str, package: str) -> bool:
     return module == package or module.startswith(f"{package}.")
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    for package in ("appliance", "engine", "kernels"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
+def modules(root: Path = ROOT) -> Iterator[tuple[str, Path]]:
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            parts = path.relative_to(root).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def imports(source: str, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+def packages() -> set[str]:
+    """Every folder with a Python file."""
+    return {".".join(path.relative_to(ROOT).parts[:-1]) for _, path in modules()}
+
+
+def imports(source: str, module: str, is_package: bool, root: Path = ROOT) -> Iterator[tuple[int, str]]:
     """(line, module) of every import, in functions too; `from a import b` counts as a.b if that is a module of ours."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -102,12 +200,121 @@ def imports(source: str, module: str, is_package: bool) -> Iterator[tuple[int, s
                 base = ".".join([*above, *filter(None, [node.module])])
             for name in node.names:
                 inner = f"{base}.{name.name}"
-                yield node.lineno, inner if _is_module(inner) else base
+                yield node.lineno, inner if _is_module(inner, root) else base
 
 
-def _is_module(name: str) -> bool:
-    path = ROOT / Path(*name.split("."))
+def _is_module(name: str, root: Path) -> bool:
+    path = root / Path(*name.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+Graph = dict[str, set[str]]
+
+
+@cache
+def import_graph(root: Path = ROOT) -> Graph:
+    """Each module with the modules of ours that it imports. The import of a package by its own module does not count:
+    Python loads a package before its modules in any case."""
+    found = dict(modules(root))
+    return {
+        module: {
+            name
+            for _, name in imports(path.read_text(), module, path.name == "__init__.py", root)
+            if name in found and not within(module, name)
+        }
+        for module, path in found.items()
+    }
+
+
+def children_graph(graph: Graph, package: str) -> Graph:
+    """The children of a package, "" for the top, with the children that each imports."""
+    depth = len(package.split(".")) + 1 if package else 1
+
+    def child(module: str) -> str:
+        return ".".join(module.split(".")[:depth])
+
+    inside = {module for module in graph if not package or (within(module, package) and module != package)}
+    children: Graph = {child(module): set() for module in sorted(inside)}
+    for module in inside:
+        children[child(module)] |= {child(name) for name in graph[module] & inside} - {child(module)}
+    return children
+
+
+def cycles(graph: Graph) -> list[list[str]]:
+    """The shortest way from each node back to itself, found by brute force; each cycle once."""
+    found = {}
+    for start in graph:
+        ways, seen = deque([[start]]), set()
+        while ways:
+            way = ways.popleft()
+            for after in sorted(graph[way[-1]]):
+                if after == start:
+                    found.setdefault(frozenset(way), [*way, start])
+                    ways.clear()
+                    break
+                if after not in seen:
+                    seen.add(after)
+                    ways.append([*way, after])
+    return list(found.values())
+
+
+def told(found: list[list[str]]) -> str:
+    return "\n".join(" → ".join(cycle) for cycle in found)
+
+
+def test_no_files_import_each_other_in_a_cycle() -> None:
+    found = cycles(import_graph())
+    assert not found, f"cycles of files:\n{told(found)}"
+
+
+@pytest.mark.parametrize("package", ["", *sorted(packages())])
+def test_no_packages_import_each_other_in_a_cycle(package: str) -> None:
+    found = cycles(children_graph(import_graph(), package))
+    assert not found, f"cycles below {package or 'the top'}:\n{told(found)}"
+
+
+def test_every_package_is_listed_and_every_line_is_a_package() -> None:
+    assert packages() == set(ALLOWED)
+
+
+def planted(root: Path, **files: str) -> Graph:
+    """The graph of a tree of these files; `engine__a__x` is engine/a/x.py."""
+    for name, text in files.items():
+        path = root / Path(*name.split("__")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        (path.parent / "__init__.py").touch()
+        (root / path.relative_to(root).parts[0] / "__init__.py").touch()
+    return import_graph(root)
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "import engine.a.x",
+        "from engine.a import x",
+        "from engine.a.x import f",
+        "from ..a import x",
+        "def f():\n    from engine.a import x",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from engine.a.x import f",
+    ],
+)
+def test_a_planted_cycle_of_files_is_found(tmp_path: Path, back: str) -> None:
+    graph = planted(
+        tmp_path, engine__a__x="from engine.b import y", engine__b__y="import engine.b.z", engine__b__z=back
+    )
+    assert cycles(graph) == [["engine.a.x", "engine.b.y", "engine.b.z", "engine.a.x"]]
+
+
+def test_a_planted_cycle_of_packages_without_one_of_files_is_found(tmp_path: Path) -> None:
+    graph = planted(
+        tmp_path,
+        **{"engine__a__x": "from engine.b import y", "engine__b__y": "", "engine__b__z": "from engine.a import w"},
+        engine__a__w="",
+    )
+    assert cycles(graph) == []
+    assert cycles(children_graph(graph, "engine")) == [["engine.a", "engine.b", "engine.a"]]
+    assert cycles(children_graph(graph, "")) == []
 
 
 def forbidden(module: str, source: str, is_package: bool = False) -> Iterator[str]:
@@ -116,7 +323,7 @@ def forbidden(module: str, source: str, is_package: bool = False) -> Iterator[st
     torch_free = any(within(module, package) for package in TORCH_FREE)
     for line, name in imports(source, module, is_package):
         heavy = name.split(".")[0] in HEAVY and torch_free
-        ours = name.split(".")[0] in OURS and not any(within(name, package) for package in ALLOWED[owner])
+        ours = name.split(".")[0] in OURS and not any(within(name, package) for package in (owner, *ALLOWED[owner]))
         if heavy or (ours and module not in TOGETHER):
             yield f"{line}: {module} → {name}"
 
@@ -133,14 +340,18 @@ def test_no_module_imports_what_it_may_not() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "arrow"),
     [
-        ("appliance.http.chat", "import os\nimport torch", "2: appliance.http.chat → torch"),
-        ("appliance.plan", "from engine.core.scheduler import Scheduler", "1: appliance.plan → engine.core.scheduler"),
-        ("appliance.plan", "from engine.kv import NULL", "1: appliance.plan → engine.kv"),
+        ("appliance.server.openai.chat", "import os\nimport torch", "2: appliance.server.openai.chat → torch"),
+        (
+            "appliance.planning",
+            "from engine.core import scheduler",
+            "1: appliance.planning → engine.core.scheduler",
+        ),
+        ("appliance.planning", "from engine.kv import NULL", "1: appliance.planning → engine.kv"),
         ("engine.api.frames", "from engine.models import parts", "1: engine.api.frames → engine.models.parts"),
         ("engine.core.loop", "def f():\n    from torch import nn", "2: engine.core.loop → torch"),
         ("engine.core.loop", "from ..worker import batch", "1: engine.core.loop → engine.worker.batch"),
         ("engine.worker.run", "from engine.core import scheduler", "1: engine.worker.run → engine.core.scheduler"),
-        ("engine.models.llama", "import appliance.plan.plan", "1: engine.models.llama → appliance.plan.plan"),
+        ("engine.models.llama", "import appliance.planning.plan", "1: engine.models.llama → appliance.planning.plan"),
         ("kernels.op", "import engine.api", "1: kernels.op → engine.api"),
         ("engine.sampling.draw", "import benchmarks", "1: engine.sampling.draw → benchmarks"),
     ],
@@ -152,7 +363,7 @@ def test_a_forbidden_arrow_is_told_with_its_line(module: str, source: str, arrow
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("appliance.plan", "from engine.kv.layout import layout\nimport engine.api.config\nimport pydantic"),
+        ("appliance.planning", "from engine.kv.layout import layout\nimport engine.api.config\nimport pydantic"),
         ("engine.worker.run", "from engine.core.plan import StepPlan\nimport torch"),
         ("engine.core.loop", "from . import plan\nfrom .plan import StepPlan\nfrom engine.kv import layout"),
         ("kernels.op", "import torch, triton"),

@@ -1,4 +1,5 @@
-"""Writes docs/compatibility.md from the rules in appliance/rules: what goes together, and why other things do not."""
+"""Writes docs/compatibility.md from the rules in appliance/constraints: what goes together, and why other things do
+not."""
 
 import sys
 from pathlib import Path
@@ -6,17 +7,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from appliance.declare.keys import find, spell  # noqa: E402
-from appliance.rules.idle import ANY, IDLE, Idle  # noqa: E402
-from appliance.rules.rule import Rule  # noqa: E402
-from appliance.rules.rules import RULES  # noqa: E402
-from appliance.rules.table import TABLES, Table, cells  # noqa: E402
-from appliance.rules.variables import VARIABLES  # noqa: E402
+from appliance.config.keys import find, spell  # noqa: E402
+from appliance.constraints.rule import Rule  # noqa: E402
+from appliance.constraints.rules import RULES  # noqa: E402
+from appliance.constraints.table import TABLES, Table, cells  # noqa: E402
+from appliance.constraints.unused_keys import ANY, IDLE, Idle  # noqa: E402
+from appliance.constraints.variables import VARIABLES  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# What goes together
 
-<!-- made by tools/compatibility_page.py from appliance/rules; a test keeps it so -->
+<!-- made by tools/compatibility_page.py from appliance/constraints; a test keeps it so -->
 
 `slipway check` proves a manifest by the rules below before anything starts. What cannot work is refused with the least
 set of keys that are in conflict, the places where they were written, the reasons, and for each key the values with
@@ -31,15 +32,15 @@ pages; Triton kernels are for a GPU; use auto, float32, bfloat16, float16 or int
 
 In the tables, "yes" starts and generates; a name is that of the [rule](#rules) that refuses. "compiled" is any of the
 compiled kernels of a CPU (`amx`, `avx512`, `avxvnni`, `avx2`, `neon`, `base`). Every cell is tried by
-`tests/appliance/rules/test_cells.py`: what is legal runs on a tiny model, what is not is refused, and an engine that is
-forced to it fails.
+`tests/appliance/constraints/test_cells.py`: what is legal runs on a tiny model, what is not is refused, and an engine
+that is forced to it fails.
 """
 
 RULES_HEAD = """
 ## Rules
 
-A rule stands beside its subject in `appliance/rules`. "by choice": an engine that was forced would start all the same,
-but not do what was asked, or not do it well.
+A rule stands beside its subject in `appliance/constraints`. "by choice": an engine that was forced would start all the
+same, but not do what was asked, or not do it well.
 
 | rule | ties | says |
 |---|---|---|

@@ -1,7 +1,7 @@
 """The seeded corpus of the demo model: an endless stream of training conversations, and held-out ones of each skill.
 
 `python tools/demo_corpus.py [--seed N] [--count N]` prints some. Facts about manifest keys come from
-`appliance.manifest`, so after a change of the schema a new run of `tools/train_demo.py` learns the new keys.
+`appliance.config.manifest`, so after a change of the schema a new run of `tools/train_demo.py` learns the new keys.
 """
 
 import argparse

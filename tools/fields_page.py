@@ -1,4 +1,4 @@
-"""Writes docs/request-fields.md from the tables in appliance/schema/fields."""
+"""Writes docs/request-fields.md from the tables in appliance/server/schema/fields."""
 
 import json
 import sys
@@ -8,20 +8,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from appliance.schema.chat import ChatRequest  # noqa: E402
-from appliance.schema.completions import CompletionRequest  # noqa: E402
-from appliance.schema.fields import shared  # noqa: E402
-from appliance.schema.fields.field import ANY, Field  # noqa: E402
-from appliance.schema.fields.tables import TABLES  # noqa: E402
-from appliance.schema.messages import MessagesRequest  # noqa: E402
-from appliance.schema.pooling import EmbeddingRequest  # noqa: E402
-from appliance.schema.responses import ResponsesRequest  # noqa: E402
+from appliance.server.schema.chat import ChatRequest  # noqa: E402
+from appliance.server.schema.completions import CompletionRequest  # noqa: E402
+from appliance.server.schema.fields import shared  # noqa: E402
+from appliance.server.schema.fields.field import ANY, Field  # noqa: E402
+from appliance.server.schema.fields.tables import TABLES  # noqa: E402
+from appliance.server.schema.messages import MessagesRequest  # noqa: E402
+from appliance.server.schema.pooling import EmbeddingRequest  # noqa: E402
+from appliance.server.schema.responses import ResponsesRequest  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
 PAGE = ROOT / "docs" / "request-fields.md"
 HEAD = """# Request fields of other servers
 
-<!-- made by tools/fields_page.py from appliance/schema/fields; a test keeps it so -->
+<!-- made by tools/fields_page.py from appliance/server/schema/fields; a test keeps it so -->
 
 Fields outside the schema of a route (`GET /openapi.json`) that clients of other servers send. Null is always accepted.
 

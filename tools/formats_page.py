@@ -1,4 +1,4 @@
-"""Writes docs/formats.md from the declarations in appliance/chat/format: how models write calls and reasoning."""
+"""Writes docs/formats.md from the declarations in appliance/output_formats: how models write calls and reasoning."""
 
 import sys
 from pathlib import Path
@@ -9,14 +9,14 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from appliance.chat.format.constraint import Constraint  # noqa: E402
-from appliance.chat.format.declaration import Calls, Function, Reasoning  # noqa: E402
-from appliance.chat.format.formats import CALLS, HARMONY, HARMONY_MARKS, REASONINGS  # noqa: E402
+from appliance.output_formats.constraint import Constraint  # noqa: E402
+from appliance.output_formats.declaration import Calls, Function, Reasoning  # noqa: E402
+from appliance.output_formats.formats import CALLS, HARMONY, HARMONY_MARKS, REASONINGS  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# Output formats
 
-<!-- made by tools/formats_page.py from appliance/chat/format; a test keeps it so -->
+<!-- made by tools/formats_page.py from appliance/output_formats; a test keeps it so -->
 
 How a family of models writes tool calls and reasoning is one declaration. From it follow the reader, which gives the
 same events however the text is cut, streamed or whole, and the grammar that binds a reply: with `tool_choice`
@@ -72,11 +72,11 @@ token of the budget to the end of the marker, and for every one under a grammar;
 
 ## Another family
 
-One value in `call_families.py`, `tag_families.py` or `reasoning_families.py` of `appliance/chat/format`, and its texts
-in `tests/appliance/chat/format/goldens.py`, which a test asks for. A call's body is JSON (`JsonCall`), a name and JSON
-(`NamedJson`), tags (`Tags`) or nearly JSON (`LooseCall`). Other tests take it from there: every split of its texts,
-replies drawn from its grammar, 10,000 fuzzed ones of all formats, the tokens of four tokenizers. `make fuzz TEXTS=10000
-SEED=7` reads so many of each format.
+One value in `call_families.py`, `tag_families.py` or `reasoning_families.py` of `appliance/output_formats`, and its
+texts in `tests/appliance/output_formats/goldens.py`, which a test asks for. A call's body is JSON (`JsonCall`), a name
+and JSON (`NamedJson`), tags (`Tags`) or nearly JSON (`LooseCall`). Other tests take it from there: every split of its
+texts, replies drawn from its grammar, 10,000 fuzzed ones of all formats, the tokens of four tokenizers. `make fuzz
+TEXTS=10000 SEED=7` reads so many of each format.
 """
 
 _ARGUMENTS = {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"], "additionalProperties": False}

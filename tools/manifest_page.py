@@ -1,4 +1,4 @@
-"""Writes docs/manifest.md and docs/manifest.schema.json from the schema in appliance/manifest.py."""
+"""Writes docs/manifest.md and docs/manifest.schema.json from the schema in appliance/config/manifest.py."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from appliance.declare.schema_file import manifest_page, schema_text  # noqa: E402
+from appliance.config.schema_file import manifest_page, schema_text  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
 if __name__ == "__main__":

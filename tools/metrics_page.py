@@ -1,4 +1,5 @@
-"""Writes docs/metrics.md from the families in appliance/observe/families.py: every metric that /metrics publishes."""
+"""Writes docs/metrics.md from the families in appliance/observability/families.py: every metric that /metrics
+publishes."""
 
 import sys
 from pathlib import Path
@@ -6,12 +7,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from appliance.observe.families import Family, counters, gauges, histograms  # noqa: E402
+from appliance.observability.families import Family, counters, gauges, histograms  # noqa: E402
 from tools.pages import write_pages  # noqa: E402
 
 HEAD = """# Metrics
 
-<!-- made by tools/metrics_page.py from appliance/observe/families.py; a test keeps it so -->
+<!-- made by tools/metrics_page.py from appliance/observability/families.py; a test keeps it so -->
 
 `GET /metrics`, Prometheus text. All series exist, with 0, from the start. With `observability.vllm_metrics` the same
 numbers also appear under the names in the last column. Labels: `model_name`, `engine` (its number) where a metric is

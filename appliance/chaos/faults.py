@@ -9,13 +9,13 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from appliance import exits
-from appliance.chaos.crowd import fill_queue, read_slowly
+from appliance.chaos.fault_injector import NotMade, Stage
+from appliance.chaos.load_generator import fill_queue, read_slowly
 from appliance.chaos.scenario import Promise, Scenario
-from appliance.chaos.stage import NotMade, Stage
 from appliance.chaos.target import Target
-from appliance.http.durable import DISK_S
-from appliance.launch.watchdog import LOOK_S, PROBE_S
+from appliance.config import exits
+from appliance.server.http.durable import DISK_S
+from appliance.supervisor.watchdog import LOOK_S, PROBE_S
 
 CONFINED_BYTES = 8 * 2**20
 HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"

@@ -10,15 +10,15 @@ from typing import TypeVar
 
 import httpx
 
-from appliance.chaos.judge import IDLE, Finding, Seen, judge
+from appliance.chaos.assertions import IDLE, Finding, Seen, judge
+from appliance.chaos.fault_injector import NotMade, Stage
+from appliance.chaos.monitor import LOOK_S, Metrics, Watch, metrics
 from appliance.chaos.probes import Prober, Unwell
+from appliance.chaos.rollback import Undo
 from appliance.chaos.scenario import Promise, Scenario
-from appliance.chaos.stage import NotMade, Stage
 from appliance.chaos.target import Bundle, Target
-from appliance.chaos.undo import Undo
-from appliance.chaos.watch import LOOK_S, Metrics, Watch, metrics
-from appliance.launch.pardon import send_pardon
-from appliance.launch.supervise import PARDONS
+from appliance.runtime.crash_exemption import send_pardon
+from appliance.supervisor.supervise import PARDONS
 
 QUIET_S = 0.5  # of probes alone, before and after
 LEAST_S = 30.0  # that a restart may take, however short the last start was

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from appliance.chaos.target import Target
 
 if TYPE_CHECKING:
-    from appliance.chaos.stage import Stage
+    from appliance.chaos.fault_injector import Stage
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from appliance.gateway.config import GatewayConfig, read_config
-from appliance.gateway.keys import clear_key
-from appliance.launch import programs, sentinel
-from appliance.launch.keeper import Kept
-from appliance.launch.rundir import Address
-from appliance.launch.supervise import GATEWAY
+from appliance.config.gateway import GatewayConfig, read_config
+from appliance.security.keys import clear_key
+from appliance.supervisor import monitor, programs
+from appliance.supervisor.reaper import Kept
+from appliance.supervisor.rundir import Address
+from appliance.supervisor.supervise import GATEWAY
 from engine.api.config import EngineConfig
 from engine.api.errors import ConfigError
 
@@ -55,9 +55,9 @@ class Target:
         return tuple(msgspec.json.decode(path.read_bytes(), type=EngineConfig) for path in files)
 
     @property
-    def watch(self) -> sentinel.Config:
+    def watch(self) -> monitor.Config:
         """Of the sentinel: when an engine hangs, and how often it is started again."""
-        return msgspec.json.decode((self.directory / "sentinel.json").read_bytes(), type=sentinel.Config)
+        return msgspec.json.decode((self.directory / "sentinel.json").read_bytes(), type=monitor.Config)
 
     @property
     def memory(self) -> Path:

@@ -18,16 +18,17 @@ from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from appliance.gateway.certificate import read_certificate, watched
-from appliance.gateway.config import GatewayConfig
-from appliance.gateway.control import controlled
-from appliance.gateway.keys import ApiKey, parse_keys
-from appliance.gateway.process import build_server, build_service, connected
-from appliance.http.app import build_app
-from appliance.http.body import json_body, read_body
-from appliance.http.disconnect import until_disconnect
-from appliance.http.errors import error_object
-from appliance.http.service import Service, service_of
+from appliance.config.gateway import GatewayConfig
+from appliance.security.certificate import read_certificate
+from appliance.security.keys import ApiKey, parse_keys
+from appliance.server.app import build_app
+from appliance.server.certificate_renewal import watched
+from appliance.server.control import controlled
+from appliance.server.errors.api import error_object
+from appliance.server.http.body import json_body, read_body
+from appliance.server.http.disconnect import until_disconnect
+from appliance.server.http.service import Service, service_of
+from appliance.server.process import build_server, build_service, connected
 from engine.api.frames import FrameReader, encode, to_engine
 from engine.api.messages import (
     Abort,
@@ -330,12 +331,12 @@ class Gateway:
 
 @contextmanager
 def running(service: Service, app: FastAPI, listener: socket.socket) -> Iterator[None]:
-    """The application in a thread, as appliance.gateway.process runs it in a process."""
+    """The application in a thread, as appliance.server.process runs it in a process."""
     server = build_server(app, service)
     server.capture_signals = contextmanager(lambda: iter([None]))  # type: ignore[method-assign]  # threads get none
 
     async def serve() -> None:
-        async with connected(service), controlled(service), watched(service):
+        async with connected(service, store=app.state.responses), controlled(service), watched(service):
             await server.serve([listener])
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
@@ -387,7 +388,7 @@ def start_gateway(
     new_config: Callable[..., GatewayConfig], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Gateway]]:
     """Starts gateways over fake engines: `start_gateway(engine, keys=[…], ready=False, **config)`."""
-    monkeypatch.setattr("appliance.gateway.process.load_text", lambda config: FakeText())
+    monkeypatch.setattr("appliance.server.process.load_text", lambda config: FakeText())
     with ExitStack() as stack:
 
         def start(

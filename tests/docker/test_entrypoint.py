@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.command.cli import COMMANDS
+from appliance.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 import yaml
 
-from appliance.command.cli import COMMANDS, _long_options
-from appliance.declare.schema_file import manifest_schema
-from appliance.declare.settings import Given, load
-from appliance.manifest import API_VERSION
+from appliance.cli.main import COMMANDS, _long_options
+from appliance.config.manifest import API_VERSION
+from appliance.config.schema_file import manifest_schema
+from appliance.config.settings import Given, load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

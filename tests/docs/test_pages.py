@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from appliance.declare.keys import keys
-from appliance.http.app import ROUTES
-from appliance.http.docs import router as docs_router
+from appliance.config.keys import keys
+from appliance.server.admin.docs import router as docs_router
+from appliance.server.app import ROUTES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from appliance.launch.processes import descendants
+from appliance.runtime.processes import descendants
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 STILL_S = 100.0  # in which a test is over, if the browser moves

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from appliance.launch.programs import programs
+from appliance.supervisor.programs import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 SLIPWAY = [sys.executable, "-m", "appliance"]

@@ -11,7 +11,7 @@ import openai
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.appliance.http.messages.order import assembled, records
+from tests.appliance.server.http.anthropic.order import assembled, records
 
 ROOT = Path(__file__).resolve().parents[2]
 NEVER = ("<|endoftext|>", "<|im_end|>", "</think>")

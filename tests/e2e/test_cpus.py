@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.launch.supervise import NICE
+from appliance.supervisor.supervise import NICE
 from kernels.cpu.library import usable
 
 ALLOWED = sorted(os.sched_getaffinity(0))

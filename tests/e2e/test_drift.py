@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance import exits
+from appliance.config import exits
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "manifests" / "demo"

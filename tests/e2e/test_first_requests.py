@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from appliance import exits
+from appliance.config import exits
 from tests.e2e.conftest import until
 
 ROOT = Path(__file__).resolve().parents[2]

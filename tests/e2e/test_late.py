@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer
 from transformers import BertConfig, BertModel
 
-from tests.appliance.http.pooling.conftest import save_bert
+from tests.appliance.server.http.pooling.conftest import save_bert
 
 MARKERS, LENGTHS, SKIPPED = ("[Q] ", "[D] "), (8, 12), [",", "?"]
 QUERY = "what is the answer"

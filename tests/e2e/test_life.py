@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from appliance import exits
+from appliance.config import exits
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "manifests" / "demo"

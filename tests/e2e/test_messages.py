@@ -7,7 +7,7 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.appliance.http.messages.order import assembled, records
+from tests.appliance.server.http.anthropic.order import assembled, records
 
 QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -1,5 +1,5 @@
 """The page in a real Chromium, against the demo: what a person sees and does. Runs where playwright and a Chromium are
-installed; what needs no browser is in tests/appliance/http/test_page.py."""
+installed; what needs no browser is in tests/appliance/server/http/test_page.py."""
 
 import json
 import os

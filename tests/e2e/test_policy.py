@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from appliance import exits
+from appliance.config import exits
 
 DEMO = Path(__file__).resolve().parents[2] / "manifests" / "demo.yaml"
 ASK = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "temperature": 0}

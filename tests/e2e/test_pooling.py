@@ -14,7 +14,7 @@ import torch
 import yaml
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel
 
-from tests.appliance.http.pooling.conftest import save_bert
+from tests.appliance.server.http.pooling.conftest import save_bert
 
 TEXTS = ["hello world", "the answer is 42", "isn't it? stop", "hello"]
 SIZES = {

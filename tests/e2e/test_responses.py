@@ -11,7 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-from tests.appliance.http.responses.order import Order, check_order, read_events
+from tests.appliance.server.http.responses.order import Order, check_order, read_events
 
 WEATHER = {
     "type": "function",

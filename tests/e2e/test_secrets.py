@@ -119,7 +119,7 @@ def test_no_command_prints_one(service, words):
 )
 @pytest.mark.parametrize("form", ["text", "json", "github", "sarif"])
 def test_a_literal_is_refused_without_being_repeated(tmp_path, line, form, capsys):
-    from appliance.command.cli import main
+    from appliance.cli.main import main
 
     path = tmp_path / "m.yaml"
     path.write_text(

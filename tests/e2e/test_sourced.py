@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from appliance.lock.lock import lock_path, read_lock
+from appliance.checkpoints.lockfile import lock_path, read_lock
 from tests.e2e.conftest import ROOT, SLIPWAY, Appliance
 from tests.engine.sourced import Sourced, save
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from appliance import exits
+from appliance.config import exits
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "manifests" / "demo"
-sys.path.insert(0, str(ROOT / "tests" / "appliance" / "source"))
+sys.path.insert(0, str(ROOT / "tests" / "appliance" / "checkpoints"))
 from source_servers import COMMIT, publish, serving  # noqa: E402
 
 ASK = {"model": "demo", "prompt": "Hello", "max_tokens": 4, "temperature": 0}

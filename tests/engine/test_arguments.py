@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from appliance.chat.sampling import logprob_count, resolve, stop_strings
-from appliance.chat.window import tokens_within
-from appliance.declare.keys import keys
-from appliance.gateway.config import GatewayConfig
-from appliance.schema.completions import CompletionRequest
+from appliance.config.gateway import GatewayConfig
+from appliance.config.keys import keys
+from appliance.server.chat.sampling import logprob_count, resolve, stop_strings
+from appliance.server.chat.window import tokens_within
+from appliance.server.schema.completions import CompletionRequest
 from engine.api.errors import ConfigError, OutOfMemory, RequestError
 from engine.arguments import ARGUMENTS
 from engine.llm import LLM, Params

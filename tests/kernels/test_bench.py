@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels import bench, tuning
+from kernels import bench, tune, tuning
 from kernels.jit import installed, interpreted, jit, launch, tl
 from kernels.op import Case, Make, Op
-from kernels.tools import timing, tune
+from kernels.tools import timing
 from kernels.tools.timing import Time, alternating, figure
-from kernels.tools.tune import candidates, close, tuned
+from kernels.tune import candidates, close, tuned
 
 pytestmark = [pytest.mark.skipif(not installed(), reason="Triton is not installed")]
 CPU = torch.device("cpu")

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import bench
+from kernels import bench, bench_cpu
 from kernels.attention.batches import FEW, batch, kind
+from kernels.bench_cpu import Spread, attention_of, of_ops
 from kernels.cpu.library import best, usable
 from kernels.cpu.program import Team
 from kernels.op import tensors
 from kernels.ops import OPS
-from kernels.tools import cpu
-from kernels.tools.cpu import Spread, attention_of, of_ops
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,7 +66,7 @@ def test_batches_are_classed_at_their_bounds(text, expected):
     assert kind(batch(text)) == expected
 
 
-@pytest.mark.parametrize("pages", cpu.PAGES)
+@pytest.mark.parametrize("pages", bench_cpu.PAGES)
 @pytest.mark.parametrize("shape", [(4, 2, 16), (7, 1, 24)])
 def test_attention_of_a_batch_is_torchs_of_the_same_keys(team, pages, shape):
     rows = batch("2q3s20+q9+3q1s33+q1")
@@ -123,7 +122,7 @@ def test_a_run_prints_an_ordered_table_and_leaves_torch_as_it_was(variant, tmp_p
     assert first.startswith(f"CPU, {variant}, 1 threads") and head.split()[2:7] == ["kind", "min", "us", "mean", "max"]
     assert [line.split()[:5] for line in lines] == [
         ["attention", spec, name, "float16", what]
-        for name in cpu.SHAPES
+        for name in bench_cpu.SHAPES
         for spec, what in zip(specs, ("spec", "decode", "prefill"), strict=True)
     ]
     found = json.loads((tmp_path / "out.json").read_text())
@@ -134,7 +133,7 @@ def test_a_run_prints_an_ordered_table_and_leaves_torch_as_it_was(variant, tmp_p
 
 def test_torch_has_its_threads_back_after_an_error():
     before = torch.get_num_threads()
-    with pytest.raises(RuntimeError), cpu.torch_threads(before + 1):
+    with pytest.raises(RuntimeError), bench_cpu.torch_threads(before + 1):
         assert torch.get_num_threads() == before + 1
         raise RuntimeError
     assert torch.get_num_threads() == before

@@ -10,14 +10,14 @@ import jsonschema
 import pytest
 import yaml
 
-from appliance.declare.keys import find
-from appliance.declare.problems import Refused
-from appliance.declare.schema_file import manifest_schema
-from appliance.declare.settings import Given, Option
-from appliance.plan.hardware import hardware
-from appliance.plan.machine import Machine
-from appliance.plan.plan import Plan
-from appliance.plan.prove import prove
+from appliance.config.keys import find
+from appliance.config.problems import Refused
+from appliance.config.schema_file import manifest_schema
+from appliance.config.settings import Given, Option
+from appliance.hardware.described import hardware
+from appliance.hardware.machine import Machine
+from appliance.planning.plan import Plan
+from appliance.planning.validate import prove
 from tests.appliance.certificates import write_certificate
 from tests.manifests.shapes import CONFIGS, PARAMETERS, count_parameters, make_checkpoint, make_gguf
 

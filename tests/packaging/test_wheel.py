@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-DEMO = "from appliance.command.unnamed import demo; print(demo())"
+DEMO = "from appliance.cli.default_manifest import demo; print(demo())"
 KERNELS_OF_TRANSFORMERS = """
 import kernels, transformers
 from transformers.utils import is_kernels_available
@@ -61,7 +61,7 @@ def test_the_wheel_has_the_packages_their_data_and_nothing_else(wheel: Path) -> 
     for name in (
         *("appliance/py.typed", "engine/py.typed", "kernels/py.typed", f"{metadata}/licenses/LICENSE"),
         *("appliance/demo/demo.yaml", "appliance/demo/demo/model.safetensors", "appliance/demo/demo/tokenizer.json"),
-        *("appliance/http/static/index.html", "kernels/tuned/amd-instinct.json"),
+        *("appliance/server/admin/static/index.html", "kernels/tuned/amd-instinct.json"),
     ):
         assert name in names, f"{name} is not in the wheel"
     assert wheel.stat().st_size < 20e6

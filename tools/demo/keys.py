@@ -13,7 +13,7 @@ from functools import cache
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from appliance.manifest import Manifest
+from appliance.config.manifest import Manifest
 from tools.demo.sample import Sample, ask, draw
 
 DOES = (

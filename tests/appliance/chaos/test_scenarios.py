@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from appliance.chaos.faults import SCENARIOS
-from appliance.command.chaos import chosen
+from appliance.cli.chaos import chosen
 
 OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from appliance.plan.account import summed
-from appliance.plan.workspace import PROCESS_BYTES, StepSize, workspace
+from appliance.planning.derivation import summed
+from appliance.planning.workspace import PROCESS_BYTES, StepSize, workspace
 from engine.distributed.world import SINGLE
 from engine.kv.layout import layout
 from engine.layers.fused import _experts

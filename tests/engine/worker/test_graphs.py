@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from appliance.plan.workspace import graphs as planned_graphs
+from appliance.planning.workspace import graphs as planned_graphs
 from engine.api.config import EngineConfig, graph_ladder
 from engine.layers.model import make_pages
 from engine.models.checkpoint import read_checkpoint

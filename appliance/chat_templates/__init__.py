@@ -1,0 +1,1 @@
+"""Chat templates of checkpoints, rendered in processes with limits."""

@@ -1,0 +1,130 @@
+"""An archive on a web server. It is downloaded whole, with its SHA-256 checked on the way, unpacked beside its final
+folder and renamed into place. What is in it cannot be known before."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import msgspec
+
+from appliance.checkpoints.cache_directory import Shelf
+from appliance.checkpoints.remote import Listing, RemoteFile, SourceError, StartOver
+from appliance.checkpoints.unpack import unpack
+
+if TYPE_CHECKING:
+    from appliance.checkpoints.web import Web
+
+CURE = "name the server's bearer token in `secrets` and model.credentials"
+
+
+@dataclass(frozen=True)
+class Archive:
+    """`cache`: folder for all archives. The folder of one is named by its SHA-256 where that is given, else by address,
+    version (entity tag, else time of the last change) and size."""
+
+    url: str
+    sha256: str
+    max_size: int
+    cache: Path
+    token: str = field(default="", repr=False)
+    stall_s: float = 60.0
+
+    @property
+    def shown(self) -> str:
+        return self.url.partition("?")[0]
+
+    @property
+    def name(self) -> str:
+        file = urlsplit(self.url).path.rpartition("/")[2]
+        return file.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz").removesuffix(".zip")
+
+    @property
+    def form(self) -> str:
+        return "an archive"
+
+    def expected(self) -> int:
+        return 0  # the server says the size before the download, or never
+
+    @property
+    def _list_file(self) -> Path:
+        return self.cache / f"{_digest(self.url)}.json"
+
+    def known(self) -> Listing | None:
+        try:
+            listing = msgspec.json.decode(self._list_file.read_bytes(), type=Listing)
+        except (OSError, msgspec.DecodeError):
+            listing = None
+        if self.sha256 and (listing is None or listing.files[0].sha256 != self.sha256):
+            # It may have come from another address, or with the image.
+            listing = Listing(self.sha256, (RemoteFile(self._file_name, None, "", self.sha256),))
+            return listing if self.folder(listing).is_dir() else None
+        return None if listing is None else msgspec.structs.replace(listing, fixed=bool(self.sha256))
+
+    @property
+    def _file_name(self) -> str:
+        return urlsplit(self.url).path.rpartition("/")[2]
+
+    def listing(self) -> Listing:
+        head = self._web.head(self.url)
+        file = RemoteFile(self._file_name, head.size, head.version, self.sha256)
+        revision = self.sha256 or _digest(f"{self.url}\n{head.version}\n{head.size}")
+        listing = Listing(revision, (file,), fixed=bool(self.sha256))
+        try:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            self._list_file.write_bytes(msgspec.json.encode(listing))
+        except OSError as error:
+            cure = "name a folder of your own in model.download.cache"
+            raise SourceError(f"{self.cache}: cannot be written: {error.strerror}; {cure}") from error
+        return listing
+
+    def shelf(self, listing: Listing) -> Shelf:
+        """Of the archive itself; `folder` is where its files go."""
+        folder = self.cache / listing.revision
+        return Shelf(folder.with_name(f"{folder.name}.archive"), folder.with_name(f"{folder.name}.lock"))
+
+    def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
+        if start and not (file.version or file.sha256):
+            raise StartOver(f"{self.shown}: its server names no version, so it cannot be resumed")
+        return self._web.stream(self.url, start, stop, file.version)
+
+    def folder(self, listing: Listing) -> Path:
+        return self.cache / listing.revision
+
+    def unpack(self, listing: Listing, min_free: int = 0) -> None:
+        """Unpack the downloaded archive and move its files into place. `min_free` bytes of the disk stay free.
+
+        Raises SourceError.
+        """
+        final, shelf = self.folder(listing), self.shelf(listing)
+        archive = shelf.folder / listing.files[0].name
+        with shelf.lock(lambda: None):
+            working = final.with_name(f"{final.name}.unpacking")
+            shutil.rmtree(working, ignore_errors=True)
+            try:
+                if not final.is_dir():
+                    os.replace(unpack(archive, working, self.max_size, min_free), final)
+            except OSError as error:  # the archive stays: with room, the next start goes on from here
+                raise SourceError(f"{working}: cannot be written: {error.strerror or error}") from error
+            except SourceError:
+                shutil.rmtree(shelf.folder, ignore_errors=True)
+                raise
+            finally:
+                shutil.rmtree(working, ignore_errors=True)
+            shutil.rmtree(shelf.folder, ignore_errors=True)
+
+    @cached_property
+    def _web(self) -> "Web":
+        from appliance.checkpoints.web import Web
+
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return Web(stall_s=self.stall_s, headers=headers, cure=CURE)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

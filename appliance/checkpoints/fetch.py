@@ -1,0 +1,213 @@
+"""Downloads the files of a listing to its shelf: several at once, each in as many attempts as it takes, every attempt
+going on where the last one ended.
+
+An attempt ends with its file, with an error, or with the first pause of `stall_s` without a byte, which the stores'
+clients watch. Attempts that bring nothing are counted; `total_s` bounds all of them together. What another attempt
+cannot cure (401, 403, 404, a wrong checksum) ends the download at once.
+"""
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from appliance.checkpoints.cache_directory import Shelf
+from appliance.checkpoints.progress import Progress, spell
+from appliance.checkpoints.remote import Listing, Policy, RemoteFile, SourceError, StartOver, Store
+
+CONNECTIONS = 4
+LONGEST_PAUSE_S = 30.0
+BLOCK = 1 << 20
+
+T = TypeVar("T")
+
+
+class Abandoned(SourceError):
+    """Ended because another file failed."""
+
+
+class Deadline:
+    """Raises SourceError once the time is over or another thread has failed."""
+
+    def __init__(self, total_s: float) -> None:
+        self._total_s = total_s
+        self._end = time.monotonic() + total_s
+        self.failed = threading.Event()
+
+    def check(self) -> None:
+        if self.failed.is_set():
+            raise Abandoned("given up because another file failed")
+        if time.monotonic() > self._end:
+            raise SourceError(f"not whole after {self._total_s:g} s; raise model.download.total_timeout")
+
+    def pause(self, seconds: float) -> None:
+        self.failed.wait(min(seconds, max(0.0, self._end - time.monotonic())))
+        self.check()
+
+
+def _never() -> bool:
+    return False
+
+
+def fetch(
+    store: Store,
+    listing: Listing,
+    shelf: Shelf,
+    policy: Policy,
+    progress: Progress,
+    whole: Callable[[], bool] = _never,
+) -> None:
+    """Makes the shelf whole, unless `whole` says that another process has made it needless meanwhile. Raises
+    SourceError; what was read so far stays for the next time."""
+    deadline = Deadline(policy.total_s)
+
+    def waiting() -> None:
+        progress.waiting = True
+        for file in listing.files:
+            progress.put(file.name, shelf.kept(file))
+        deadline.check()
+
+    try:
+        with shelf.lock(waiting):
+            progress.waiting = False
+            if whole():
+                return
+            for file in listing.files:
+                progress.put(file.name, shelf.kept(file))
+            missing = [file for file in listing.files if not shelf.has(file)]
+            check_space(shelf, missing, policy)
+            with ThreadPoolExecutor(CONNECTIONS) as pool:
+                done = [pool.submit(_file, store, file, shelf, policy, progress, deadline) for file in missing]
+            failures = [error for error in (future.exception() for future in done) if error is not None]
+            if failures:
+                raise next((error for error in failures if not isinstance(error, Abandoned)), failures[0])
+    except OSError as error:
+        raise SourceError(f"{shelf.folder}: cannot be written: {error.strerror or error}") from error
+
+
+def check_space(shelf: Shelf, missing: list[RemoteFile], policy: Policy) -> None:
+    """Raises SourceError if what is missing, where that is known, would leave less than `min_free`."""
+    needed = sum((file.size or 0) - shelf.kept(file) for file in missing)
+    free = shelf.free_bytes()
+    if missing and free - needed < policy.min_free:
+        raise SourceError(
+            f"{shelf.folder} has {spell(free)} free, but {spell(needed)} are to be downloaded and "
+            f"{spell(policy.min_free)} are to stay free (model.download.min_free); make room, or name "
+            "another model.download.cache"
+        )
+
+
+def tried(policy: Policy, run: Callable[[], T]) -> T:
+    """What `run` returns, tried again while its error is transient."""
+    deadline = Deadline(policy.total_s)
+    for failures in range(1, policy.attempts + 1):
+        try:
+            return run()
+        except SourceError as error:
+            if not error.transient or failures == policy.attempts:
+                raise
+            deadline.pause(min(policy.pause_s * 2 ** (failures - 1), LONGEST_PAUSE_S))
+    raise AssertionError("there is at least one attempt")
+
+
+def _file(store: Store, file: RemoteFile, shelf: Shelf, policy: Policy, progress: Progress, deadline: Deadline) -> None:
+    if shelf.holds(file):
+        shelf.put(file)
+        return
+    shelf.part(file).parent.mkdir(parents=True, exist_ok=True)
+    failures = begun_anew = 0
+    try:
+        while True:
+            attempt = _Attempt(store, file, shelf, progress, deadline)
+            try:
+                deadline.check()
+                attempt.run()
+                shelf.put(file)
+                return
+            except SourceError as error:
+                if not error.transient:
+                    raise
+                failures = 1 if attempt.brought else failures + 1
+                begun_anew += isinstance(error, StartOver)  # however much each time brings
+                if max(failures, begun_anew) >= policy.attempts:
+                    raise SourceError(
+                        f"{file.name}: given up after {max(failures, begun_anew)} attempts: {error}"
+                    ) from error
+                progress.failed(file.name, f"attempt {failures + 1} of {policy.attempts}", _brief(error))
+                deadline.pause(min(policy.pause_s * 2 ** (failures - 1), LONGEST_PAUSE_S))
+    except BaseException:
+        deadline.failed.set()
+        raise
+
+
+def _brief(error: SourceError) -> str:
+    """Without the address, which stands beside it."""
+    where, _, what = str(error).partition(": ")
+    return what if what and "://" in where else str(error)
+
+
+class _Attempt:
+    """One try at what is missing of one file; `brought` counts the bytes that it added."""
+
+    def __init__(self, store: Store, file: RemoteFile, shelf: Shelf, progress: Progress, deadline: Deadline) -> None:
+        self._store, self._file, self._part = store, file, shelf.part(file)
+        self._progress, self._deadline = progress, deadline
+        self.brought = 0
+
+    def run(self) -> None:
+        """Raises SourceError; StartOver after it has thrown away what is of no use."""
+        start = self._part.stat().st_size if self._part.exists() else 0
+        self._progress.put(self._file.name, start)
+        try:
+            digest = self._digest()
+            self._check(start, self._read(start, digest), digest)
+        except StartOver:
+            self._part.unlink(missing_ok=True)
+            self._progress.put(self._file.name, 0)
+            self.brought = 0
+            raise
+
+    def _digest(self) -> "hashlib._Hash":
+        digest = hashlib.sha256()
+        if self._file.sha256 and self._part.exists():
+            with self._part.open("rb") as part:
+                while block := part.read(BLOCK):
+                    digest.update(block)
+                    self._deadline.check()
+        return digest
+
+    def _read(self, start: int, digest: "hashlib._Hash") -> int:
+        size, at = self._file.size, start
+        if size is not None and start >= size:
+            return start
+        with self._part.open("ab") as part:
+            for block in self._store.stream(self._file, start):
+                part.write(block)
+                part.flush()  # what has come outlives a kill
+                if self._file.sha256:
+                    digest.update(block)
+                at += len(block)
+                self.brought += len(block)
+                self._progress.add(self._file.name, len(block))
+                self._deadline.check()
+                if size is not None and at > size:
+                    break
+            part.flush()
+            os.fsync(part.fileno())
+        return at
+
+    def _check(self, start: int, at: int, digest: "hashlib._Hash") -> None:
+        file = self._file
+        if file.size is not None and at < file.size:
+            raise SourceError(f"{file.name}: ended after {at:,} of {file.size:,} bytes", transient=True)
+        if file.size is not None and at > file.size:
+            raise StartOver(f"{file.name}: has more than the {file.size:,} bytes that were announced")
+        if file.sha256 and digest.hexdigest() != file.sha256:
+            wrong = f"{file.name}: has SHA-256 {digest.hexdigest()}, but {file.sha256} is wanted"
+            if start:
+                raise StartOver(wrong)  # the part that was kept may be of another version
+            self._part.unlink()
+            raise SourceError(wrong)

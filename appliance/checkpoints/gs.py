@@ -1,0 +1,72 @@
+"""A folder of a Google Cloud Storage bucket, through google-cloud-storage. Who may read it is the machine's identity:
+application default credentials. STORAGE_EMULATOR_HOST names a server of that protocol, which is asked without any."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from appliance.checkpoints import buckets
+from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, SourceError, StartOver
+
+BLOCK = 1 << 20
+CURE = "let the identity of this machine (its service account) have storage.objects.list and storage.objects.get there"
+
+
+@dataclass(frozen=True)
+class Gs(buckets.Folder):
+    emulated: bool = False
+
+    scheme = "gs"
+
+    def listing(self) -> Listing:
+        try:
+            blobs = list(self._client.list_blobs(self.bucket, prefix=self.start, timeout=self.stall_s, retry=None))
+        except Exception as error:
+            raise self._translated(error, self.shown) from error
+        return self.listed((blob.name, int(blob.size), str(blob.generation)) for blob in blobs)
+
+    def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
+        key = f"{self.start}{file.name}"
+        # The generation: an object that was replaced meanwhile must not be joined with a part of the old one.
+        blob = self._client.bucket(self.bucket).blob(key, generation=int(file.version), chunk_size=8 * BLOCK)
+        try:
+            with blob.open("rb", timeout=self.stall_s, retry=None) as data:
+                data.seek(start)
+                left = (file.size or 0) - start if stop is None else min(stop, file.size or stop) - start
+                while left > 0 and (block := data.read(min(8 * BLOCK, left))):
+                    left -= len(block)
+                    yield block
+        except Exception as error:
+            raise self._translated(error, f"gs://{self.bucket}/{key}") from error
+
+    @cached_property
+    def _client(self) -> Any:
+        from google.auth.credentials import AnonymousCredentials
+        from google.auth.exceptions import GoogleAuthError
+        from google.cloud import storage
+
+        try:
+            if self.emulated:
+                return storage.Client(project="slipway", credentials=AnonymousCredentials())  # type: ignore[no-untyped-call]
+            return storage.Client()
+        except (GoogleAuthError, OSError) as error:
+            raise SourceError(f"{self.shown}: {error}; {CURE}") from error
+
+    def _translated(self, error: Exception, what: str) -> Exception:
+        """The client's errors as ours; any other as it is."""
+        from google.api_core.exceptions import GoogleAPICallError
+        from google.auth.exceptions import GoogleAuthError, TransportError
+        from requests.exceptions import RequestException
+
+        if isinstance(error, GoogleAPICallError):
+            status = int(error.code or 0)
+            if status in (412, 416):
+                return StartOver(f"{what}: changed while it was read")
+            cure = f"; {CURE}" if status in (401, 403) else ""
+            return SourceError(f"{what}: the store answered {status}{cure}", transient=status in TRANSIENT)
+        if isinstance(error, GoogleAuthError) and not isinstance(error, TransportError):
+            return SourceError(f"{what}: {error}; {CURE}")
+        if isinstance(error, RequestException | TransportError | OSError):
+            return SourceError(f"{what}: {error}", transient=True)
+        return error

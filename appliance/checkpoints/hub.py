@@ -1,0 +1,162 @@
+"""A repository of the Hugging Face hub. Its list of files comes from huggingface_hub; they go into the hub's own cache,
+in the layout that all its clients share, so that what another program downloaded is found, and the other way round:
+
+    models--ORG--NAME/blobs/VERSION            a file's content: SHA-256 of large files, git's object id of others
+    models--ORG--NAME/snapshots/COMMIT/FILE    a link to it
+    models--ORG--NAME/refs/BRANCH              the commit that a branch or tag meant last
+
+huggingface_hub's own download begins a file anew in each process, so the bytes are fetched here, with resumption.
+Source: huggingface_hub 2.4, file_download.py.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import msgspec
+
+from appliance.checkpoints.cache_directory import Shelf
+from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, SourceError, select
+
+if TYPE_CHECKING:
+    from appliance.checkpoints.web import Web
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+CURE = "name a token of an account that may read the repository in `secrets` and model.credentials (or set HF_TOKEN)"
+
+
+@dataclass(frozen=True)
+class Hub:
+    """`cache` is the hub's: $HF_HOME/hub unless told otherwise. `token` is empty where nobody gave one."""
+
+    repo: str
+    revision: str
+    patterns: tuple[str, ...]
+    cache: Path
+    endpoint: str
+    token: str = field(default="", repr=False)
+    stall_s: float = 60.0
+
+    @property
+    def shown(self) -> str:
+        return f"huggingface {self.repo}"
+
+    @property
+    def name(self) -> str:
+        return self.repo.rpartition("/")[2]
+
+    @property
+    def _home(self) -> Path:
+        return self.cache / f"models--{self.repo.replace('/', '--')}"
+
+    def known(self) -> Listing | None:
+        commit = self.revision
+        if not COMMIT.fullmatch(commit):
+            try:
+                commit = (self._home / "refs" / self.revision).read_text().strip()
+            except OSError:
+                return None
+        try:
+            listing = msgspec.json.decode(self._list_file(commit).read_bytes(), type=Listing)
+        except (OSError, msgspec.DecodeError):
+            return self._of_others(commit)
+        return msgspec.structs.replace(listing, fixed=commit == self.revision)
+
+    def _of_others(self, commit: str) -> Listing | None:
+        """What another client left: the files that are there, as nobody says which others there would be. So it is
+        never all that is known of a commit while the hub can be asked."""
+        folder = self._home / "snapshots" / commit
+        files = tuple(
+            RemoteFile(str(path.relative_to(folder)), path.stat().st_size, path.resolve().name)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        )
+        try:
+            return Listing(commit, select(files, self.patterns)) if files else None
+        except SourceError:
+            return None
+
+    def listing(self) -> Listing:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        api = HfApi(endpoint=self.endpoint, token=self.token or False, library_name="slipway")
+        where = f"{self.shown} at {self.endpoint}"
+        try:
+            info = api.model_info(self.repo, revision=self.revision, files_metadata=True, timeout=self.stall_s)
+        except GatedRepoError as error:
+            raise SourceError(f"{where}: access is granted by its owner only, and was not; {CURE}") from error
+        except RevisionNotFoundError as error:
+            raise SourceError(f"{where}: has no revision {self.revision!r}; name a commit, tag or branch") from error
+        except RepositoryNotFoundError as error:
+            raise SourceError(f"{where}: there is no such repository, or it is private; {CURE}") from error
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            cure = f"; {CURE}" if status in (401, 403) else ""
+            raise SourceError(f"{where}: answered {status}{cure}", transient=status in TRANSIENT) from error
+        except Exception as error:  # of whichever HTTP library its version has
+            raise SourceError(f"{where}: {error or type(error).__name__}", transient=True) from error
+        commit = info.sha or ""
+        if not COMMIT.fullmatch(commit):
+            raise SourceError(f"{where}: answered without a commit; is HF_ENDPOINT a hub?")
+        files = [self._file(commit, sibling) for sibling in info.siblings or ()]
+        try:
+            listing = Listing(commit, select(files, self.patterns), commit == self.revision)
+        except SourceError as error:
+            raise SourceError(f"{self.shown}@{commit[:12]}: {error}") from error
+        self._remember(listing)
+        return listing
+
+    def _file(self, commit: str, sibling: Any) -> RemoteFile:
+        lfs = sibling.lfs.sha256 if sibling.lfs else ""
+        version = lfs or sibling.blob_id or ""
+        if not re.fullmatch(r"[0-9a-f]{40,64}", version):  # a mirror that tells less than the hub does
+            version = hashlib.sha256(f"{commit}/{sibling.rfilename}".encode()).hexdigest()
+        return RemoteFile(sibling.rfilename, sibling.size, version, lfs)
+
+    def _remember(self, listing: Listing) -> None:
+        """For a start without the network."""
+        try:
+            path = self._list_file(listing.revision)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(msgspec.json.encode(listing))
+            if not COMMIT.fullmatch(self.revision):
+                ref = self._home / "refs" / self.revision
+                ref.parent.mkdir(parents=True, exist_ok=True)
+                ref.write_text(listing.revision)
+        except OSError as error:
+            raise SourceError(
+                f"{self.cache}: cannot be written: {error.strerror}; name a folder of your own "
+                "in model.download.cache, or set HF_HOME"
+            ) from error
+
+    def _list_file(self, commit: str) -> Path:
+        chosen = hashlib.sha256("\n".join(self.patterns).encode()).hexdigest()[:8]
+        return self._home / "slipway" / f"{commit}-{chosen}.json"
+
+    def shelf(self, listing: Listing) -> Shelf:
+        lock = self.cache / ".locks" / f"{self._home.name}--slipway.lock"
+        return Shelf(self._home / "snapshots" / listing.revision, lock, self._home / "blobs")
+
+    def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
+        known = self.known()
+        commit = self.revision if known is None else known.revision
+        url = f"{self.endpoint}/{self.repo}/resolve/{commit}/{quote(file.name)}"
+        return self._web.stream(url, start, stop)
+
+    @cached_property
+    def _web(self) -> "Web":
+        from appliance.checkpoints.web import Web
+
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return Web(stall_s=self.stall_s, headers=headers, cure=CURE)

@@ -1,0 +1,67 @@
+"""A folder of an S3 bucket, through boto3. Who may read it is the machine's identity: boto3 looks for it in its
+usual order (environment, profile, container role, instance role). AWS_ENDPOINT_URL_S3 names another such service."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from appliance.checkpoints import buckets
+from appliance.checkpoints.remote import TRANSIENT, Listing, RemoteFile, SourceError, StartOver
+
+BLOCK = 1 << 18
+CURE = "let the identity of this machine (role or AWS_… variables) have s3:ListBucket and s3:GetObject there"
+
+
+@dataclass(frozen=True)
+class S3(buckets.Folder):
+    scheme = "s3"
+
+    def listing(self) -> Listing:
+        try:
+            pages = list(self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.start))
+        except Exception as error:
+            raise self._translated(error, self.shown) from error
+        return self.listed((one["Key"], one["Size"], one["ETag"]) for page in pages for one in page.get("Contents", ()))
+
+    def stream(self, file: RemoteFile, start: int, stop: int | None = None) -> Iterator[bytes]:
+        key = f"{self.start}{file.name}"
+        asked = {"Range": f"bytes={start}-{'' if stop is None else stop - 1}"} if start or stop is not None else {}
+        try:
+            # IfMatch: an object that was replaced meanwhile must not be joined with a part of the old one.
+            answer = self._client.get_object(Bucket=self.bucket, Key=key, IfMatch=file.version, **asked)
+            yield from answer["Body"].iter_chunks(BLOCK)
+        except Exception as error:
+            raise self._translated(error, f"s3://{self.bucket}/{key}") from error
+
+    @cached_property
+    def _client(self) -> Any:
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            "s3",
+            config=Config(
+                connect_timeout=self.stall_s,
+                read_timeout=self.stall_s,
+                retries={"total_max_attempts": 1},  # attempts are counted above
+                max_pool_connections=16,
+            ),
+        )
+
+    def _translated(self, error: Exception, what: str) -> Exception:
+        """boto3's errors as ours; any other as it is."""
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+
+        if isinstance(error, NoCredentialsError | NoRegionError):
+            return SourceError(f"{what}: {error}; {CURE}")
+        if isinstance(error, ClientError):
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            code = error.response.get("Error", {}).get("Code", "")
+            if status in (412, 416):
+                return StartOver(f"{what}: changed while it was read")
+            cure = f"; {CURE}" if status in (401, 403) else ""
+            return SourceError(f"{what}: S3 answered {status} {code}{cure}", transient=status in TRANSIENT)
+        if isinstance(error, BotoCoreError | OSError):
+            return SourceError(f"{what}: {error}", transient=True)
+        return error

@@ -1,0 +1,37 @@
+"""`slipway diff A B`: what changes when B takes A's place."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from appliance.config import exits
+from appliance.config.settings import Given, environment
+from appliance.hardware.machine import Machine, read_machine
+from appliance.planning.diff.config_snapshot import Side, read_side
+from appliance.planning.diff.diff import compare
+from appliance.planning.diff.text import as_json, as_text
+
+DIFFERENT = 1  # as diff(1) ends
+FORMATS = {"text": as_text, "json": as_json}
+
+
+def diff(options: argparse.Namespace, machine: Machine | None) -> int:
+    """On this machine, unless another is described. The exit code says whether there is a difference. Raises Refused
+    for a manifest that is wrong by itself."""
+    overlays = tuple(options.overlays)
+    if options.other is None and not options.options and not overlays:
+        message = "name a second manifest, or what to change: A B, A --set KEY=VALUE, or A --overlay NAME"
+        print(f"slipway diff: {message}", file=sys.stderr)
+        return exits.MANIFEST.number
+    environ = environment()
+    machine = machine or read_machine()
+    before = _side(options, Given(options.manifest, (), environ), machine)
+    after = _side(options, Given(options.other or before.given.manifest, options.options, environ, overlays), machine)
+    found = compare(before, after)
+    print(FORMATS[options.format](found))
+    return DIFFERENT if found.changes else exits.OK.number
+
+
+def _side(options: argparse.Namespace, given: Given, machine: Machine) -> Side:
+    options.manifest = Path(given.manifest)  # whose problems they are, if there are any
+    return read_side(given, machine)

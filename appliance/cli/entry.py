@@ -1,0 +1,25 @@
+"""Start of the command `slipway`: handles signals first, then imports the command line."""
+
+import os
+import sys
+
+from appliance.cli.first_argument import names_manifest
+from appliance.supervisor import signals
+
+
+def main() -> int:
+    """Run the command line of this process and return its exit code."""
+    words = sys.argv[1:]
+    first = words[0] if words else ""
+    serves = first == "serve" or names_manifest(first)
+    if serves or os.getpid() == 1:
+        signals.end_at_once(0 if serves else None)
+    else:
+        signals.unblock()
+    from appliance.cli.main import main as run
+
+    return run(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

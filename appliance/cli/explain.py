@@ -1,0 +1,44 @@
+"""`slipway explain WORD`: a key, an exit code, why an engine died, a kind of problem, a rule, a variable, an error."""
+
+import difflib
+import sys
+
+from appliance.cli.explanations.codes import tell_cause, tell_exit, tell_problem, tell_rule, tell_variable
+from appliance.cli.explanations.keys import tell_key
+from appliance.config import exits
+from appliance.config.codes import CODES
+from appliance.config.keys import keys, leaves
+from appliance.constraints.rules import RULES
+from appliance.supervisor.causes import CAUSES
+
+
+def explain(word: str) -> int:
+    """Prints what the word stands for. Ends with the code of a wrong command line where it stands for nothing."""
+    tellers = (tell_key, tell_exit, tell_cause, tell_problem, tell_rule, tell_variable)
+    found = [text for look in tellers if (text := look(word))]
+    if found := found or _api_error(word):
+        print("\n\n".join(found))
+        return exits.OK.number
+    print(f"slipway explain: {_unknown(word)}", file=sys.stderr)
+    return exits.MANIFEST.number
+
+
+def _api_error(word: str) -> list[str]:
+    """Asked last: it loads the gateway's modules."""
+    from appliance.cli.explanations.api import tell_error
+
+    return [text for text in [tell_error(word)] if text]
+
+
+def _unknown(word: str) -> str:
+    """What to say of a word that stands for nothing, with those that are near."""
+    named = word.removeprefix("--").replace("-", "_").lower()
+    words: dict[str, str] = {key.name: key.name for key in keys().values() if "*" not in key.path}
+    words |= {key.path[-1]: key.name for key in leaves()}
+    words |= {name.replace("-", "_"): name for name in (*CODES, *(rule.name for rule in RULES))}
+    words |= {one.name: one.name for one in exits.EXITS}
+    words |= {one.name.replace("-", "_"): one.name for one in CAUSES}
+    near = list(dict.fromkeys(words[found] for found in difflib.get_close_matches(named, words, 3, 0.65)))
+    hint = f"did you mean {' or '.join(near)}?" if near else "try slipway explain model, or an exit code such as 11"
+    kinds = "key, section, exit code, cause of a death, kind of problem, rule, variable or error of the API"
+    return f"{word}: no {kinds}; {hint}"

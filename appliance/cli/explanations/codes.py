@@ -1,0 +1,56 @@
+"""Exit codes, kinds of problems of a manifest, rules of what goes together, and environment variables, in words."""
+
+from appliance.cli.explanations.layout import field
+from appliance.config import exits
+from appliance.config.codes import CODES
+from appliance.config.variables import VARIABLES, values
+from appliance.constraints import variables
+from appliance.constraints.rules import RULES
+from appliance.supervisor.causes import CAUSES
+
+
+def tell_exit(word: str) -> str:
+    for one in exits.EXITS:
+        if word.lower() in (str(one.number), one.name):
+            head = f"exit code {one.number}, {one.name}"
+            return "\n".join([head, field("cause", one.cause), field("cure", one.cure)])
+    return ""
+
+
+def tell_cause(word: str) -> str:
+    """Why a program died, by the name that messages and crash bundles have."""
+    found = next((one for one in CAUSES if one.name == word.lower()), None)
+    if found is None:
+        return ""
+    head = f"{found.name}, a cause of a death"
+    return "\n".join([head, field("meaning", found.meaning), field("cure", found.cure)])
+
+
+def tell_problem(word: str) -> str:
+    if word.lower() not in CODES:
+        return ""
+    meaning, cure = CODES[word.lower()]
+    head = f"{word.lower()}, a kind of problem of a manifest"
+    return "\n".join([head, field("meaning", meaning), field("cure", cure)])
+
+
+def tell_rule(word: str) -> str:
+    """A rule by its name, as docs/compatibility.md has it."""
+    found = next((one for one in RULES if one.name == word.lower()), None)
+    if found is None:
+        return ""
+    tied = [one.key for one in variables.VARIABLES if one.name in found.keys]
+    kinds = dict.fromkeys(fact.partition(".")[0] for fact in found.facts)
+    tied += [{"model": "the checkpoint", "machine": "the machine", "lacks": "the memory"}[kind] for kind in kinds]
+    lines = [f"{found.name}, a rule of what goes together", field("says", found.text), field("ties", ", ".join(tied))]
+    if found.chosen:
+        lines.append(field("by choice", "A forced engine would start, but not do what was asked, or not well."))
+    return "\n".join([*lines, field("see also", "docs/compatibility.md")])
+
+
+def tell_variable(word: str) -> str:
+    found = next((one for one in VARIABLES if one.name == word.upper()), None)
+    if found is None:
+        return ""
+    lines = [f"{found.name}, an environment variable", field("meaning", found.text), field("value", values(found))]
+    return "\n".join([*lines, *([field("default", found.default)] if found.default else [])])

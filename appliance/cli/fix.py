@@ -1,0 +1,60 @@
+"""`slipway check --fix`: makes the edits that leave no doubt, says each, and leaves the rest."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from appliance.config.document import Document, read_document
+from appliance.config.findings import Finding
+from appliance.config.fix_edits import Edit, apply, overlap
+from engine.api.files import MANIFEST_BYTES, read_file, real_path
+
+MOST_ROUNDS = 10  # what stands behind a mistake of YAML is found only when that is mended
+
+
+def fix(found: list[Finding]) -> list[str]:
+    """Changes the files, and says in a line each what was done."""
+    taken: list[Finding] = []
+    for finding in found:
+        if finding.fixable and not any(overlap(finding.edits, other.edits) for other in taken):
+            taken.append(finding)
+    said = []
+    for file in dict.fromkeys(edit.file for finding in taken for edit in finding.edits):
+        text = read_document(Path(file))
+        if text is not None:
+            _write(Path(file), text, [edit for finding in taken for edit in finding.edits if edit.file == file])
+    for finding in taken:
+        edit, place = finding.edits[0], finding.problem.place
+        elsewhere = f"{edit.file}:{edit.line}: " if (edit.file, edit.line) != (place.source, place.line) else ""
+        said.append(f"{_where(finding)}: mended: {elsewhere}{_change(finding)}")
+    return said
+
+
+def left(found: list[Finding]) -> list[str]:
+    """What could be mended if it stood in a file, and what to do instead."""
+    return [
+        f"{_where(finding)}: not mended, as the value stands in no file: {finding.outside}"
+        for finding in found
+        if finding.outside and finding.problem.certain
+    ]
+
+
+def _where(finding: Finding) -> str:
+    problem = finding.problem
+    return f"{problem.place}: {problem.key}" if problem.key else f"{problem.place}"
+
+
+def _change(finding: Finding) -> str:
+    old = " ⏎ ".join(line.strip() for _, line in finding.removed)
+    new = " ⏎ ".join(line.strip() for _, line in finding.added)
+    return f"{old} → {new}" if old and new else f"removed {old}" if old else f"added {new}"
+
+
+def _write(file: Path, text: Document, edits: list[Edit]) -> None:
+    """In one step, so that the file is never half written; a link stays a link, the mode stays."""
+    file = real_path(file)
+    mark = "\ufeff" if read_file(file, MANIFEST_BYTES).startswith(b"\xef\xbb\xbf") else ""
+    with tempfile.NamedTemporaryFile("wb", dir=file.parent, prefix=f".{file.name}.", delete=False) as new:
+        new.write((mark + apply(text, edits)).encode())
+    os.chmod(new.name, file.stat().st_mode & 0o7777)
+    os.replace(new.name, file)

@@ -1,0 +1,108 @@
+"""One flag for every key of the manifest, made from the schema: the key's path, as in `--engine.cache.block-tokens 32`.
+
+A flag is `--set` with the key in its name: the same precedence, the same spelling of values. `--help` shows the keys of
+SHORT, `--help-all` every key by section.
+"""
+
+import argparse
+import difflib
+from typing import Any
+
+from appliance.config.keys import Key, find, keys
+from appliance.config.settings import Option
+from appliance.config.suggest import FOREIGN_KEYS, flat, suggest_key
+
+# Key → its other flags. The long one, if there is one, is what `slipway plan` names as the source.
+SHORT: dict[str, tuple[str, ...]] = {
+    "endpoints.host": ("-H", "--host"),
+    "endpoints.port": ("-p", "--port"),
+    "model.max_context": ("-c",),
+    "parallelism.data": ("-dp",),
+    "parallelism.tensor": ("-tp",),
+}
+
+
+class SetKey(argparse.Action):
+    """Collects --set and the flags of keys in their order, so that of two for one key the later wins."""
+
+    def __call__(self, parser: argparse.ArgumentParser, space: Any, values: Any, option: str | None = None) -> None:
+        if self.const:
+            given = Option(next(flag for flag in self.option_strings if flag.startswith("--")), self.const, values)
+        else:
+            key, equals, text = str(values).partition("=")
+            if not equals:
+                parser.error(f"argument --set: {values} has no '='; write --set key=value")
+            given = Option(f"--set {key}", key.strip(), text)
+        setattr(space, self.dest, (*getattr(space, self.dest), given))
+
+
+def flagged() -> tuple[Key, ...]:
+    """The keys with a flag: all values, and the mapping of secrets as a whole, as the operator chooses its names."""
+    return tuple(key for key in keys().values() if key.kind not in ("section", "layer") and "*" not in key.path)
+
+
+def flag(key: Key) -> str:
+    return f"--{key.name.replace('_', '-')}"
+
+
+def add_flags(command: argparse.ArgumentParser, *, every: bool) -> None:
+    """--set, --overlay and a flag for each key. The help has the keys with a short form; `every` shows all, one group a
+    section."""
+    command.add_argument(
+        *("-s", "--set"),
+        dest="options",
+        default=(),
+        action=SetKey,
+        metavar="KEY=VALUE",
+        help="set one key over environment and manifest, such as endpoints.port=9000; repeatable",
+    )
+    command.add_argument(
+        "--overlay",
+        dest="overlays",
+        default=[],
+        action="append",
+        metavar="NAME",
+        help="lay one of the manifest's overlays over it, or a file (a name with / or .yaml); repeatable",
+    )
+    command.add_argument("--help-all", action="help", help="show this help with the flags of all keys, and exit")
+    sections: dict[tuple[str, ...], Any] = {(): command}
+    for key in flagged():
+        above = key.path[:-1]
+        if above not in sections:
+            section = keys()[above]
+            sections[above] = command.add_argument_group(section.name, section.text) if every else command
+        default = key.default_text() if key.required else f"default {key.default_text()}"
+        text = f"{key.text} [{key.allowed}; {default}]"
+        sections[above].add_argument(
+            *SHORT.get(key.name, ()),
+            flag(key),
+            dest="options",
+            default=(),
+            action=SetKey,
+            const=key.name,
+            metavar=key.path[-1].upper(),
+            help=text.replace("%", "%%") if every or key.name in SHORT else argparse.SUPPRESS,
+        )
+
+
+def suggest_flag(word: str, others: set[str]) -> str:
+    """What an unknown `--word` was probably meant to be: a key by its own name or that of another server, one of the
+    command's `others`, a similar key."""
+    path = tuple(word.removeprefix("--").replace("-", "_").split("."))
+    above = find(path)
+    if above and above.kind == "section":
+        below = next(key for key in flagged() if key.path[: len(path)] == path)
+        return f"it is a section; write flags such as {flag(below)}, or --set {above.name}={{…}}"
+    name = flat("".join(path))
+    meant = [key for key in flagged() if name in (flat("".join(key.path)), flat(key.path[-1]))]
+    if not meant and (foreign := FOREIGN_KEYS.get(name)):
+        meant = [key for key in flagged() if key.name == foreign]
+    if not meant and (close := difflib.get_close_matches(word, others, 1, 0.6)):
+        return f"did you mean {close[0]}?"
+    if not meant:
+        targets = {target for tail in (path, path[-1:]) for target in suggest_key(tail)[1]}
+        meant = [key for key in flagged() if key.path in targets]
+    if meant:
+        return f"did you mean {' or '.join(map(flag, meant))}?"
+    close = difflib.get_close_matches(word, map(flag, flagged()), 1, 0.6)
+    return f"did you mean {close[0]}?" if close else "--help-all lists the flags of all keys"

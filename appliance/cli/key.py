@@ -1,0 +1,26 @@
+"""`slipway key`: a new API key, and the line of it for the list of keys, which does not give it away."""
+
+import secrets
+import sys
+
+from appliance.config import exits
+from appliance.security.keys import HASHED, digest, parse_keys
+from engine.api.errors import ConfigError
+
+RANDOM_BYTES = 32
+
+
+def key(words: list[str]) -> int:
+    """Prints the key, then its line with these words behind it."""
+    made = f"sk-{secrets.token_urlsafe(RANDOM_BYTES)}"
+    line = " ".join([f"{HASHED}{digest(made).hex()}", *words])
+    try:
+        parse_keys([line], "slipway key")
+    except ConfigError as error:
+        print(str(error).replace(", line 1", ""), file=sys.stderr)
+        return exits.MANIFEST.number
+    print(made)
+    print(line)
+    if sys.stdout.isatty():
+        print("The first line goes to the client and is not shown again; the second into the list of keys.")
+    return exits.OK.number

@@ -1,0 +1,508 @@
+"""The command `slipway`. Each command imports what it needs when it runs: `slipway --help` answers at once.
+
+`--a-b` and `--a_b` are one option. Commands that read a manifest take a flag for each of its keys (flags.py). Exit
+codes: appliance/config/exits.py.
+"""
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from appliance.cli import arguments
+from appliance.cli.first_argument import names_manifest
+from appliance.config import exits
+from appliance.config.version import __version__
+
+
+class _Parser(argparse.ArgumentParser):
+    """Ends with the code of a wrong command line, and suggests the command or option that was meant."""
+
+    command = ""
+
+    def error(self, message: str) -> NoReturn:
+        if self.command == "serve":
+            from appliance.supervisor import reason
+
+            reason.refused(message, exits.MANIFEST)
+        message = message.split(" (choose from", 1)[0]
+        words = [quoted or option for quoted, option in re.findall(r"'([^']+)'|(--[\w.-]+)", message)]
+        hint = next(filter(None, (_suggest(word, self.command) for word in words)), "")
+        self.exit(exits.MANIFEST.number, f"{self.prog}: {message}{hint and '; '}{hint}\nSee {self.prog} --help.\n")
+
+
+def _suggest(word: str, command: str) -> str:
+    """A hint for a word that is no command and no option; "" where it is one, or where nothing is near."""
+    options = _long_options(command)
+    if word in options:
+        return ""
+    if word.startswith("--") and _reads_manifest(command):
+        from appliance.cli.flags import suggest_flag
+
+        return suggest_flag(word, {option for option in options if "." not in option})
+    close = difflib.get_close_matches(word, (*COMMANDS, *options), 1, 0.6)
+    return f"did you mean {close[0]}?" if close and close[0] != word else ""
+
+
+def _long_options(named: str) -> set[str]:
+    """The long options of a command, of all commands if none is named: a misspelt one is reported without it."""
+    every = argparse.ArgumentParser(conflict_handler="resolve")
+    for name in [named] if named in COMMANDS else COMMANDS:
+        _add_arguments(every, name, named=named, every=False)
+    return {flag for flag in every._option_string_actions if flag.startswith("--")}
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    words = with_command([_dashes(word) for word in (sys.argv[1:] if given is None else given)])
+    options = parser("".join(words[:1]), every="--help-all" in words).parse_args(words)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `slipway plan m.yaml | head`: nobody reads on
+        sys.stderr.close()
+        return 0
+
+
+def with_command(words: list[str]) -> list[str]:
+    """Put `serve` before a manifest or model that is given without a command: `slipway m.yaml` is `slipway serve
+    m.yaml`. A name counts as one if it is a path or has a suffix of one; any other unknown word remains a misspelt
+    command."""
+    first = words[0] if words else "--help"
+    if first in COMMANDS or first.startswith("-"):
+        return words
+    if names_manifest(first) or Path(first).exists():
+        return ["serve", *words]
+    return words
+
+
+def _dashes(word: str) -> str:
+    """`--a_b=x_y` → `--a-b=x_y`"""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+
+def parser(named: str = "", *, every: bool = False) -> argparse.ArgumentParser:
+    """`named` is the command that will run, which alone gets the flags of the manifest's keys: they need the schema.
+    `every` makes its help list all of them."""
+    top = _Parser(prog="slipway", description="One manifest in, one LLM service out.", allow_abbrev=False)
+    top.command = named
+    top.add_argument("--version", action="version", version=f"slipway {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+    for name, (run, text, _) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.command = named
+        command.set_defaults(run=run)
+        _add_arguments(command, name, named=named, every=every)
+    return top
+
+
+def _add_arguments(command: argparse.ArgumentParser, name: str, *, named: str, every: bool) -> None:
+    for add in COMMANDS[name][2]:
+        add(command)
+    if name == named and _reads_manifest(name):
+        from appliance.cli.flags import add_flags
+
+        named = next(words for reader, words in _READERS.items() if reader in COMMANDS[name][2])
+        command.usage = f"slipway {name} [options] {named}"
+        add_flags(command, every=every)
+
+
+def _reads_manifest(command: str) -> bool:
+    return command in COMMANDS and not _READERS.keys().isdisjoint(COMMANDS[command][2])
+
+
+# How the usage line writes the manifests that a command reads.
+_READERS: dict[Callable[[argparse.ArgumentParser], None], str] = {
+    arguments.manifest: "MANIFEST",
+    arguments.manifest_or_none: "[MANIFEST]",
+    arguments.two_manifests: "A [B]",
+}
+
+
+def _given(options: argparse.Namespace, manifest: Path | None = None) -> Any:
+    from appliance.config.settings import Given, environment
+
+    found: Given | None = getattr(options, "given", None)
+    if found is not None:
+        return found
+    file = manifest or options.manifest
+    if (model := _named(file)) is not None:
+        return Given(model.manifest, options.options, environment(), tuple(options.overlays), text=model.text)
+    return Given(file, options.options, environment(), tuple(options.overlays))
+
+
+def _named(word: Path) -> Any:
+    """The model that is named in the place of a manifest, or None."""
+    from appliance.cli.model_argument import named_model
+
+    return named_model(str(word))
+
+
+def _machine(options: argparse.Namespace) -> Any:
+    """The machine that --hardware describes; None stands for the one at hand."""
+    if not getattr(options, "hardware", None):
+        return None
+    from appliance.hardware.described import hardware
+
+    return hardware(options.hardware)
+
+
+def _prove(options: argparse.Namespace, *, hashed: bool = False, assume: bool = False) -> tuple[Any, Any]:
+    """The plan, and the guard that held the checkpoint to its lock. Raises Refused with everything that is wrong."""
+    from appliance.lockfile.verify import Guard
+    from appliance.planning.validate import prove
+
+    guard = Guard(hashed=hashed)
+    plan = prove(_given(options), _machine(options), verify=guard, assume=assume)
+    for line in guard.notes(plan):
+        print(line, file=sys.stderr)
+    return plan, guard
+
+
+def _warn(plan: Any, options: argparse.Namespace, to: TextIO) -> None:
+    from appliance.cli.refusal import warn
+
+    warn(plan.notices, options.format, to)
+
+
+def _refusing(run: Callable[[argparse.Namespace], int], *, report: bool = False) -> Callable[[argparse.Namespace], int]:
+    """A command that ends with one message and the code of its cause where the manifest is refused. `report`: what a
+    program reads of it is its output, and no message beside it."""
+
+    def refusing(options: argparse.Namespace) -> int:
+        from appliance.config.problems import Refused
+        from appliance.hardware.described import UnknownHardware
+
+        try:
+            return run(options)
+        except UnknownHardware as error:
+            print(f"--hardware {error}", file=sys.stderr)
+            return exits.MANIFEST.number
+        except Refused as refused:
+            from appliance.cli.refusal import tell
+
+            form = getattr(options, "format", "text")
+            tell(refused, options.manifest, form, sys.stdout if report and form != "text" else sys.stderr)
+            if form == "text" and getattr(options, "manifest", None) is not None:
+                from appliance.cli.model_argument import explain_missing
+
+                if missing := explain_missing(str(options.manifest)):
+                    print(missing, file=sys.stderr)
+            return refused.cause.number
+
+    return refusing
+
+
+def check(options: argparse.Namespace) -> int:
+    from appliance.planning.report import storage, summary, unchecked
+
+    if options.fix and _named(options.manifest) is None:
+        from appliance.cli.refusal import mend
+        from appliance.planning.validate import prove
+
+        mend(lambda: prove(_given(options), _machine(options), assume=True))
+    plan, guard = _prove(options, assume=True)
+    if options.format in ("json", "sarif"):
+        from appliance.cli.formats import FORMATS
+        from appliance.config.findings import findings
+
+        print(FORMATS[options.format](findings(plan.notices)))
+        if guard.summary():
+            print(guard.summary(), file=sys.stderr)
+    else:
+        _warn(plan, options, sys.stderr if options.format == "text" else sys.stdout)
+        lines = (f"{options.manifest}: ok, {summary(plan)}", unchecked(plan), guard.summary(), storage(plan))
+        print("\n".join(filter(None, lines)))
+    return exits.OK.number
+
+
+@_refusing
+def show_plan(options: argparse.Namespace) -> int:
+    from appliance.planning.report import as_json, as_text
+
+    plan, _ = _prove(options, assume=True)
+    _warn(plan, options, sys.stderr)
+    if options.why:
+        from appliance.planning.why import explain
+
+        text, found = explain(plan, options.why)
+        print(text, file=sys.stdout if found else sys.stderr)
+        return (exits.OK if found else exits.MANIFEST).number
+    print(as_json(plan) if options.json else as_text(plan))
+    return exits.OK.number
+
+
+def key(options: argparse.Namespace) -> int:
+    from appliance.cli.key import key as make
+
+    return make(options.words)
+
+
+@_refusing
+def fetch(options: argparse.Namespace) -> int:
+    from appliance.checkpoints.download import ended_by_signals
+    from appliance.planning.validate import bring_whole
+
+    with ended_by_signals(exits.INTERNAL.number):
+        print(bring_whole(_given(options)))
+    return exits.OK.number
+
+
+@_refusing
+def serve(options: argparse.Namespace) -> int:
+    from appliance.supervisor.reason import noted
+
+    with noted():
+        plan = _proven_for_a_start(options)
+    _warn(plan, options, sys.stderr)
+    from appliance.supervisor.launch import serve as launch
+
+    code: int = launch(plan, _given(options))
+    return code
+
+
+def _proven_for_a_start(options: argparse.Namespace) -> Any:
+    from appliance.planning.validate import NotPlanned, bring_for_a_start
+
+    if options.manifest is None:
+        _find_manifest(options)
+    elif (model := _named(options.manifest)) is not None:
+        from appliance.cli.model_argument import notes
+
+        print(*(f"slipway serve: {line}" for line in notes(model)), sep="\n", file=sys.stderr)
+    try:
+        plan, _ = _prove(options, hashed=True)
+    except NotPlanned:
+        from appliance.checkpoints.download import ended_by_signals
+
+        with ended_by_signals(exits.OK.number):
+            bring_for_a_start(_given(options))
+        plan, _ = _prove(options, hashed=True)
+    return plan
+
+
+def _find_manifest(options: argparse.Namespace) -> None:
+    """Choose what `serve` without MANIFEST serves, and say why."""
+    from appliance.cli.default_manifest import MOUNTED, find
+    from appliance.config.settings import environment
+
+    options.manifest = Path("/") / MOUNTED  # named in the message if the search itself is refused
+    found = find(environment(), options.options, tuple(options.overlays), Path("/"))
+    options.given, options.manifest = found.given, found.given.manifest
+    for line in found.notes:
+        print(f"slipway serve: {line}", file=sys.stderr)
+
+
+@_refusing
+def lock(options: argparse.Namespace) -> int:
+    from appliance.cli import lock as command
+
+    return (command.verify if options.check else command.write)(_given(options), _machine(options))
+
+
+@_refusing
+def selftest(options: argparse.Namespace) -> int:
+    from appliance.cli.selftest import selftest as run
+
+    return run(_given(options))
+
+
+@_refusing
+def diff(options: argparse.Namespace) -> int:
+    from appliance.cli.diff import diff as run
+
+    return run(options, _machine(options))
+
+
+def upgrade(options: argparse.Namespace) -> int:
+    from appliance.cli.upgrade import upgrade_files
+
+    return upgrade_files(options.files, write=options.write, check=options.check)
+
+
+def schema(options: argparse.Namespace) -> int:
+    from appliance.config.schema_file import schema_text
+
+    print(schema_text(), end="")
+    return exits.OK.number
+
+
+@_refusing
+def init(options: argparse.Namespace) -> int:
+    from appliance.cli.init import init as write
+
+    return write(options.model, options.output, force=options.force, machine=_machine(options))
+
+
+def explain(options: argparse.Namespace) -> int:
+    from appliance.cli.explain import explain as say
+
+    return say(options.word)
+
+
+def chat(options: argparse.Namespace) -> int:
+    from appliance.cli.chat import chat as talk
+
+    return talk(options.url or arguments.DEFAULT_URL, model=options.model, system=options.system, api_key=_key(options))
+
+
+def why(options: argparse.Namespace) -> int:
+    from appliance.cli.chat import ChatError
+    from appliance.cli.why import why as lines
+
+    try:
+        for line in lines(options.url, options.request, api_key=_key(options)):
+            print(line)
+    except ChatError as error:
+        print(f"slipway why: {error}", file=sys.stderr)
+        return exits.INTERNAL.number
+    return exits.OK.number
+
+
+def _of_engine(module: str, *names: str) -> Callable[[argparse.Namespace], int]:
+    """A command that the engine has, which gets the options of these names: nothing here imports its core."""
+
+    def run(options: argparse.Namespace) -> int:
+        import subprocess
+
+        given = []
+        for name in names:
+            value = getattr(options, name)
+            values = value if isinstance(value, list) else [value] * (value not in (None, False))
+            given += [part for each in values for part in ([f"--{name}"] if each is True else [f"--{name}", each])]
+        return subprocess.call([sys.executable, "-P", "-m", module, options.recording, *given])
+
+    return run
+
+
+def _key(options: argparse.Namespace) -> str | None:
+    from appliance.config.settings import environment
+
+    return environment().get(options.api_key_env) if options.api_key_env else None
+
+
+def reload(options: argparse.Namespace) -> int:
+    from appliance.cli.reload import reload as run
+
+    return run(options.which, restart=options.restart)
+
+
+def chaos(options: argparse.Namespace) -> int:
+    from appliance.chaos.run import Options
+    from appliance.cli.chaos import chaos as run
+
+    given = Options(options.duration, options.clients, options.seed, options.within)
+    answers = {"lists": options.list, "yes": options.yes, "json": options.json}
+    return run(options.which, options.scenario, given, **answers, key=_key(options) or "")
+
+
+def healthcheck(options: argparse.Namespace) -> int:
+    from appliance.supervisor.healthcheck import main as probe
+
+    return probe(options.url)
+
+
+def version(options: argparse.Namespace) -> int:
+    print(f"slipway {__version__}")
+    return exits.OK.number
+
+
+def environment_report(options: argparse.Namespace) -> int:
+    from appliance.cli.environment import as_json, as_text, collect
+
+    facts = collect()
+    print(as_json(facts) if options.json else as_text(facts))
+    return exits.OK.number
+
+
+Run = Callable[[argparse.Namespace], int]
+Command = tuple[Run, str, tuple[Callable[[argparse.ArgumentParser], None], ...]]
+COMMANDS: dict[str, Command] = {
+    "serve": (
+        serve,
+        "Check a manifest or model, then run its service until SIGTERM.",
+        (arguments.manifest_or_none, arguments.format),
+    ),
+    "check": (
+        _refusing(check, report=True),
+        "Check a manifest, its checkpoint and this machine; start nothing.",
+        (arguments.manifest, arguments.format, arguments.fix, arguments.hardware),
+    ),
+    "plan": (
+        show_plan,
+        "Print what would run: every value with its source, memory by part.",
+        (arguments.manifest, arguments.json, arguments.format, arguments.hardware, arguments.why),
+    ),
+    "init": (
+        init,
+        "Write a commented manifest for a model and this machine.",
+        (arguments.model, arguments.hardware),
+    ),
+    "diff": (
+        diff,
+        "Say what changes when manifest B takes A's place: restarts, outputs, caches, memory, clients.",
+        (arguments.two_manifests, arguments.hardware),
+    ),
+    "lock": (
+        lock,
+        "Write the SHA-256 of every file of the checkpoint beside the manifest; `serve` holds it to them.",
+        (arguments.manifest, arguments.check_only, arguments.hardware),
+    ),
+    "selftest": (
+        selftest,
+        "Compute the golden prompts of the lock with an engine of the manifest, and say what differs.",
+        (arguments.manifest,),
+    ),
+    "reload": (
+        reload,
+        "Make a running service follow its manifest as it is now; say what has to wait for a restart.",
+        (arguments.which, arguments.restart),
+    ),
+    "key": (
+        key,
+        "Make an API key, and its line for the list of keys, which has only the key's hash.",
+        (arguments.key_words,),
+    ),
+    "chaos": (
+        chaos,
+        "Make faults in a running service, and see whether it does as it promises.",
+        (arguments.chaos, arguments.json, arguments.api_key),
+    ),
+    "fetch": (fetch, "Download what model.source names into the cache; start nothing.", (arguments.manifest,)),
+    "upgrade": (
+        upgrade,
+        "Rewrite manifests of an older apiVersion; without --write, show what would change.",
+        (arguments.upgrade,),
+    ),
+    "chat": (
+        chat,
+        "Talk to a running service in the terminal.",
+        (arguments.url, arguments.chat_options, arguments.api_key),
+    ),
+    "why": (
+        why,
+        "Tell what happened to a request of a running service, and why.",
+        (arguments.request, arguments.api_key),
+    ),
+    "replay": (
+        _of_engine("engine.core.replay", "explain"),
+        "Make every scheduling decision of a flight recording again, and compare; --explain ID tells of a request.",
+        (arguments.recording, arguments.explain_one),
+    ),
+    "whatif": (
+        _of_engine("engine.core.whatif", "set", "rate", "json"),
+        "Predict throughput and latency of recorded traffic under other settings.",
+        (arguments.recording, arguments.other_settings, arguments.json),
+    ),
+    "schema": (schema, "Print the manifest's JSON Schema, for editors.", ()),
+    "explain": (explain, "Say what a key, an exit code or an error of the API means.", (arguments.word,)),
+    "healthcheck": (healthcheck, "Exit 0 if the service is ready, else 1.", (arguments.url,)),
+    "env": (environment_report, "Print versions and machine facts for a bug report.", (arguments.json,)),
+    "version": (version, "Print the version.", ()),
+}

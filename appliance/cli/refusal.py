@@ -1,0 +1,50 @@
+"""What a command says where a manifest is refused, and what `check --fix` does about it first."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from appliance.cli.fix import MOST_ROUNDS, fix, left
+from appliance.cli.formats import FORMATS, as_text, has_colours
+from appliance.config.findings import findings
+from appliance.config.problems import Problem, Refused
+from appliance.config.settings import environment
+
+
+def tell(refused: Refused, manifest: Path, form: str, to: TextIO) -> None:
+    found = findings(refused.problems)
+    if form != "text":
+        print(FORMATS[form](found), file=to)
+        return
+    count = len(found)
+    last = f"{manifest}: {count} problem{'s' * (count > 1)}"
+    if fixable := sum(finding.fixable for finding in found):
+        last += f"; slipway check --fix corrects {'it' if count == 1 else 'all' if fixable == count else fixable}"
+    print(f"{as_text(found, has_colours(to.isatty(), environment()))}\n{last}", file=to)
+
+
+def warn(notices: Sequence[Problem], form: str, to: TextIO) -> None:
+    """What is no mistake and still worth knowing, once a start."""
+    if notices:
+        found = findings(notices)
+        text = as_text(found, has_colours(to.isatty(), environment())) if form == "text" else FORMATS[form](found)
+        print(text, file=to)
+
+
+def mend(prove: Callable[[], Any]) -> None:
+    """Corrects what leaves no doubt until nothing more is found."""
+    for _ in range(MOST_ROUNDS):
+        try:
+            found = findings(prove().notices)
+        except Refused as refused:
+            found = findings(refused.problems)
+        try:
+            said = fix(found)
+        except OSError as error:
+            print(f"{error.filename}: cannot be changed: {(error.strerror or str(error)).lower()}", file=sys.stderr)
+            return
+        if not said:
+            print(*left(found), sep="\n", end="\n" if left(found) else "", file=sys.stderr)
+            return
+        print("\n".join(said), file=sys.stderr)

@@ -1,0 +1,38 @@
+"""Which of the appliances that run on this host a command means."""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from appliance.config.settings import environment
+from appliance.supervisor import rundir
+
+Running = tuple[Path, rundir.Address]
+
+
+def find(which: str | None) -> Running:
+    """The run directory and the address of the one that `which` names, by its manifest or its URL; of the only one for
+    None. Raises LookupError, which names those that run."""
+    found = rundir.directories(environment())
+    meant = [one for one in found if which is None or _is(one[1], which)]
+    if len(meant) == 1:
+        return meant[0]
+    raise LookupError(_none_or_many(found, meant, which))
+
+
+def _is(address: rundir.Address, which: str) -> bool:
+    if address.manifest and Path(which).resolve() == Path(address.manifest).resolve():
+        return True
+    try:
+        parts = urlsplit(which if "//" in which else f"//{which}")
+        port = parts.port
+    except ValueError:
+        return False
+    return port == address.port and parts.hostname in (address.host, "localhost", "127.0.0.1", "::1")
+
+
+def _none_or_many(found: list[Running], meant: list[Running], which: str | None) -> str:
+    if not found:
+        return "no service of this user runs on this host"
+    lines = [f"  {one.manifest}  {one.url}" for _, one in (meant or found)]
+    said = f"none of {which} runs here; running are" if not meant else "several run here; name one"
+    return "\n".join([f"{said}:", *lines])

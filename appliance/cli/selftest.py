@@ -1,0 +1,52 @@
+"""`slipway selftest`: computes the golden prompts of a lock anew, and tells what differs, prompt by prompt."""
+
+import sys
+
+from appliance.checkpoints.lockfile import lock_path
+from appliance.config import exits
+from appliance.config.settings import Given
+from appliance.lockfile.reference_outputs import record
+from appliance.lockfile.verify import Guard
+from appliance.planning.validate import prove
+from engine.api.golden import Band, Golden, band_between, difference, distance
+
+
+def selftest(given: Given) -> int:
+    """0 if all agree, the code of a failed self-test if one does not, that of integrity without anything to compare.
+    Raises Refused."""
+    plan = prove(given, verify=Guard(hashed=False))
+    engine, path = plan.engines[0], lock_path(given.manifest)
+    locked = engine.self_test.locked
+    if locked is None:
+        print(f"{path}: has no golden prompts; `slipway lock {given.manifest}` records them", file=sys.stderr)
+        return exits.INTEGRITY.number
+    found, why = record(plan, locked=locked)
+    if found is None:
+        print(f"slipway selftest: {why}", file=sys.stderr)
+        return exits.SELF_TEST.number
+    band = band_between(locked.arithmetic, found.arithmetic, engine.self_test.tolerance)
+    if band is None:
+        weights = f"weights {locked.arithmetic.weights} were locked, and here they are {found.arithmetic.weights}"
+        print(f"{path}: cannot be compared: {weights}", file=sys.stderr)
+        return exits.INTEGRITY.number
+    made = {golden.prompt: golden for golden in found.goldens}
+    print(f"{path}: has to agree {band} ({band.why})")
+    wrong = [_told(one, made.get(one.prompt), band) for one in locked.goldens]
+    return (exits.SELF_TEST if any(wrong) else exits.OK).number
+
+
+def _told(expected: Golden, found: Golden | None, band: Band) -> bool:
+    """Prints a line; whether the prompt is not as it was."""
+    name = f"  {expected.prompt.name:<8} {len(expected.prompt.ids):>3} tokens"
+    if found is None:
+        print(f"{name}  not computed: its logits are not finite, or it does not fit into model.max_context")
+        return True
+    same = [old.bits == new.bits for old, new in zip(expected.digests, found.digests, strict=True)]
+    wrong = difference(expected, found, band)
+    if wrong:
+        print(f"{name}  DIFFERS: {wrong}")
+    elif all(same):
+        print(f"{name}  the same bits")
+    else:
+        print(f"{name}  agrees; {100 * distance(expected.digests[0], found.digests[0]):.2g} % of the spread at most")
+    return bool(wrong)

@@ -1,0 +1,303 @@
+"""Environment variables and `variables` within the texts of a manifest file.
+
+    ${NAME}              the environment variable        ${var.name}    what `variables` has
+    ${NAME:-default}     if it is not set or empty       $$             one dollar
+
+A default may itself have such parts. A value that is nothing but one `${…}` has the type of its text as an unquoted
+YAML scalar (8000 is a number), or the type that the variable was given; where its key takes only text it is text.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from appliance.config.document import is_secret_variable
+from appliance.config.fix import Replace
+from appliance.config.keys import find
+from appliance.config.merge import at, merged
+from appliance.config.scalar import read_plain
+from appliance.config.yaml_loader import Fault, Path, Place, Spelled, Tree
+
+_ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = re.compile(r"[a-z][a-z0-9_]*")
+MAX_TEXT = 65_536  # characters of one text, before and after interpolation
+MAX_WHOLE = 1_048_576  # characters of all interpolated texts of a manifest together
+MAX_DEFAULTS = 20  # defaults within defaults
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One `${name}` or `${name:-default}`; `dollar` counts the $ of the text before it, `text` is how it is written."""
+
+    name: str
+    default: tuple["Part", ...] | None
+    dollar: int
+    text: str
+
+
+Part = str | Reference
+
+
+class Unreadable(Exception):
+    """Interpolation that cannot be done, because of the `dollar`-th $ of a text. With no message the cause was told
+    elsewhere already. `instead`: what stands at the $ and what to write there, `certain` if nothing else was meant."""
+
+    def __init__(
+        self,
+        dollar: int,
+        message: str = "",
+        hint: str = "",
+        instead: tuple[str, str] | None = None,
+        *,
+        certain: bool = True,
+        code: str = "interpolation",
+    ) -> None:
+        super().__init__(message)
+        self.dollar, self.message, self.hint, self.code = dollar, message, hint, code
+        self.remedy, self.certain = Replace(*instead) if instead else None, certain
+
+    def fault(self, path: Path, dollars: tuple[Place, ...]) -> Fault:
+        return Fault(path, dollars[self.dollar], self.message, (), self.hint, self.code, self.remedy, self.certain)
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def parse(text: str) -> tuple[Part, ...]:
+    """The parts of a text. Raises Unreadable at the $ that is none of the forms above."""
+    if len(text) > MAX_TEXT:
+        what = f"a text of {len(text):,} characters; at most {MAX_TEXT:,} are searched for $"
+        raise Unreadable(0, what, code="wrong-layer")
+    return _parts(text, 0, 0)[0]
+
+
+def _parts(text: str, start: int, depth: int) -> tuple[tuple[Part, ...], int]:
+    """Parts up to the end, or up to the brace that closes a default; and where that is. `depth`: in how many defaults
+    this one is."""
+    nested = depth > 0
+    parts: list[Part] = []
+    plain, index = "", start
+    while index < len(text) and not (nested and text[index] == "}"):
+        after = text[index + 1 : index + 2]
+        if text[index] != "$":
+            plain, index = plain + text[index], index + 1
+        elif after == "$":
+            plain, index = plain + "$", index + 2
+        elif after == "{":
+            reference, index = _reference(text, index, depth)
+            parts, plain = [*parts, *([plain] if plain else []), reference], ""
+        elif match := _ENVIRONMENT.match(text, index + 1):
+            name = match[0]
+            hint = f"write ${{{name}}}, or $${name} for the text ${name}"
+            instead = (f"${name}", f"${{{name}}}")
+            raise Unreadable(text.count("$", 0, index), f"${name}", hint, instead, certain=False)
+        else:
+            plain, index = plain + "$", index + 1
+    return (*parts, *([plain] if plain else [])), index
+
+
+def _reference(text: str, start: int, depth: int) -> tuple[Reference, int]:
+    dollar = text.count("$", 0, start)
+    match = re.compile(r"[^${}:\n]*").match(text, start + 2)
+    assert match, "the pattern matches every text"
+    name, index, default = match[0], match.end(), None
+    if text[index : index + 2] == ":-":
+        if depth == MAX_DEFAULTS:
+            raise Unreadable(dollar, f"more than {MAX_DEFAULTS} defaults within defaults", code="wrong-layer")
+        default, index = _parts(text, index + 2, depth + 1)
+    if text[index : index + 1] in ("", "\n"):
+        shown = text[start:].partition("\n")[0]
+        hint = f"write ${{{name or 'NAME'}}}, or $${{ for the text ${{"
+        instead = (shown, f"{shown}}}") if shown == f"${{{name}" and name else None
+        raise Unreadable(dollar, f"{shown} has no closing }}", hint, instead, certain=False)
+    if text[index] != "}":
+        hint = f"write ${{{name or 'NAME'}:-default}}"
+        raise Unreadable(dollar, f"{text[start : index + 1]}… is no interpolation", hint)
+    written = text[start : index + 1]
+    _check_name(name, dollar, written)
+    return Reference(name, default, dollar, written), index + 1
+
+
+def _check_name(name: str, dollar: int, written: str) -> None:
+    kind, dot, rest = name.partition(".")
+    if not dot and _ENVIRONMENT.fullmatch(name) or kind == "var" and _VARIABLE.fullmatch(rest):
+        return
+    meant, certain = "", True
+    if kind in ("env", "ENV") and _ENVIRONMENT.fullmatch(rest):
+        meant = f"${{{rest}}}"
+    elif kind in ("vars", "variables", "variable") and _VARIABLE.fullmatch(rest):
+        meant = f"${{var.{rest}}}"
+    elif match := re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)([-?+=])(.*)", name):
+        # The default of a shell that minds what is empty; a message in the place of a default is of no use here.
+        meant, certain = f"${{{match[1]}:-{match[3]}}}" if match[2] in "-=" else f"${{{match[1]}}}", match[2] in "-="
+    elif _ENVIRONMENT.fullmatch(name.strip()):
+        meant = f"${{{name.strip()}}}"
+    hint = f"write {meant or '${NAME} for an environment variable, ${var.name} for one of variables'}"
+    message = f"{written}: {f'{name!r} is no name' if name else 'there is no name in it'}"
+    raise Unreadable(dollar, message, hint, (written, meant) if meant else None, certain=certain)
+
+
+# -- values -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Names:
+    """What interpolation can name: the environment, and `variables` with their values; `broken` ones have a fault.
+    `written` says where each variable's value comes from, `shared` are those that several texts name."""
+
+    environ: Mapping[str, str]
+    variables: Mapping[str, Any]
+    broken: frozenset[str] = frozenset()
+    written: Mapping[str, Spelled] = field(default_factory=dict)
+    shared: frozenset[str] = frozenset()
+
+
+def interpolate(tree: Tree, names: Names) -> Tree:
+    """The tree with every text resolved. What cannot be is a fault at its `$`, and its value stays as it is written."""
+    done = merged(tree)
+    done.dollars = {}
+    size = 0
+    for path, places in tree.dollars.items():
+        text = at(tree, path)
+        if not isinstance(text, str):
+            continue
+        _resolve_at(done, path, text, places, names)
+        size += len(str(at(done, path)))
+        if size > MAX_WHOLE:
+            what = f"all interpolated texts together have more than {MAX_WHOLE:,} characters"
+            done.faults.append(Fault(path, tree.values[path], what, hint="use shorter variables", code="wrong-layer"))
+            done.unknown |= {path, *tree.dollars}
+            break
+    return done
+
+
+def _resolve_at(tree: Tree, path: Path, text: str, places: tuple[Place, ...], names: Names) -> None:
+    try:
+        parts = parse(text)
+        value = value_of(parts, names, text_only=_is_text_only(path))
+    except Unreadable as error:
+        if error.message:
+            tree.faults.append(error.fault(path, places))
+        tree.unknown.add(path)
+        return
+    holder = at(tree, path[:-1])
+    holder[path[-1]] = value.value
+    if any(isinstance(part, Reference) for part in parts):
+        tree.spelled[path] = written(text, parts, names, tree.values[path])
+    if value.trap:
+        message = f'"{value.value}" (from {text}): {value.trap}'
+        tree.faults.append(Fault(path, tree.values[path], message, value.readings, code="ambiguous"))
+
+
+def _is_text_only(path: Path) -> bool:
+    key = find(path)
+    item = bool(path) and isinstance(path[-1], int)
+    return key is not None and (item or key.types <= {"string", "null"})
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value, and if its text is read differently by two YAML versions why, and what to write instead."""
+
+    value: Any
+    trap: str = ""
+    readings: tuple[tuple[str, str], ...] = ()
+
+
+def value_of(parts: tuple[Part, ...], names: Names, *, text_only: bool) -> Value:
+    """Raises Unreadable for a name that has no value."""
+    found = join(parts, names)
+    if isinstance(found, _Text):
+        return Value(str(found) or None) if text_only else Value(*read_plain(str(found)))
+    return Value(_spell(found) if text_only else found)
+
+
+def join(parts: tuple[Part, ...], names: Names) -> Any:
+    """The parts together; one reference alone keeps the type of its value, where that has one. Raises Unreadable."""
+    if len(parts) == 1 and isinstance(parts[0], Reference):
+        return _part(parts[0], names)
+    text = ""
+    for part in parts:
+        text += _spell(_part(part, names))
+        if len(text) > MAX_TEXT:
+            dollar = part.dollar if isinstance(part, Reference) else 0
+            what = f"a text of more than {MAX_TEXT:,} characters, because variables repeat one another"
+            raise Unreadable(dollar, what, "name fewer of them", code="wrong-layer")
+    return text
+
+
+def written(text: str, parts: tuple[Part, ...], names: Names, place: Place) -> Spelled:
+    """Where the value of a text, which stands at a place, comes from."""
+    spelled = Spelled(text)
+    if len(parts) != 1 or not isinstance(reference := parts[0], Reference):
+        return spelled
+    kind, dot, name = reference.name.rpartition(".")
+    value = (names.variables if dot else names.environ).get(name)
+    if value is not None and value != "" or reference.default is None:
+        if not dot:
+            return replace(spelled, giver=Place(name))
+        return replace(names.written.get(name, spelled), text=text, shared=name in names.shared)
+    if all(isinstance(part, str) for part in reference.default):
+        return replace(spelled, giver=place, default="".join(map(str, reference.default)))
+    return written(text, reference.default, names, place)
+
+
+class _Text(str):
+    """Text from the environment or a default, whose type is not settled."""
+
+
+def _part(part: Part, names: Names) -> Any:
+    if isinstance(part, str):
+        return part
+    _refuse_secret(part)
+    kind, dot, name = part.name.rpartition(".")
+    table = names.variables if dot else names.environ
+    if dot and name in names.broken:
+        raise Unreadable(part.dollar)
+    value = table.get(name)
+    if value is not None and value != "":
+        return value if dot else _Text(value)
+    if part.default is not None:
+        return _Text(_spell(join(part.default, names)))
+    if value == "":
+        return value if dot else _Text("")
+    hint, meant = _near(part, bool(dot), name, names)
+    instead = (part.text, meant) if meant and part.text == f"${{{part.name}}}" else None
+    certain, code = bool(dot) and meant[2:6] == "var.", "interpolation" if dot else "unset"
+    raise Unreadable(part.dollar, f"{part.text} is not set", hint, instead, certain=certain, code=code)
+
+
+def _refuse_secret(part: Reference) -> None:
+    name = part.name.removeprefix("var.")
+    if not is_secret_variable(name):
+        return
+    example = name if part.name == name else "NAME"
+    raise Unreadable(
+        part.dollar,
+        f"${{{part.name}}} is called like a secret, and secrets never become values",
+        f"name it below secrets, as in secrets: {{name: {{env: {example}}}}}",
+    )
+
+
+def _near(part: Reference, is_variable: bool, name: str, names: Names) -> tuple[str, str]:
+    """What to say about a name without a value, and what may have been meant."""
+    other = names.environ if is_variable else names.variables
+    match = next((known for known in other if known.lower() == name.lower()), None)
+    if match is not None:
+        meant = f"${{{match if is_variable else f'var.{match}'}}}"
+        return f"did you mean {meant}?", meant
+    own = names.variables if is_variable else names.environ
+    same = {known.lower(): known for known in own if not is_secret_variable(known)}
+    if close := difflib.get_close_matches(name.lower(), same, 1, 0.7):
+        meant = f"${{{'var.' if is_variable else ''}{same[close[0]]}}}"
+        return f"did you mean {meant}?", meant
+    if is_variable:
+        known = ", ".join(names.variables) or "nothing"
+        return f"variables has {known}", ""
+    return f"set it, or write ${{{name}:-default}}", ""
+
+
+def _spell(value: Any) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)

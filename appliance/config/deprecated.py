@@ -1,0 +1,129 @@
+"""Keys that have another name now: the old one works, with one warning a start, until the version that drops it.
+
+A row is the whole of a deprecation: files, variables and options with the old name are read as the new one,
+`slipway check --fix` renames it in the file, and the row goes with the version that it names.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from appliance.config.fix import Move, Remove
+from appliance.config.keys import find
+from appliance.config.problems import Problem
+from appliance.config.yaml_loader import Fault, Path, Place, Tree
+
+
+@dataclass(frozen=True)
+class Deprecated:
+    """`since` and `removed` are versions of Slipway: the first that warns, the first without the old name."""
+
+    old: str
+    new: str
+    since: str
+    removed: str
+
+    @property
+    def old_path(self) -> tuple[str, ...]:
+        return tuple(self.old.split("."))
+
+    @property
+    def new_path(self) -> tuple[str, ...]:
+        return tuple(self.new.split("."))
+
+    def warning(self, place: Place) -> Problem:
+        message = (
+            f"deprecated since {self.since}: this key is {self.new} now; {self.removed} will no longer read {self.old}"
+        )
+        hint = f"write {self.new}"
+        return Problem(place, self.old, message, hint=hint, remedy=Move(self.new_path), code="deprecated")
+
+
+DEPRECATED: tuple[Deprecated, ...] = ()
+
+
+def current(path: tuple[str, ...]) -> tuple[str, ...]:
+    """The present path of a key, for options and variables; any other path as it is."""
+    for row in DEPRECATED:
+        if path[: len(row.old_path)] == row.old_path:
+            return row.new_path + path[len(row.old_path) :]
+    return path
+
+
+def rename(tree: Tree) -> list[Problem]:
+    """Moves what stands under old names to the new ones, with its places, and gives a warning for each, in overlays and
+    profiles of a file too. Where both stand the tree gets a fault: nobody can know which is meant."""
+    if not DEPRECATED:
+        return []
+    return [
+        warning
+        for base, layer in parts(tree.value)
+        for row in DEPRECATED
+        for warning in _rename(tree, row, base, layer)
+    ]
+
+
+def parts(value: Any, base: Path = (), layer: str = "") -> Iterator[tuple[Path, str]]:
+    """Where keys of the manifest begin in a file, and what that part is called."""
+    yield base, layer
+    overlays = value.get("overlays") if not base else None
+    for name, inner in overlays.items() if isinstance(overlays, dict) else ():
+        if isinstance(inner, dict):
+            yield from parts(inner, ("overlays", name), f"overlay {name}")
+    hardware = value.get("hardware")
+    profiles = hardware.get("profiles") if isinstance(hardware, dict) else None
+    for index, one in enumerate(profiles if isinstance(profiles, list) else ()):
+        if isinstance(one, dict) and isinstance(one.get("set"), dict):
+            name = f"profile {one.get('name', index)}" + (f" of {layer}" if layer else "")
+            yield (*base, "hardware", "profiles", index, "set"), name
+
+
+def _rename(tree: Tree, row: Deprecated, base: Path, layer: str) -> Iterator[Problem]:
+    root = _mapping(tree.value, base)
+    above = _mapping(root, row.old_path[:-1])
+    if root is None or above is None or row.old_path[-1] not in above:
+        return
+    old, new = (*base, *row.old_path), (*base, *row.new_path)
+    place = tree.keys.get(old) or tree.values[old]
+    value = above.pop(row.old_path[-1])
+    for length in range(len(row.old_path) - 1, 0, -1):  # a section that is no more goes with its last key
+        if find(row.old_path[:length]) is None and not _mapping(root, row.old_path[:length]):
+            del _at(root, row.old_path[: length - 1])[row.old_path[length - 1]]
+    target = _mapping(root, row.new_path[:-1], make=True)
+    if target is None or row.new_path[-1] in target:
+        message = f"stands beside {row.new}, which is its name since {row.since}"
+        hint = "leave the old one out"
+        tree.faults.append(Fault(old, place, message, (), hint, "duplicate-key", Remove(), certain=False))
+        return
+    target[row.new_path[-1]] = value
+    for table in (tree.keys, tree.values, tree.dollars):
+        _renamed(table, old, new)
+    tree.faults = [
+        replace(one, path=(*new, *one.path[len(old) :])) if one.path[: len(old)] == old else one for one in tree.faults
+    ]
+    for length in range(1, len(row.new_path)):
+        tree.keys.setdefault(new[: len(base) + length], place)
+        tree.values.setdefault(new[: len(base) + length], place)
+    yield row.warning(place.within(layer, base) if base else place)
+
+
+def _renamed(table: dict[Path, Any], old: Path, new: Path) -> None:
+    for known in [known for known in table if known[: len(old)] == old]:
+        table[(*new, *known[len(old) :])] = table.pop(known)
+
+
+def _at(value: dict[str, Any], path: Path) -> dict[str, Any]:
+    found = _mapping(value, path)
+    assert found is not None, "a section was just read there"
+    return found
+
+
+def _mapping(value: Any, path: Path, make: bool = False) -> dict[str, Any] | None:
+    for part in path:
+        if make and isinstance(value, dict) and part not in value:
+            value[str(part)] = {}
+        if isinstance(value, dict):
+            value = value.get(str(part))
+        else:
+            value = value[part] if isinstance(value, list) and isinstance(part, int) else None
+    return value if isinstance(value, dict) else None

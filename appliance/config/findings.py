@@ -1,0 +1,102 @@
+"""Problems beside the text of their files: the columns they cover, the line to show, the edits that would do."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path as File
+
+from appliance.config.document import Document, document, read_document
+from appliance.config.fix import Move, Write
+from appliance.config.fix_edits import Edit, apply, edits_for, end_of
+from appliance.config.overrides import assignment, variable
+from appliance.config.problems import Problem
+from appliance.config.yaml_loader import Place, dotted
+
+# Every edit is tried by reading the file with it, at 50 µs a line. `check --fix` reads again after a round of edits.
+MAX_TRIED = 5_000  # lines, of all edits together
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`end` is the column behind what is wrong, 0 where unknown. `line` is the source line, `removed` and `added` what
+    the edits make of their file, as lines with their numbers; all three without anything that may be a secret. `mark`
+    are the columns of `line` from and behind which it is wrong.
+    `outside` is what to do instead of an edit where the value stands in no file."""
+
+    problem: Problem
+    end: int = 0
+    line: str = ""
+    edits: tuple[Edit, ...] = ()
+    removed: tuple[tuple[int, str], ...] = ()
+    added: tuple[tuple[int, str], ...] = ()
+    outside: str = ""
+    mark: tuple[int, int] = (0, 0)
+
+    @property
+    def fixable(self) -> bool:
+        """Whether the edits can be made without asking."""
+        return bool(self.edits) and self.problem.certain
+
+
+def findings(problems: Iterable[Problem]) -> list[Finding]:
+    """In the order of the problems; each file is read once."""
+    texts: dict[str, Document | None] = {}
+
+    def text(place: Place) -> Document | None:
+        if place.line and place.source not in texts:
+            texts[place.source] = read_document(File(place.source))
+        return texts.get(place.source) if place.line else None
+
+    found, lines = [], 0
+    for problem in problems:
+        mended = text(problem.mend_at or problem.place)
+        if problem.remedy is not None and mended is not None:
+            lines += len(mended.lines)
+        found.append(_finding(problem, text(problem.place), mended if lines <= MAX_TRIED else None))
+    return found
+
+
+def _finding(problem: Problem, text: Document | None, mended: Document | None) -> Finding:
+    """`text` is the file of the problem's place, `mended` that of its remedy's, if an edit is to be tried."""
+    place, mend_at = problem.place, problem.mend_at or problem.place
+    end, line, mark = 0, "", (0, 0)
+    if text is not None:
+        end, line = end_of(text, place), text.shown(place.line)
+        first = text.shown_column(place.line, place.column)
+        mark = (first, max(first + 1, text.shown_column(place.line, end)))
+    if not mend_at.line:
+        return Finding(problem, end, line, outside=_outside(problem, mend_at), mark=mark)
+    edits = edits_for(problem.remedy, mend_at, mended) if mended is not None else ()
+    if mended is None or not edits:
+        return Finding(problem, end, line, mark=mark)
+    removed, added = changed_lines(mended, document(apply(mended, edits)))
+    return Finding(problem, end, line, edits, removed, added, mark=mark)
+
+
+def _outside(problem: Problem, place: Place) -> str:
+    """What to change on the command line or in the environment."""
+    match problem.remedy:
+        case Write(text):
+            return assignment(place, text)
+        case Move(path) if place.source.startswith("--"):
+            return f"give --set {dotted(path)} instead"
+        case Move(path):
+            return f"set {variable(tuple(map(str, path)))} instead"
+        case _:
+            return ""
+
+
+Lines = tuple[tuple[int, str], ...]
+
+
+def changed_lines(before: Document, after: Document) -> tuple[Lines, Lines]:
+    """The lines that differ: between what both texts begin and end with, less what stands in both at a distance."""
+    import difflib
+
+    removed: list[tuple[int, str]] = []
+    added: list[tuple[int, str]] = []
+    matcher = difflib.SequenceMatcher(None, before.lines, after.lines, autojunk=False)
+    for kind, first, last, start, stop in matcher.get_opcodes():
+        if kind != "equal":
+            removed += [(n + 1, before.shown(n + 1)) for n in range(first, last)]
+            added += [(n + 1, after.shown(n + 1)) for n in range(start, stop)]
+    return tuple(removed), tuple(added)

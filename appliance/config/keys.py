@@ -1,0 +1,273 @@
+"""Every key of the manifest as data, derived from the schema: path, what is allowed, default, meaning.
+
+Error messages, suggestions, `slipway plan` and docs/manifest.md all read this one table.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from appliance.config.manifest import API_VERSION
+from appliance.config.manifest_file import ManifestFile
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Key:
+    """`kind`: "section" has keys below, "map" has names of the operator's choice, "value" is a leaf; "layer" stands in
+    files only, where it says of what the manifest is composed. `types` are the JSON types of its values, `choices` its
+    fixed words, `form` what kind of quantity is written, such as "size" or "duration". `least`, `above` and `most`
+    bound a number, where it is bounded. `examples` are values that one might write."""
+
+    path: tuple[str, ...]
+    kind: str
+    types: frozenset[str]
+    choices: tuple[str, ...]
+    allowed: str
+    required: bool
+    default: Any
+    text: str
+    form: str = ""
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    examples: tuple[Any, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    def default_text(self) -> str:
+        return "(must be given)" if self.required else spell(self.default, self.form)
+
+
+PROFILES = ("hardware", "profiles")
+LAYER_KEYS = (("extends",), ("overlays",), PROFILES)
+_LISTED = {"integer": "whole numbers"}
+_EXAMPLES = {
+    "size": "a size such as 8GiB",
+    "duration": "a duration such as 30s",
+    "count range": 'a whole number or a range such as ">=2"',
+    "size range": 'a range such as ">=80GB"',
+    "version range": 'a number such as 9.0 or a range such as ">=9.0"',
+}
+_SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+_FLAGS = frozenset(("yes", "no", "on", "off", "true", "false"))
+_MARKS = frozenset("*&!%@`?|>")  # that begin something else than a text in YAML
+
+
+def spell(value: Any, form: str = "") -> str:
+    """A value as one would write it in YAML flow style: 32MiB, 15s, true, [a, b]."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case int() if form == "size":
+            for size, unit in _SIZES:
+                if value >= size and value % size == 0:
+                    return f"{value // size}{unit}"
+            return f"{value}B"
+        case int() | float() if form == "duration":
+            for span, unit in ((3600, "h"), (60, "m")):
+                if value >= span and value % span == 0:
+                    return f"{value / span:g}{unit}"
+            return f"{value:g}s"
+        case list() | tuple():
+            return f"[{', '.join(_item(item) for item in value)}]"
+        case dict():
+            return "{" + ", ".join(f"{key}: {spell(item)}" for key, item in value.items()) + "}"
+        case str() if value[:1] in _MARKS:
+            return f'"{value}"'
+        case _:
+            return str(value)
+
+
+def _item(value: Any) -> str:
+    """Of a list: what YAML would read as true or false is quoted."""
+    return f'"{value}"' if isinstance(value, str) and value.lower() in _FLAGS else spell(value)
+
+
+@cache
+def schema() -> Json:
+    """JSON Schema of what a manifest file may hold (validation mode)."""
+    return ManifestFile.model_json_schema(mode="validation")
+
+
+@cache
+def keys() -> dict[tuple[str, ...], Key]:
+    """All keys by path, in order of the schema; `*` stands for a name of the operator's choice."""
+    return {key.path: key for key in _walk(schema(), ())}
+
+
+def find(path: tuple[str | int, ...]) -> Key | None:
+    """The declaration behind a path of a manifest: chosen names and sections in a list match `*`, other items of a list
+    their list."""
+    table = keys()
+    found: tuple[str, ...] = ()
+    for part in path:
+        if not isinstance(part, int) and (*found, part) in table:
+            found = (*found, part)
+        elif (*found, "*") in table:
+            found = (*found, "*")
+        elif isinstance(part, int):
+            break
+        else:
+            return None
+    return table.get(found)
+
+
+def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
+    """Names of the declared keys right below a path; for the root of the manifest, its sections."""
+    above: tuple[str, ...] = ()
+    if path:
+        key = find(path)
+        if key is None:
+            return ()
+        above = key.path
+    return tuple(p[-1] for p in keys() if p[:-1] == above and p[-1] != "*")
+
+
+def takes(path: tuple[str, ...], value: Any) -> bool:
+    """Whether a key takes a value, whatever else the manifest says."""
+    whole: Json = {"apiVersion": API_VERSION, "model": {"source": {"path": "/"}}}
+    inner: Json = whole
+    at: tuple[str | int, ...] = path
+    if path[:3] == (*PROFILES, "*"):  # those are a list, and each has three keys
+        inner = {"name": "x", "match": {}, "set": {}}
+        whole["hardware"], at, path = {"profiles": [inner]}, (*PROFILES, 0, *path[3:]), path[3:]
+    for part in path[:-1]:
+        inner = inner.setdefault(part, {})
+    inner[path[-1]] = value
+    try:
+        ManifestFile.model_validate(whole)
+    except ValidationError as error:
+        return not any(detail["loc"][: len(at)] == at for detail in error.errors(include_url=False))
+    return True
+
+
+def leaves() -> tuple[Key, ...]:
+    """The keys that hold values: what a plan lists. What profiles are made of is none."""
+    return tuple(key for key in keys().values() if key.kind == "value" and key.path[: len(PROFILES)] != PROFILES)
+
+
+def _walk(node: Json, path: tuple[str, ...]) -> Iterator[Key]:
+    required = node.get("required", ())
+    for name, child in node.get("properties", {}).items():
+        inner = (*path, name)
+        yield from _key(child, inner, name in required)
+
+
+def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
+    resolved = _resolve(node)
+    text = str(node.get("description") or resolved.get("description") or "")
+    default = node.get("default")
+    options = [_resolve(option) for option in resolved.get("anyOf", (resolved,))]
+    types = frozenset(kind for option in options for kind in _types(option))
+    choices = tuple(str(word) for option in options for word in _words(option))
+    form = next((option["format"] for option in (resolved, *options) if "format" in option), "")
+    named = resolved.get("patternProperties") or ({"": resolved["additionalProperties"]} if _is_map(resolved) else {})
+    kind = "section" if "properties" in resolved else "map" if named else "value"
+    if path in LAYER_KEYS:
+        kind = "layer"
+    examples = tuple(node.get("examples", ()))
+    allowed, bounds = _allowed(resolved), _bounds(options)
+    yield Key(path, kind, types, choices, allowed, required, default, text, form, *bounds, examples)
+    if kind == "section":
+        yield from _walk(resolved, path)
+    if path == ("overlays",):
+        return  # an overlay holds the keys of the manifest once more
+    for inner in map(_resolve, named.values()):
+        yield from _named(inner, (*path, "*"))
+    if "properties" in (item := _resolve(resolved.get("items", {}))):
+        yield Key((*path, "*"), "section", frozenset({"object"}), (), _allowed(item), False, None, "One of the list.")
+        yield from _walk(item, (*path, "*"))
+
+
+def _named(inner: Json, path: tuple[str, ...]) -> Iterator[Key]:
+    """What stands below a name of the operator's choice: a secret, which has one of several forms, or a plain value."""
+    options = [_resolve(option) for option in inner.get("anyOf", (inner,))]
+    if not any("properties" in option for option in options):
+        types = frozenset(kind for option in options for kind in _types(option))
+        yield Key(path, "value", types, (), _allowed(inner), False, None, "One variable.", examples=(8192,))
+        return
+    meaning = "One secret: {file: path} or {env: NAME}."
+    yield Key(path, "section", frozenset({"object"}), (), _allowed(inner), False, None, meaning)
+    for option in options:
+        yield from _walk({**option, "required": ()}, path)
+
+
+def _bounds(options: list[Json]) -> tuple[float | None, float | None, float | None]:
+    """The least that a number may be, what it must be above, and the most."""
+    least, above, most = (
+        next((option[name] for option in options if name in option), None)
+        for name in ("minimum", "exclusiveMinimum", "maximum")
+    )
+    return least, above, most
+
+
+def _is_map(node: Json) -> bool:
+    return isinstance(node.get("additionalProperties"), dict)
+
+
+def _resolve(node: Json) -> Json:
+    if "$ref" in node:
+        return schema()["$defs"][node["$ref"].removeprefix("#/$defs/")]  # type: ignore[no-any-return]
+    return node
+
+
+def _types(node: Json) -> tuple[str, ...]:
+    if "const" in node or "enum" in node:
+        return ("string",)
+    return (node["type"],) if "type" in node else ()
+
+
+def _words(node: Json) -> tuple[Any, ...]:
+    return tuple(node["enum"]) if "enum" in node else (node["const"],) if "const" in node else ()
+
+
+def _allowed(node: Json) -> str:
+    """What a value must be, in words."""
+    if form := node.get("format"):
+        return " or ".join(
+            [*(str(word) for option in node.get("anyOf", ()) for word in _words(option)), _EXAMPLES[form]]
+        )
+    if "anyOf" in node:
+        return " or ".join(dict.fromkeys(_allowed(_resolve(option)) for option in node["anyOf"]))
+    if words := _words(node):
+        return str(words[0]) if len(words) == 1 else f"one of {', '.join(map(str, words))}"
+    match node.get("type"):
+        case "boolean":
+            return "true or false"
+        case "integer" | "number" as kind:
+            return _number("a whole number" if kind == "integer" else "a number", node)
+        case "null":
+            return "null"
+        case "array":
+            items = node["items"]
+            many = f"{node['minItems']} " if "minItems" in node and node["minItems"] == node.get("maxItems") else ""
+            return f"a list of {many}{'mappings' if '$ref' in items else _LISTED.get(items.get('type'), 'texts')}"
+        case "object":
+            free = "keys of the manifest" if node.get("additionalProperties") is True else "names of your choice"
+            names = ", ".join(node["properties"]) if "properties" in node else free
+            return f"a mapping with {names}" if names else "an empty mapping: {}"
+        case _:
+            if "examples" in node:
+                return f"text such as {node['examples'][0]}"
+            return f"text that matches {node['pattern']}" if "pattern" in node else "text"
+
+
+def _number(noun: str, node: Json) -> str:
+    low, above, high = (node.get(name) for name in ("minimum", "exclusiveMinimum", "maximum"))
+    start = f"from {low:g}" if low is not None else f"above {above:g}" if above is not None else ""
+    if high is not None:
+        return f"{noun} {start} {'to' if low is not None else 'and at most'} {high:g}"
+    if low is not None:
+        return f"{noun} of at least {low:g}"
+    return f"{noun} {start}".strip()

@@ -1,0 +1,301 @@
+"""Where settings come from, and which one wins. The only module that reads the environment.
+
+    --a.b value, --set a.b=value  >  SLIPWAY__A__B=value  >  overlays  >  the manifest  >  what it extends
+        >  profile of the hardware  >  defaults of the schema
+
+Mappings are merged key by key, everything else is replaced. Every value keeps the place it was written at.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path as File
+
+from pydantic import ValidationError
+
+from appliance.config import variables
+from appliance.config.composition import overlays, profiles
+from appliance.config.composition.files import Reading, folder_of, joined, read_file, unreadable
+from appliance.config.composition.fix import mended_where_written
+from appliance.config.composition.interpolate import Names, interpolate
+from appliance.config.composition.profiles import Choose, Profile
+from appliance.config.composition.variables import resolve
+from appliance.config.deprecated import rename
+from appliance.config.document import is_clear_text
+from appliance.config.fix import Hint
+from appliance.config.keys import Key
+from appliance.config.manifest import Manifest
+from appliance.config.merge import at, merged, without
+from appliance.config.overrides import Given as Given
+from appliance.config.overrides import Option as Option
+from appliance.config.overrides import read_environment, read_options
+from appliance.config.overrides import variable as variable
+from appliance.config.platform import Platform, platform
+from appliance.config.problems import Problem, Refused, from_fault, from_validation, unread
+from appliance.config.versions import Older, spoken
+from appliance.config.yaml_loader import Path, Place, Tree, dotted
+from engine.api.files import is_path, real_path
+
+# Keys with the name of a file or folder; so has the file of a secret.
+PATHS = (
+    ("model", "source", "path"),
+    ("model", "download", "cache"),
+    ("model", "chat_template"),
+    ("engine", "record"),
+    ("lifecycle", "journal", "folder"),
+    ("lifecycle", "crash_bundles", "folder"),
+)
+TLS_PATHS = (("endpoints", "tls", "certificate"), ("endpoints", "tls", "key"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The effective manifest, and where each of its values was written. `auto` values still say auto. `files` are the
+    manifest and all that it is composed of; `layers` says in words which files, overlays and profile had a part."""
+
+    manifest: Manifest
+    tree: Tree
+    path: File
+    cache: File | None = None  # folder for what may be lost, after the XDG base directory specification
+    platform: Platform = Platform()  # that stops the service some day
+    files: tuple[File, ...] = ()
+    layers: tuple[str, ...] = ()
+    older: Mapping[str, Older] = field(default_factory=dict)  # files of an older version, by name
+    notices: tuple[Problem, ...] = ()  # of deprecated names, for the operator; one each
+
+    def origin(self, key: Key | Path) -> str:
+        """`m.yaml:3:9`, `m.yaml:30:12 (profile h200x1)`, `SLIPWAY__ENDPOINTS__PORT`, `--set endpoints.port`, or
+        `default`."""
+        path = key.path if isinstance(key, Key) else key
+        place = self.tree.values.get(path)
+        if place is None:
+            return "default"
+        spelled = self.tree.spelled.get(path)
+        through = [part for part in (place.layer, spelled.text if spelled else "") if part]
+        return f"{place} ({', '.join(through)})" if through else str(place)
+
+    def place(self, path: Path) -> Place:
+        """Where a value is written, or the closest section around it."""
+        for length in range(len(path), 0, -1):
+            if place := self.tree.values.get(path[:length]):
+                return place if length == len(path) else self.tree.keys.get(path[:length], place)
+        return self.tree.values.get((), Place(str(self.path), 1, 1))
+
+    def folder(self, path: Path) -> File:
+        """Where a relative path that is a value starts: at the folder of the file that has it, and at the manifest's
+        where an option or variable gives it."""
+        place = self.tree.values.get(path)
+        return real_path(folder_of(place.source if place and place.line else str(self.path)))
+
+    def file(self, path: Path) -> File:
+        """The file or folder that a value names."""
+        return joined(self.folder(path), str(at(self.tree, path)))
+
+    def from_manifest(self, path: Path) -> str:
+        """A path as it would be written in the manifest's own folder, whichever file has it."""
+        written = str(at(self.tree, path))
+        return written if File(written).is_absolute() else os.path.relpath(self.file(path), real_path(self.path).parent)
+
+    def paths(self) -> dict[tuple[str, ...], str]:
+        """Every value that names a file or folder, as from_manifest writes it."""
+        named = (("secrets", name, "file") for name in self.manifest.secrets)
+        return {path: self.from_manifest(path) for path in (*PATHS, *named) if at(self.tree, path) is not None}
+
+
+def environment() -> dict[str, str]:
+    """A copy of the process's environment."""
+    return dict(os.environ)
+
+
+def cache_folder(environ: Mapping[str, str]) -> File | None:
+    if cache := variables.value(environ, "XDG_CACHE_HOME"):
+        return File(cache) / "slipway"
+    home = variables.value(environ, "HOME")
+    return File(home) / ".cache" / "slipway" if home else None
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What each source gives, in the order of precedence, the highest first. Defaults are the schema's."""
+
+    options: Tree
+    environment: Tree
+    overlays: Tree
+    manifest: Tree  # and what it extends
+    profile: Tree = field(default_factory=lambda: Tree(value={}))
+
+    def merged(self) -> Tree:
+        return merged(*(getattr(self, one.name) for one in reversed(fields(self))))
+
+
+def load(given: Given, choose: Choose | None = None) -> Settings:
+    """Reads, merges and checks all sources. `choose` looks at the machine for hardware.profiles: without it none is
+    taken. Raises Refused with every problem found."""
+    reading = Reading(given.environ)
+    with spoken(reading.older):
+        return _load(given, choose, reading)
+
+
+def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
+    file, named = overlays.split(_read_manifest(given, reading))
+    asked = overlays.wanted(given.overlays, variables.value(given.environ, "SLIPWAY_OVERLAY"))
+    chosen = [overlays.read(one, named, reading) for one in asked]
+    layers = Layers(
+        options=read_options(given), environment=read_environment(given), overlays=merged(*chosen), manifest=file
+    )
+    notices = [*reading.notices, *rename(layers.environment), *rename(layers.options)]
+    faults = [fault for layer in (file, *chosen) for fault in layer.faults]
+    wrong = variables.wrong(given.environ)
+    if any(fault.path[:1] in ((), ("extends",)) and fault.place.line for fault in faults):
+        # Files that could not be read as a whole: what is missing in them means nothing.
+        raise Refused(_once([*_of_faults(layers.merged()), *wrong]))
+    whole = _Whole.of(layers.merged(), given.environ)
+    taken, notes = _taken(whole, choose)
+    tree = interpolate(merged(taken.values if taken else Tree(value={}), whole.tree), whole.names)
+    manifest, problems = _validated(tree)
+    problems += [
+        *wrong,
+        *_no_paths(manifest, tree, given.manifest),
+        *whole.of_profiles(),
+        *_of_overlays(layers, named, given.environ),
+    ]
+    if problems or manifest is None:
+        raise Refused(_once(problems))
+    return Settings(
+        *(manifest, tree, given.manifest, cache_folder(given.environ), platform(given.environ)),
+        files=tuple(reading.files),
+        layers=(*_notes(reading, asked, named), *notes),
+        older=reading.older,
+        notices=_once([*notices, *_in_clear_text(tree)]),
+    )
+
+
+def _no_paths(manifest: Manifest | None, tree: Tree, file: File) -> Iterator[Problem]:
+    """Texts in the place of a path that no system takes for one."""
+    named = [("secrets", name, "file") for name in manifest.secrets] if manifest else []
+    for path in (*PATHS, *TLS_PATHS, *named):
+        text = at(tree, path)
+        if isinstance(text, str) and not is_path(real_path(file).parent / text):
+            place = tree.values.get(path, Place(str(file)))
+            yield unread(place, path, f"a path of {len(text):,} characters, which no file has")
+
+
+def _in_clear_text(tree: Tree) -> Iterator[Problem]:
+    """Warnings of values that look like secrets."""
+    for path, place in tree.values.items():
+        text = at(tree, path)
+        if isinstance(text, str) and path[:1] != ("secrets",) and is_clear_text(text):
+            what = "looks like a secret in clear text (not shown)"
+            hint = "put it into a file or a variable: secrets: {NAME: {file: PATH}} or {env: VARIABLE}"
+            if path[:2] == ("model", "source"):
+                hint = f"{hint}, with model.credentials: NAME"
+            yield Problem(place, dotted(path), f"{what}; {hint}", hint=hint, code="clear-text")
+
+
+def unvalidated(given: Given) -> Tree:
+    """Return all layers over each other, interpolated, whatever is wrong with them. Raises Refused if the manifest
+    cannot be read."""
+    file, _ = overlays.split(_read_manifest(given, Reading(given.environ)))
+    layers = Layers(
+        options=read_options(given), environment=read_environment(given), overlays=Tree(value={}), manifest=file
+    )
+    whole = _Whole.of(layers.merged(), given.environ)
+    return interpolate(whole.tree, whole.names)
+
+
+def _once(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """What two layers have in common is found in both, and a file that two others extend is read twice: told once."""
+    found: dict[tuple[object, ...], Problem] = {}
+    for problem in problems:
+        place = problem.place
+        found.setdefault((place.source, place.line, place.column, place.layer, problem.key, problem.message), problem)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A merged tree apart from its variables and profiles, and what its texts can name. Nothing is interpolated yet."""
+
+    tree: Tree
+    names: Names
+    profiles: profiles.Found
+
+    @staticmethod
+    def of(tree: Tree, environ: Mapping[str, str]) -> "_Whole":
+        names, faults = resolve(tree, environ)
+        rest, alone = profiles.split(tree)
+        faults += [fault for fault in tree.faults if fault.path[:1] == ("variables",)]
+        rest = without(rest, ("variables",))
+        rest.faults += faults
+        return _Whole(rest, names, profiles.read(alone, names))
+
+    def of_profiles(self) -> Iterator[Problem]:
+        """What is wrong with the profiles, taken or not: each is laid over all, so that nothing hides its values. What
+        is not set in the environment may be set where they are taken."""
+        yield from self.profiles.problems
+        for values in self.profiles.values:
+            _, problems = _validated(interpolate(merged(self.tree, values), self.names))
+            yield from (one for one in problems if one.place.layer.startswith("profile ") and one.code != "unset")
+
+
+def _of_overlays(layers: Layers, named: Mapping[str, Tree], environ: Mapping[str, str]) -> Iterator[Problem]:
+    """What is wrong with the overlays, chosen or not: each alone is laid over all, so that nothing hides its values.
+    Nothing is missing in an overlay, and what is not set in the environment may be set where it is chosen."""
+    if not named:
+        return
+    low = (layers.overlays, layers.environment, layers.options, layers.manifest)
+    known: set[str] | None = None
+    for tree in (merged(*low), *(merged(*low, overlay) for overlay in named.values())):
+        whole = _Whole.of(tree, environ)
+        found = [*_validated(interpolate(whole.tree, whole.names))[1], *whole.of_profiles()]
+        if known is None:
+            known = set(map(str, found))
+        yield from (one for one in found if str(one) not in known and one.code not in ("missing-key", "unset"))
+
+
+def _validated(tree: Tree) -> tuple[Manifest | None, list[Problem]]:
+    problems = _of_faults(tree)
+    try:
+        return Manifest.model_validate(tree.value), problems
+    except ValidationError as error:
+        return None, [*problems, *(mended_where_written(one, tree) for one in from_validation(error, tree))]
+
+
+def _of_faults(tree: Tree) -> list[Problem]:
+    found = (problem for fault in tree.faults if (problem := from_fault(fault)))
+    return [mended_where_written(problem, tree) for problem in found]
+
+
+def _taken(whole: _Whole, choose: Choose | None) -> tuple[Profile | None, tuple[str, ...]]:
+    """The profile for this machine, and which it is or why there is none."""
+    found = whole.profiles.profiles
+    if not found or choose is None:
+        return None, ()
+    # hardware.device decides what is looked at; a problem with it is told when the whole is validated.
+    device = interpolate(whole.tree, whole.names).value
+    wanted = device.get("hardware", {}).get("device", "auto") if isinstance(device.get("hardware"), dict) else "auto"
+    reasons = choose(str(wanted), found)
+    looked = [f"{one.name} ({one.place}): {why}" for one, why in zip(found, reasons, strict=False)]
+    if reasons[-1] == "":
+        last = found[len(reasons) - 1]
+        return last, (f"profile {last.name} ({last.place})", *(f"not profile {text}" for text in looked[:-1]))
+    return None, tuple(f"not profile {text}" for text in looked)
+
+
+def _notes(reading: Reading, asked: tuple[overlays.Wanted, ...], named: Mapping[str, Tree]) -> Iterator[str]:
+    """Which files and overlays had a part, in words."""
+    own = {File(one.name) for one in asked if one.is_file}
+    if bases := [str(file) for file in reading.files[1:] if file not in own]:
+        yield f"extends {', '.join(bases)}"
+    for one in asked:
+        by = "" if one.place.source.startswith("--") else f" by {one.place}"
+        yield f"overlay {one.name}{by}"
+
+
+def _read_manifest(given: Given, reading: Reading) -> Tree:
+    try:
+        return read_file(reading, given.manifest, given.text)
+    except OSError as error:
+        what, hint = unreadable(error, str(given.manifest), File())
+        meant = Hint(hint.text) if hint.remedy else Hint()
+        raise Refused([unread(Place(str(given.manifest)), (), what, meant)]) from error

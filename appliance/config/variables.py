@@ -1,0 +1,133 @@
+"""The environment variables that Slipway reads beside `SLIPWAY__…`, each declared once.
+
+`SLIPWAY__SECTION__KEY` sets a key of the manifest and has that key's type and words. Variables that libraries read for
+themselves (CUDA_VISIBLE_DEVICES, TRITON_CACHE_DIR) are not listed. Reading is a function of the environment that is
+given: nothing is remembered, so a changed variable acts where it is read next.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from appliance.config.fix import Hint
+from appliance.config.problems import Problem
+from appliance.config.suggest import nearest_word
+from appliance.config.yaml_loader import Place
+
+DURATION = re.compile(r"(\d+(?:\.\d+)?)s?")
+ON, OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`kind`: "folder" is an absolute path (a relative one is as good as none: XDG base directories), "switch" is one
+    of ON and OFF, "presence" counts where it is set to anything, "word" is one of `choices`, "duration" a number of
+    seconds, "text" anything."""
+
+    name: str
+    kind: str
+    text: str
+    default: str = ""
+    choices: tuple[str, ...] = ()
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        return (*ON, *(word for word in OFF if word)) if self.kind == "switch" else self.choices
+
+    def takes(self, value: str) -> bool:
+        if self.kind == "switch":
+            return value.lower() in (*ON, *OFF)
+        if self.kind == "duration":
+            return not value or DURATION.fullmatch(value) is not None
+        return self.kind != "word" or not value or value in self.choices
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "SLIPWAY_OVERLAY", "text", "Overlays to lay over the manifest, as `dev,site.yaml`; `--overlay` replaces it."
+    ),
+    Variable("XDG_CACHE_HOME", "folder", "Where rounded weights are kept, in `slipway/`.", "$HOME/.cache"),
+    Variable("HOME", "folder", "The home folder, where XDG_CACHE_HOME is not set."),
+    Variable("XDG_RUNTIME_DIR", "folder", "Where run directories are made first.", "$TMPDIR, /tmp, /dev/shm"),
+    Variable(
+        "SLIPWAY_GRACE",
+        "duration",
+        "Time from SIGTERM to SIGKILL where it is not the platform's usual one; `lifecycle.drain: auto` is 2 s less.",
+    ),
+    Variable(
+        "KUBERNETES_SERVICE_HOST", "presence", "Set by Kubernetes: its 30 s from SIGTERM to SIGKILL are expected."
+    ),
+    Variable(
+        "SLIPWAY_TERMINATION_LOG",
+        "folder",
+        "The file that gets the reason of an end, if it exists: the pod's `terminationMessagePath`.",
+        "/dev/termination-log",
+    ),
+    Variable("HF_HOME", "text", "The hub's folder: token and, in `hub/`, its cache.", "$XDG_CACHE_HOME/huggingface"),
+    Variable("HF_HUB_CACHE", "text", "The hub's cache, where model.download.cache does not say it.", "$HF_HOME/hub"),
+    Variable("HF_ENDPOINT", "text", "The hub, or a mirror of it.", "https://huggingface.co"),
+    Variable("HF_HUB_OFFLINE", "switch", "The hub is not asked: as model.download.offline."),
+    Variable("HF_TOKEN", "text", "The hub's token, where model.credentials names none. Also HUGGING_FACE_HUB_TOKEN."),
+    Variable("HUGGING_FACE_HUB_TOKEN", "text", "An older name of HF_TOKEN."),
+    Variable("HF_TOKEN_PATH", "text", "The file of the hub's token.", "$HF_HOME/token"),
+    Variable("HF_MODEL_ID", "text", "For model.source.sagemaker: repository or folder, where SageMaker laid out none."),
+    Variable("HF_MODEL_REVISION", "text", "Revision of HF_MODEL_ID.", "main"),
+    Variable("AIP_STORAGE_URI", "text", "For model.source.vertex: where Vertex AI has the model's files."),
+    Variable("SAGEMAKER_BIND_TO_PORT", "text", "For `slipway serve` without MANIFEST: SageMaker's port.", "8080"),
+    Variable("AIP_MODE", "text", "Set by Vertex AI; `slipway serve` without MANIFEST recognises it by this."),
+    Variable("AIP_HTTP_PORT", "text", "For `slipway serve` without MANIFEST: Vertex AI's port.", "8080"),
+    Variable("AZUREML_MODEL_DIR", "text", "For `slipway serve` without MANIFEST: the model's folder on Azure ML."),
+    Variable("PORT", "text", "For `slipway serve` without MANIFEST: the port on Cloud Run, KServe and others."),
+    Variable("STORAGE_EMULATOR_HOST", "text", "For model.source.gs: a server that plays Google Cloud Storage."),
+    Variable("NO_COLOR", "presence", "No colours in messages, also on a terminal."),
+    Variable("TERM", "text", "`dumb`: a terminal without colours."),
+)
+_BY_NAME = {variable.name: variable for variable in VARIABLES}
+
+
+def value(environ: Mapping[str, str], name: str) -> str:
+    """A declared variable; its default is the reader's affair, "" says that it is not set. Raises KeyError for a name
+    that is not declared."""
+    text = environ.get(name, "")
+    return "" if _BY_NAME[name].kind == "folder" and not text.startswith("/") else text
+
+
+def is_on(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a switch is on, or a variable that counts by its presence is there."""
+    declared, text = _BY_NAME[name], environ.get(name, "")
+    return bool(text) if declared.kind == "presence" else text.lower() in ON
+
+
+def wrong(environ: Mapping[str, str], declared: Iterable[Variable] = VARIABLES) -> list[Problem]:
+    """One problem for each variable with a value that it does not take."""
+    found = []
+    for variable in declared:
+        text = environ.get(variable.name, "")
+        if variable.takes(text):
+            continue
+        near = nearest_word(variable.allowed, text)
+        hint = Hint(f"did you mean {near}?" if near else "")
+        allowed = values(variable)
+        message = "; ".join(filter(None, (f'"{text}"', f"must be {allowed}", hint.text)))
+        found.append(Problem(Place(variable.name), "", message, f'"{text}"', allowed, hint.text, code="wrong-value"))
+    return found
+
+
+def variables_table() -> list[str]:
+    """The lines of the table in docs/manifest.md."""
+    rows = [
+        f"| `{variable.name}` | {values(variable)} | {variable.default or '–'} | {variable.text} |"
+        for variable in VARIABLES
+    ]
+    return ["| variable | value | default | meaning |", "|---|---|---|---|", *rows]
+
+
+def values(variable: Variable) -> str:
+    """What it may be set to, in words."""
+    kinds = {
+        "folder": "an absolute path",
+        "presence": "anything",
+        "text": "text",
+        "duration": "seconds, such as 60 or 60s",
+    }
+    return kinds.get(variable.kind) or f"one of {', '.join(variable.allowed)}"

@@ -1,0 +1,348 @@
+"""YAML with positions, read strictly: every value knows its file:line:column, and what two YAML readers would read
+differently is an error, not a surprise.
+
+The language is the YAML 1.2 core schema over one mapping in one document. Refused with a reading to write instead: what
+YAML 1.1 and 1.2 take for different values (`no`, `010`, `12:30`, `1e3`, `2026-01-01`), numbers in other bases, tabs as
+indentation, duplicate keys, keys that are no text, anchors, aliases, merge keys and tags.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import yaml
+from yaml.events import (
+    AliasEvent,
+    CollectionStartEvent,
+    DocumentEndEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+    StreamStartEvent,
+)
+
+from appliance.config.fix import Mend, Remedy, Remove, Strip
+from appliance.config.scalar import read_plain
+from appliance.config.syntax import explain
+
+Path = tuple[str | int, ...]
+MAX_DEPTH = 20
+MAX_POSITIONED = 65_536  # characters of a text in which the column of each $ is found
+MAX_SHOWN = 60  # characters of a value in a message
+MAX_VALUES = 4000  # of one file; layers over each other cost the square of it
+_NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")  # no path, variable or message can hold these
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where a value was written: a file with line and column (from 1), or an option or variable, which has neither.
+    `layer` is the part of the file that it stands in, if that is an overlay or a profile, and `base` where that part
+    begins; `via` are the places of the `extends` that led to the file, the nearest first."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+    layer: str = ""
+    via: tuple["Place", ...] = ()
+    base: Path = ()
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+
+    def within(self, layer: str, base: Path) -> "Place":
+        """The same place as one of a layer that begins at a path of what stood there so far."""
+        return replace(self, layer=f"{layer} of {self.layer}" if self.layer else layer, base=(*self.base, *base))
+
+    def through(self) -> str:
+        """`in overlay dev, extended by m.yaml:2:10`; "" for what the manifest itself says."""
+        parts = [f"in {self.layer}"] if self.layer else []
+        return ", ".join([*parts, *([f"extended by {', '.join(map(str, self.via))}"] if self.via else [])])
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that is wrong whatever the key means. `readings` are spellings to use instead, by JSON type. Code,
+    remedy and whether it is certain: as in a Problem."""
+
+    path: Path
+    place: Place
+    message: str
+    readings: tuple[tuple[str, str], ...] = ()
+    hint: str = ""
+    code: str = "not-yaml"
+    remedy: Remedy | None = None
+    certain: bool = True
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """An interpolated value as the file has it. `giver`: where all of it was written, which is a variable of the
+    environment or of `variables`, or with `default` a text that has it; None where several gave a part. `shared`: other
+    texts name that variable too."""
+
+    text: str
+    giver: Place | None = None
+    default: str | None = None
+    shared: bool = False
+
+
+@dataclass
+class Tree:
+    """Plain values of one source, the place of each key and of each value, and what is wrong with its spelling.
+    `dollars`: the place of each $ in a text of a file, which may be interpolation. `spelled`: where the value is an
+    interpolated one. `unknown`: paths without a value because of a fault elsewhere."""
+
+    value: Any = None
+    keys: dict[Path, Place] = field(default_factory=dict)
+    values: dict[Path, Place] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    dollars: dict[Path, tuple[Place, ...]] = field(default_factory=dict)
+    spelled: dict[Path, Spelled] = field(default_factory=dict)
+    unknown: set[Path] = field(default_factory=set)
+
+
+def dotted(path: Path) -> str:
+    """`model.names[0]`"""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def read_yaml(data: bytes, source: str, via: tuple[Place, ...] = ()) -> Tree:
+    """The one mapping in a YAML document, with places and faults; `value` is {} where nothing could be read. `via`:
+    the places of the `extends` that led here."""
+    tree = Tree(value={})
+    start = Place(source, 1, 1, via=via)
+    text = _decode(data, start, tree)
+    if text is None:
+        return tree
+    what, hint = "a tab in the indentation", "indent with spaces"
+    tabs = [
+        Fault((), replace(start, line=number, column=len(match[0])), what, hint=hint, remedy=Mend())
+        for number, line in enumerate(text.splitlines(), 1)
+        if (match := re.match(r" *\t", line)) and line.strip() and not line.lstrip().startswith("#")
+    ]
+    if tabs:
+        tree.faults += tabs
+        return tree
+    try:
+        _Builder(start, tree, text).build()
+    except yaml.MarkedYAMLError as error:
+        line, column, message, hint = explain(error, text)
+        place = replace(start, line=line, column=column)
+        tree.faults.append(Fault((), place, message, hint=hint, remedy=Mend()))
+    except yaml.reader.ReaderError as error:
+        at = text[: error.position]
+        place = replace(start, line=at.count("\n") + 1, column=len(at) - at.rfind("\n"))
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        tree.faults.append(Fault((), place, f"character U+{code:04X} is not allowed in YAML"))
+    return tree
+
+
+def read_value(text: str, place: Place, path: Path, tree: Tree) -> Any:
+    """The value of an option or variable; its places and faults go into `tree`. Text that starts with a bracket, brace
+    or quote is YAML in flow style (so JSON too); anything else is one scalar as it stands, with `#` and `: ` in it."""
+    tree.values[path] = place
+    if text.lstrip()[:1] not in ("{", "[", '"', "'"):
+        value, reason, readings = read_plain(text.strip())
+        if reason:
+            tree.faults.append(Fault(path, place, f"{_short(text.strip())}: {reason}", readings))
+        return value
+    try:
+        return _Builder(place, tree).build_value(text, path)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or "cannot be read"
+        tree.faults.append(Fault(path, place, f"not valid YAML: {problem}", hint="quote the whole value for the shell"))
+        return None
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def _decode(data: bytes, start: Place, tree: Tree) -> str | None:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        tree.faults.append(Fault((), start, "the file is UTF-16", hint="save it as UTF-8"))
+        return None
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        place = replace(start, line=before.count(b"\n") + 1, column=len(before) - before.rfind(b"\n"))
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8"
+        tree.faults.append(Fault((), place, message, hint="save the file as UTF-8"))
+        return None
+
+
+_FRAME = (StreamStartEvent, StreamEndEvent, DocumentStartEvent, DocumentEndEvent)
+_NO_ANCHORS = "anchors and aliases are not allowed: repeat the value"
+
+
+class _Builder:
+    """Builds values from parser events; one document, one mapping. `start` is where it begins and `text` what the
+    file has; without a text everything is at that one place."""
+
+    def __init__(self, start: Place, tree: Tree, text: str | None = None) -> None:
+        self._start = start
+        self._tree = tree
+        self._text = text
+        self._count = 0
+
+    def build(self) -> None:
+        events = iter(yaml.parse(self._text or "", Loader=yaml.SafeLoader))
+        documents = 0
+        for event in events:
+            if isinstance(event, DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    self._fault(
+                        (), event, "a second document starts here", hint="one file is one service: use one file each"
+                    )
+                    return
+                root = next(events)
+                self._root(root, events)
+            elif isinstance(event, StreamEndEvent) and documents == 0:
+                hint = "the least is apiVersion: slipway/v2 and model: {source: {path: …}}"
+                self._tree.faults.append(Fault((), self._start, "the file is empty", hint=hint))
+
+    def build_value(self, text: str, path: Path) -> Any:
+        """The value of a text that is no file: an option or a variable; all its parts are at the one fixed place."""
+        events = (e for e in yaml.parse(text, Loader=yaml.SafeLoader) if not isinstance(e, _FRAME))
+        value = self._value(next(events), events, path, len(path))
+        if rest := next(events, None):
+            self._fault(path, rest, "more than one value")
+        return value
+
+    def _root(self, root: Event, events: Iterator[Event]) -> None:
+        value = self._value(root, events, (), 0)
+        if isinstance(value, dict):
+            self._tree.value = value
+        elif not any(fault.path == () for fault in self._tree.faults):
+            what = "a list" if isinstance(value, list) else "empty" if value is None else "a single value"
+            hint = "it must be a mapping: apiVersion: slipway/v2, model: {source: {path: …}}, …"
+            self._fault((), root, f"the document is {what}", hint=hint)
+
+    def _value(self, event: Event, events: Iterator[Event], path: Path, depth: int) -> Any:
+        self._tree.values[path] = self._place(event)
+        assert isinstance(event, AliasEvent | ScalarEvent | CollectionStartEvent), "the parser gives values in order"
+        if isinstance(event, AliasEvent):
+            self._fault(
+                path, event, f"alias *{event.anchor}", hint="anchors and aliases are not allowed: repeat the value"
+            )
+            return None
+        if event.anchor is not None:
+            hint = "anchors and aliases are not allowed: repeat the value"
+            fault = Fault(path, self._place(event), f"anchor &{event.anchor}", hint=hint, code="no-plain-yaml")
+            self._tree.faults.append(replace(fault, remedy=Strip(len(event.anchor) + 2)))
+        if event.tag is not None:
+            hint = "tags are not allowed: leave it out, quote what is text"
+            fault = Fault(path, self._place(event), f"tag {event.tag}", hint=hint, code="no-plain-yaml")
+            written = re.sub(r"^tag:yaml.org,2002:", "!!", event.tag)
+            self._tree.faults.append(replace(fault, remedy=Strip(len(written) + 1) if written[0] == "!" else None))
+        if depth > MAX_DEPTH and not isinstance(event, ScalarEvent):
+            problem = f"nested deeper than {MAX_DEPTH} levels"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
+        self._count += 1
+        if self._count > MAX_VALUES:
+            problem = f"more than {MAX_VALUES:,} values"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
+        if isinstance(event, MappingStartEvent):
+            return self._mapping(events, path, depth)
+        if isinstance(event, SequenceStartEvent):
+            items: list[Any] = []
+            while not isinstance(item := next(events), SequenceEndEvent):
+                items.append(self._value(item, events, (*path, len(items)), depth + 1))
+            return items
+        assert isinstance(event, ScalarEvent), "every other event is a scalar here"
+        return self._scalar(event, path)
+
+    def _scalar(self, event: ScalarEvent, path: Path) -> Any:
+        if self._text is not None and "$" in event.value:
+            self._tree.dollars[path] = self._dollars(event, self._text)
+        if match := _NO_TEXT.search(event.value):
+            self._fault(path, event, f"character U+{ord(match[0]):04X} is not allowed in a text")
+            return None
+        if event.style is not None:
+            return event.value
+        value, reason, readings = read_plain(event.value)
+        if reason:
+            self._tree.faults.append(Fault(path, self._place(event), f"{_short(event.value)}: {reason}", readings))
+        return value
+
+    def _mapping(self, events: Iterator[Event], path: Path, depth: int) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        while not isinstance(event := next(events), MappingEndEvent):
+            key = self._key(event, events, path, depth)
+            place = self._place(event)
+            inner = (*path, key if key is not None else "?")
+            if key is not None and key in mapping:
+                # The first value stays; the second is read for its own faults under a path of its own.
+                again = self._value(next(events), events, (*path, f"{key} (again)"), depth + 1)
+                message = f"duplicate key; it stands already in line {self._tree.keys[inner].line}"
+                hint = "keep one of them" if again != mapping[key] else "leave one out: they are equal"
+                fault = Fault(inner, place, message, hint=hint, code="duplicate-key", remedy=Remove())
+                self._tree.faults.append(replace(fault, certain=again == mapping[key]))
+                continue
+            if key is not None:
+                self._tree.keys[inner] = place
+            value = self._value(next(events), events, inner, depth + 1)
+            if key is not None:
+                mapping[key] = value
+        return mapping
+
+    def _key(self, event: Event, events: Iterator[Event], path: Path, depth: int) -> str | None:
+        if not isinstance(event, ScalarEvent):
+            self._fault(path, event, "a key that is no text", hint="keys are plain words")
+            if not isinstance(event, AliasEvent):
+                self._value(event, events, (*path, "?"), depth + 1)
+            return None
+        if event.anchor is not None or event.tag is not None:
+            self._fault(path, event, "an anchor or tag at a key", hint="anchors and tags are not allowed")
+        if match := _NO_TEXT.search(event.value):
+            self._fault(path, event, f"character U+{ord(match[0]):04X} is not allowed in a key")
+            return None
+        if event.style is not None:
+            return str(event.value)
+        if event.value == "<<":
+            self._fault(path, event, "merge key <<", hint="merge keys are not allowed: repeat the values")
+            return None
+        value, reason, _ = read_plain(event.value)
+        if reason or not isinstance(value, str):
+            why = reason or "it is no text"
+            self._fault(
+                (*path, event.value), event, f"key {event.value}: {why}", hint=f'write "{event.value}": if it is meant'
+            )
+            return None
+        return str(value)
+
+    def _place(self, event: Event) -> Place:
+        if self._text is None:
+            return self._start
+        mark = event.start_mark
+        assert mark is not None, "events of a text carry their marks"
+        return replace(self._start, line=mark.line + 1, column=mark.column + 1)
+
+    def _dollars(self, event: ScalarEvent, text: str) -> tuple[Place, ...]:
+        """The place of each $ of a scalar; that of the scalar where escapes hide which is which."""
+        place, start, end = self._place(event), event.start_mark, event.end_mark
+        assert start is not None and end is not None, "events of a text carry their marks"
+        raw = text[start.index : end.index]
+        at = [index for index, character in enumerate(raw) if character == "$"]
+        if len(raw) > MAX_POSITIONED or len(at) != event.value.count("$"):
+            return (place,) * event.value.count("$")
+        lines = [(raw.count("\n", 0, index), index - raw.rfind("\n", 0, index)) for index in at]
+        return tuple(
+            replace(place, line=place.line + line, column=column if line else place.column + column - 1)
+            for line, column in lines
+        )
+
+    def _fault(self, path: Path, event: Event, message: str, hint: str = "") -> None:
+        self._tree.faults.append(Fault(path, self._place(event), message, hint=hint, code="no-plain-yaml"))

@@ -1,0 +1,146 @@
+"""What is known of a checkpoint and a machine, as far as rules ask for it. Free of torch; no weights are read."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.api.config import WeightBits
+from engine.models.checkpoint import Checkpoint
+from engine.models.native import torch_parts
+from engine.models.parts import (
+    MLP,
+    Attention,
+    Experts,
+    LayerNorm,
+    Model,
+    all_bodies,
+    attentions,
+    bodies,
+    encoder_bodies,
+    has_experts,
+)
+from engine.models.ranks import tensor_sizes
+from engine.models.schemes import CHANNEL_GROUP, Scheme, alike
+from engine.models.sources import fused_paths, join, mlp_linears, routed_mlps
+from engine.models.stored import fp8_weights, held_weights
+from kernels.cpu.library import ACTIVATIONS
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """`heads`: of queries and of keys, each pair once. `inner`: sizes that tensor parallelism divides beside heads.
+    `whole`: numbers of ranks that cut the checkpoint's whole numbers between groups alone. `quantized`: in words, empty
+    where nothing is. `held`: compiled kernels multiply by the checkpoint's whole numbers. `restored`: quantized
+    matrices that they do not. `fp8`: matrices in fp8 that Triton kernels multiply by as they are; `blocks`: numbers of
+    ranks that cut those between blocks alone. `experts`: it has some. `unlike`: with these weights the experts of one
+    layer lie in several forms. `pools`: vectors or scores come out, and no tokens. `sourced`: an encoder stands in
+    front of the decoder. `pages`: KV heads and their size, each pair once."""
+
+    dtype: str = "float32"
+    max_context: int = 4096
+    vocab: int = 32000
+    heads: tuple[tuple[int, int], ...] = ((8, 8),)
+    head_sizes: tuple[int, ...] = (64,)
+    inner: tuple[int, ...] = (1024,)
+    experts: bool = False
+    pools: bool = False
+    sourced: bool = False
+    unlike: tuple[WeightBits, ...] = ()
+    quantized: str = ""
+    method: str = ""
+    held: bool = False
+    restored: int = 0
+    whole: tuple[int, ...] = ()
+    fp8: int = 0
+    blocks: tuple[int, ...] = ()
+    by_torch: tuple[str, ...] = ()
+    normed_together: bool = False
+    pages: tuple[tuple[int, int], ...] = ((8, 64),)
+
+
+def model_facts(checkpoint: Checkpoint) -> ModelFacts:
+    model, own = checkpoint.model, checkpoint.quantization
+    parts = attentions(model)
+    attending = [body for body in (*encoder_bodies(model), *all_bodies(model)) if isinstance(body, Attention)]
+    held: dict[str, Scheme] = held_weights(model, own) if own is not None else {}
+    is_quantized = own is not None and not own.is_plain
+    fp8 = 0 if own is None else len(fp8_weights(model, own))
+    return ModelFacts(
+        dtype=checkpoint.dtype,
+        max_context=model.max_context,
+        vocab=model.embed.vocab,
+        heads=tuple(dict.fromkeys((part.heads, part.kv_heads) for part in attending)),
+        head_sizes=tuple(sorted({part.head_dim for part in attending})),
+        inner=tuple(sorted(set(_inner(model)))),
+        experts=has_experts(model),
+        pools=model.pooler is not None,
+        sourced=model.encoder is not None,
+        unlike=_unlike(checkpoint),
+        quantized=str(own) if is_quantized else "",
+        method="" if own is None else own.method,
+        held=bool(held),
+        restored=_restored(checkpoint, held),
+        whole=tensor_sizes(model, own, compiled=True) if held else (),
+        fp8=fp8,
+        blocks=tensor_sizes(model, own, fp8=True) if fp8 else (),
+        by_torch=torch_parts(model, ACTIVATIONS),
+        normed_together=any(isinstance(p.qk_norm, LayerNorm) and p.qk_norm_span == "all" for p in parts),
+        pages=tuple(dict.fromkeys((part.kv_heads, part.head_dim) for part in parts)),
+    )
+
+
+def _inner(model: Model) -> Iterator[int]:
+    for body in (*encoder_bodies(model), *all_bodies(model)):
+        if isinstance(body, MLP | Experts):
+            yield body.inner
+        if isinstance(body, Experts) and body.shared is not None:
+            yield body.shared.inner
+
+
+def _restored(checkpoint: Checkpoint, held: dict[str, Scheme]) -> int:
+    """Quantized matrices that compiled kernels do not multiply by as they are."""
+    own = checkpoint.quantization
+    if own is None:
+        return 0
+    paths = {path for fused in fused_paths(checkpoint.model) for path in fused}
+    quantized = (path for path, scheme in own.schemes.items() if scheme.form != "turned")
+    return sum(path in paths and f"{path}.weight" not in held for path in quantized)
+
+
+def _unlike(checkpoint: Checkpoint) -> tuple[WeightBits, ...]:
+    """Compiled kernels hold the experts of a layer in one form; with which weights a layer would have several."""
+    types = {info.dtype for info in checkpoint.tensors.values() if len(info.shape) > 1}
+    if checkpoint.quantization is None and len(types) < 2:
+        return ()  # the usual case, told without a walk over 18,000 projections
+    found: set[WeightBits] = set()
+    for matrices in _expert_matrices(checkpoint.model):
+        forms = {_form(checkpoint, paths) for paths in matrices}
+        if len(forms) > 1:
+            found.add("stored")
+        if len({"rounded" if isinstance(form, str) else form for form in forms}) > 1:
+            found |= {"int8", "int4"}
+    return tuple(sorted(found))
+
+
+def _expert_matrices(model: Model) -> Iterator[list[tuple[str, ...]]]:
+    """The matrices that all routed experts of a layer have, up and down apart, each as the paths of its sources."""
+    for index, block in enumerate(model.blocks):
+        for body in (body for branch in block for body in bodies(branch)):
+            if isinstance(body, Experts):
+                path = join(model.root, model.layers, str(index), body.name)
+                mlps = [(join(path, mlp.name), mlp_linears(mlp)) for mlp in routed_mlps(body)]
+                for at in (0, 1):
+                    yield [tuple(join(inside, row.source) for row in linears[at].rows) for inside, linears in mlps]
+
+
+def _form(checkpoint: Checkpoint, paths: tuple[str, ...]) -> str | tuple[int, int | None, bool]:
+    """What compiled kernels hold a fused matrix in: bits, group and zero points, or a type of plain numbers."""
+    schemes = {} if checkpoint.quantization is None else checkpoint.quantization.schemes
+    own = [schemes.get(path) for path in paths]
+    if alike(own):
+        zeros = any(scheme is not None and scheme.zeros for scheme in own)
+        first = next(scheme for scheme in own if scheme is not None)
+        return first.bits, first.group or (CHANNEL_GROUP if first.bits == 4 else None), zeros
+    if any(scheme is not None and scheme.form != "turned" for scheme in own):
+        return "float32"
+    types = {info.dtype if (info := checkpoint.tensors.get(f"{path}.weight")) else "" for path in paths}
+    return "bfloat16" if types == {"BF16"} else "float32"

@@ -1,0 +1,163 @@
+"""Rules about what computes: devices, kernels, and the types of activations that they have."""
+
+from appliance.constraints.rule import TORCH, TRITON, Facts, Rule, View, is_compiled
+
+HEAD_MULTIPLE, HEAD_MOST = 8, 256  # sizes of heads that attention kernels of a GPU serve
+MOST_IN_A_GROUP = 64  # query heads that read one KV head, of the same kernels
+BF16_CAPABILITY = (8, 0)
+TRITON_CAPABILITY = (8, 0)  # on older GPUs Triton multiplies without their matrix units
+
+
+def _gpu_name(facts: Facts) -> str:
+    return facts.machine.gpus[0].name if facts.machine.gpus else "no GPU"
+
+
+def _old_gpu(facts: Facts) -> bool:
+    return bool(facts.machine.gpus) and facts.machine.gpus[0].capability < TRITON_CAPABILITY
+
+
+def _odd_head(facts: Facts) -> int | None:
+    return next((dim for dim in facts.model.head_sizes if dim % HEAD_MULTIPLE or dim > HEAD_MOST), None)
+
+
+def _odd_group(facts: Facts) -> tuple[int, int] | None:
+    return next((pair for pair in facts.model.heads if pair[0] % pair[1] or pair[0] > MOST_IN_A_GROUP * pair[1]), None)
+
+
+def _heads_fit(view: View) -> bool:
+    return view.kernels != TRITON or _odd_head(view.facts) is None
+
+
+def _groups_fit(view: View) -> bool:
+    return view.kernels != TRITON or _odd_group(view.facts) is None
+
+
+def _has_bf16(view: View) -> bool:
+    gpus = view.facts.machine.gpus
+    return view.device == "cpu" or view.dtype != "bfloat16" or not gpus or gpus[0].capability >= BF16_CAPABILITY
+
+
+def _no_kernels(facts: Facts) -> str:
+    there = facts.machine.kernels
+    if not there:
+        return "no compiled kernels are here: install with a C++ compiler"
+    return f"this machine has {', '.join(there)} alone of the compiled kernels"
+
+
+RULES = (
+    Rule(
+        name="triton-there",
+        keys=("kernels",),
+        facts=("machine.triton",),
+        holds=lambda view: view.kernels != TRITON or view.facts.machine.triton,
+        text="Triton must be installed",
+        because=lambda facts: "Triton is not installed: install the release that this torch asks for",
+    ),
+    Rule(
+        name="triton-capability",
+        keys=("kernels",),
+        facts=("machine.gpus",),
+        holds=lambda view: view.kernels != TRITON or not _old_gpu(view.facts),
+        text="Triton kernels are for GPUs of compute capability 8.0 and later",
+        because=lambda facts: "{} has compute capability {}.{}: Triton kernels are for 8.0 and later".format(
+            _gpu_name(facts), *facts.machine.gpus[0].capability
+        ),
+        chosen=True,
+    ),
+    Rule(
+        name="gpu-there",
+        keys=("device",),
+        facts=("machine.gpus",),
+        holds=lambda view: view.device != "cuda" or bool(view.facts.machine.gpus),
+        text="`cuda` needs a usable GPU",
+        because=lambda facts: f"there is no usable GPU here ({facts.machine.no_gpu})",
+    ),
+    Rule(
+        name="triton-gpu",
+        keys=("device", "kernels"),
+        holds=lambda view: view.kernels != TRITON or view.device == "cuda",
+        text="Triton kernels are for a GPU",
+    ),
+    Rule(
+        name="triton-heads",
+        keys=("kernels",),
+        facts=("model.head_sizes",),
+        holds=_heads_fit,
+        text=f"Triton kernels serve heads of a multiple of {HEAD_MULTIPLE} up to {HEAD_MOST}",
+        because=lambda facts: (
+            f"the model has heads of {_odd_head(facts)}: Triton kernels serve multiples of {HEAD_MULTIPLE} up to "
+            f"{HEAD_MOST}"
+        ),
+    ),
+    Rule(
+        name="triton-groups",
+        keys=("kernels",),
+        facts=("model.heads",),
+        holds=_groups_fit,
+        text=f"Triton kernels serve 1 to {MOST_IN_A_GROUP} query heads, a whole number, to each KV head",
+        because=lambda facts: (
+            "the model has {} query heads to {} KV heads: Triton kernels serve 1 to {} to each, a whole number".format(
+                *(_odd_group(facts) or ("?", "?")), MOST_IN_A_GROUP
+            )
+        ),
+    ),
+    Rule(
+        name="compiled-there",
+        keys=("kernels",),
+        facts=("machine.kernels",),
+        holds=lambda view: not is_compiled(view.kernels) or view.kernels in view.facts.machine.kernels,
+        text="a compiled variant must be there, and this CPU must have its instructions",
+        because=_no_kernels,
+    ),
+    Rule(
+        name="compiled-cpu",
+        keys=("device", "kernels"),
+        holds=lambda view: not is_compiled(view.kernels) or view.device == "cpu",
+        text="compiled kernels are for a CPU",
+    ),
+    Rule(
+        name="compiled-float32",
+        keys=("dtype", "kernels"),
+        holds=lambda view: not is_compiled(view.kernels) or view.dtype == "float32",
+        text="compiled kernels compute in float32",
+    ),
+    Rule(
+        name="compiled-experts",
+        keys=("kernels", "weights"),
+        facts=("model.unlike",),
+        holds=lambda view: not is_compiled(view.kernels) or view.weights not in view.facts.model.unlike,
+        text="compiled kernels hold the experts of a layer in one form",
+        because=lambda facts: (
+            "the checkpoint has experts of one layer in several types, and compiled kernels hold them in one"
+        ),
+    ),
+    Rule(
+        name="compiled-sources",
+        keys=("kernels",),
+        facts=("model.sourced",),
+        holds=lambda view: not is_compiled(view.kernels) or not view.facts.model.sourced,
+        text="compiled kernels serve no encoder-decoder model",
+        because=lambda facts: "the model is an encoder-decoder, and compiled kernels serve none",
+    ),
+    Rule(
+        name="bfloat16",
+        keys=("device", "dtype"),
+        facts=("machine.gpus",),
+        holds=_has_bf16,
+        text="bfloat16 on a GPU needs compute capability 8.0 or newer",
+        because=lambda facts: f"{_gpu_name(facts)} has no bfloat16 (compute capability 8.0 or newer has)",
+    ),
+    Rule(
+        name="invariant",
+        keys=("kernels", "batch_invariant"),
+        holds=lambda view: not view.batch_invariant or view.kernels != TORCH,
+        text="the sums of torch depend on the size of the batch",
+    ),
+    Rule(
+        name="graphs",
+        keys=("kernels", "graphs"),
+        holds=lambda view: not view.graphs or view.kernels == TRITON,
+        text="CUDA graphs are captured of Triton kernels alone",
+        chosen=True,
+    ),
+)

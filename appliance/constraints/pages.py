@@ -1,0 +1,49 @@
+"""Rules about the pages of the KV cache: who reads which type, and how long a request may be."""
+
+from appliance.constraints.rule import TRITON, Rule, View, is_compiled
+
+FP8_CAPABILITY = (8, 9)  # the first NVIDIA GPUs that convert e4m3
+
+
+def _has_fp8(view: View) -> bool:
+    gpus = view.facts.machine.gpus
+    return view.kv_cache != "fp8" or not gpus or gpus[0].capability >= FP8_CAPABILITY
+
+
+RULES = (
+    Rule(
+        name="fp8-pages",
+        keys=("kernels", "kv_cache"),
+        holds=lambda view: view.kv_cache != "fp8" or view.kernels == TRITON,
+        text="only Triton kernels read fp8 pages",
+    ),
+    Rule(
+        name="fp8-gpu",
+        keys=("kv_cache",),
+        facts=("machine.gpus",),
+        holds=_has_fp8,
+        text="fp8 needs a GPU of compute capability 8.9 or newer",
+        because=lambda facts: f"{facts.machine.gpus[0].name} has no fp8 (compute capability 8.9 or newer has)",
+    ),
+    Rule(
+        name="int8-pages",
+        keys=("kernels", "kv_cache"),
+        holds=lambda view: view.kv_cache != "int8" or is_compiled(view.kernels),
+        text="only compiled kernels of a CPU read int8 pages",
+    ),
+    Rule(
+        name="triton-pages",
+        keys=("dtype", "kernels", "kv_cache"),
+        holds=lambda view: view.kernels != TRITON or view.kv_cache in (view.dtype, "fp8", "int8"),
+        text="to Triton kernels pages have the type of the activations, or fp8",
+    ),
+    Rule(
+        name="context",
+        keys=("max_context",),
+        facts=("model.max_context",),
+        holds=lambda view: view.max_context <= view.facts.model.max_context,
+        text="a request is at most as long as the checkpoint supports",
+        because=lambda facts: f"the checkpoint supports {facts.model.max_context} tokens",
+        chosen=True,
+    ),
+)

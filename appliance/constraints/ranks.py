@@ -1,0 +1,103 @@
+"""Rules about tensor parallelism: what the ranks of one model must share evenly, and what each needs.
+
+Rows of a matrix are cut between heads, or between outputs of an MLP; inputs where the outputs before them were cut. KV
+heads that are fewer than the ranks are held by several of them. A vocabulary is cut anywhere. `engine.models.ranks`
+says the same of one number.
+"""
+
+from appliance.constraints.rule import TRITON, Facts, Rule, View, is_compiled
+
+
+def _divides(view: View) -> bool:
+    ranks = view.tensor
+    return all(q % ranks == 0 and (kv % ranks == 0 or ranks % kv == 0) for q, kv in view.facts.model.heads)
+
+
+def _groups_whole(view: View) -> bool:
+    held = is_compiled(view.kernels) and view.facts.model.held
+    return view.tensor == 1 or not held or view.tensor in view.facts.model.whole
+
+
+def _blocks_whole(view: View) -> bool:
+    model = view.facts.model
+    return view.tensor == 1 or view.kernels != TRITON or not model.fp8 or view.tensor in model.blocks
+
+
+def _gpus_each(view: View) -> bool:
+    return view.device == "cpu" or view.tensor == 1 or view.tensor * view.data <= len(view.facts.machine.gpus)
+
+
+def _heads(facts: Facts) -> str:
+    counts = " and ".join(f"{q} query heads, {kv} KV heads" for q, kv in facts.model.heads)
+    return f"ranks share whole heads, and the model has {counts}"
+
+
+RULES = (
+    Rule(
+        name="ranks-heads",
+        keys=("tensor",),
+        facts=("model.heads",),
+        holds=_divides,
+        text="the ranks divide the query heads, and the KV heads or a multiple of them",
+        because=_heads,
+    ),
+    Rule(
+        name="ranks-inner",
+        keys=("tensor",),
+        facts=("model.inner",),
+        holds=lambda view: all(size % view.tensor == 0 for size in view.facts.model.inner),
+        text="the ranks divide the inner size of every MLP and expert",
+        because=lambda facts: f"ranks share the inner sizes of MLPs, {' and '.join(map(str, facts.model.inner))}",
+    ),
+    Rule(
+        name="ranks-vocabulary",
+        keys=("tensor",),
+        facts=("model.vocab",),
+        holds=lambda view: view.tensor <= view.facts.model.vocab,
+        text="each rank has a row of the vocabulary",
+        because=lambda facts: f"each rank has a row of the vocabulary, which has {facts.model.vocab}",
+    ),
+    Rule(
+        name="ranks-groups",
+        keys=("kernels", "tensor"),
+        facts=("model.held", "model.whole"),
+        holds=_groups_whole,
+        text="compiled kernels cut a checkpoint's whole numbers along inputs only between groups, never in act order",
+        because=lambda facts: (
+            f"compiled kernels multiply by the checkpoint's {facts.model.quantized}, which cannot be cut along inputs "
+            "into so many ranks: within a group that shares a scale, or in act order"
+        ),
+    ),
+    Rule(
+        name="ranks-blocks",
+        keys=("kernels", "tensor"),
+        facts=("model.fp8", "model.blocks"),
+        holds=_blocks_whole,
+        text="Triton kernels cut a checkpoint's blocks of fp8 along inputs only between them",
+        because=lambda facts: (
+            f"Triton kernels multiply by the checkpoint's {facts.model.quantized}, and so many ranks would cut inputs "
+            "within blocks that share a scale"
+        ),
+    ),
+    Rule(
+        name="ranks-gpus",
+        keys=("device", "data", "tensor"),
+        facts=("machine.gpus",),
+        holds=_gpus_each,
+        text="each rank of each engine has a GPU of its own",
+        because=lambda facts: (
+            f"each rank of each engine has a GPU of its own, and {len(facts.machine.gpus)} can be used here"
+        ),
+    ),
+    Rule(
+        name="memory",
+        keys=(
+            *("device", "dtype", "weights", "kernels", "graphs", "kv_cache", "block_tokens"),
+            *("max_context", "data", "tensor"),
+        ),
+        facts=("lacks",),
+        holds=lambda view: view.facts.lacks is None or not view.facts.lacks(view),
+        text="weights, workspace and the cache of one request fit into the memory of each rank",
+        because=lambda facts: "fewer ranks lack the memory for weights, workspace and the cache of one request",
+    ),
+)

@@ -1,0 +1,198 @@
+"""What goes together, as tables: rows and columns as data, each cell by the solver.
+
+docs/compatibility.md is made of them, and a test runs or refuses every cell. The machine of the tables lacks nothing: a
+CPU with compiled kernels and two GPUs of compute capability 9.0 with Triton. The model is a plain one in bfloat16, but
+for what a row says of it.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from appliance.constraints.facts import ModelFacts
+from appliance.constraints.rule import TORCH, TRITON, Facts, Rule, View
+from appliance.constraints.rules import RULES
+from appliance.constraints.solve import Situation, least_rules, solve
+from appliance.hardware.machine import Gpu, Machine
+
+COMPILED = "avx512"  # stands for every variant
+CAPABILITY, GPUS = (9, 0), 2
+PLAIN = ModelFacts(dtype="bfloat16", heads=((4, 2),))
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row or a column: what it writes, and what is different in its model or its GPUs."""
+
+    label: str
+    written: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    title: str
+    text: str
+    rows: tuple[Line, ...]
+    columns: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`broken`: the rules that exclude it; none where it is legal."""
+
+    table: Table
+    row: Line
+    column: Line
+    situation: Situation
+    broken: tuple[Rule, ...]
+
+    def __str__(self) -> str:
+        return f"{self.table.name}: {self.row.label}, {self.column.label}"
+
+
+def machine(capability: tuple[int, int] = CAPABILITY) -> Machine:
+    gpu = Gpu("GPU", 80 * 2**30, 80 * 2**30, capability)
+    return Machine(8, "affinity", 64 * 2**30, "MemAvailable", gpus=(gpu,) * GPUS, kernels=(COMPILED,), triton=True)
+
+
+def cells(table: Table) -> Iterator[Cell]:
+    for row in table.rows:
+        for column in table.columns:
+            model = replace(PLAIN, **row.model, **column.model)
+            host = machine(row.capability or column.capability or CAPABILITY)
+            situation = Situation(Facts(model, host), {"tensor": 1, **row.written, **column.written})
+            yield Cell(table, row, column, situation, () if solve(situation) is not None else _broken(situation))
+
+
+def _broken(situation: Situation) -> tuple[Rule, ...]:
+    """Every rule that what is written breaks by itself; where none does, those that leave the rest no value."""
+    view = View(situation.facts, **situation.written)
+    alone = (rule for rule in RULES if situation.written.keys() >= set(rule.keys) and not rule.holds(view))
+    return tuple(alone) or least_rules(situation)
+
+
+KERNELS = (
+    Line("torch, CPU", {"device": "cpu", "kernels": TORCH}),
+    Line("compiled, CPU", {"device": "cpu", "kernels": COMPILED}),
+    Line("torch, GPU", {"device": "cuda", "kernels": TORCH}),
+    Line("Triton, GPU", {"device": "cuda", "kernels": TRITON}),
+)
+PAGES = tuple(Line(name, {"kv_cache": name}) for name in ("float32", "bfloat16", "float16", "int8", "fp8"))
+DTYPES = tuple(Line(name, {"dtype": name}) for name in ("float32", "bfloat16", "float16"))
+WEIGHTS = (
+    Line("weights as stored", {"weights": "stored"}),
+    Line("weights int8", {"weights": "int8"}),
+    Line("weights int4", {"weights": "int4"}),
+    Line("weights fp8", {"weights": "fp8"}),
+)
+
+
+def _each(first: tuple[Line, ...], second: tuple[Line, ...]) -> tuple[Line, ...]:
+    return tuple(Line(f"{a.label}, {b.label}", {**a.written, **b.written}) for a in first for b in second)
+
+
+FEATURES = (
+    Line("sliding windows and soft caps"),
+    Line("attention sinks"),
+    Line("heads of 12", model={"head_sizes": (12,)}),
+    Line("heads of 264", model={"head_sizes": (264,)}),
+    Line("65 query heads to a KV head", model={"heads": ((65, 1),)}),
+    Line("an activation that only torch has", model={"by_torch": ("activation relu2 of 2 MLPs",)}),
+    Line("an encoder that pools", model={"pools": True}),
+    Line("a decoder that pools", model={"pools": True}),
+    Line("an encoder-decoder model", model={"sourced": True}),
+    Line("the same, rounded to int8", {"weights": "int8"}, model={"sourced": True}),
+    Line("a mixture of experts", model={"experts": True}),
+    Line("the same, its matrices rounded to fp8", {"weights": "fp8"}, model={"experts": True}),
+    Line("experts of one layer in several types", model={"experts": True, "unlike": ("stored",)}),
+    Line("the same, rounded to int8", {"weights": "int8"}, model={"experts": True, "unlike": ("stored",)}),
+    Line("gptq, awq or compressed-tensors", model={"quantized": "4 bits (gptq)", "method": "gptq", "held": True}),
+    Line(
+        "the same, rounded to int8",
+        {"weights": "int8"},
+        model={"quantized": "4 bits (gptq)", "method": "gptq", "held": True},
+    ),
+    Line("fp8", model={"quantized": "fp8 (fp8, a scale a matrix)", "method": "fp8", "restored": 13, "fp8": 13}),
+    Line(
+        "the same, rounded to fp8",
+        {"weights": "fp8"},
+        model={"quantized": "fp8 (fp8, a scale a matrix)", "method": "fp8", "restored": 13, "fp8": 13},
+    ),
+    Line("GGUF in other types than Q4_0 and Q8_0", model={"quantized": "gguf", "method": "gguf", "restored": 1}),
+    Line(
+        "the same, rounded to int4",
+        {"weights": "int4"},
+        model={"quantized": "gguf", "method": "gguf", "restored": 1},
+    ),
+    Line("a context beyond the checkpoint's", {"max_context": PLAIN.max_context + 1}),
+    Line("layers with different KV heads", model={"pages": ((2, 8), (4, 8))}),
+    Line("a layer norm over all heads of a projection", model={"normed_together": True}),
+)
+SWITCHES = (
+    Line("`hardware.batch_invariant: true`", {"batch_invariant": True}),
+    Line("`hardware.graphs: true`", {"graphs": True}),
+    Line("`hardware.graphs: false`", {"graphs": False}),
+    Line("`engine.cache.block_tokens: 7`", {"block_tokens": 7}),
+)
+_BLOCKS = {"quantized": "fp8 (fp8, blocks of 128 x 128)", "method": "fp8", "restored": 13, "fp8": 13}
+RANKS = (
+    Line("2 ranks", {"tensor": 2}),
+    Line("2 ranks and 2 engines", {"tensor": 2, "data": 2}),
+    Line("3 ranks of 4 heads", {"tensor": 3}),
+    Line(
+        "2 ranks of gptq, cut between groups",
+        {"tensor": 2},
+        model={"quantized": "4 bits (gptq)", "method": "gptq", "held": True, "whole": (1, 2)},
+    ),
+    Line(
+        "2 ranks of gptq, cut within one",
+        {"tensor": 2},
+        model={"quantized": "4 bits (gptq)", "method": "gptq", "held": True, "whole": (1,)},
+    ),
+    Line("2 ranks of fp8, cut between blocks", {"tensor": 2}, model={**_BLOCKS, "blocks": (1, 2)}),
+    Line("2 ranks of fp8, cut within one", {"tensor": 2}, model={**_BLOCKS, "blocks": (1,)}),
+)
+CAPABILITIES = (
+    Line("7.5", capability=(7, 5)),
+    Line("8.0 to 8.8", capability=(8, 0)),
+    Line("8.9 and newer", capability=(8, 9)),
+)
+ON_GPU = (
+    Line("bfloat16, torch", {"device": "cuda", "kernels": TORCH, "dtype": "bfloat16"}),
+    Line("bfloat16, Triton", {"device": "cuda", "kernels": TRITON, "dtype": "bfloat16"}),
+    Line("float16, torch", {"device": "cuda", "kernels": TORCH, "dtype": "float16"}),
+    Line("float16, Triton", {"device": "cuda", "kernels": TRITON, "dtype": "float16"}),
+    Line("float16, fp8 pages", {"device": "cuda", "kernels": TRITON, "dtype": "float16", "kv_cache": "fp8"}),
+)
+
+TABLES = (
+    Table(
+        "types",
+        "Kernels, activations and pages",
+        "Rows: `hardware.kernels`, `hardware.device` and `model.dtype`. Columns: `quantization.kv_cache`.",
+        _each(KERNELS, DTYPES),
+        PAGES,
+    ),
+    Table(
+        "weights",
+        "Kernels, weights and pages",
+        "Rows: kernels and `quantization.weights`, with `model.dtype: auto`. Columns: `quantization.kv_cache`.",
+        _each(KERNELS, WEIGHTS),
+        PAGES,
+    ),
+    Table("models", "Kernels and checkpoints", "What a checkpoint has, and who serves it.", FEATURES, KERNELS),
+    Table("switches", "Kernels and switches", "Keys of one value, and where they can be had.", SWITCHES, KERNELS),
+    Table(
+        "ranks", "Kernels and ranks", "Rows: `parallelism.tensor` and `parallelism.data`, with 2 GPUs.", RANKS, KERNELS
+    ),
+    Table(
+        "capability",
+        "GPUs by compute capability",
+        "Columns: `model.dtype`, kernels and `quantization.kv_cache`.",
+        CAPABILITIES,
+        ON_GPU,
+    ),
+)

@@ -1,0 +1,172 @@
+"""Keys that do nothing for some models.
+
+Some speak of replies where prompts are pooled, some of a cache where nothing is kept, some of vectors where none are
+made. Written all the same, they are refused: who writes a key waits for its effect. In a file that is extended they may
+be meant for the other services that share it, and are only told.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.config.fix import Remove
+from appliance.config.merge import at
+from appliance.config.problems import Problem, given
+from appliance.config.settings import Settings
+from engine.models.parts import Model, TokenLogits, keeps_nothing
+
+ANY = object()  # stands for no value at all
+
+
+@dataclass(frozen=True)
+class Idle:
+    """`keys`, each with the value that says of such a model what is so, and may stand (ANY: there is none; `auto` and
+    null always may). `whose`: the models, in words; `because`: why the keys do nothing for them."""
+
+    keys: Mapping[str, Any]
+    is_idle: Callable[[Model], bool]
+    whose: str
+    because: str
+
+
+def _pools(model: Model) -> bool:
+    return model.pooler is not None
+
+
+def _keeps_only(model: Model) -> bool:
+    """Whether prefixes are kept and never read: numbers that are made of all states need a step for each token."""
+    pooler = model.pooler
+    return (
+        pooler is not None and not keeps_nothing(model) and (pooler.pool != "last" or pooler.task == "token_classify")
+    )
+
+
+def _reads_sources(model: Model) -> bool:
+    return model.encoder is not None
+
+
+def _makes_no_vectors(model: Model) -> bool:
+    return model.pooler is None or model.pooler.task != "embed" or not model.pooler.whole
+
+
+def _names_no_tokens(model: Model) -> bool:
+    stages = () if model.pooler is None else model.pooler.stages
+    return not any(isinstance(stage, TokenLogits) for stage in stages)
+
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_REPLIES = ("max_output_tokens", "max_choices", "max_logprobs", "max_stop")
+_GRAMMARS = ("grammar_size", "grammar_time", "grammar_memory")
+POOLS, WHOLE = "models that pool", "models that read both ways"
+SOURCED = "encoder-decoder models"
+
+IDLE = (
+    Idle(
+        {"model.generation_config": ANY, **{f"engine.sampling.{name}": ANY for name in _SAMPLING}},
+        *(_pools, POOLS),
+        because="the model is served to pool its prompts, and no token is drawn",
+    ),
+    Idle(
+        {f"limits.{name}": ANY for name in (*_REPLIES, *_GRAMMARS)},
+        *(_pools, POOLS),
+        because="the model is served to pool its prompts, and there are no replies to limit",
+    ),
+    Idle(
+        {"model.format": ANY, "endpoints.stream_keep_alive": 0.0, "observability.log_outputs": "off"},
+        *(_pools, POOLS),
+        because="the model is served to pool its prompts, and writes no text",
+    ),
+    Idle(
+        {
+            **{f"endpoints.responses.{name}": ANY for name in ("size", "count")},
+            **{f"lifecycle.journal.{name}": ANY for name in ("folder", "size", "linger")},
+            **{f"{name}.keep": 0.0 for name in ("endpoints.responses", "lifecycle.journal")},
+        },
+        *(_pools, POOLS),
+        because="the model is served to pool its prompts, and numbers are not kept but computed again",
+    ),
+    Idle(
+        {
+            "lifecycle.self_test.prompts": 0,
+            "lifecycle.self_test.at_start": False,
+            "lifecycle.self_test.every": 0.0,
+            "lifecycle.self_test.budget": ANY,
+            "lifecycle.self_test.tolerance": ANY,
+            "health.stalled_testing": 0.0,
+        },
+        *(_pools, POOLS),
+        because="the model is served to pool its prompts, and has no logits that golden prompts could be held to",
+    ),
+    Idle(
+        {"hardware.graphs": False},
+        *(_pools, POOLS),
+        because="the model is served to pool its prompts, and has no decode steps, of which alone graphs are captured",
+    ),
+    Idle(
+        {
+            "quantization.kv_cache": ANY,
+            "hardware.kv_cache_memory": ANY,
+            "engine.cache.block_tokens": ANY,
+            "engine.cache.prefix": False,
+        },
+        *(keeps_nothing, WHOLE),
+        because="this model reads its prompts both ways and keeps nothing of them: there is no cache",
+    ),
+    Idle(
+        {"engine.cache.prefix": False},
+        *(_keeps_only, "decoders that pool all states of a prompt"),
+        because="the model pools the states of all tokens of a prompt, so that none can be left to the cache",
+    ),
+    Idle(
+        {"engine.cache.prefix": False},
+        *(_reads_sources, SOURCED),
+        because="what this model keeps of a source depends on all of it, so that no other request can begin with it",
+    ),
+    Idle(
+        {
+            "model.chat_template": ANY,
+            "model.format": "plain",
+            "endpoints.trust_request_chat_template": False,
+            **{f"endpoints.responses.{name}": ANY for name in ("size", "count")},
+            "endpoints.responses.keep": 0.0,
+        },
+        *(_reads_sources, SOURCED),
+        because="this model answers a text that its encoder reads, and holds no conversations",
+    ),
+    Idle(
+        {"model.pooling.max_input": ANY},
+        *(_makes_no_vectors, "models that do not embed"),
+        because="only texts that are embedded can be taken in pieces, and this model is not served to embed",
+    ),
+    Idle(
+        {"model.pooling.score_tokens": ANY},
+        *(_names_no_tokens, "models but those that `model.task: score` makes rerankers"),
+        because="it names the answers of a model that generates and is served to score, which this one is not",
+    ),
+)
+
+
+def problems(settings: Settings, model: Model) -> Iterator[Problem]:
+    """One for each key that is written and does nothing for this model; warnings among them."""
+    for one in IDLE:
+        if one.is_idle(model):
+            for key, so in one.keys.items():
+                path = tuple(key.split("."))
+                if path in settings.tree.values and _asks(settings, path, so):
+                    yield _problem(settings, path, one.because)
+
+
+def _asks(settings: Settings, path: tuple[str, ...], so: Any) -> bool:
+    value: Any = settings.manifest
+    for part in path:
+        value = getattr(value, part)
+    return value is not None and value != "auto" and (so is ANY or value != so)
+
+
+def _problem(settings: Settings, path: tuple[str, ...], because: str) -> Problem:
+    spelled = settings.tree.spelled.get(path)
+    said, where = given(path, at(settings.tree, path), spelled.text if spelled else ""), settings.place(path)
+    message, key = f"{said} has no effect: {because}", ".".join(path)
+    if where.via:
+        return Problem(where, key, message, said, code="no-effect")
+    return Problem(where, key, f"{message}; leave it out", said, hint="leave it out", remedy=Remove(), certain=False)

@@ -1,0 +1,224 @@
+"""The keys that take part, in the order in which they are resolved: what each can be, and what `auto` makes of it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from appliance.constraints import ranks
+from appliance.constraints.facts import ModelFacts
+from appliance.constraints.kernels import BF16_CAPABILITY, RULES
+from appliance.constraints.rule import TORCH, TRITON, Facts, Variable, View, is_compiled
+from appliance.constraints.weights import ON_CPU
+from engine.kv.layout import cpu_kv_dtype
+
+# Attention of 4 rows over 2,048 tokens (16 heads of 128 to 8 KV heads, float16 pages, one thread, AVX-512) takes 4.1 ms
+# with blocks of 16, 4.4 to 4.7 ms of 32 to 128, but 8.5 of 24 and 12.1 of 8, which are no whole vectors.
+BLOCK_TOKENS = 16
+# float32 in a vector, as W in kernels/cpu/simd.h
+LANES = {"amx": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "base": 4}
+# Change of the perplexity of SmolLM2-135M-Instruct against pages in float32 (benchmarks.quality, AVX-512).
+PERPLEXITY = {"bfloat16": "+0.004 %", "float16": "+0.006 %"}
+MOST_RANKS = 64
+VARIANTS = tuple(LANES)
+
+_SHARED = tuple(rule for rule in ranks.RULES if rule.keys == ("tensor",))
+_TRITON_THERE = tuple(rule for rule in RULES if rule.keys == ("kernels",) and rule.name.startswith("triton-"))
+
+
+def _devices(view: View) -> tuple[str, ...]:
+    """A service that silently left its GPU for the CPU would be a hundred times slower: only its absence decides."""
+    return ("cuda",) if view.facts.machine.gpus else ("cpu",)
+
+
+def _device_why(view: View) -> str:
+    machine = view.facts.machine
+    return f"there is a {machine.gpus[0].name}" if machine.gpus else machine.no_gpu
+
+
+def _dtypes(view: View) -> tuple[str, ...]:
+    if view.device == "cpu":
+        return ("float32",)
+    own, gpus = view.facts.model.dtype, view.facts.machine.gpus
+    lacking = own == "bfloat16" and gpus and gpus[0].capability < BF16_CAPABILITY
+    return (own, "float16") if lacking else (own,)
+
+
+def _dtype_why(view: View) -> str:
+    return "the type CPUs compute in" if view.device == "cpu" else "the checkpoint's type"
+
+
+def _kernels(view: View) -> tuple[str, ...]:
+    """On a GPU torch serves only what Triton kernels cannot, whatever other keys say: it is several times slower."""
+    if view.device == "cpu":
+        return (*view.facts.machine.kernels, TORCH)
+    asked = View(view.facts, kernels=TRITON)
+    return (TRITON,) if all(rule.holds(asked) for rule in _TRITON_THERE) else (TRITON, TORCH)
+
+
+def _kernels_why(view: View) -> str:
+    if view.kernels == TRITON:
+        return "the fused kernels for a GPU"
+    if view.kernels == TORCH and view.facts.model.sourced:
+        return "compiled kernels serve no encoder-decoder model"
+    if view.kernels == TORCH:
+        return "none are compiled: install with a C++ compiler and be 2 to 6 times as fast"
+    return "the fastest compiled kernels for this CPU"
+
+
+def _graphs_why(view: View) -> str:
+    if view.graphs:
+        return "decode steps of Triton kernels"
+    return "a model that pools has no decode steps" if view.kernels == TRITON else f"{view.kernels} kernels have none"
+
+
+def _pages(view: View) -> tuple[str, ...]:
+    model = view.facts.model
+    if view.device != "cpu" or view.dtype != "float32" or view.kernels == TRITON:
+        return (view.dtype,)
+    quantized = view.weights in ON_CPU or (is_compiled(view.kernels) and model.held)
+    return (cpu_kv_dtype(model.dtype, quantized=quantized, gguf=_is_quantized_gguf(model)),)
+
+
+def _is_quantized_gguf(model: ModelFacts) -> bool:
+    return model.method == "gguf" and model.quantized != ""
+
+
+def _pages_why(view: View) -> str:
+    """The change of the perplexity is that of SmolLM2-135M-Instruct (docs/performance.md)."""
+    model = view.facts.model
+    if view.kv_cache == view.dtype:
+        return "the type of the activations"
+    if view.weights in ON_CPU:
+        return f"half the bytes, and far more exact than {view.weights} weights"
+    if is_compiled(view.kernels) and model.held:
+        return f"half the bytes, and far more exact than weights in {model.quantized}"
+    whose = "the type of a GGUF file's scales" if _is_quantized_gguf(model) else "the checkpoint's type"
+    return f"{whose}, half the bytes of float32, measured perplexity {PERPLEXITY[view.kv_cache]}"
+
+
+def _blocks_why(view: View) -> str:
+    if lanes := LANES.get(view.kernels):
+        vectors = BLOCK_TOKENS // lanes
+        return f"{'one vector' if vectors == 1 else f'{vectors} whole vectors'} of scores of {view.kernels} kernels"
+    return "a last block is half empty on average, and prefixes are shared by whole blocks: few tokens either way"
+
+
+def _sizes(facts: Facts) -> tuple[int, ...]:
+    """Numbers of ranks that share the model's heads evenly."""
+    views = (View(facts, tensor=size) for size in range(1, MOST_RANKS + 1))
+    return tuple(view.tensor for view in views if all(rule.holds(view) for rule in _SHARED))
+
+
+def _tensors(view: View) -> tuple[int, ...]:
+    if view.device == "cpu":
+        return (1,)
+    there = len(view.facts.machine.gpus)
+    return tuple(size for size in _sizes(view.facts) if size == 1 or size * view.data <= there)
+
+
+def _tensor_why(view: View) -> str:
+    if view.device == "cpu":
+        return "the ranks of a CPU share its memory, so that more of them fit no larger model"
+    return "the model fits on one GPU"
+
+
+def _always(*values: Any) -> Callable[[object], tuple[Any, ...]]:
+    return lambda _: values
+
+
+VARIABLES = (
+    Variable(
+        key="hardware.device",
+        name="device",
+        values=_always("cpu", "cuda"),
+        auto=_devices,
+        why=_device_why,
+        prefers="`cuda` if there is a usable GPU, else `cpu`",
+    ),
+    Variable(
+        key="model.dtype",
+        name="dtype",
+        values=_always("float32", "bfloat16", "float16"),
+        auto=_dtypes,
+        why=_dtype_why,
+        prefers="on a CPU `float32`; on a GPU the checkpoint's type, `float16` where the GPU has no bfloat16",
+    ),
+    Variable(
+        key="quantization.weights",
+        name="weights",
+        values=_always("stored", "int8", "int4", "fp8"),
+        auto=_always("stored"),
+        why=lambda view: f"the checkpoint's {view.facts.model.quantized or view.facts.model.dtype}",
+        prefers="the checkpoint's numbers",
+        spell=(("stored", "auto"),),
+    ),
+    Variable(
+        key="hardware.kernels",
+        name="kernels",
+        values=_always(TORCH, TRITON, *VARIANTS),
+        auto=_kernels,
+        why=_kernels_why,
+        prefers="on a CPU the fastest compiled variant that it runs, torch for encoder-decoder models, beside "
+        "other types than float32 and where none is compiled; on a GPU Triton, torch where Triton is missing or does "
+        "not serve the model",
+    ),
+    Variable(
+        key="hardware.graphs",
+        name="graphs",
+        values=_always(True, False),
+        auto=lambda view: (view.kernels == TRITON and not view.facts.model.pools,),
+        why=_graphs_why,
+        prefers="`true` with Triton kernels, for models that generate",
+    ),
+    Variable(
+        key="hardware.batch_invariant",
+        name="batch_invariant",
+        values=_always(False, True),
+        auto=_always(False),
+        why=lambda view: "not asked for",
+        prefers="`false`",
+        sole=True,
+    ),
+    Variable(
+        key="quantization.kv_cache",
+        name="kv_cache",
+        values=_always("float32", "bfloat16", "float16", "int8", "fp8"),
+        auto=_pages,
+        why=_pages_why,
+        prefers="on a CPU the checkpoint's type, `float16` for quantized GGUF files and beside weights of 8 or 4 bits "
+        "that a CPU's kernels multiply by; on a GPU, and beside other activations than float32, the activations' type",
+    ),
+    Variable(
+        key="engine.cache.block_tokens",
+        name="block_tokens",
+        values=_always(BLOCK_TOKENS),
+        auto=_always(BLOCK_TOKENS),
+        why=_blocks_why,
+        prefers=f"{BLOCK_TOKENS}, whole vectors of all compiled kernels",
+    ),
+    Variable(
+        key="model.max_context",
+        name="max_context",
+        values=lambda facts: (facts.model.max_context, 2),
+        auto=_always(2),  # the least; what the cache holds of the checkpoint's is found when memory is shared out
+        why=lambda view: "what one request needs at least",
+        prefers="what the checkpoint supports, or what the cache can hold of it",
+        limit=True,
+    ),
+    Variable(
+        key="parallelism.data",
+        name="data",
+        values=_always(1, 2),
+        auto=_always(1),
+        why=lambda view: "not asked for",
+        prefers="1",
+        sole=True,
+    ),
+    Variable(
+        key="parallelism.tensor",
+        name="tensor",
+        values=_sizes,
+        auto=_tensors,
+        why=_tensor_why,
+        prefers="on a GPU the fewest ranks whose memory holds the model; on a CPU 1, as ranks share its memory",
+    ),
+)

@@ -1,0 +1,47 @@
+"""Rules about weights: what may be rounded, and what multiplies by it."""
+
+from appliance.constraints.rule import TRITON, Rule, View, is_compiled
+
+ON_CPU = ("int8", "int4")  # what compiled kernels multiply by when it is rounded at load
+
+
+def _roundable(view: View) -> bool:
+    model = view.facts.model
+    others = model.method == "gguf" and model.restored > 0 and view.weights != "fp8"
+    return view.weights == "stored" or not model.quantized or others
+
+
+RULES = (
+    Rule(
+        name="rounded",
+        keys=("weights", "kernels"),
+        holds=lambda view: view.weights not in ON_CPU or is_compiled(view.kernels),
+        text="only compiled kernels of a CPU multiply by weights that are rounded to int8 or int4",
+    ),
+    Rule(
+        name="rounded-fp8",
+        keys=("weights", "kernels"),
+        holds=lambda view: view.weights != "fp8" or view.kernels == TRITON,
+        text="only Triton kernels multiply by weights that are rounded to fp8",
+    ),
+    Rule(
+        name="rounded-experts",
+        keys=("weights",),
+        facts=("model.experts",),
+        holds=lambda view: view.weights != "fp8" or not view.facts.model.experts,
+        text="matrices of a model with experts are not rounded to fp8",
+        because=lambda facts: "the model has experts, by which Triton kernels multiply in the type of the activations",
+        chosen=True,
+    ),
+    Rule(
+        name="rounded-twice",
+        keys=("weights",),
+        facts=("model.quantized", "model.method", "model.restored"),
+        holds=_roundable,
+        text="a checkpoint that is quantized already is not rounded again, but for what a GGUF file has in other types",
+        because=lambda facts: (
+            f"the checkpoint is quantized already, in {facts.model.quantized}: round the one that it was made from"
+        ),
+        chosen=True,
+    ),
+)

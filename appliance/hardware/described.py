@@ -1,0 +1,99 @@
+"""`--hardware h200x1`, `h100x8:96:1TiB`, `cpu:16:64GiB`: a machine from the table of devices, to plan without it."""
+
+import difflib
+import re
+
+from appliance.hardware.devices import CONTEXT_BYTES, CPUS, GPUS, UNSERVED, CpuModel, GpuModel, cpu_named, gpu_named
+from appliance.hardware.machine import Gpu, Machine
+from appliance.hardware.topology import Topology
+
+GIB = 2**30
+UNITS = {"MiB": 2**20, "GiB": GIB, "TiB": 2**40}
+# What else a CPU with these kernels runs: AVX-VNNI came after AVX-512's, and not to every CPU that has that.
+BELOW = {"amx": ("avx512", "avxvnni", "avx2"), "avx512": ("avx2",), "avxvnni": ("avx2",)}
+SHAPE = re.compile(
+    r"(?P<name>[a-z0-9-]+?)(x(?P<count>\d+))?(:(?P<cores>\d+))?(:(?P<size>\d+(\.\d+)?)(?P<unit>[MGT]iB))?"
+)
+HOST_CORES, HOST_BYTES = 16, 128 * GIB  # beside each GPU, where nothing else is said
+FORM = "write NAME, NAMExCOUNT or NAMExCOUNT:CORES:MEMORY, such as h200x1, l4x2:32:128GiB or cpu:16:64GiB"
+
+
+class UnknownHardware(Exception):
+    """What is not in the table; the message says what was meant and what there is."""
+
+
+def hardware(text: str) -> Machine:
+    """The machine that is described. Raises UnknownHardware."""
+    name_part, colon, rest = text.strip().partition(":")
+    match = SHAPE.fullmatch(f"{name_part.lower()}{colon}{rest}")
+    if match is None:
+        raise UnknownHardware(f"{text}: {FORM}")
+    name, count = match["name"], match["count"]
+    whole = name_part.lower()
+    if gpu_named(whole) is not None or cpu_named(whole) is not None:  # rtx4090 is a name, not 4090 of something
+        name, count = whole, None
+    memory = None if match["size"] is None else int(float(match["size"]) * UNITS[match["unit"]])
+    cores = None if match["cores"] is None else int(match["cores"])
+    if (gpu := gpu_named(name)) is not None:
+        return _gpu_host(text, gpu, int(count or 1), cores, memory)
+    if (cpu := cpu_named(name)) is not None:
+        if cores is None or memory is None or count:
+            raise UnknownHardware(f"{text}: a CPU needs its cores and its memory, such as {name}:16:64GiB")
+        return _cpu_host(text, cpu, cores, memory)
+    if name in UNSERVED:
+        raise UnknownHardware(f"{text}: {UNSERVED[name]}, and not served; {_known()}")
+    names = [one.name for one in (*GPUS, *CPUS)]
+    close = difflib.get_close_matches(name, names, 1, 0.5)
+    meant = f"did you mean {close[0]}{f'x{count}' if count else ''}? " if close else ""
+    raise UnknownHardware(f"{text}: not in the table of devices; {meant}{_known()}")
+
+
+def _known() -> str:
+    return f"there are {', '.join(gpu.name for gpu in GPUS)}, and of CPUs {', '.join(cpu.name for cpu in CPUS)}"
+
+
+def _gpu_host(text: str, gpu: GpuModel, count: int, cores: int | None, memory: int | None) -> Machine:
+    if not 1 <= count <= 16:
+        raise UnknownHardware(f"{text}: {count} GPUs; a host has 1 to 16")
+    cores = cores or HOST_CORES * count
+    if cores < 1:
+        raise UnknownHardware(f"{text}: at least 1 core")
+    one = Gpu(gpu.title, gpu.memory, gpu.memory - CONTEXT_BYTES, gpu.capability)
+    return Machine(
+        cores=cores,
+        cores_from=f"--hardware {text}",
+        memory_free=memory or HOST_BYTES * count,
+        memory_from=f"--hardware {text}",
+        gpus=(one,) * count,
+        no_gpu="",
+        kernels=("base",),
+        triton=True,
+        topology=_topology(cores),
+        described=text,
+    )
+
+
+def _cpu_host(text: str, cpu: CpuModel, cores: int, memory: int) -> Machine:
+    if cores < 1 or memory < 1:
+        raise UnknownHardware(f"{text}: at least 1 core and some memory")
+    return Machine(
+        cores=cores,
+        cores_from=f"--hardware {text}",
+        memory_free=memory,
+        memory_from=f"--hardware {text}",
+        no_gpu=f"--hardware {text} has none",
+        kernels=_runs(cpu.variant),
+        triton=True,
+        topology=_topology(cores),
+        described=text,
+    )
+
+
+def _runs(variant: str) -> tuple[str, ...]:
+    """This variant and those that need less, the fastest first."""
+    return tuple(dict.fromkeys((variant, *BELOW.get(variant, ()), "base")))
+
+
+def _topology(cores: int) -> Topology:
+    """One node, a thread a core."""
+    return Topology(tuple(range(cores)), (tuple((cpu,) for cpu in range(cores)),))

@@ -1,0 +1,91 @@
+"""How the GPUs are, from the NVIDIA management library: `python -m appliance.hardware.nvml` prints it as JSON.
+
+In a process of its own, because a driver that is in trouble may not come back. NVML makes no context and takes no
+memory of a device. Signatures: nvml.h of CUDA 12.
+"""
+
+import ctypes
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+LIBRARY = "libnvidia-ml.so.1"
+TIMEOUT_S = 0.6
+_DEVICE = Path("/dev/nvidiactl")
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class NvmlError(Exception):
+    """A call failed."""
+
+
+class Nvml:
+    """Raises NvmlError where the library cannot be used."""
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        try:
+            self._nvml = ctypes.CDLL(library)
+        except OSError as error:
+            raise NvmlError(f"{library} is not there") from error
+        self._nvml.nvmlErrorString.restype = ctypes.c_char_p
+        self._call("nvmlInit_v2")
+
+    def devices(self) -> list[dict[str, Any]]:
+        count = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        return [self._device(index) for index in range(count.value)]
+
+    def _device(self, index: int) -> dict[str, Any]:
+        """Bytes, degrees Celsius, memory errors since the driver was loaded; what cannot be told says why."""
+        handle = ctypes.c_void_p()
+        self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
+        told: dict[str, Any] = {"index": index}
+        name, memory = ctypes.create_string_buffer(96), _Memory()
+        degrees, errors = ctypes.c_uint(), ctypes.c_ulonglong()
+        try:
+            self._call("nvmlDeviceGetName", handle, name, len(name))
+            told["name"] = name.value.decode()
+            self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+            told["memory"] = {"total": memory.total, "used": memory.used}
+            self._call("nvmlDeviceGetTemperature", handle, 0, ctypes.byref(degrees))
+            told["temperature"] = degrees.value
+            self._call("nvmlDeviceGetTotalEccErrors", handle, 1, 0, ctypes.byref(errors))
+            told["uncorrected_memory_errors"] = errors.value
+        except NvmlError as error:
+            told["error"] = str(error)
+        return told
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._nvml, name)(*arguments)
+        if code:
+            raise NvmlError(f"{name}: {(self._nvml.nvmlErrorString(code) or b'unknown error').decode()} ({code})")
+
+
+def device_state() -> Any:
+    """All devices of this machine, or in words why there is nothing to say. Takes at most about TIMEOUT_S."""
+    if not _DEVICE.exists():
+        return "no NVIDIA driver is loaded"
+    command = [sys.executable, "-P", "-m", "appliance.hardware.nvml"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"the NVIDIA driver did not answer within {TIMEOUT_S} s"
+    return json.loads(answer.stdout) if answer.returncode == 0 else answer.stderr.strip()[-300:]
+
+
+def main(library: str = LIBRARY) -> int:
+    try:
+        print(json.dumps(Nvml(library).devices()))
+    except NvmlError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Golden prompts of a lock: an engine of the plan computes them, in a process of its own, and serves nobody."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+from appliance.config.settings import environment
+from appliance.planning.plan import Plan
+from engine.api.config import EngineConfig, write_config
+from engine.api.golden import Recorded
+
+RECORDING_S = 3600.0  # its budget: nobody waits to be served
+
+
+def record(plan: Plan, *, locked: Recorded | None = None) -> tuple[Recorded | None, str]:
+    """What an engine of the plan makes of its golden prompts, those of `locked` if they are given; or None and why
+    there is none."""
+    engine = plan.engines[0]
+    if not engine.self_test.prompts:
+        return None, "lifecycle.self_test.prompts is 0"
+    if plan.machine.described:
+        return None, f"they have to be computed, and {plan.machine.described} is not here"
+    test = msgspec.structs.replace(engine.self_test, locked=locked, refuses=False, budget_s=RECORDING_S)
+    return _computed(msgspec.structs.replace(engine, self_test=test, record=None))
+
+
+def _computed(config: EngineConfig) -> tuple[Recorded | None, str]:
+    print(f"computing {config.self_test.prompts} golden prompts with {config.kernels} kernels …", file=sys.stderr)
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(config.threads))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "golden.json")
+        write_config(config, file)
+        command = [sys.executable, "-P", "-m", "engine.golden", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, env={**environment(), **threads}, check=False)
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2] or f"the engine ended with {done.returncode}"
+        return None, last
+    found = msgspec.json.decode(done.stdout, type=Recorded)
+    return (found, "") if found.goldens else (None, "no prompt of them has finite logits, or fits into max_context")

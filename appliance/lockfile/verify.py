@@ -1,0 +1,81 @@
+"""What `serve`, `check` and `plan` do about a lock: refuse before anything of the checkpoint is read, and say what else
+is not as it was."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from appliance.checkpoints.facts import NotHere
+from appliance.checkpoints.lockfile import Difference, Lock, drift, lock_path
+from appliance.config.settings import Settings
+from appliance.lockfile.write import derived, differences, planned, refusal, wanted
+from appliance.planning.plan import Plan
+
+NOTES = 6  # lines about a plan that is another one
+
+
+@dataclass
+class Guard:
+    """Given to `prove`, which calls it with the settings and the checkpoint's folder, None while files of it lie
+    elsewhere. `hashed`: every byte is read, as before a start, and so has to be here; else sizes, and digests that are
+    known of earlier times, must do. `strict`: there must be a lock, and a difference refuses, whatever model.lock
+    says."""
+
+    hashed: bool
+    strict: bool = False
+    lock: Lock | None = None
+    path: Path = Path()
+    here: bool = True
+    skipped: list[str] = field(default_factory=list)
+    differing: list[Difference] = field(default_factory=list)
+
+    def __call__(self, settings: Settings, folder: Path | None) -> None:
+        mode = "require" if self.strict else settings.manifest.model.lock
+        self.lock, self.path = wanted(settings, mode), lock_path(settings.path)
+        self.here = folder is not None
+        if folder is None:
+            # Nor is code that came with it run before it is compared.
+            if self.lock is not None and (self.hashed or settings.manifest.model.trust_remote_code):
+                raise NotHere(
+                    f"not all of it is here, and {self.path} holds it to its files; `slipway fetch` gets them"
+                )
+            return
+        if self.lock is None or not folder.exists():
+            return
+        found, self.skipped = differences(settings, self.lock, folder, hashed=self.hashed)
+        if found and mode != "warn":
+            raise refusal(settings, found)
+        self.differing = found
+
+    def summary(self) -> str:
+        """One line for an operator; "" without a lock."""
+        if self.lock is None:
+            return ""
+        count = len(self.lock.model.files)
+        if not self.here:
+            return f"{self.path}: {count} file{'s' * (count != 1)}, held to once they are here"
+        if self.differing:
+            return f"{self.path}: {len(self.differing)} of {count} files are not as locked, and model.lock is warn"
+        files = f"{count} file{'s' * (count != 1)}"
+        if not self.skipped:
+            known = "" if self.hashed else " (digests known from an earlier reading; sizes and times are unchanged)"
+            return f"{self.path}: {files} as locked{known}"
+        unread = "contents were" if len(self.skipped) == count else f"contents of {len(self.skipped)} were"
+        done = f"{files} with the locked names and sizes"
+        return f"{self.path}: {done}; {unread} not compared (`slipway lock --check` compares them)"
+
+    def notes(self, plan: Plan) -> Iterator[str]:
+        """What differs and is no reason to refuse: of files where model.lock is warn; of the plan what `auto` became,
+        or with `strict` every key."""
+        if self.lock is None:
+            return
+        for one in self.differing:
+            yield f"warning: {self.path}: {one.name}: {one.message}"
+        drifted = list(drift(self.lock.plan, planned(plan) if self.strict else derived(plan)))
+        most = len(drifted) if self.strict else NOTES
+        if drifted:
+            other = ", for another manifest" if plan.sha256 != self.lock.manifest else ""
+            yield f"note: {self.path}: the plan is not the one that was locked (on {self.lock.machine}{other}):"
+        yield from (f"  {line}" for line in drifted[:most])
+        if len(drifted) > most:
+            yield f"  and {len(drifted) - most} more; `slipway lock --check` lists them"

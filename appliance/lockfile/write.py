@@ -1,0 +1,197 @@
+"""Writing a lock, and holding a checkpoint to it."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from appliance.checkpoints.digest import Digest, Shown, digests, remember, remembered
+from appliance.checkpoints.lockfile import (
+    CODE,
+    LOCK_BYTES,
+    Difference,
+    Lock,
+    Model,
+    Template,
+    compare,
+    lock_path,
+    read_lock,
+)
+from appliance.config import exits
+from appliance.config.fingerprint import graphs_hash
+from appliance.config.problems import Problem, Refused
+from appliance.config.settings import Settings
+from appliance.config.version import __version__
+from appliance.config.yaml_loader import Place
+from appliance.lockfile.files import read_names, revision
+from appliance.planning.plan import Plan, settled
+from engine.api.files import TEXT_BYTES, read_file, read_text
+from engine.api.golden import Recorded
+from engine.gguf.file import root_of
+
+KEY = ("model", "lock")
+
+
+def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) -> Lock:
+    """The lock of a plan: hashes every file that its start reads. `golden` prompts go with it. Raises CheckpointError,
+    OSError."""
+    folder = Path(plan.engines[0].model)
+    return Lock(
+        slipway=__version__,
+        manifest=plan.sha256,
+        outputs_sha256=plan.gateway.outputs_sha256,
+        graphs_sha256=graphs_hash(settled(plan.effective)),
+        machine=machine(plan),
+        model=Model(
+            path=_source(settings),
+            architecture=plan.architecture,
+            revision=revision(folder),
+            files=_hashed(root_of(folder), read_names(folder), settings.cache),
+        ),
+        template=_template(plan, settings, folder),
+        plan=planned(plan),
+        golden=golden,
+    )
+
+
+def _source(settings: Settings) -> str:
+    """A path as seen from the manifest, of other kinds what names the checkpoint."""
+    key = settings.manifest.model.source.key
+    if key == ("model", "source", "path"):
+        return settings.from_manifest(key)
+    value: Any = settings.manifest.model
+    for part in key[1:]:
+        value = getattr(value, part)
+    return str(value) if key[2] not in ("sagemaker", "vertex") else key[2]
+
+
+def _hashed(folder: Path, names: Iterable[str], cache: Path | None) -> dict[str, Digest]:
+    paths = {name: folder / name for name in names}
+    present = [path for path in paths.values() if path.is_file()]
+    shown = Shown(sum(path.stat().st_size for path in present), str(folder))
+    try:
+        found = digests(present, shown)
+    finally:
+        shown.close()
+    remember(cache, found)
+    return {name: found[path] for name, path in paths.items() if path in found}
+
+
+def machine(plan: Plan) -> str:
+    """Few words for what a plan was made for."""
+    if plan.machine.described:
+        return plan.machine.described
+    gpus = ", ".join(gpu.name for gpu in plan.machine.gpus)
+    return f"{plan.machine.cores} cores, {gpus or 'no GPU'}"
+
+
+def _template(plan: Plan, settings: Settings, folder: Path) -> Template | None:
+    override = settings.manifest.model.chat_template
+    if override is not None:
+        text = read_file(settings.file(("model", "chat_template")), TEXT_BYTES)
+        return Template(override, hashlib.sha256(text).hexdigest())
+    from engine.text.templates import chat_templates, template_file
+
+    templates = chat_templates(folder)
+    if templates is None:
+        return None
+    own = template_file(folder)
+    text = (
+        templates if isinstance(templates, str) else msgspec.json.encode(templates, order="sorted").decode()
+    ).encode()
+    return Template(own, hashlib.sha256(text).hexdigest())
+
+
+def planned(plan: Plan) -> dict[str, Any]:
+    """Every key as it will be but the lock's own, and the numbers of the memory plan, in order of the manifest."""
+    hidden = ("secrets.", "model.lock")
+    keys = {one.key: one.resolved for one in plan.effective if not one.key.startswith(hidden)}
+    memory = plan.memory
+    numbers = {
+        "weight_bytes": memory.weights,
+        "workspace_bytes": memory.workspace,
+        "kv_blocks": memory.blocks,
+        "block_bytes": memory.block_bytes,
+        "cache_tokens": memory.tokens,
+    }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(keys | numbers))
+    return plain
+
+
+def derived(plan: Plan) -> dict[str, Any]:
+    """Of these the ones that nobody wrote down: what the checkpoint and the machine made of `auto`."""
+    written = {one.key for one in plan.effective if not one.reason}
+    return {key: value for key, value in planned(plan).items() if key not in written}
+
+
+# -- holding a checkpoint to its lock ---------------------------------------------------------------------------------
+
+
+def wanted(settings: Settings, mode: str) -> Lock | None:
+    """The lock to be held to by a value of model.lock; None where there is none and none is needed. Raises Refused."""
+    path = lock_path(settings.path)
+    if mode == "off":
+        return None
+    try:
+        return read_lock(path)
+    except FileNotFoundError:
+        if mode == "require":
+            message = f"there is no {path}; `slipway lock {settings.path}` writes it"
+            raise Refused([Problem(settings.place(KEY), "model.lock", message, code=CODE)], exits.INTEGRITY) from None
+        return None
+
+
+def differences(settings: Settings, lock: Lock, folder: Path, *, hashed: bool) -> tuple[list[Difference], list[str]]:
+    """What is not as locked, and the names of files that nobody looked into. With `hashed` every byte is read; without,
+    sizes are compared, and digests of files that were hashed before and look the same. Raises CheckpointError."""
+    names = {*read_names(folder)}
+    folder = root_of(folder)
+    names |= {name for name in lock.model.files if (folder / name).is_file()}
+    if hashed:
+        known: Mapping[str, Digest] = _hashed(folder, names, settings.cache)
+    else:
+        seen = remembered(settings.cache, [folder / name for name in names])
+        known = {name: seen[folder / name] for name in names if folder / name in seen}
+    found: dict[str, Digest | None] = dict.fromkeys(names)
+    skipped = []
+    for name in names:
+        if name in known:
+            found[name] = known[name]
+        elif (folder / name).is_file():
+            old, size = lock.model.files.get(name), (folder / name).stat().st_size
+            same = old is not None and old.size == size
+            found[name] = old if same else Digest(size, "(not hashed)")
+            skipped += [name] if same else []
+    return [*compare(lock.model.files, found), *_template_difference(settings, lock)], sorted(skipped)
+
+
+def _template_difference(settings: Settings, lock: Lock) -> list[Difference]:
+    """A template from a file of its own lies outside the checkpoint's folder."""
+    file = settings.manifest.model.chat_template
+    if file is None:
+        return []
+    try:
+        found = hashlib.sha256(read_file(settings.file(("model", "chat_template")), TEXT_BYTES)).hexdigest()
+    except OSError:
+        return []  # told as a fault of model.chat_template
+    if lock.template is None or lock.template.file != file:
+        return [Difference(file, f"would be read and is not in the lock; found sha256 {found}")]
+    expected = lock.template.sha256
+    return [] if found == expected else [Difference(file, f"changed; expected sha256 {expected}, found {found}")]
+
+
+def refusal(settings: Settings, found: Iterable[Difference]) -> Refused:
+    """The differences as problems of the lock file, each at its line."""
+    path = lock_path(settings.path)
+    lines = read_text(path, LOCK_BYTES).splitlines()
+    cure = f"restore it, or lock what is there with `slipway lock {settings.path}`"
+
+    def place(name: str) -> Place:
+        quoted = msgspec.json.encode(name).decode()
+        line = next((n for n, text in enumerate(lines, 1) if quoted in text), 0)
+        return Place(str(path), line, 5) if line else Place(str(path))
+
+    problems = [Problem(place(one.name), one.name, f"{one.message}; {cure}", code=CODE) for one in found]
+    return Refused(problems, exits.INTEGRITY)

@@ -1,0 +1,174 @@
+"""Log records: one line each, as text or JSON; short module paths; the request's id and trace where there are any.
+
+A JSON line begins with `ts`, `level`, `program`, `logger` and `message`, as those of the launcher do. Keys and prompt
+text never get into a record. Generated text does only when the manifest asks for it (OBS-03).
+"""
+
+import json
+import logging
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+from appliance.config.gateway import GatewayConfig
+from appliance.observability.trace import Trace
+from appliance.security.keys import ApiKey
+from engine.api.printable import printable, printable_json
+
+PROGRAM = "gateway"
+_FIELDS = (
+    *("request_id", "trace_id", "parent_id", "tracestate"),
+    *("status", "method", "path", "seconds", "client", "key", "fields"),
+    *("model", "prompt_tokens", "completion_tokens", "finish_reason", "ttft_s"),
+)
+
+
+def _where(record: logging.LogRecord) -> str:
+    """`appliance.server.app` → `server.app`; names of other packages stay."""
+    return record.name.removeprefix("appliance.")
+
+
+def _frames(record: logging.LogRecord) -> list[str]:
+    if not record.exc_info or record.exc_info[2] is None:
+        return []
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(record.exc_info[2])]
+
+
+def _shown(value: object) -> str:
+    """A field's value in a line of text. One with a space in it could pass for a field of its own: it is quoted."""
+    quoted = isinstance(value, str) and (" " in value or '"' in value)
+    return json.dumps(value, ensure_ascii=False) if quoted else str(value)
+
+
+def _when(record: logging.LogRecord) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+
+
+class TextLines(logging.Formatter):
+    """`2026-01-01T00:00:00.000Z info http.app message request_id=…`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = [_when(record), record.levelname.lower(), _where(record), record.getMessage()]
+        parts += [
+            f"{name}={_shown(getattr(record, name))}" for name in _FIELDS if getattr(record, name, None) is not None
+        ]
+        parts += [f"| {frame}" for frame in _frames(record)]
+        return printable(" ".join(parts))
+
+
+class JsonLines(logging.Formatter):
+    """The same fields as one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "ts": _when(record),
+            "level": record.levelname.lower(),
+            "program": PROGRAM,
+            "logger": _where(record),
+            "message": record.getMessage(),
+        }
+        line |= {name: getattr(record, name) for name in _FIELDS if getattr(record, name, None) is not None}
+        if frames := _frames(record):
+            line["traceback"] = frames
+        return json.dumps(printable_json(line), default=str)
+
+
+def set_up_logging(config: GatewayConfig, stream: TextIO | None = None) -> None:
+    """All records of this process to `stream` (standard error), from the configured level on."""
+    output = logging.StreamHandler(stream or sys.stderr)
+    output.setFormatter(JsonLines() if config.log_format == "json" else TextLines())
+    root = logging.getLogger()
+    root.handlers = [output]
+    set_level(config)
+
+
+def set_level(config: GatewayConfig) -> None:
+    """The least severity that is logged."""
+    root = logging.getLogger()
+    root.setLevel(config.log_level.upper())
+    # uvicorn tells each start and stop in lines of its own; the gateway's lines say the same with the address.
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
+    logging.getLogger("asyncio").setLevel(max(logging.WARNING, root.level))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The request that a line is about, and the caller's trace that it belongs to."""
+
+    request_id: str
+    trace: Trace | None = None
+    arrived_s: float = 0.0
+    """On the monotonic clock."""
+
+    def fields(self) -> dict[str, Any]:
+        if self.trace is None:
+            return {"request_id": self.request_id}
+        ids = {"trace_id": self.trace.trace_id, "parent_id": self.trace.parent_id, "tracestate": self.trace.state}
+        return {"request_id": self.request_id, **ids}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a generation."""
+
+    model: str
+    prompt_tokens: int
+    completion_tokens: int  # of all choices
+    finish_reason: str
+    """One per choice, joined by commas. `cancelled`: the client left; `error`, `deadline`: the request failed."""
+
+    ttft_s: float | None
+    """Seconds from the request's arrival to its first token, None without a token."""
+
+    seconds: float
+
+
+class RequestLog:
+    """What is told about requests, as the manifest says."""
+
+    def __init__(self, config: GatewayConfig, *, silent: bool = False) -> None:
+        """`silent`: only unexpected errors are logged."""
+        self._log = logging.getLogger("appliance.requests")
+        self._silent = silent
+        self._requests = config.log_requests
+        self._finals = config.log_outputs != "off"
+        self._deltas = config.log_outputs == "deltas"
+
+    def access(
+        self, subject: Subject, *, method: str, path: str, status: int, seconds: float, client: str, key: ApiKey | None
+    ) -> None:
+        facts = {"method": method, "path": path, "status": status, "seconds": round(seconds, 4), "client": client}
+        if key is not None:
+            facts["key"] = key.shown
+        self._log.info("request", extra={**subject.fields(), **facts})
+
+    def request(self, subject: Subject, route: str, parameters: dict[str, object]) -> None:
+        """Parameters of a request; the caller leaves prompts and messages out."""
+        if self._requests:
+            self._log.info("parameters of %s", route, extra={**subject.fields(), "fields": parameters})
+
+    def delta(self, subject: Subject, index: int, text: str) -> None:
+        if self._deltas:
+            self._log.info("delta of choice %d: %s", index, text, extra=subject.fields())
+
+    def final(self, subject: Subject, index: int, text: str, finish: str) -> None:
+        if self._finals:
+            self._log.info("choice %d (%s): %s", index, finish, text, extra=subject.fields())
+
+    def completed(self, subject: Subject, outcome: Outcome) -> None:
+        """The end of a generation, whether or not a client still reads it."""
+        if self._silent:
+            return
+        facts = {name: value for name, value in asdict(outcome).items() if value is not None}
+        self._log.info("completed", extra={**subject.fields(), **facts})
+
+    def model_fault(self, subject: Subject, fault: str) -> None:
+        """A file of the model is at fault. `fault` must not quote the prompt."""
+        self._log.error("the model is at fault: %s", fault, extra=subject.fields())
+
+    def unexpected(self, subject: Subject, error: BaseException) -> None:
+        """A bug: where it was raised and its type. Its message may quote the prompt, so it stays out."""
+        told = (type(error), error, error.__traceback__)
+        self._log.error("unexpected %s", type(error).__name__, exc_info=told, extra=subject.fields())

@@ -1,0 +1,251 @@
+"""The gateway's metrics: recorded once, rendered under our names and, if the manifest wants it, under vLLM's as well.
+
+One store and one collector, so that the two views cannot disagree.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from appliance.config.gateway import GatewayConfig
+from appliance.observability.families import UNITS, Family, counters, gauges, histograms
+from appliance.observability.http_metrics import HttpMetrics
+from engine.api.messages import Finish, Ready, Stats
+
+PHASES = ("starting", "loading", "warming", "ready", "restarting", "failed", "draining")
+
+
+class Buckets:
+    """Counts of one histogram series. A value belongs to the first bucket whose bound is not below it."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        total, rows = 0, []
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            total += count
+            rows.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
+        return rows
+
+
+class Metrics(Collector):
+    """Numbers by family name and label values; an engine's label is its index in the configuration."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self.families = (*gauges(), *counters(), *histograms(config.max_context))
+        self._engines = tuple(str(index) for index in range(len(config.engines)))
+        self._numbers: dict[str, dict[tuple[str, ...], float]] = {}
+        self._histograms: dict[str, dict[tuple[str, ...], Buckets]] = {}
+        self._last = [Stats() for _ in config.engines]
+        self._ready: list[Ready | None] = [None for _ in config.engines]
+        self.phase = "starting"
+        self.connections: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Open connections and, of these, idle ones; asked when metrics are rendered."""
+        self.http = HttpMetrics()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.registry.register(self.http)
+        ProcessCollector(registry=self.registry)
+        for family in self.families:
+            self._start(family)
+        for engine in self._engines:
+            self.set("self_test_last_result", -1, engine)
+
+    def _start(self, family: Family) -> None:
+        engines = [(engine,) for engine in self._engines] if family.per_engine else [()]
+        keys = [(*engine, *labels) for engine in engines for labels in family.start]
+        if family.kind == "histogram":
+            self._histograms[family.name] = {key: Buckets(family.buckets) for key in keys}
+        else:
+            self._numbers[family.name] = dict.fromkeys(keys, 0.0)
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """The same numbers under the names of another configuration."""
+        self._config = config
+
+    # Recording -----------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, value: float, *labels: str) -> None:
+        self._numbers[name][labels] += value
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        self._numbers[name][labels] = value
+
+    def total(self, name: str) -> float:
+        """Return the sum of a counter or gauge over all its series."""
+        return sum(self._numbers[name].values())
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a counter or gauge over its series; 0 without any."""
+        numbers = self._numbers[name].values()
+        return sum(numbers) / max(1, len(numbers))
+
+    def tell_keys(self, names: Iterable[str]) -> None:
+        """Series of API keys by name, from 0."""
+        for name in names:
+            self._numbers["key_tokens"].setdefault((name,), 0.0)
+            for unit in UNITS:
+                self._numbers["key_refusals"].setdefault((name, unit), 0.0)
+
+    def observe(self, name: str, value: float, *labels: str, times: int = 1) -> None:
+        self._histograms[name][labels].add(value, times)
+
+    def prompt(self, engine: str, tokens: int, cached: int) -> None:
+        """A prompt is computed: `cached` of its tokens came from the prefix cache."""
+        self.add("prompt_tokens", tokens, engine)
+        self.add("prompt_tokens_cached", cached, engine)
+        self.add("prompt_tokens_by_source", tokens - cached, engine, "local_compute")
+        self.add("prompt_tokens_by_source", cached, engine, "local_cache_hit")
+        self.add("prompt_tokens_cached_by_source", cached, engine, "device")
+        self.observe("request_prompt_tokens", tokens, engine)
+        self.observe("request_prefill_kv_computed_tokens", tokens - cached, engine)
+
+    def finished(self, engine: str, reason: Finish, generated: int, max_tokens: int) -> None:
+        """A sequence ended; children of one request count singly (ME-03)."""
+        self.add("requests", 1, engine, reason)
+        self.observe("request_generation_tokens", generated, engine)
+        self.observe("request_params_max_tokens", max_tokens, engine)
+
+    def request_done(self, choices: int, most_tokens: int) -> None:
+        """An HTTP request that generated `choices` sequences, the longest of `most_tokens`, is over."""
+        self.observe("request_params_n", choices)
+        self.observe("request_max_num_generation_tokens", most_tokens)
+
+    def tool_calls(self, streaming: bool, found: bool) -> None:
+        """A chat reply was searched for tool calls."""
+        mode = "streaming" if streaming else "non_streaming"
+        self.add("tool_call_parser_invocations", 1, mode, "tool_call" if found else "no_tool_call", "chat_completions")
+
+    def grammar_checked(self, outcome: str, seconds: float) -> None:
+        """A request's grammar was looked at; "kept" is what was known already."""
+        self.add("grammar_checks", 1, outcome)
+        if outcome != "kept":
+            self.observe("grammar_check_seconds", seconds)
+
+    def stats(self, index: int, stats: Stats) -> None:
+        """Gauges as they are, counters by what they gained: an engine that starts again starts again at 0."""
+        engine, last = self._engines[index], self._last[index]
+        self.set("requests_running", stats.running, engine)
+        self.set("requests_waiting", stats.waiting, engine)
+        self.set("requests_waiting_by_reason", stats.waiting, engine, "capacity")
+        self.set("kv_cache_usage_ratio", stats.kv_blocks_used / max(1, stats.kv_blocks_total), engine)
+        self.add("preemptions", max(0, stats.preemptions - last.preemptions), engine)
+        self.add("prefix_cache_query_tokens", max(0, stats.prefix_queries - last.prefix_queries), engine)
+        self.add("prefix_cache_hit_tokens", max(0, stats.prefix_hits - last.prefix_hits), engine)
+        self.add("recomputed_tokens", max(0, stats.recomputed_tokens - last.recomputed_tokens), engine)
+        self.add("self_test_yields", max(0, stats.self_test_yields - last.self_test_yields), engine)
+        tested = max(0, stats.self_tests - last.self_tests)
+        if tested:
+            self.add("self_test_runs", tested, engine)
+            self.set("self_test_seconds", stats.self_test_s, engine)
+            self.set("self_test_last_result", 1, engine)
+        self.add("grammars_compiled", max(0, stats.grammars_compiled - last.grammars_compiled), engine)
+        self.add("grammars_cached", max(0, stats.grammars_cached - last.grammars_cached), engine)
+        self.add("grammar_compile_seconds", max(0.0, stats.grammar_seconds - last.grammar_seconds), engine)
+        self.add("masks", max(0, stats.masks - last.masks), engine)
+        self.add("mask_seconds", max(0.0, stats.mask_seconds - last.mask_seconds), engine)
+        self._last[index] = stats
+
+    def self_test_failed(self, index: int) -> None:
+        """An engine ended for a golden prompt that was not as it should; its last Stats did not know of it yet."""
+        engine = self._engines[index]
+        self.add("self_test_runs", 1, engine)
+        self.add("self_test_failures", 1, engine)
+        self.set("self_test_last_result", 0, engine)
+
+    def engine_up(self, index: int, ready: Ready) -> None:
+        engine = self._engines[index]
+        if self._ready[index] is not None:
+            self.add("engine_restarts", 1, engine)
+        self._ready[index] = ready
+        self._last[index] = Stats()
+        self.set("engine_up", 1, engine)
+
+    def engine_down(self, index: int) -> None:
+        """Gauges of an engine that is gone are 0: it runs nothing and holds nothing."""
+        self.stats(index, Stats())
+        self.set("engine_up", 0, self._engines[index])
+
+    # Rendering -----------------------------------------------------------------------------------------------------
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        connections, idle = self.connections()
+        self.set("connections", connections - idle, "active")
+        self.set("connections", idle, "idle")
+        for family in self.families:
+            yield self._rendered(family, f"slipway_{family.name}")
+        yield self._info()
+        yield self._phases()
+        if self._config.vllm_metrics:
+            for family in self.families:
+                if family.vllm is not None:
+                    yield self._rendered(family, f"vllm:{family.vllm}")
+            yield self._cache_info()
+
+    def _rendered(self, family: Family, name: str) -> Metric:
+        labels = ("model_name", *(("engine",) if family.per_engine else ()), *family.labels)
+        model = self._config.names[0]
+        if family.kind == "histogram":
+            histogram = HistogramMetricFamily(name, family.help, labels=labels)
+            for key, buckets in self._histograms[family.name].items():
+                histogram.add_metric((model, *key), buckets.cumulative(), buckets.sum)
+            return histogram
+        kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+        numbers = kind(name, family.help, labels=labels)
+        for key, value in self._numbers[family.name].items():
+            numbers.add_metric((model, *key), value)
+        return numbers
+
+    def _info(self) -> Metric:
+        info = GaugeMetricFamily(
+            "slipway_build_info",
+            "Version and manifest of this service; always 1.",
+            labels=("version", "manifest_sha256", "model_name"),
+        )
+        info.add_metric((self._config.version, self._config.manifest_sha256, self._config.names[0]), 1)
+        return info
+
+    def _phases(self) -> Metric:
+        phases = GaugeMetricFamily("slipway_phase", "1 for what the service is doing, 0 else.", labels=("phase",))
+        for phase in sorted({*PHASES, self.phase}):
+            phases.add_metric((phase,), float(phase == self.phase))
+        return phases
+
+    def _cache_info(self) -> Metric:
+        labels = (
+            "engine", "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"
+        )  # fmt: skip
+        info = GaugeMetricFamily("vllm:cache_config_info", "Sizes of the KV cache; always 1.", labels=labels)
+        for engine, ready in zip(self._engines, self._ready, strict=True):
+            if ready is None:
+                info.add_metric((engine, "0", "0", "0", "0"), 1)
+                continue
+            concurrency = f"{ready.kv_tokens / ready.max_context:.2f}"
+            sizes = (str(ready.block_tokens), str(ready.kv_blocks), str(ready.kv_tokens), concurrency)
+            info.add_metric((engine, *sizes), 1)
+        return info
+
+
+def now() -> float:
+    """The gateway's own clock for latencies, in seconds."""
+    return time.monotonic()

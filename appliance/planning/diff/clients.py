@@ -1,0 +1,136 @@
+"""What clients of a service notice when one manifest takes another's place: names, keys, addresses, tighter limits."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from appliance.config.keys import find, spell
+from appliance.planning.diff.config_snapshot import Side, Value
+
+# Limits by key: what happens to a request beyond it. None, and -1 where it may stand, is no limit.
+LIMITS: dict[str, str] = {
+    "model.max_context": "longer prompts and replies get 400 or end earlier",
+    "limits.max_waiting": "more requests get 503 under load",
+    "limits.max_waiting_tokens": "more requests get 503 under load",
+    "limits.max_body": "larger bodies get 413",
+    "limits.max_output_tokens": "longer replies are cut",
+    "limits.max_choices": "a larger n gets 400",
+    "limits.max_prompts": "more prompts in a request get 400",
+    "limits.max_logprobs": "asking for more gets 400",
+    "limits.max_stop": "more stop strings get 400",
+    "endpoints.connections.max": "more connections get 503",
+    "endpoints.connections.max_idle": "more idle connections are closed",
+    "endpoints.connections.max_per_address": "more connections of one address get 503",
+    "endpoints.connections.max_head": "larger request heads get 431",
+    "endpoints.connections.max_headers": "more header fields get 431",
+    "endpoints.connections.head_timeout": "slower request heads get 408",
+    "endpoints.connections.body_timeout": "slower request bodies get 408",
+    "limits.grammar_size": "larger schemas and grammars get 400",
+    "limits.grammar_time": "schemas and grammars that take longer to compile get 400",
+    "limits.grammar_memory": "schemas and grammars that take more memory to compile get 400",
+}
+# Other keys that clients feel: what changes for them.
+FELT: dict[str, str] = {
+    "model.chat_template": "conversations are laid out by another template",
+    "model.format": "tool calls and reasoning are read, and bound, another way",
+    "model.generation_config": "defaults of sampling and end tokens may be others",
+    "endpoints.host": "the service listens on another address",
+    "endpoints.port": "the service is reached on another port",
+    "endpoints.compat": "usage, names of reasoning, the request id header and some errors follow another habit",
+    "endpoints.unknown_fields": "unknown request fields are refused, logged or ignored",
+    "endpoints.invocations_without_key": "POST /invocations needs an API key or none",
+    "lifecycle.restart.hold": "new requests wait otherwise for an engine that died",
+    "lifecycle.journal.folder": "responses, and replies to an Idempotency-Key, are kept elsewhere, or no longer",
+    "lifecycle.journal.keep": "a reply to a request with an Idempotency-Key can be had again for another time",
+    "lifecycle.journal.linger": "a request with an Idempotency-Key goes on for another time without its client",
+    "endpoints.responses.keep": "a stored response can be asked for, and gone on from, for another time",
+    "endpoints.responses.size": "other numbers of responses are stored before the oldest are forgotten",
+    "endpoints.responses.count": "other numbers of responses are stored before the oldest are forgotten",
+    "endpoints.keep_alive": "idle connections are closed after another time",
+    "endpoints.stream_keep_alive": "silent streams send comments at other times",
+}
+# Switches: what clients get when they are off, and on.
+SWITCHES: dict[str, tuple[str, str]] = {
+    "endpoints.docs": ("/docs and /openapi.json get 404", "/docs and /openapi.json are served"),
+    "endpoints.page": ("the page at / gets 404", "the page at / is served"),
+    "endpoints.trust_request_chat_template": (
+        "a request that brings a chat_template gets 400",
+        "a request may bring a chat_template",
+    ),
+}
+
+
+def affected(before: Side, after: Side, changed: Mapping[str, tuple[Value | None, Value | None]]) -> Iterator[str]:
+    """One line for each thing that a client may notice, in order of the manifest's keys."""
+    for key, (old, new) in changed.items():
+        if old is None or new is None:
+            continue
+        if key == "model.names":
+            yield from _names(old.effective, new.effective)
+        elif key.startswith("model.source.") and changed.get("model.names") is None:
+            yield f"{key}: the same names are answered by another checkpoint"
+        elif key in LIMITS:
+            yield from _limit(key, old.effective, new.effective)
+        elif key == "endpoints.api_keys":
+            yield _keys(old.effective, new.effective)
+        elif key == "endpoints.cors_origins":
+            yield from _origins(old.effective, new.effective)
+        elif key in SWITCHES:
+            yield f"{key}: {SWITCHES[key][bool(new.effective)]}"
+        elif key in FELT:
+            yield f"{key}: {old.text} → {new.text}; {FELT[key]}"
+        elif key.startswith("engine.sampling."):
+            name = key.rpartition(".")[2]
+            yield f"{key}: {old.text} → {new.text} for requests that name no {name}"
+    yield from _secrets(before, after, changed)
+    if before.plan and after.plan and before.outputs_sha256 != after.outputs_sha256:
+        old_mark, new_mark = (side.plan.gateway.system_fingerprint for side in (before, after) if side.plan)
+        yield f"system_fingerprint of replies: {old_mark} → {new_mark}"
+
+
+def _names(old: list[str], new: list[str]) -> Iterator[str]:
+    gone, added = [name for name in old if name not in new], [name for name in new if name not in old]
+    if gone:
+        yield f"model.names: requests for {', '.join(gone)} get 404"
+    if added:
+        yield f"model.names: {', '.join(added)} can be asked for"
+    if old and new and old[0] != new[0]:
+        yield f"model.names: replies call the model {new[0]}, no longer {old[0]}"
+
+
+def limit(value: Any) -> float:
+    """How much a limit allows."""
+    return math.inf if value is None or value == -1 else float(value)
+
+
+def _limit(key: str, old: Any, new: Any) -> Iterator[str]:
+    if "auto" in (old, new) or limit(new) == limit(old):
+        return  # what auto comes to is not known without a plan
+    declared = find(tuple(key.split(".")))
+    form = declared.form if declared else ""
+    text = f"{key}: {spell(old, form)} → {spell(new, form)}"
+    yield f"{text}, tighter: {LIMITS[key]}" if limit(new) < limit(old) else f"{text}, wider"
+
+
+def _keys(old: str | None, new: str | None) -> str:
+    if old is None:
+        return "endpoints.api_keys: requests without a key get 401"
+    if new is None:
+        return "endpoints.api_keys: nobody is asked for a key any more"
+    return f"endpoints.api_keys: the keys of {new} count, no longer those of {old}"
+
+
+def _origins(old: list[str], new: list[str]) -> Iterator[str]:
+    if "*" not in new and (gone := [origin for origin in old if origin not in new]):
+        yield f"endpoints.cors_origins: browsers of {', '.join(gone)} are turned away"
+    if added := [origin for origin in new if origin not in old]:
+        yield f"endpoints.cors_origins: browsers of {', '.join(added)} are let in"
+
+
+def _secrets(before: Side, after: Side, changed: Mapping[str, object]) -> Iterator[str]:
+    """The keys are the same by name, and lie elsewhere."""
+    name = after.settings.manifest.endpoints.api_keys
+    if name is None or name != before.settings.manifest.endpoints.api_keys:
+        return
+    if any(key.startswith(f"secrets.{name}.") for key in changed):
+        yield f"endpoints.api_keys: the keys of {name} are read from another place"

@@ -1,0 +1,116 @@
+"""One side of a comparison: a manifest, every key as it would be, and the plan, if one can be made."""
+
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from appliance.config.fingerprint import graphs_hash
+from appliance.config.keys import Key, find, leaves, spell
+from appliance.config.problems import Refused
+from appliance.config.settings import Given, Settings
+from appliance.hardware.machine import Machine
+from appliance.planning.memory import spell_bytes
+from appliance.planning.plan import Plan, settled
+from appliance.planning.validate import prove, settle
+
+
+@dataclass(frozen=True)
+class Value:
+    """One key on one side: as it is written, what it comes to (the same where there is no plan), how both are said,
+    where it was written, and why the plan has settled it so."""
+
+    written: Any
+    effective: Any
+    text: str
+    origin: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Side:
+    """`refused` says why there is no plan: the checkpoint is not here, or this machine cannot serve it."""
+
+    given: Given
+    settings: Settings
+    values: dict[str, Value]
+    plan: Plan | None = None
+    refused: Refused | None = None
+
+    @staticmethod
+    def of(given: Given, plan: Plan) -> "Side":
+        """That of a plan that was made of what is given."""
+        settings, _ = settle(given, plan.machine)
+        return Side(given, settings, _values(settings, plan), plan)
+
+    @property
+    def outputs_sha256(self) -> str | None:
+        """Changes with what may change a reply's tokens; None without a plan."""
+        return self.plan.gateway.outputs_sha256 if self.plan else None
+
+    @property
+    def graphs_sha256(self) -> str | None:
+        """Changes with what kernels and CUDA graphs are compiled for; None without a plan."""
+        return graphs_hash(settled(self.plan.effective)) if self.plan else None
+
+
+def read_side(given: Given, machine: Machine) -> Side:
+    """Raises Refused only for a manifest that is wrong by itself."""
+    settings, _ = settle(given, machine)
+    try:
+        plan = prove(given, machine)
+    except Refused as refused:
+        return Side(given, settings, _values(settings, None), refused=refused)
+    return Side(given, settings, _values(settings, plan), plan)
+
+
+def unplanned(side: Side) -> Side:
+    """The same with every key as it is written: what is settled on one side only cannot be compared."""
+    return replace(side, values=_values(side.settings, None))
+
+
+def _values(settings: Settings, plan: Plan | None) -> dict[str, Value]:
+    resolved = {one.key: one for one in plan.effective} if plan else {}
+    dumped, paths = settings.manifest.model_dump(), settings.paths()
+    found = {}
+    for key in leaves():
+        if "*" in key.path:
+            continue
+        written: Any = dumped
+        for part in key.path:
+            written = None if written is None else written[part]
+        effective = resolved[key.name].resolved if key.name in resolved else written
+        if key.name == "model.names" and not effective:
+            effective = [_last_part(settings)]
+        compared = str(settings.file(key.path)) if key.path in paths else effective
+        text, reason = _text(key, written, effective), resolved[key.name].reason if key.name in resolved else ""
+        found[key.name] = Value(_plain(written), _plain(compared), text, settings.origin(key), reason)
+    for name, secret in settings.manifest.secrets.items():
+        for field, value in secret.model_dump().items():
+            place = settings.origin(("secrets", name, field))
+            compared = str(settings.file(("secrets", name, "file"))) if field == "file" else value
+            found[f"secrets.{name}.{field}"] = Value(value, compared, "(a reference)", place)
+    return found
+
+
+def _last_part(settings: Settings) -> str:
+    """Of what names the checkpoint's source."""
+    value: Any = settings.manifest.model
+    for part in settings.manifest.model.source.key[1:]:
+        value = getattr(value, part)
+    return PurePosixPath(str(value)).name
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _text(key: Key, written: Any, effective: Any) -> str:
+    declared = find(key.path)
+    form = declared.form if declared else ""
+    shown = spell(written, form)
+    if _plain(written) == _plain(effective):
+        return shown
+    came_to = spell_bytes(effective) if form == "size" else spell(effective, form)
+    if written == "auto":
+        return f"{came_to} (auto)"
+    return came_to if written in (None, ()) else f"{shown}, here {came_to}"

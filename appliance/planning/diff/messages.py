@@ -1,0 +1,65 @@
+"""What a reload says: what acts now, and what waits, with what its restart costs."""
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from appliance.config.effects import effect
+from appliance.config.problems import Refused
+from appliance.planning.diff.diff import Change
+from appliance.planning.diff.pending_changes import Step
+from appliance.planning.diff.text import table
+from appliance.runtime.gateway_control import Answer
+
+# Restart, as in effects.py → what it costs.
+_COSTS = {
+    "engine": "engines start again: `slipway reload --restart` swaps them, requests wait{measured} and go on",
+    "gateway": "the gateway starts again: stop `slipway serve` (open requests get {drain}) and start it anew",
+    "service": "all starts again: stop `slipway serve` (open requests get {drain}) and start it anew",
+}
+
+
+def refused(error: Refused, manifest: Path) -> str:
+    problems = "\n".join(map(str, error.problems))
+    return f"{manifest} is refused, so nothing is changed:\n{textwrap.indent(problems, '  ')}"
+
+
+def unswappable(found: Step) -> str:
+    """Why engines alone are not enough."""
+    more = [change for change in found.waiting if effect(change.key).restart in ("gateway", "service")]
+    lines = ["nothing is changed: engines alone are not enough for this manifest", *_rows(more)]
+    return "\n".join([*lines, _costs(found, effect(more[0].key).restart, "")])
+
+
+def in_words(found: Step, manifest: Path, answer: Answer, *, restart: bool) -> Iterator[str]:
+    """Line by line, once the gateway has taken it."""
+    acting = (*found.at_once, *found.silent)
+    keys = f"; {answer.keys} API key{'s' * (answer.keys != 1)}" if answer.keys else ""
+    waiting = " is in effect" if not found.waiting and not restart else ""
+    changed = f"{_count(acting)} changed in place" if acting else "nothing to change in place"
+    yield f"{manifest}{waiting}: {changed}{keys}"
+    yield from _rows(acting)
+    if restart:
+        yield "engines are swapped" + (f" for {_count(found.swapped)}:" if found.swapped else ":")
+        yield from _rows(found.swapped)
+        return
+    measured = f" about {max(answer.start_s):.0f} s" if any(answer.start_s) else ""
+    for cost in ("engine", "gateway", "service"):
+        rows = [change for change in found.waiting if effect(change.key).restart == cost]
+        if rows:
+            yield f"not in effect: {_costs(found, cost, measured)}"
+            yield from _rows(rows)
+
+
+def _costs(found: Step, cost: str, measured: str) -> str:
+    return _COSTS[cost].format(drain=f"{found.gateway.drain_s:g} s", measured=measured)
+
+
+def _count(changes: Iterable[Change]) -> str:
+    count = len(tuple(changes))
+    return f"{count} key{'s' * (count != 1)}"
+
+
+def _rows(changes: Iterable[Change]) -> list[str]:
+    rows = tuple(changes)
+    return [f"  {line}" for line in table(rows)] if rows else []

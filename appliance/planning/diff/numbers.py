@@ -1,0 +1,70 @@
+"""Figures of two memory plans side by side."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from appliance.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class Number:
+    """One figure on both sides; `form` is "bytes", "count", or "rate" of tokens a second. A `part` is told where it
+    differs."""
+
+    name: str
+    before: float
+    after: float
+    form: str
+    part: bool = False
+
+    @property
+    def share(self) -> float | None:
+        """The change as a share of what it was; None where that was nothing."""
+        return None if not self.before else (self.after - self.before) / self.before
+
+
+def numbers(before: Plan, after: Plan) -> Iterator[Number]:
+    """Bytes of one engine, or of its rank that holds most; then what its cache holds, and ceilings of its speed."""
+    old, new = before.memory, after.memory
+    yield Number("weights", old.weights, new.weights, "bytes")
+    for part in dict.fromkeys((*old.parts, *new.parts)):
+        yield Number(part, old.parts.get(part, 0), new.parts.get(part, 0), "bytes", part=True)
+    yield Number("workspace", old.workspace, new.workspace, "bytes")
+    yield Number("graphs", old.graphs, new.graphs, "bytes", part=True)
+    yield Number("tables", old.tables, new.tables, "bytes", part=True)
+    yield Number("KV cache", old.cache, new.cache, "bytes")
+    yield Number("together", old.total, new.total, "bytes")
+    yield Number("host, beside the engines", old.host.total, new.host.total, "bytes", part=True)
+    processes = [len(plan.engines) * plan.engines[0].tensor for plan in (before, after)]
+    if max(processes) > 1:
+        yield Number("of all processes", old.total * processes[0], new.total * processes[1], "bytes")
+    yield Number("KV blocks", old.blocks, new.blocks, "count")
+    yield Number("tokens cached", _tokens(before), _tokens(after), "count")
+    yield Number("a whole context takes", _request(before), _request(after), "bytes")
+    yield Number("context", before.engines[0].max_context, after.engines[0].max_context, "count")
+    yield Number("whole contexts at once", old.whole_contexts, new.whole_contexts, "count")
+    yield Number("engines", len(before.engines), len(after.engines), "count")
+    if max(plan.engines[0].tensor for plan in (before, after)) > 1:
+        yield Number("ranks of an engine", before.engines[0].tensor, after.engines[0].tensor, "count")
+    yield from _ceilings(before, after)
+
+
+def _request(plan: Plan) -> int:
+    return sum(state.request_bytes for state in plan.memory.state)
+
+
+def _ceilings(before: Plan, after: Plan) -> Iterator[Number]:
+    """What nothing is faster than, for as many rows at once on both sides."""
+    old, new = before.outlook.roofline, after.outlook.roofline
+    if old is None or new is None:
+        return
+    then = {one.rows: one.tokens_s for one in new.decode}
+    for one in old.decode:
+        if one.rows in then:
+            rows = f"{one.rows} row{'s' * (one.rows != 1)}"
+            yield Number(f"decode at most, {rows}", one.tokens_s, then[one.rows], "rate")
+    yield Number("prompts at most", old.prefill.tokens_s, new.prefill.tokens_s, "rate")
+
+
+def _tokens(plan: Plan) -> int:
+    return (plan.memory.blocks - 1) * plan.engines[0].block_tokens

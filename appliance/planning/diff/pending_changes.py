@@ -1,0 +1,101 @@
+"""What a running appliance has of a manifest that was edited: keys that can act at once, and keys that wait."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from appliance.config import live_keys
+from appliance.config.effects import Effect, effect
+from appliance.config.fingerprint import outputs_hash
+from appliance.config.gateway import GatewayConfig
+from appliance.planning.diff.config_snapshot import Side, Value
+from appliance.planning.diff.diff import Change, compare
+from appliance.planning.plan import Effective, Plan, settled
+
+COSTS = ("engine", "gateway", "service")
+
+
+@dataclass(frozen=True)
+class Step:
+    """From what runs to what is wanted. `at_once` act in the running gateway, `waiting` are those of the other keys
+    that need a restart, `silent` need nothing, `swapped` act with new engines. `cost` is the largest restart that
+    waits; "" where none does."""
+
+    at_once: tuple[Change, ...]
+    waiting: tuple[Change, ...]
+    silent: tuple[Change, ...]
+    gateway: GatewayConfig
+    running: Side  # once the keys of `at_once` act
+    swapped: tuple[Change, ...] = ()
+
+    @property
+    def cost(self) -> str:
+        restarts = {effect(change.key).restart for change in self.waiting}
+        return max(restarts, key=COSTS.index, default="")
+
+    def whole(self, wanted: Side) -> "Step":
+        """The same once engines are swapped too, where nothing else waits."""
+        assert wanted.plan is not None and self.cost in ("", "engine"), "engines are enough"
+        plan = wanted.plan
+        identity = {"manifest_sha256": plan.sha256, "outputs_sha256": plan.gateway.outputs_sha256}
+        gateway = msgspec.structs.replace(self.gateway, **identity)
+        return replace(self, waiting=(), swapped=self.waiting, gateway=gateway, running=wanted)
+
+
+def step(running: Side, gateway: GatewayConfig, wanted: Side) -> Step:
+    """`gateway` is what the running one was told last. Both sides have plans."""
+    assert running.plan is not None and wanted.plan is not None, "a manifest without a plan is refused"
+    acting = [change for change in compare(running, wanted).changes if change.acts]
+    kinds = {change.key: effect(change.key) for change in acting}
+    held = _held_keys(wanted, kinds)
+    at_once = tuple(change for change in acting if kinds[change.key].live and change.key not in held)
+    silent = tuple(change for change in acting if kinds[change.key].restart == "none")
+    waiting = tuple(change for change in acting if change not in (*at_once, *silent))
+    plan = _with(running.plan, wanted.plan, {change.key for change in (*at_once, *silent)})
+    whole = not waiting
+    config = live_keys.mixed(
+        gateway,
+        _journal_of(gateway, wanted.plan.gateway),
+        [_pattern(change.key) for change in at_once],
+        manifest_sha256=wanted.plan.sha256 if whole else gateway.manifest_sha256,
+        outputs_sha256=outputs_hash(settled(plan.effective)),
+    )
+    values = _values(running.values, (*at_once, *silent))
+    return Step(at_once, waiting, silent, config, replace(running, values=values, plan=plan))
+
+
+def _held_keys(wanted: Side, kinds: dict[str, Effect]) -> set[str]:
+    """API keys from a variable that the running gateway does not have wait with it."""
+    name = wanted.settings.manifest.endpoints.api_keys
+    fixed = name is not None and any(
+        key.startswith(f"secrets.{name}.") and not kind.live for key, kind in kinds.items()
+    )
+    return {"endpoints.api_keys", f"secrets.{name}.file"} if fixed else set()
+
+
+def _pattern(key: str) -> str:
+    return f"secrets.*.{key.rpartition('.')[2]}" if key.startswith("secrets.") else key
+
+
+def _journal_of(now: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:
+    """The file stays where it is: another folder waits for another gateway."""
+    return msgspec.structs.replace(wanted, journal=now.journal) if now.journal and wanted.journal else wanted
+
+
+def _with(now: Plan, wanted: Plan, keys: set[str]) -> Plan:
+    """The plan that runs, with the values of these keys as they are wanted."""
+    theirs: dict[str, Effective] = {one.key: one for one in wanted.effective}
+    names = {key.rpartition(".")[0] if key.startswith("secrets.") else key for key in keys}
+    kept = [theirs.get(one.key, one) if one.key in names else one for one in now.effective]
+    return replace(now, effective=tuple(kept))
+
+
+def _values(now: dict[str, Value], changes: Iterable[Change]) -> dict[str, Value]:
+    found = dict(now)
+    for change in changes:
+        if change.after is None:
+            found.pop(change.key)
+        else:
+            found[change.key] = change.after
+    return found

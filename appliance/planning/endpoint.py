@@ -1,0 +1,107 @@
+"""Whether the gateway can listen as the manifest says: address, certificate, list of API keys.
+
+Each of these would otherwise be found only when the gateway starts.
+"""
+
+import contextlib
+import ipaddress
+import re
+import socket
+from collections.abc import Iterator, Mapping
+
+from appliance.config.gateway import Tls
+from appliance.config.manifest import SecretFile
+from appliance.config.problems import Problem, unread
+from appliance.config.settings import Settings
+from appliance.security.keys import parse_keys
+from engine.api.errors import ConfigError
+from engine.api.files import read_text
+
+_HOST = ("endpoints", "host")
+_KEYS = ("endpoints", "api_keys")
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
+_ADVICE = "use 0.0.0.0 or :: for all addresses of a machine, or 127.0.0.1 for itself only"
+
+
+def check_endpoint(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield what keeps the gateway from listening, each at its key."""
+    yield from _host(settings)
+    yield from _tls(settings)
+    yield from _api_keys(settings, environ)
+
+
+def check_host_here(settings: Settings) -> Iterator[Problem]:
+    """Yield a notice if nothing can listen on the host's address on this machine; the manifest may be for another."""
+    host = settings.manifest.endpoints.host
+    if _malformed(host):
+        return
+    advice = f"`slipway serve` cannot listen on it here; {_ADVICE}"
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+    except (OSError, UnicodeError):
+        yield unread(settings.place(_HOST), _HOST, f"{host!r} is no known host name; {advice}")
+        return
+    with socket.socket(family, kind, protocol) as probe:
+        try:
+            probe.bind(address)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            yield unread(settings.place(_HOST), _HOST, f"{host!r} is no address of this machine ({why}); {advice}")
+
+
+def _host(settings: Settings) -> Iterator[Problem]:
+    host = settings.manifest.endpoints.host
+    if _malformed(host):
+        what = f"{host!r} is neither an IP address nor a host name; {_ADVICE}"
+        yield unread(settings.place(_HOST), _HOST, what)
+
+
+def _malformed(host: str) -> bool:
+    """Whether no machine has such an address. An empty host is every address."""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host.partition("%")[0])
+        return False
+    numeric = re.fullmatch(r"[0-9]+(\.[0-9]*)+", host) is not None
+    return bool(host) and (numeric or _NAME.fullmatch(host) is None)
+
+
+def _tls(settings: Settings) -> Iterator[Problem]:
+    given = settings.manifest.endpoints.tls
+    if given.certificate is None or given.key is None:
+        return
+    from appliance.security.certificate import read_certificate  # asyncio and ssl cost a check 50 ms
+
+    files = {name: str(settings.file(("endpoints", "tls", name))) for name in ("certificate", "key")}
+    try:
+        read_certificate(Tls(**files, least_version=given.least_version))
+    except ConfigError as error:
+        key, _, what = str(error).partition(": ")
+        path = tuple(key.split("."))
+        yield unread(settings.place(path), path, what)
+
+
+def _api_keys(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """A list that cannot be read at all is reported with the secrets."""
+    name = settings.manifest.endpoints.api_keys
+    secret = settings.manifest.secrets.get(name or "")
+    if secret is None:
+        return
+    try:
+        if isinstance(secret, SecretFile):
+            path = settings.file(("secrets", str(name), "file"))
+            place, text = f"file {path}", read_text(path)
+        else:
+            place, text = f"environment variable {secret.env}", environ.get(secret.env, "")
+    except (OSError, UnicodeDecodeError):
+        return
+    if not text.strip():
+        return
+    try:
+        keys = parse_keys(text.splitlines(), place)
+    except ConfigError as error:
+        yield unread(settings.place(_KEYS), _KEYS, str(error))
+        return
+    if not keys:
+        what = f"{place} holds no key; write one on each line, or remove endpoints.api_keys"
+        yield unread(settings.place(_KEYS), _KEYS, what)

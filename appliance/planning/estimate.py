@@ -1,0 +1,88 @@
+"""What to expect of a service that is planned: how long its files take to arrive, and how fast it can be at best."""
+
+from dataclasses import dataclass
+
+from appliance.hardware.machine import Machine
+from appliance.planning.derivation import Account, Step, number
+from appliance.planning.memory_budget import Room
+from appliance.planning.roofline import Roofline, limits, roofline, slowest_step_s
+from engine.models.checkpoint import Checkpoint
+from engine.models.stored import held_weights
+
+DISK_BYTES_S = 1_000_000_000  # assumed: a local disk of a cloud's host; the page cache is several times as fast
+NETWORK_BYTES_S = 125_000_000  # assumed: 1 Gbit/s
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """`file_bytes` of the checkpoint's weights, and the seconds to read them from a disk and to load them over a
+    network. `roofline` is None for a GPU that the table of devices lacks, and `slowest_step_s` is 0 then."""
+
+    file_bytes: int
+    load_s: float
+    download_s: float
+    roofline: Roofline | None
+    slowest_step_s: float
+    accounts: tuple[Account, ...]
+
+
+def outlook(
+    checkpoint: Checkpoint,
+    machine: Machine,
+    room: Room,
+    *,
+    threads: int,
+    engines: int,
+    max_context: int,
+    most_rows: int,
+) -> Outlook:
+    """most_rows: of a decode step, so many as run at once and fit."""
+    size = sum(info.bytes for info in checkpoint.tensors.values())
+    kind = _multiplied(checkpoint, room)
+    limit = limits(
+        machine,
+        device=room.view.device,
+        dtype=room.view.dtype,
+        weights=kind,
+        threads=threads,
+        engines=engines,
+        ranks=room.view.tensor,
+    )
+    made, slowest_s = None, 0.0
+    if limit is not None:
+        made = roofline(
+            checkpoint.model,
+            room.holdings,
+            room.pages,
+            limit,
+            step_tokens=room.size.tokens,
+            length=max_context,
+            most=most_rows,
+        )
+        slowest_s = slowest_step_s(checkpoint.model, made, limit, step_tokens=room.size.tokens, max_context=max_context)
+    return Outlook(
+        file_bytes=size,
+        load_s=size / DISK_BYTES_S,
+        download_s=size / NETWORK_BYTES_S,
+        roofline=made,
+        slowest_step_s=slowest_s,
+        accounts=(
+            _takes("load", "seconds to read the weights' files from a disk", size, DISK_BYTES_S),
+            _takes("download", "seconds to load the weights' files over a network", size, NETWORK_BYTES_S),
+            *(() if made is None else made.accounts),
+        ),
+    )
+
+
+def _takes(key: str, meaning: str, size: int, rate: int) -> Account:
+    step = Step(f"at {number(rate / 1e9)} GB/s, assumed", f"{number(size)} / {number(rate)}", size / rate, "s", False)
+    return Account(key, meaning, (step,), "s", is_sum=False)
+
+
+def _multiplied(checkpoint: Checkpoint, room: Room) -> str:
+    """The type in which compiled kernels multiply most, whole numbers where the matrices have them; on a GPU fp8 where
+    some matrices are in it."""
+    if any(one.what == "fp8" for one in room.holdings):
+        return "fp8"
+    whole = any(one.what.startswith("int") for one in room.holdings if one.part in ("mlp", "experts"))
+    return "int8" if whole or (room.compiled and held_weights(checkpoint.model, checkpoint.quantization)) else "float32"

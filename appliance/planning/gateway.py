@@ -1,0 +1,191 @@
+"""What the gateway is told: manifest and checkpoint facts as one resolved GatewayConfig."""
+
+from typing import Any
+
+import msgspec
+
+from appliance.config.gateway import ConnectionLimits, GatewayConfig, SamplingDefaults, SecretRef, SourceModel, Tls
+from appliance.config.manifest import Manifest, SecretFile
+from appliance.config.settings import Settings
+from appliance.config.version import __version__
+from appliance.planning.choice import Choice, refuse
+from appliance.planning.output_format import model_type
+from appliance.planning.pooled import pooled_model, tasks_of
+from engine.models.checkpoint import Checkpoint
+
+JOURNAL = "requests.journal"
+RESPONSES = "responses.journal"
+_GENERATION = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+_GENERATION |= {name: name for name in ("presence_penalty", "frequency_penalty")} | {"max_new_tokens": "max_tokens"}
+
+
+def sampling_defaults(manifest: Manifest, checkpoint: Checkpoint) -> tuple[SamplingDefaults, dict[str, Choice[Any]]]:
+    """Manifest over generation_config.json over the API's defaults, and what to say about each key. Of a summary or a
+    translation the likeliest token is wanted, unless the checkpoint says that it is drawn."""
+    values: dict[str, Any] = {}
+    choices: dict[str, Choice[Any]] = {}
+    if manifest.model.generation_config == "auto":
+        for theirs, ours in _GENERATION.items():
+            value = checkpoint.generation.get(theirs)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                values[ours] = value
+                choices[f"engine.sampling.{ours}"] = Choice(value, "generation_config.json")
+    drawn = manifest.model.generation_config == "auto" and checkpoint.generation.get("do_sample") is True
+    if checkpoint.model.encoder is not None and not drawn:
+        values["temperature"] = 0.0
+        choices["engine.sampling.temperature"] = Choice(0.0, "what encoder-decoder models are read with")
+    for name, value in manifest.engine.sampling:
+        if value is not None:
+            values[name] = value
+            choices[f"engine.sampling.{name}"] = Choice(value)
+    defaults = msgspec.convert(values, SamplingDefaults)
+    for name in type(manifest.engine.sampling).model_fields:
+        choices.setdefault(f"engine.sampling.{name}", Choice(getattr(defaults, name), "the API's default"))
+    return defaults, choices
+
+
+def gateway_config(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    *,
+    names: tuple[str, ...],
+    max_context: int,
+    sources: SourceModel | None,
+    sampling: SamplingDefaults,
+    sha256: str,
+    outputs_sha256: str,
+    drain_s: float,
+    linger_s: float,
+) -> GatewayConfig:
+    """The launcher fills in the engines. Raises Refused."""
+    _check_limits(settings)
+    manifest = settings.manifest
+    endpoints, limits, observability = manifest.endpoints, manifest.limits, manifest.observability
+    template = manifest.model.chat_template
+    return GatewayConfig(
+        host=endpoints.host,
+        port=endpoints.port,
+        names=names,
+        model=str(checkpoint.path),
+        engines=(),
+        max_context=max_context,
+        vocab_size=checkpoint.model.embed.vocab,
+        eos_token_ids=_end_tokens(manifest, checkpoint),
+        tasks=tasks_of(checkpoint),
+        pooled=pooled_model(checkpoint, manifest.model.pooling.max_input or 0),
+        sources=sources,
+        chat_template=None if template is None else str(settings.file(("model", "chat_template"))),
+        format=manifest.model.format,
+        model_type=model_type(checkpoint),
+        api_keys=None if endpoints.api_keys is None else _secret(settings, endpoints.api_keys),
+        tls=_tls(settings),
+        compat=endpoints.compat,
+        unknown_fields=endpoints.unknown_fields,
+        invocations_without_key=endpoints.invocations_without_key,
+        cors_origins=endpoints.cors_origins,
+        keep_alive_s=endpoints.keep_alive,
+        stream_keep_alive_s=endpoints.stream_keep_alive,
+        connections=_connections(manifest),
+        trust_request_chat_template=endpoints.trust_request_chat_template,
+        docs=endpoints.docs,
+        page=endpoints.page,
+        policy=manifest.engine.scheduling.policy,
+        max_waiting=limits.max_waiting,
+        max_waiting_tokens=limits.max_waiting_tokens,
+        max_body_bytes=limits.max_body,
+        max_output_tokens=limits.max_output_tokens,
+        max_choices=limits.max_choices,
+        max_prompts=limits.max_prompts,
+        max_logprobs=limits.max_logprobs,
+        max_stop=limits.max_stop,
+        key_requests_per_minute=limits.per_key.requests_per_minute,
+        key_tokens_per_minute=limits.per_key.tokens_per_minute,
+        grammar_bytes=limits.grammar_size,
+        grammar_time_s=limits.grammar_time,
+        grammar_memory_bytes=limits.grammar_memory,
+        sampling=sampling,
+        drain_s=drain_s,
+        drain_linger_s=linger_s,
+        hold_s=manifest.lifecycle.restart.hold,
+        journal=_journal(settings),
+        journal_keep_s=manifest.lifecycle.journal.keep,
+        journal_bytes=manifest.lifecycle.journal.size,
+        linger_s=manifest.lifecycle.journal.linger,
+        chaos=manifest.lifecycle.chaos == "allowed",
+        responses=_responses(settings),
+        responses_keep_s=endpoints.responses.keep,
+        responses_bytes=endpoints.responses.size,
+        responses_count=endpoints.responses.count,
+        log_level=observability.log_level,
+        log_format=observability.log_format,
+        log_requests=observability.log_requests,
+        log_outputs=observability.log_outputs,
+        vllm_metrics=observability.vllm_metrics,
+        stories=observability.stories,
+        version=__version__,
+        manifest_sha256=sha256,
+        outputs_sha256=outputs_sha256,
+    )
+
+
+def _connections(manifest: Manifest) -> ConnectionLimits:
+    given = manifest.endpoints.connections
+    return ConnectionLimits(
+        max=given.max,
+        max_idle=given.max_idle,
+        max_per_address=given.max_per_address,
+        max_head_bytes=given.max_head,
+        max_headers=given.max_headers,
+        head_timeout_s=given.head_timeout,
+        body_timeout_s=given.body_timeout,
+    )
+
+
+def _tls(settings: Settings) -> Tls | None:
+    wanted = settings.manifest.endpoints.tls
+    if wanted.certificate is None and wanted.key is None:
+        return None
+    if wanted.key is None:
+        refuse(settings, "endpoints.tls.certificate", "needs endpoints.tls.key, the file of its private key, beside it")
+    if wanted.certificate is None:
+        refuse(settings, "endpoints.tls.key", "needs endpoints.tls.certificate, the file of its certificate, beside it")
+    files = {name: str(settings.file(("endpoints", "tls", name))) for name in ("certificate", "key")}
+    return Tls(**files, least_version=wanted.least_version)
+
+
+def _journal(settings: Settings) -> str:
+    """The file of durable replies; without a folder the name alone, which the launcher puts into the run directory."""
+    return _in_folder(settings, JOURNAL) if settings.manifest.lifecycle.journal.keep else ""
+
+
+def _responses(settings: Settings) -> str:
+    """The file of stored responses, likewise."""
+    return _in_folder(settings, RESPONSES) if settings.manifest.endpoints.responses.keep else ""
+
+
+def _in_folder(settings: Settings, name: str) -> str:
+    wanted = settings.manifest.lifecycle.journal.folder
+    return name if wanted is None else str(settings.file(("lifecycle", "journal", "folder")) / name)
+
+
+def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """End tokens of config.json, and those that generation_config.json adds unless it is ignored."""
+    if manifest.model.generation_config == "auto":
+        return checkpoint.eos_token_ids
+    own = checkpoint.config.get("eos_token_id")
+    listed = own if isinstance(own, list) else [own]
+    return tuple(token for token in checkpoint.eos_token_ids if token in listed)
+
+
+def _check_limits(settings: Settings) -> None:
+    """Limits of keys without keys would let everybody do everything."""
+    for name, value in settings.manifest.limits.per_key:
+        if value is not None and settings.manifest.endpoints.api_keys is None:
+            refuse(settings, f"limits.per_key.{name}", "limits API keys, and there are none: name endpoints.api_keys")
+
+
+def _secret(settings: Settings, name: str) -> SecretRef:
+    secret = settings.manifest.secrets[name]
+    if isinstance(secret, SecretFile):
+        return SecretRef(file=str(settings.file(("secrets", name, "file"))))
+    return SecretRef(env=secret.env)

@@ -1,0 +1,44 @@
+"""What the host gives beside the device: processes that are no engine, page-locked memory, a matrix while it is read.
+
+Sizes of processes are resident memory, measured with the demo served: launcher 43, supervisord 27, sentinel 26, gateway
+66 MiB. A tokenizer of a large vocabulary takes about 1 KiB an entry in the gateway.
+"""
+
+from appliance.planning.derivation import Account, Step, number, product
+from appliance.planning.memory import Host
+
+MIB = 2**20
+APPLIANCE_BYTES = 176 * MIB
+TOKENIZER_BYTES = 1024  # an entry of the vocabulary
+# Resident memory of an engine process that computes on a GPU: torch with its libraries for CUDA. Assumed.
+CUDA_PROCESS_BYTES = 2048 * MIB
+
+
+def appliance_bytes(vocab: int) -> int:
+    return APPLIANCE_BYTES + TOKENIZER_BYTES * vocab
+
+
+def host_memory(*, device: str, engines: int, vocab: int, pinned: int, loading: int) -> tuple[Host, Account]:
+    """loading: bytes that reading one matrix takes of the host; pinned: page-locked bytes of one engine. On a CPU both
+    and the engines' processes are part of the engines' own budget."""
+    steps = [
+        Step("launcher, Supervisor, sentinel, gateway", number(APPLIANCE_BYTES), APPLIANCE_BYTES),
+        product("tokenizer (entries)", vocab, TOKENIZER_BYTES),
+    ]
+    process = 0
+    if device == "cuda":
+        process = engines * CUDA_PROCESS_BYTES
+        steps += [
+            product("engine processes", engines, CUDA_PROCESS_BYTES),
+            product("page-locked copies", engines, pinned),
+            product("one matrix while it is read", engines, loading),
+        ]
+    on_gpu = device == "cuda"
+    host = Host(
+        appliance=appliance_bytes(vocab),
+        engines=process,
+        pinned=engines * pinned if on_gpu else 0,
+        loading=engines * loading if on_gpu else 0,
+        shared=0,  # engines talk to the gateway over sockets
+    )
+    return host, Account("host", "memory of the host beside what the engines compute with", tuple(steps))

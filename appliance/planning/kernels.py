@@ -1,0 +1,144 @@
+"""Which kernels compute, on which types: what the machine, the manifest and the checkpoint allow together.
+
+The rules and what `auto` prefers are declared in `appliance/constraints`; here a manifest becomes a situation, and its
+solution becomes choices with reasons.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.config.problems import Refused
+from appliance.config.settings import Settings
+from appliance.constraints.facts import model_facts
+from appliance.constraints.messages import problems, reason
+from appliance.constraints.pages import FP8_CAPABILITY
+from appliance.constraints.rule import TRITON, Facts, Variable, View, is_compiled
+from appliance.constraints.rules import RULES
+from appliance.constraints.solve import Situation, solve
+from appliance.constraints.variables import LANES, MOST_RANKS, VARIABLES
+from appliance.hardware.machine import Machine
+from appliance.planning.choice import Choice
+from appliance.planning.diagnostics import Ways
+from appliance.planning.memory import spell_bytes
+from appliance.planning.memory_budget import Room
+from appliance.planning.ranks import Rooms, ways
+from engine.api.config import Dtype
+from engine.kv.layout import Layout
+from engine.models.checkpoint import Checkpoint
+from engine.models.footprint import Holder, weight_bytes
+from kernels.cpu.library import VARIANTS, Tiling
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """`view` has every value; `choices` the same by key, with reasons. `room`: the memory that comes of them; where it
+    does not do, `ways` tells choices with which it would."""
+
+    view: View
+    choices: Mapping[str, Choice[Any]]
+    room: Room
+    ways: Ways
+
+
+def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Resolved:
+    """Raises Refused with the least that is in conflict."""
+    asked, rooms = written(settings), Rooms(settings, checkpoint, machine)
+    facts = Facts(model_facts(checkpoint), machine, None if "tensor" in asked else rooms.lacks)
+    situation = Situation(facts, asked)
+    view = solve(situation) or _without_memory(situation)
+    if view is None:
+        raise Refused(problems(settings, situation))
+    choices = {one.key: _choice(situation, view, one, checkpoint) for one in VARIABLES}
+    room = rooms.room(view)
+    choices["quantization.kv_cache"] = _with_bytes(choices["quantization.kv_cache"], view, room.pages)
+    return Resolved(view, choices, room, lambda: list(ways(rooms, situation, view)))
+
+
+def _with_bytes(choice: Choice[Any], view: View, pages: Layout) -> Choice[Any]:
+    """Add to the reason of pages in 16 bits what a token takes."""
+    if not choice.reason or view.device != "cpu" or view.kv_cache == "float32" or not pages.groups:
+        return choice
+    each = "each rank " if view.tensor > 1 else ""
+    return Choice(choice.value, f"{choice.reason}; a token takes {each}{pages.token_bytes:,} B")
+
+
+def _without_memory(situation: Situation) -> View | None:
+    """Where memory alone is in the way: the most ranks, of which the plan then tells what they lack."""
+    if situation.facts.lacks is None:
+        return None
+    rest = [rule for rule in RULES if rule.name != "memory"]
+    views = (solve(situation.but(tensor=size), rules=rest) for size in range(1, MOST_RANKS + 1))
+    return max((view for view in views if view is not None), key=lambda view: view.tensor, default=None)
+
+
+def written(settings: Settings) -> dict[str, Any]:
+    """What the manifest says of the variables: all that is not auto."""
+    values, found = settings.manifest.model_dump(), {}
+    for variable in VARIABLES:
+        path = tuple(variable.key.split("."))
+        value: Any = values
+        for part in path:
+            value = value[part]
+        if value != "auto":
+            found[variable.name] = value
+    return found
+
+
+def _choice(situation: Situation, view: View, variable: Variable, checkpoint: Checkpoint) -> Choice[Any]:
+    value = getattr(view, variable.name)
+    told = "" if variable.name in situation.written else reason(situation, view, variable)
+    match variable.name:
+        case "kernels" if is_compiled(view.kernels):
+            told = "; ".join(filter(None, (told, _by_torch(situation.facts))))
+        case "weights" if told and situation.facts.model.quantized:
+            told = _as_quantized(checkpoint, situation.facts, view)
+        case "block_tokens" if not told and value % LANES.get(view.kernels, 1):
+            told = f"slower: no multiple of the {LANES[view.kernels]} lanes of {view.kernels} kernels"
+    return Choice(value, told)
+
+
+def _by_torch(facts: Facts) -> str:
+    """What compiled kernels leave to torch, and what that costs."""
+    parts = ", ".join(facts.model.by_torch)
+    return f"torch computes {parts}, on one thread and with two more waits for the team each time" if parts else ""
+
+
+def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
+    """What becomes of a quantized checkpoint's weights, and what it costs."""
+    own = facts.model.quantized
+    if facts.model.fp8 and not is_compiled(view.kernels):
+        return _as_fp8(checkpoint, facts, view)
+    if not is_compiled(view.kernels):
+        there, held = _held(checkpoint, view.dtype, None), _held(checkpoint, view.dtype, VARIANTS[0].tiling)
+        return (
+            f"the checkpoint's {own}, restored to {view.dtype} for {view.kernels}: {spell_bytes(there)} instead of the "
+            f"{spell_bytes(held)} that they take with compiled kernels of a CPU"
+        )
+    count = len(checkpoint.quantization.schemes) if checkpoint.quantization is not None else 0
+    restored = facts.model.restored
+    rest = f", {restored} of {count} matrices restored to {view.dtype}" if restored else ""
+    return f"the checkpoint's {own}{rest}"
+
+
+def _as_fp8(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
+    """What becomes of weights in fp8 on what could multiply by them, or does."""
+    own, there = facts.model.quantized, _held(checkpoint, view.dtype, None)
+    held = _held(checkpoint, view.dtype, None, fp8=True)
+    if view.kernels != TRITON:
+        return (
+            f"the checkpoint's {own}, restored to {view.dtype} for {view.kernels}: {spell_bytes(there)} instead of the "
+            f"{spell_bytes(held)} that they take with Triton kernels of a GPU"
+        )
+    gpus, rest = facts.machine.gpus, facts.model.restored - facts.model.fp8
+    words = f"the checkpoint's {own}: {spell_bytes(held)} instead of {spell_bytes(there)} in {view.dtype}"
+    if rest:
+        words += f", {rest} of {facts.model.restored} matrices restored to {view.dtype}"
+    if gpus and gpus[0].capability < FP8_CAPABILITY:
+        words += f"; {gpus[0].name} multiplies no fp8: weights are widened as they are read, activations not rounded"
+    return words
+
+
+def _held(checkpoint: Checkpoint, dtype: Dtype, tiling: Tiling | None, *, fp8: bool = False) -> int:
+    holder = Holder(dtype=dtype, tiling=tiling, fp8=fp8)
+    return weight_bytes(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)

@@ -1,0 +1,297 @@
+"""What one engine, or each rank of it, has of a device's memory, and what of it is taken before the cache gets any.
+
+The plan and the solver's rule about memory (appliance/planning/ranks.py) ask the same function, so that they count the
+same bytes.
+"""
+
+import math
+from dataclasses import dataclass
+
+from appliance.config.manifest import Manifest
+from appliance.constraints.rule import TRITON, View
+from appliance.hardware.machine import Machine
+from appliance.planning.choice import Choice
+from appliance.planning.derivation import Account, Step, number, product, summed
+from appliance.planning.host import appliance_bytes, host_memory
+from appliance.planning.memory import ELEMENT_BYTES, Host, spell_bytes
+from appliance.planning.workspace import (
+    StepSize,
+    attention_partials,
+    attention_scores,
+    graphs,
+    logits_bytes,
+    pinned_bytes,
+    tables,
+    workspace,
+)
+from engine.api.config import Device, graph_ladder
+from engine.api.golden import ROOM_TOKENS
+from engine.kv.layout import SCALE_BYTES, Layout, layout
+from engine.models.checkpoint import Checkpoint
+from engine.models.footprint import (
+    Holder,
+    Holding,
+    footprint,
+    loading_bytes,
+    mapped_bytes,
+    part_bytes,
+    temporary_bytes,
+)
+from engine.models.parts import Model, keeps_nothing
+from engine.models.ranks import rows_of
+from kernels.cpu.library import tiling
+
+STEP_TOKENS = {"cpu": 512, "cuda": 8192}
+MAX_RUNNING = 256
+SELF_TEST = "pages of golden prompts (blocks × block)"
+LOGITS_PART = 8  # of the usable memory, the most that logits of running requests may take before auto takes fewer
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes of one rank: `free`, and `bytes` of them that it may use. `limited_by` says how that came about.
+    `is_shared`: memory_share limits it, and not what the appliance needs beside."""
+
+    free: int
+    bytes: int
+    limited_by: str
+    is_shared: bool
+    account: Account
+
+
+@dataclass(frozen=True)
+class Room:
+    """What that rank of an engine has which holds most, and what of it is taken by what is neither cache nor tables,
+    which grow with the context. `ranks`: what each of them holds of the weights. `running` and `step` are the most
+    requests and tokens of a step, `graph_sizes` the steps captured."""
+
+    budget: Budget
+    ranks: tuple[tuple[Holding, ...], ...]
+    fixed: tuple[Step, ...]
+    graphs: tuple[Step, ...]
+    model: Model
+    pages: Layout
+    running: Choice[int]
+    step: Choice[int]
+    graph_sizes: tuple[int, ...]
+    view: View
+    host: Host
+    host_account: Account
+
+    @property
+    def holdings(self) -> tuple[Holding, ...]:
+        return max(self.ranks, key=lambda held: sum(part_bytes(held).values()))
+
+    @property
+    def size(self) -> StepSize:
+        return StepSize(self.step.value, self.running.value)
+
+    @property
+    def compiled(self) -> bool:
+        return tiling(self.view.kernels) is not None
+
+    @property
+    def weights(self) -> int:
+        return sum(part_bytes(self.holdings).values())
+
+    @property
+    def loading(self) -> int:
+        """The most that the rank takes while it is loaded."""
+        on_device = loading_bytes(self.holdings) if self.view.device == "cpu" else self.weights
+        return int(self.fixed[0].value) + on_device
+
+    def tables(self, context: int) -> tuple[Step, ...]:
+        pooled = self.model if self.view.kernels == TRITON and self.model.pooler is not None else None
+        return tables(
+            self.pages,
+            device=self.view.device,
+            size=self.size,
+            max_context=context,
+            pooled=pooled,
+            sources=self.model.encoder is not None,
+        )
+
+    def scores(self, context: int) -> tuple[Step, ...]:
+        return attention_scores(
+            self.model, kernels=self.view.kernels, size=self.size, max_context=context, ranks=self.view.tensor
+        )
+
+    def workspace(self, context: int) -> int:
+        return summed((*self.fixed, *self.graphs, *self.tables(context), *self.scores(context)))
+
+    def left(self, context: int) -> int:
+        """Bytes for the cache with this context."""
+        return self.budget.bytes - self.weights - self.workspace(context)
+
+    def taken(self, context: int) -> str:
+        return (
+            f"{spell_bytes(self.budget.bytes)} are usable ({self.budget.limited_by}), weights take "
+            f"{spell_bytes(self.weights)} and workspace {spell_bytes(self.workspace(context))}"
+        )
+
+
+def measure(
+    manifest: Manifest,
+    checkpoint: Checkpoint,
+    machine: Machine,
+    view: View,
+    ranks: tuple[tuple[Holding, ...], ...],
+    *,
+    threads: int,
+) -> Room:
+    """With these choices. ranks: what each holds. threads: of each rank."""
+    model, pages, compiled = checkpoint.model, _pages(checkpoint, view), tiling(view.kernels) is not None
+    running = batch_limit(manifest, checkpoint, machine, view)
+    step = _step_tokens(manifest, checkpoint, view.device, running.value)
+    size = StepSize(step.value, running.value)
+    draws = model.pooler is None
+    sizes = graph_ladder(running.value) if view.graphs and view.kernels == TRITON and draws else ()
+    host, host_account = host_memory(
+        device=view.device,
+        engines=view.data * view.tensor,
+        vocab=model.embed.vocab,
+        pinned=pinned_bytes(size=size, max_context=_table_context(manifest, checkpoint)),
+        loading=max(map(temporary_bytes, ranks)),
+    )
+    budget, element_bytes = budget_of(manifest, checkpoint, machine, view), ELEMENT_BYTES[view.dtype]
+    fixed = workspace(
+        model,
+        device=view.device,
+        kernels=view.kernels,
+        size=size,
+        element_bytes=element_bytes,
+        threads=threads,
+        ranks=view.tensor,
+    )
+    if manifest.lifecycle.self_test.prompts and model.pooler is None:
+        fixed = (*fixed, product(SELF_TEST, pages.blocks_of(ROOM_TOKENS), pages.block_bytes))
+    if mapped := max(map(mapped_bytes, ranks)):
+        fixed = (*fixed, Step("weights that are read in the file (pages of the checkpoint)", number(mapped), mapped))
+    if compiled:
+        context = _table_context(manifest, checkpoint)
+        kv_tokens = min(pages.block_tokens * pages.blocks(budget.bytes), size.slots * context)
+        fixed = (*fixed, attention_partials(model, size, kv_tokens, view.tensor))
+    return Room(
+        budget=budget,
+        ranks=ranks,
+        fixed=fixed,
+        graphs=graphs(model, sizes=sizes, element_bytes=element_bytes, ranks=view.tensor),
+        model=model,
+        pages=pages,
+        running=running,
+        step=step,
+        graph_sizes=sizes,
+        view=view,
+        host=host,
+        host_account=host_account,
+    )
+
+
+def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view: View) -> Choice[int]:
+    """The most requests in a step: auto takes MAX_RUNNING, or fewer where the logits of so many would take more than a
+    part of the memory that the cache needs."""
+    wanted = manifest.engine.scheduling.max_running
+    if wanted != "auto":
+        return Choice(wanted)
+    usable, rows = budget_of(manifest, checkpoint, machine, view).bytes, MAX_RUNNING
+    asked = -(-manifest.hardware.capacity.requests // view.data)
+    if asked > rows:
+        return Choice(asked, "so many hardware.capacity.requests asks for")
+
+    def taken(count: int) -> int:
+        return logits_bytes(checkpoint.model, count, view.kernels)
+
+    while rows > asked and taken(rows) > usable // LOGITS_PART:
+        rows = max(asked, rows // 2)
+    if checkpoint.model.head is None:
+        return Choice(rows, "the most that auto takes")
+    if rows == MAX_RUNNING:
+        return Choice(rows, f"the most that auto takes; logits take {spell_bytes(taken(rows))}")
+    most = spell_bytes(usable // LOGITS_PART)
+    return Choice(
+        rows,
+        f"logits of {MAX_RUNNING} would take {spell_bytes(taken(MAX_RUNNING))}, and {most} are an eighth of what is "
+        "usable",
+    )
+
+
+def budget_of(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view: View) -> Budget:
+    """What each rank may use: its part of memory_share of what is free, and the appliance beside it on a CPU."""
+    engines, share = view.data, manifest.hardware.memory_share
+    free, source, beside = machine.memory_free, machine.memory_from, appliance_bytes(checkpoint.model.embed.vocab)
+    among, sharing = f" among {engines} engines" if engines > 1 else "", engines
+    if view.device == "cuda":
+        free, source, beside = machine.gpus[0].free, machine.gpus[0].name, 0
+    if view.device == "cuda" and view.tensor > 1:  # a GPU each
+        used = machine.gpus[: engines * view.tensor]
+        free, sharing, among = min(gpu.free for gpu in used), 1, f" on each of {len(used)} GPUs"
+    elif view.tensor > 1:
+        sharing = engines * view.tensor
+        among = f" among {sharing} ranks"
+    shared = math.floor(free * share)
+    budget, limit = max(0, min(shared, free - beside)) // sharing, f"memory_share {share:g} of {spell_bytes(free)}"
+    limit = f"{limit} free by {source}{among}"
+    if free - beside < shared:
+        limit = f"{spell_bytes(free)} free by {source}, less {spell_bytes(beside)} for the appliance itself{among}"
+    formula = f"⌊min(⌊{number(share)} × {number(free)}⌋, {number(free)} − {number(beside)}) / {number(sharing)}⌋"
+    each = "rank" if view.tensor > 1 else "engine"
+    account = Account(
+        "budget",
+        f"what one {each} may use: hardware.memory_share of what is free by {source}, and the appliance beside it",
+        (Step("budget", formula, budget),),
+    )
+    return Budget(free // sharing, budget, limit, free - beside >= shared, account)
+
+
+def rank_holdings(checkpoint: Checkpoint, view: View) -> tuple[tuple[Holding, ...], ...]:
+    """Of each rank. Shares of the vocabulary differ by a row, all others are alike: few are counted."""
+    shares = [rows_of(checkpoint.model.embed.vocab, rank, view.tensor)[1] for rank in range(view.tensor)]
+    counted = {rows: _holdings(checkpoint, view, shares.index(rows)) for rows in set(shares)}
+    return tuple(counted[rows] for rows in shares)
+
+
+def _holdings(checkpoint: Checkpoint, view: View, rank: int) -> tuple[Holding, ...]:
+    holder = Holder(
+        dtype=view.dtype,
+        device=view.device,
+        tiling=tiling(view.kernels),
+        bits=view.weights,
+        rank=rank,
+        ranks=view.tensor,
+        fp8=view.kernels == TRITON,
+    )
+    return footprint(checkpoint.model, checkpoint.tensors, checkpoint.quantization, holder)
+
+
+def _pages(checkpoint: Checkpoint, view: View) -> Layout:
+    return layout(
+        checkpoint.model,
+        block_tokens=view.block_tokens,
+        element_bytes=ELEMENT_BYTES[view.kv_cache],
+        scale_bytes=SCALE_BYTES.get(view.kv_cache, 0),
+        ranks=view.tensor,
+    )
+
+
+def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device, running: int) -> Choice[int]:
+    wanted = manifest.engine.scheduling.max_step_tokens
+    if wanted != "auto":
+        return Choice(wanted)
+    if (needed := source_step(manifest, checkpoint, running)) > STEP_TOKENS[device]:
+        return Choice(needed, "the longest source, which is read in one step, and a token of each running request")
+    longest = _table_context(manifest, checkpoint)
+    if keeps_nothing(checkpoint.model) and longest > STEP_TOKENS[device]:
+        return Choice(longest, "the longest prompt: the model reads it both ways, in one step")
+    return Choice(STEP_TOKENS[device], f"for {device}")
+
+
+def source_step(manifest: Manifest, checkpoint: Checkpoint, running: int) -> int:
+    """Tokens that a step must have for the longest source, beside one of each running request; 0 where no encoder
+    stands in front."""
+    longest = min(checkpoint.model.max_source, _table_context(manifest, checkpoint))
+    return longest + running if longest else 0
+
+
+def _table_context(manifest: Manifest, checkpoint: Checkpoint) -> int:
+    wanted = manifest.model.max_context
+    return checkpoint.model.max_context if wanted == "auto" else wanted

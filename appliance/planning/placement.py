@@ -1,0 +1,221 @@
+"""Where the threads of the engines run: how many, on which CPUs, and what is left to the gateway and the system.
+
+- One thread a core while there are enough cores: threads that share one also share its arithmetic. Of one or two cores
+  all CPUs are used: so few do not saturate the memory.
+- Engines are divided over NUMA nodes, so that each reads its weights from memory of its own node.
+- Threads are pinned where the cores are the service's own. Under a quota the kernel moves them to whatever core is free
+  and stops them when the quota is used up; on one or two cores a pinned thread could not step aside for the gateway.
+- The first core is left to the others where there are more than 8: it costs at most a ninth of the arithmetic, and
+  nothing where the memory is what limits. It is the first one, as that is where the kernel does its own work.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from appliance.config.settings import Settings
+from appliance.hardware.machine import Machine
+from appliance.hardware.topology import Core, Node, parse_cpus, spell_cpus
+from appliance.planning.choice import Choice, refuse
+from engine.api.config import Device
+
+FEW_CORES = 2
+RESERVE_ABOVE = 8  # cores
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Places:
+    """By process, the ranks of an engine one after another: `cpus`, one for each thread, and `homes`, the CPUs for its
+    process as a whole. `others`: CPUs for all other processes. Where these are empty nothing is bound."""
+
+    threads: Choice[int]
+    pinned: Choice[str]
+    reserved: Choice[int]
+    cpus: tuple[tuple[int, ...], ...]
+    homes: tuple[tuple[int, ...], ...]
+    others: tuple[int, ...] = ()
+
+
+def place(settings: Settings, machine: Machine, device: Device, ranks: int = 1) -> Places:
+    """`ranks` of each engine. Raises Refused for more cores, threads or CPUs than are allowed here."""
+    engines = settings.manifest.parallelism.data * ranks  # each rank is placed as an engine of its own would be
+    nodes, is_listed = _nodes(settings, machine)
+    reserved = _reserved(settings, machine, nodes, device, is_listed)
+    left = _without(nodes, reserved.value)
+    shares = _shares(left, engines)
+    threads = _threads(settings, machine, shares, reserved.value, ranks)
+    nothing = ((),) * engines
+    why_not = _why_not(settings, machine, left, device, threads.value * engines, is_listed)
+    if why_not is not None:
+        return Places(threads, Choice("none", why_not), reserved, nothing, nothing)
+    if any(len(_cpus(share)) < threads.value for share in shares):
+        shares = _flat(left, engines)
+    if any(len(_cpus(share)) < threads.value for share in shares):
+        shares = [tuple((cpu,) for cpu in part) for part in _cut(_cpus([core for n in left for core in n]), engines)]
+    cpus = tuple(_cpus(share)[: threads.value] for share in shares)
+    taken = {cpu for own in cpus for cpu in own}
+    cores = [core for node in machine.topology.nodes for core in node]
+    idle = {cpu for core in cores if not taken & set(core) for cpu in core}
+    others = idle or set(machine.topology.allowed) - taken
+    homes = tuple(_home(own, machine.topology.nodes, taken, idle) for own in cpus)
+    spelled = " and ".join(map(spell_cpus, cpus))
+    whole = sum(bool(taken & set(core)) for core in cores) == len(taken)
+    one = "rank" if ranks > 1 else "engine"
+    reason = f"one thread a {'core' if whole else 'CPU'}{_span(nodes, cpus, one)}"
+    return Places(threads, Choice(spelled, reason), reserved, cpus, homes, tuple(sorted(others)))
+
+
+def _nodes(settings: Settings, machine: Machine) -> tuple[tuple[Node, ...], bool]:
+    """The nodes to divide, and whether their CPUs were listed in the manifest."""
+    wanted, topology = settings.manifest.hardware.cpus, machine.topology
+    if wanted in ("auto", "none"):
+        return topology.nodes, False
+    try:
+        cpus = set(parse_cpus(wanted))
+    except ValueError as error:
+        refuse(settings, "hardware.cpus", f"{error}; write CPUs and ranges of them, auto, or none")
+    if missing := cpus - set(topology.allowed):
+        message = f"{wanted}: {spell_cpus(missing)} not allowed here, only {spell_cpus(topology.allowed)}"
+        refuse(settings, "hardware.cpus", f"{message} (affinity and cpuset); use some of these, auto, or none")
+    if settings.manifest.hardware.reserved_cores != "auto":
+        message = "hardware.cpus lists the CPUs of the engines, and the others are reserved anyway; drop one of the two"
+        refuse(settings, "hardware.reserved_cores", message)
+    if not topology.nodes:
+        return (tuple((cpu,) for cpu in sorted(cpus)),), True
+    cores = ([tuple(cpu for cpu in core if cpu in cpus) for core in node] for node in topology.nodes)
+    kept = (tuple(core for core in node if core) for node in cores)
+    return tuple(node for node in kept if node), True
+
+
+def _reserved(
+    settings: Settings, machine: Machine, nodes: Sequence[Node], device: Device, is_listed: bool
+) -> Choice[int]:
+    wanted, count = settings.manifest.hardware.reserved_cores, _count(machine, nodes)
+    if wanted == "auto":
+        if device == "cuda":
+            return Choice(0, "the engine computes on a GPU")
+        if is_listed:
+            return Choice(0, "hardware.cpus says which are the engines'")
+        if _limited(machine):
+            return Choice(0, "a quota is shared, not a core")
+        if count > RESERVE_ABOVE:
+            return Choice(1, f"of {count} cores one costs little")
+        return Choice(0, f"{count} are too few to give one away: the gateway yields to the engines instead")
+    if wanted >= count:
+        message = f"{wanted}: {count} cores are allowed here ({machine.cores_from}), and the engines need one of them"
+        refuse(settings, "hardware.reserved_cores", f"{message}; use at most {count - 1}, or auto")
+    return Choice(wanted)
+
+
+def _threads(settings: Settings, machine: Machine, shares: Sequence[Node], reserved: int, ranks: int) -> Choice[int]:
+    wanted, engines = settings.manifest.hardware.threads, settings.manifest.parallelism.data * ranks
+    if wanted != "auto":
+        allowed = len(machine.topology.allowed)
+        if allowed and wanted > allowed:
+            message = f"{wanted}: {allowed} CPUs are allowed here ({spell_cpus(machine.topology.allowed)})"
+            refuse(settings, "hardware.threads", f"{message}; use at most {allowed}, or auto")
+        return Choice(wanted)
+    shared = f" for {engines} {'ranks' if ranks > 1 else 'engines'}" if engines > 1 else ""
+    less = f" less {reserved} reserved" if reserved else ""
+    if _limited(machine) or not shares:
+        each = (machine.cores - reserved) // engines
+        most = min((len(_cpus(share)) for share in shares), default=each)
+        return Choice(max(1, min(each, most)), f"{machine.cores} cores by {machine.cores_from}{less}{shared}")
+    cores, cpus = sum(map(len, shares)), sum(len(_cpus(share)) for share in shares)
+    if cores <= FEW_CORES:
+        smallest = min(len(_cpus(share)) for share in shares)
+        return Choice(max(1, smallest), f"{cpus} CPUs by {machine.cores_from}{less}{shared}")
+    return Choice(max(1, min(map(len, shares))), f"{cores + reserved} cores by {machine.cores_from}{less}{shared}")
+
+
+def _why_not(
+    settings: Settings, machine: Machine, nodes: Sequence[Node], device: Device, threads: int, is_listed: bool
+) -> str | None:
+    """Why nothing is pinned; None: it is."""
+    cpus = sum(len(core) for node in nodes for core in node)
+    if is_listed:
+        if threads > cpus:
+            wanted = settings.manifest.hardware.cpus
+            message = f"{threads} threads of the engines: hardware.cpus lists {cpus} CPUs ({wanted}); list more of them"
+            refuse(settings, "hardware.threads", f"{message}, or lower hardware.threads")
+        return None
+    if settings.manifest.hardware.cpus == "none":
+        return ""
+    if device == "cuda":
+        return "the engine computes on a GPU"
+    if not nodes:
+        return "this system does not tell how its CPUs lie"
+    if _limited(machine):
+        return "a cgroup quota shares cores with others, and threads go where one is free"
+    if _count(machine, nodes) <= FEW_CORES:
+        return f"on {FEW_CORES} cores or fewer threads must be able to step aside"
+    if threads > cpus:
+        return f"{threads} threads are more than {cpus} CPUs"
+    return None
+
+
+def _limited(machine: Machine) -> bool:
+    return machine.cores_from == "cgroup quota"
+
+
+def _count(machine: Machine, nodes: Sequence[Node]) -> int:
+    """Cores, of a quota or of the nodes."""
+    return sum(map(len, nodes)) if nodes and not _limited(machine) else machine.cores
+
+
+def _without(nodes: Sequence[Node], count: int) -> list[Node]:
+    """The nodes less the first `count` cores."""
+    found = []
+    for node in nodes:
+        found.append(node[count:])
+        count = max(0, count - len(node))
+    return [node for node in found if node]
+
+
+def _shares(nodes: Sequence[Node], engines: int) -> list[Node]:
+    """The cores of each engine: of one node, or of whole nodes, unless that left more than a quarter of them idle."""
+    if not nodes:
+        return []
+    total = sum(map(len, nodes))
+    if engines < len(nodes):
+        found = [tuple(core for node in part for core in node) for part in _cut(nodes, engines)]
+    else:
+        hosts = [engine * len(nodes) // engines for engine in range(engines)]
+        found = [part for at, node in enumerate(nodes) for part in _cut(node, hosts.count(at))]
+    return found if 4 * engines * min(map(len, found)) >= 3 * total else _flat(nodes, engines)
+
+
+def _flat(nodes: Sequence[Node], engines: int) -> list[Node]:
+    return _cut([core for node in nodes for core in node], engines)
+
+
+def _cut(things: Sequence[T], parts: int) -> list[tuple[T, ...]]:
+    """Neighbours together, each part as large as the next or one larger or smaller."""
+    ends = [len(things) * part // parts for part in range(parts + 1)]
+    return [tuple(things[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+
+
+def _cpus(cores: Sequence[Core]) -> tuple[int, ...]:
+    """The first CPU of each core, then the second of each, and so on."""
+    most = max((len(core) for core in cores), default=0)
+    return tuple(core[at] for at in range(most) for core in cores if at < len(core))
+
+
+def _home(own: Sequence[int], nodes: Sequence[Node], taken: set[int], idle: set[int]) -> tuple[int, ...]:
+    """Beside its threads' CPUs those of their cores that no engine has, and the idle cores of the same nodes."""
+    there = {cpu for node in nodes if any(set(core) & set(own) for core in node) for core in node for cpu in core}
+    beside = {cpu for node in nodes for core in node if set(core) & set(own) for cpu in core} - taken
+    return tuple(sorted(set(own) | beside | (idle & there)))
+
+
+def _span(nodes: Sequence[Node], cpus: Sequence[Sequence[int]], one: str) -> str:
+    """What the engines, or their ranks, have of the nodes, in words."""
+    if len(nodes) < 2:
+        return ""
+    sets = [{cpu for core in node for cpu in core} for node in nodes]
+    widest = max(sum(bool(cpus_there & set(own)) for cpus_there in sets) for own in cpus)
+    if widest == 1:
+        return f", each {one} on one NUMA node" if len(cpus) > 1 else ", on one NUMA node"
+    return f", over {widest} NUMA nodes; parallelism.data: {len(nodes)} would give each engine its own"

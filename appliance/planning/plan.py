@@ -1,0 +1,323 @@
+"""The plan: manifest × checkpoint facts × machine → what will run. A pure function: it reads no file, no environment.
+
+Every `auto` is resolved here, with the reason.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from appliance.checkpoints.download_spec import Job
+from appliance.checkpoints.facts import Facts
+from appliance.config.fingerprint import outputs_hash
+from appliance.config.gateway import GatewayConfig
+from appliance.config.keys import leaves
+from appliance.config.manifest import Manifest
+from appliance.config.problems import Problem, Refused
+from appliance.config.settings import Settings
+from appliance.constraints.rule import is_compiled
+from appliance.constraints.unused_keys import problems as idle_keys
+from appliance.constraints.weights import ON_CPU
+from appliance.hardware.machine import Machine
+from appliance.planning.capacity import share_out
+from appliance.planning.choice import Choice
+from appliance.planning.encoder_input import source_model
+from appliance.planning.estimate import Outlook, outlook
+from appliance.planning.gateway import gateway_config, sampling_defaults
+from appliance.planning.kernels import resolve
+from appliance.planning.memory import Memory, planned_parts
+from appliance.planning.output_format import output_format
+from appliance.planning.placement import Places, place
+from appliance.planning.pooled import check_pieces, settled_task
+from appliance.planning.pooled import choices as pooled_choices
+from appliance.planning.precision import matmul_precision
+from appliance.planning.self_test import self_test, tolerance
+from appliance.planning.shutdown import ending
+from engine.api import config as engine_config
+from engine.api.config import EngineConfig, WeightBits
+from engine.api.files import real_path
+from engine.api.golden import Recorded
+from engine.models.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Effective:
+    """One key as it will be: its value in the manifest, where that was written, and what it became, `auto` with the
+    reason and a path as seen from the manifest's folder."""
+
+    key: str
+    value: Any
+    origin: str
+    resolved: Any
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` and `outlook` are
+    those of one engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run;
+    empty: anywhere. `layers`: which files, overlays and profile the manifest is composed of, in words. `notices` are
+    warnings for the operator. `crash_folder`: that of the manifest, if it names one."""
+
+    manifest: Manifest
+    path: Path
+    sha256: str
+    architecture: str
+    engines: tuple[EngineConfig, ...]
+    gateway: GatewayConfig
+    memory: Memory
+    outlook: Outlook
+    machine: Machine
+    effective: tuple[Effective, ...]
+    other_cpus: tuple[int, ...] = ()
+    layers: tuple[str, ...] = ()
+    notices: tuple[Problem, ...] = ()
+    crash_folder: Path | None = None
+    job: Job | None = None  # what is to be downloaded before an engine starts
+    origin: str = ""  # the checkpoint's source with its version, and where it lies here
+    tokenizer: str = ""  # the file of the checkpoint that it is read from
+    assumed: tuple[str, ...] = ()  # taken for granted, because the folder of the checkpoint has no weights
+
+
+def plan(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    machine: Machine,
+    origin: Facts | None = None,
+    *,
+    locked: bool = False,
+    golden: Recorded | None = None,
+) -> Plan:
+    """What will run. `origin`: where the checkpoint comes from, if that is not its own path; `locked`: a lock lies
+    beside the manifest; `golden`: the golden prompts in it, if it counts. Raises Refused for what this machine or this
+    checkpoint cannot do."""
+    manifest = settings.manifest
+    idle = tuple(idle_keys(settings, checkpoint.model))
+    if refused := [problem for problem in idle if problem.level == "error"]:
+        raise Refused(refused)
+    resolved = resolve(settings, checkpoint, machine)
+    view = resolved.view
+    room = resolved.room
+    places = place(settings, machine, view.device, view.tensor)
+    invariant = view.batch_invariant or is_compiled(view.kernels)
+    max_context, cache, memory = share_out(settings, checkpoint, machine, room, resolved.ways)
+    check_pieces(settings, max_context.value)
+    sha256 = fingerprint(settings)
+    config = EngineConfig(
+        model=str(checkpoint.path),
+        device=view.device,
+        dtype=view.dtype,
+        kv_dtype=view.kv_cache,
+        kv_bytes=memory.cache,
+        kv_measured=view.device == "cuda" and memory.cache > 0 and manifest.hardware.kv_cache_memory == "auto",
+        weight_bytes=memory.weights,
+        workspace_bytes=memory.workspace,
+        max_context=max_context.value,
+        block_tokens=view.block_tokens,
+        max_running=room.running.value,
+        max_step_tokens=room.step.value,
+        policy=manifest.engine.scheduling.policy,
+        prefix_cache=manifest.engine.cache.prefix and checkpoint.model.encoder is None,
+        overlap=manifest.engine.scheduling.overlap,
+        threads=places.threads.value,
+        tensor=view.tensor,
+        kernels=view.kernels,
+        invariant=invariant,
+        matmul_precision=matmul_precision(settings, view.kernels, view.dtype, invariant),
+        graph_sizes=room.graph_sizes,
+        graph_bytes=memory.graphs,
+        planned=planned_parts(memory),
+        weights=view.weights,
+        weight_cache=_weight_cache(settings, view.weights),
+        record_bytes=manifest.engine.record_size,
+        trust_remote_code=manifest.model.trust_remote_code,
+        self_test=self_test(manifest, golden, pools=checkpoint.model.pooler is not None),
+        task=settled_task(manifest, checkpoint),
+    )
+    sampling, sampling_choices = sampling_defaults(manifest, checkpoint)
+    drain, linger = ending(settings)
+    origin = origin or Facts(checkpoint.path, checkpoint.path, "")
+    names = manifest.model.names or (origin.name or checkpoint.path.name.removesuffix(".gguf"),)
+    choices: dict[str, Choice[Any]] = {
+        **_source(manifest, origin),
+        "model.names": Choice(list(names), "" if manifest.model.names else "the last part of the source's name"),
+        "model.lock": _lock(manifest, locked),
+        **pooled_choices(manifest, checkpoint),
+        "model.format": output_format(settings, checkpoint, origin.folder),
+        **resolved.choices,
+        **_prefix(checkpoint),
+        "model.max_context": max_context,
+        "hardware.threads": places.threads,
+        "hardware.cpus": places.pinned,
+        "hardware.reserved_cores": places.reserved,
+        "hardware.kv_cache_memory": cache,
+        "hardware.capacity.tokens": _length(manifest, max_context.value),
+        "engine.scheduling.max_running": room.running,
+        "engine.scheduling.max_step_tokens": room.step,
+        "lifecycle.self_test.tolerance": tolerance(manifest, view.dtype, view.kv_cache, view.weights),
+        "lifecycle.drain": drain,
+        "lifecycle.linger": linger,
+        **sampling_choices,
+    }
+    effective = _effective(settings, choices)
+    return Plan(
+        manifest=manifest,
+        path=real_path(settings.path),
+        sha256=sha256,
+        architecture=checkpoint.architecture,
+        engines=_engines(config, settings, places),
+        gateway=gateway_config(
+            settings,
+            checkpoint,
+            names=names,
+            max_context=max_context.value,
+            sources=source_model(checkpoint, max_context.value, config),
+            sampling=sampling,
+            sha256=sha256,
+            outputs_sha256=outputs_hash(settled(effective)),
+            drain_s=drain.value,
+            linger_s=linger.value,
+        ),
+        memory=memory,
+        outlook=outlook(
+            checkpoint,
+            machine,
+            room,
+            threads=places.threads.value,
+            engines=manifest.parallelism.data,
+            max_context=max_context.value,
+            most_rows=min(room.running.value, max(1, memory.concurrency[0].requests)),
+        ),
+        machine=machine,
+        other_cpus=places.others,
+        layers=settings.layers,
+        effective=effective,
+        notices=(*settings.notices, *idle),
+        crash_folder=_crash_folder(settings),
+        job=origin.job,
+        origin=f"{origin.shown or origin.path}: {origin.note}" if origin.note else str(origin.path),
+    )
+
+
+def _crash_folder(settings: Settings) -> Path | None:
+    wanted = settings.manifest.lifecycle.crash_bundles
+    return None if wanted.folder is None else settings.file(("lifecycle", "crash_bundles", "folder"))
+
+
+def settled(effective: Iterable[Effective]) -> dict[str, Any]:
+    """Every key with the value that it has come to; keys of sources that are not taken have none."""
+    values = {one.key: one.resolved for one in effective}
+    platform = next((values[key] for key in PLATFORMS if key in values), None)
+    sources = {key.name: None for key in leaves() if key.path[:2] == ("model", "source")}
+    return sources | {"model.source.path": platform} | values
+
+
+PLATFORMS = ("model.source.sagemaker", "model.source.vertex")  # kinds without keys of their own
+
+
+def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
+    """Where the checkpoint lies, behind the key that named it."""
+    kind = manifest.model.source.kind
+    if kind == "path":
+        return {"model.source.path": Choice(str(origin.path))}
+    if kind == "huggingface":
+        return {"model.source.huggingface.revision": Choice(origin.revision, origin.version)}
+    if kind == "pypi":
+        return {"model.source.pypi.sha256": Choice(origin.revision, origin.version)}
+    if kind in ("http", "s3", "gs"):
+        return {f"model.source.{kind}.{'url' if kind == 'http' else 'uri'}": Choice(origin.shown, origin.version)}
+    return {f"model.source.{kind}": Choice(origin.shown or str(origin.path), origin.version or origin.note)}
+
+
+def fingerprint(settings: Settings) -> str:
+    """SHA-256 of the effective manifest, whatever its spelling was and into which files it is split."""
+    value = settings.manifest.model_dump(mode="json")
+    for (*above, name), path in settings.paths().items():
+        section = value
+        for part in above:
+            section = section[part]
+        section[name] = path
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _lock(manifest: Manifest, locked: bool) -> Choice[str]:
+    if manifest.model.lock != "auto":
+        return Choice(manifest.model.lock)
+    return Choice("require", "a lock lies beside the manifest") if locked else Choice("off", "there is no lock")
+
+
+def _prefix(checkpoint: Checkpoint) -> dict[str, Choice[Any]]:
+    """Where nothing that is kept could begin another request."""
+    if checkpoint.model.encoder is None:
+        return {}
+    return {"engine.cache.prefix": Choice(False, "what is kept of a source depends on the whole of it")}
+
+
+def _weight_cache(settings: Settings, weights: WeightBits) -> str | None:
+    if weights not in ON_CPU or not settings.manifest.quantization.keep or settings.cache is None:
+        return None
+    return str(settings.cache / "weights")
+
+
+def _length(manifest: Manifest, max_context: int) -> Choice[int]:
+    wanted = manifest.hardware.capacity.tokens
+    return Choice(wanted) if wanted != "auto" else Choice(max_context, "the whole of model.max_context")
+
+
+def _engines(config: EngineConfig, settings: Settings, places: Places) -> tuple[EngineConfig, ...]:
+    """One configuration a replica, with its CPUs; with several, each records into a file of its own. Only the threads
+    of compiled kernels are pinned one by one: torch's inherit what the process may use."""
+    count, compiled = settings.manifest.parallelism.data, is_compiled(config.kernels)
+    names: list[str | None] = [None] * count
+    if settings.manifest.engine.record is not None:
+        file = settings.file(("engine", "record"))
+        files = [file] if count == 1 else [file.with_name(f"{file.stem}-{i}{file.suffix}") for i in range(count)]
+        names = [str(file) for file in files]
+    homes = [
+        engine_config.Place(cpus if compiled else (), home if compiled else cpus)
+        for cpus, home in zip(places.cpus, places.homes, strict=True)
+    ]
+    each = config.tensor
+    return tuple(
+        msgspec.structs.replace(
+            config,
+            record=name,
+            cpus=homes[number * each].cpus,
+            process_cpus=homes[number * each].process_cpus,
+            rank_cpus=tuple(homes[number * each + 1 : (number + 1) * each]),
+            gpu=number * each if each > 1 and config.device == "cuda" else 0,
+        )
+        for number, name in enumerate(names)
+    )
+
+
+def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Effective, ...]:
+    """Every key with its value; secrets by their names only."""
+    found = []
+    values, paths = settings.manifest.model_dump(), settings.paths()
+    for key in leaves():
+        if "*" in key.path:
+            continue
+        value: Any = values
+        for part in key.path[:-1]:
+            value = None if value is None else value[part]
+        if value is None or (key.path[:2] == ("model", "source") and value[key.path[-1]] is None):
+            continue  # of another kind of source
+        value = value[key.path[-1]]
+        choice = choices.get(key.name)
+        if choice and choice.reason:
+            found.append(Effective(key.name, value, settings.origin(key), choice.value, choice.reason))
+        else:
+            found.append(Effective(key.name, value, settings.origin(key), paths.get(key.path, value)))
+    for name in PLATFORMS:
+        if choice := choices.get(name):
+            place = settings.origin(tuple(name.split(".")))
+            found.insert(1, Effective(name, "{}", place, choice.value, choice.reason))
+    for name in settings.manifest.secrets:
+        found.append(Effective(f"secrets.{name}", "(a reference)", settings.origin(("secrets", name)), "(a reference)"))
+    return tuple(found)

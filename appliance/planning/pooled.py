@@ -1,0 +1,128 @@
+"""What a manifest says of a model that pools, and what the gateway is told of one."""
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from appliance.config.gateway import LateReading, PooledModel, Task
+from appliance.config.manifest import Manifest
+from appliance.config.settings import Settings
+from appliance.planning.choice import Choice, refuse
+from engine.api.config import TaskConfig
+from engine.models.checkpoint import Checkpoint
+from engine.models.modules import Late
+from engine.models.parts import Difference, Pooler, keeps_nothing
+
+_KEY = re.compile(r"(model\.(?:task|text_only|pooling(?:\.\w+)?)): ")
+Pairs = Literal["none", "tokenizer", "template", "reranker"]
+POOLS = {"first": "cls", "last": "last", "mean": "mean", "max": "max"}
+SIMILARITIES = {"dot": "dot", "dot_product": "dot", "euclidean": "euclidean", "manhattan": "manhattan"}
+
+
+def settled_task(manifest: Manifest, checkpoint: Checkpoint) -> TaskConfig:
+    """What is asked for, with `auto` as the checkpoint settles it."""
+    asked, pooler = task_config(manifest), checkpoint.model.pooler
+    if asked.task != "auto" or (pooler is not None and pooler.task != "embed"):
+        return asked
+    return msgspec.structs.replace(asked, task="generate" if pooler is None else "embed")
+
+
+def task_config(manifest: Manifest) -> TaskConfig:
+    pooling = manifest.model.pooling
+    first, second = pooling.score_tokens
+    return TaskConfig(
+        task=manifest.model.task,
+        pool=pooling.pool,
+        normalize=None if pooling.normalize == "auto" else pooling.normalize,
+        dimensions=pooling.dimensions,
+        score_tokens=(first, second),
+        text_only=manifest.model.text_only,
+    )
+
+
+def check_pieces(settings: Settings, max_context: int) -> None:
+    """Refuses a longest text that every window holds as a whole."""
+    most = settings.manifest.model.pooling.max_input
+    if most is not None and most <= max_context:
+        message = (
+            f"{most} has no effect: a window of model.max_context holds {max_context} tokens of a text; write more "
+            "than that, or leave it out"
+        )
+        refuse(settings, "model.pooling.max_input", message)
+
+
+def named_key(message: str) -> tuple[str, ...] | None:
+    """The key of the manifest that a refusal begins with."""
+    found = _KEY.match(message)
+    return None if found is None else tuple(found[1].split("."))
+
+
+def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
+    """What requests may ask for. A classifier of one label scores pairs; vectors are compared to score them."""
+    pooler = checkpoint.model.pooler
+    if pooler is None:
+        return ("generate",)
+    if pooler.task == "embed":
+        return ("embed", "token_embed", "score") if pooler.whole else ("token_embed", "score")
+    if pooler.task == "token_classify":
+        return ("token_classify",)
+    return ("classify", "score") if pooler.width == 1 else ("classify",)
+
+
+def pooled_model(checkpoint: Checkpoint, max_input: int = 0) -> PooledModel | None:
+    pooler, modules = checkpoint.model.pooler, checkpoint.modules
+    if pooler is None:
+        return None
+    similarity = SIMILARITIES.get("cosine" if modules is None else modules.similarity, "cosine")
+    return PooledModel(
+        labels=pooler.labels,
+        width=pooler.width,
+        dimensions=pooler.dimensions,
+        any_dimensions=pooler.any_dimensions,
+        max_input=max_input,
+        activation=pooler.activation,
+        pairs=_pairs(checkpoint, pooler),
+        similarity=similarity,  # type: ignore[arg-type]  # the values of the table
+        prompts={} if modules is None else dict(modules.prompts),
+        default_prompt="" if modules is None else modules.default_prompt,
+        late=None if modules is None or modules.late is None else _late(modules.late),
+    )
+
+
+def _late(late: Late) -> LateReading:
+    return LateReading(markers=late.markers, lengths=late.lengths, skipped=late.skipped, expands=late.expands)
+
+
+def _pairs(checkpoint: Checkpoint, pooler: Pooler) -> Pairs:
+    """How two texts become one prompt: an encoder's tokenizer joins them, a decoder's template does."""
+    if "score" not in tasks_of(checkpoint) or pooler.task == "embed":
+        return "none"
+    if keeps_nothing(checkpoint.model):
+        return "tokenizer"
+    is_yes_or_no = any(isinstance(stage, Difference) for stage in pooler.stages)
+    return "reranker" if is_yes_or_no or checkpoint.architecture.startswith("Qwen3") else "template"
+
+
+def choices(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Choice[Any]]:
+    """What `auto` of model.task and model.pooling have come to."""
+    pooler, wanted = checkpoint.model.pooler, manifest.model
+    task = "generate" if pooler is None else ("embed" if pooler.task == "embed" else "classify")
+    found: dict[str, Choice[Any]] = {}
+    if wanted.task == "auto":
+        listed = "modules.json lists a pooling" if checkpoint.modules is not None else checkpoint.architecture
+        found["model.task"] = Choice(task, listed)
+    if pooler is None or pooler.task != "embed":
+        for name in ("pool", "normalize"):
+            found[f"model.pooling.{name}"] = Choice(getattr(wanted.pooling, name), "this model makes no vectors")
+        return found
+    says = "modules.json" if checkpoint.modules is not None else "the checkpoint does not say"
+    if not pooler.whole:
+        found["model.pooling.pool"] = Choice("auto", "this model makes vectors of tokens")
+    elif wanted.pooling.pool == "auto":
+        found["model.pooling.pool"] = Choice(POOLS[pooler.pool], says)
+    if wanted.pooling.normalize == "auto":
+        found["model.pooling.normalize"] = Choice(pooler.activation == "normalize", says)
+    if not wanted.pooling.dimensions and pooler.dimensions:
+        found["model.pooling.dimensions"] = Choice(list(pooler.dimensions), "config.json")
+    return found

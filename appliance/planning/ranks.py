@@ -1,0 +1,105 @@
+"""What each choice takes of memory, as the plan counts it: for the solver's rule about memory, and for ways out."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from appliance.config.manifest import Manifest
+from appliance.config.problems import Refused
+from appliance.config.settings import Settings
+from appliance.constraints.rule import View
+from appliance.constraints.rules import RULES
+from appliance.constraints.solve import Situation, solve
+from appliance.constraints.variables import VARIABLES
+from appliance.hardware.machine import Machine
+from appliance.planning.diagnostics import SHARE, Way
+from appliance.planning.memory import spell_bytes
+from appliance.planning.memory_budget import Room, measure, rank_holdings
+from appliance.planning.placement import place
+from appliance.planning.requirements import Need, asked_of, need_of
+from engine.models.checkpoint import Checkpoint
+from engine.models.footprint import Holding
+
+SHARES = 100  # memory_share is proposed in hundredths
+
+
+class Rooms:
+    """The rooms of choices on one machine. Answers are kept: the solver asks often, and counting weights takes long."""
+
+    def __init__(self, settings: Settings, checkpoint: Checkpoint, machine: Machine) -> None:
+        self._settings, self._checkpoint, self._machine = settings, checkpoint, machine
+        self._holdings: dict[tuple[object, ...], tuple[tuple[Holding, ...], ...]] = {}
+        self._needs: dict[tuple[object, ...], Need | None] = {}
+
+    def room(self, view: View, manifest: Manifest | None = None) -> Room:
+        key = (view.device, view.dtype, view.weights, view.kernels, view.tensor)
+        if key not in self._holdings:
+            self._holdings[key] = rank_holdings(self._checkpoint, view)
+        return measure(
+            manifest or self._settings.manifest,
+            self._checkpoint,
+            self._machine,
+            replace(view),
+            self._holdings[key],
+            threads=self._threads(view),
+        )
+
+    def need(self, view: View) -> Need | None:
+        """None: there is nothing to compute on."""
+        choice = (view.device, view.dtype, view.weights, view.kernels, view.graphs, view.kv_cache, view.block_tokens)
+        key = (*choice, view.max_context, view.data, view.tensor)
+        if key not in self._needs:
+            self._needs[key] = self._need(view, self._settings.manifest)
+        return self._needs[key]
+
+    def lacks(self, view: View) -> str:
+        """What each rank lacks to hold its share of the weights, its workspace and the cache that is asked for; empty
+        where that fits."""
+        need = self.need(view)
+        if need is None:
+            return "a GPU"
+        return spell_bytes(need.lacks) if need.lacks else ""
+
+    def share(self, view: View) -> float | None:
+        """The least memory_share with which it fits, in hundredths."""
+        manifest = self._settings.manifest
+        for count in range(int(manifest.hardware.memory_share * SHARES) + 1, SHARES + 1):
+            hardware = manifest.hardware.model_copy(update={"memory_share": count / SHARES})
+            need = self._need(view, manifest.model_copy(update={"hardware": hardware}))
+            if need is not None and not need.lacks:
+                return count / SHARES
+        return None
+
+    def _need(self, view: View, manifest: Manifest) -> Need | None:
+        if view.device == "cuda" and not self._machine.gpus[: view.tensor * view.data]:
+            return None
+        return need_of(
+            manifest, self._machine, self.room(view, manifest), asked_of(manifest, view.data, view.max_context)
+        )
+
+    def _threads(self, view: View) -> int:
+        try:
+            return place(self._settings, self._machine, view.device, view.tensor).threads.value
+        except Refused:  # told when this choice is the plan's
+            return self._machine.cores
+
+
+def ways(rooms: Rooms, situation: Situation, view: View) -> Iterator[Way]:
+    """What single keys could be instead, so that memory does and all else goes together. Left out are limits, which the
+    message about a shortage tells by itself, and another device: a CPU is a hundred times slower than its GPU."""
+    keys = next(rule.keys for rule in RULES if rule.name == "memory")
+    for variable in VARIABLES:
+        if variable.name not in keys or variable.limit or variable.name == "device":
+            continue
+        values, words = [], []
+        for value in variable.values(situation.facts):
+            # What is open is chosen as it would be in the plan, whether memory takes part in that or not.
+            changed = solve(situation.but(**{variable.name: value}))
+            need = None if changed is None else rooms.need(changed)
+            if need is not None and not need.lacks:
+                values.append(variable.spelled(value))
+                words.append(f"{variable.spelled(value)} (needs {spell_bytes(need.needed)})")
+        if words:
+            yield Way(variable.key, values[0], " or ".join(words))
+    share = rooms.share(view)
+    if share is not None:
+        yield Way(SHARE, f"{share:g}", f"{share:g}")

@@ -1,0 +1,176 @@
+"""A plan in words: what `slipway check` and `slipway plan` print. Secrets appear as names only."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from appliance.checkpoints.lockfile import lock_path
+from appliance.config.fingerprint import graphs_hash
+from appliance.config.keys import find, spell
+from appliance.config.stores import is_temporary, storage_line
+from appliance.planning.estimate import DISK_BYTES_S, NETWORK_BYTES_S
+from appliance.planning.memory import spell_bytes
+from appliance.planning.plan import Effective, Plan, settled
+from appliance.planning.self_test import told
+from engine.api.config import EngineConfig
+
+
+def summary(plan: Plan) -> str:
+    """One line: model, device, context, memory."""
+    engine, gateway, memory = plan.engines[0], plan.gateway, plan.memory
+    engines = f"{len(plan.engines)} engines" if len(plan.engines) > 1 else "one engine"
+    if engine.tensor > 1:
+        engines += f" of {engine.tensor} ranks" + (" each" if len(plan.engines) > 1 else "")
+    return (
+        f"{gateway.names[0]} ({plan.architecture}, {_numbers(engine)}, {engine.device}, {engines}), "
+        f"context {engine.max_context}, {spell_bytes(memory.total)} {'a rank' if engine.tensor > 1 else 'an engine'}"
+        f"{f', planned for {plan.machine.described}' if plan.machine.described else ''}"
+    )
+
+
+def unchecked(plan: Plan) -> str:
+    """Return a line for `slipway check` with what it took for granted, or "" if it compared everything."""
+    if not plan.assumed:
+        return ""
+    return f"not checked, because {plan.engines[0].model} has no weights: {'; '.join(plan.assumed)}"
+
+
+def storage(plan: Plan) -> str:
+    """A line for `slipway check` if a restart of the service deletes what is stored, else ""."""
+    stored = storage_line(plan.gateway)
+    return f"storage: {stored}" if stored and is_temporary(plan.gateway) else ""
+
+
+def _numbers(engine: EngineConfig) -> str:
+    return engine.dtype if engine.weights == "stored" else f"{engine.weights} weights, {engine.dtype}"
+
+
+def as_text(plan: Plan) -> str:
+    checkpoint = f"checkpoint: {plan.origin}" + (f", tokenizer {plan.tokenizer}" if plan.tokenizer else "")
+    lines = [f"{plan.path}", *(f"  {layer}" for layer in plan.layers), summary(plan), checkpoint, *_assumed(plan), ""]
+    lines += _table([_row(effective) for effective in plan.effective], ("key", "value", "from"))
+    self_test = told(plan.engines[0], lock_path(plan.path).name, pools=plan.gateway.pooled is not None)
+    stored = storage_line(plan.gateway)
+    lines += ["", self_test, *([f"storage: {stored}"] if stored else []), "", *_memory(plan), "", *_outlook(plan)]
+    return "\n".join(lines)
+
+
+def _assumed(plan: Plan) -> list[str]:
+    if not plan.assumed:
+        return []
+    return ["assumed, because there are no weights:", *(f"  {one}" for one in plan.assumed)]
+
+
+def _row(effective: Effective) -> tuple[str, str, str]:
+    key = find(tuple(effective.key.split(".")))
+    form = key.form if key else ""
+    value, origin = spell(effective.value, form), effective.origin
+    if effective.reason:
+        resolved = spell_bytes(effective.resolved) if form == "size" else spell(effective.resolved, form)
+        value = f"{value} → {resolved}" if effective.value == "auto" else resolved
+        origin = f"{origin}: {effective.reason}"
+    return effective.key, value, origin
+
+
+def _table(rows: list[tuple[str, str, str]], head: tuple[str, str, str]) -> list[str]:
+    widths = [min(44, max(len(row[column]) for row in (head, *rows))) for column in (0, 1)]
+    return [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in (head, *rows)]
+
+
+def _memory(plan: Plan) -> list[str]:
+    memory, engine = plan.memory, plan.engines[0]
+    mapped = f"without {spell_bytes(memory.mapped)} read in the file" if memory.mapped else ""
+    parts = [
+        ("weights", memory.weights, mapped),
+        *((f"  {part}", count, "") for part, count in memory.parts.items() if count),
+        ("workspace", memory.workspace, "process, largest step, tables, graphs, weights read in the file"),
+        ("KV cache", memory.cache, _cache(plan)),
+        ("together", memory.total, f"of {spell_bytes(memory.budget)} usable, {spell_bytes(memory.free)} free"),
+        ("loading", memory.loading, "at most, before the cache is there"),
+        ("host", memory.host.total, _host(plan)),
+    ]
+    each = " of each rank" if engine.tensor > 1 else " of each engine" if len(plan.engines) > 1 else ""
+    lines = [f"memory{each}"]
+    lines += [f"  {name:<12} {spell_bytes(count):>10}  {text}".rstrip() for name, count, text in parts]
+    for state in memory.state:
+        reach = f"the last {state.reach} tokens" if state.reach else "all tokens"
+        lines.append(
+            f"  a token keeps {state.token_bytes:,} B in {state.layers} layers ({state.kind}, {reach}); "
+            f"a request of {engine.max_context} at most {spell_bytes(state.request_bytes)}"
+        )
+    fits = [f"{one.requests} of {one.tokens}" for one in memory.concurrency]
+    if not memory.state:
+        lines.append(f"  a step holds, in prompts of so many tokens: {', '.join(fits)}")
+        return lines
+    lines.append(f"  the cache holds at once, in requests of so many tokens: {', '.join(fits)}")
+    return lines
+
+
+def _cache(plan: Plan) -> str:
+    memory = plan.memory
+    if not memory.state:
+        return "none is kept"
+    return f"{memory.blocks} blocks of {plan.engines[0].block_tokens} tokens, {memory.block_bytes:,} B"
+
+
+def _host(plan: Plan) -> str:
+    host = plan.memory.host
+    if plan.engines[0].device == "cpu":
+        return "launcher, Supervisor, gateway, beside the engines"
+    return (
+        f"appliance {spell_bytes(host.appliance)}, engine processes {spell_bytes(host.engines)}, page-locked "
+        f"{spell_bytes(host.pinned)}, loading {spell_bytes(host.loading)}"
+    )
+
+
+def _outlook(plan: Plan) -> list[str]:
+    outlook = plan.outlook
+    disk, network = f"{DISK_BYTES_S / 1e9:g} GB/s", f"{NETWORK_BYTES_S / 1e6:g} MB/s"
+    lines = [
+        "expect",
+        f"  the weights' files, {outlook.file_bytes:,} B, are read in {_span(outlook.load_s)} at {disk} of disk; "
+        f"a download takes {_span(outlook.download_s)} at {network}",
+    ]
+    made = outlook.roofline
+    if made is None:
+        name = plan.machine.gpus[0].name
+        return [*lines, f"  no ceilings: {name} is not in the table of devices (appliance/hardware/devices.py)"]
+    decode = ", ".join(f"{one.rows} {'row' if one.rows == 1 else 'rows'} {one.tokens_s:,.0f}" for one in made.decode)
+    bound = made.prefill.limited_by
+    return [
+        *lines,
+        f"  ceilings, in tokens a second ({made.source}); nothing is faster, a service is slower",
+        *([f"    decode at {made.length} tokens each: {decode}"] if made.decode else []),
+        f"    prompts: {made.prefill.tokens_s:,.0f}, limited by {bound}",
+    ]
+
+
+def _span(seconds: float) -> str:
+    """`0.4 s`, `16 s`, `3 min`"""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def as_json(plan: Plan) -> str:
+    """The same for programs: effective keys, configurations, memory, expectations (docs/memory.md tells the fields)."""
+    value: dict[str, Any] = {
+        "manifest": str(plan.path),
+        "layers": plan.layers,
+        "sha256": plan.sha256,
+        "outputs_sha256": plan.gateway.outputs_sha256,
+        "graphs_sha256": graphs_hash(settled(plan.effective)),
+        "architecture": plan.architecture,
+        "checkpoint": plan.origin,
+        "tokenizer": plan.tokenizer,
+        "assumed": plan.assumed,
+        "effective": [msgspec.to_builtins(effective) for effective in plan.effective],
+        "engines": [msgspec.to_builtins(engine) for engine in plan.engines],
+        "gateway": msgspec.to_builtins(plan.gateway),
+        "memory": {**msgspec.to_builtins(plan.memory), "total": plan.memory.total},
+        "storage": storage_line(plan.gateway),
+        "outlook": msgspec.to_builtins(plan.outlook),
+        "machine": msgspec.to_builtins(plan.machine),
+    }
+    return json.dumps(value, indent=1, ensure_ascii=False)

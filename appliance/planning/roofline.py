@@ -1,0 +1,266 @@
+"""The most tokens a second that the machine can give: what a step must read over the bandwidth, or what it must compute
+over the arithmetic, whichever takes longer. Ceilings, no forecasts: no launch, no wait, no cache miss is in them.
+
+decode   a step reads every matrix once (of experts those that its rows take) and the keys and values of its rows
+prefill  a step of max_step_tokens multiplies each token with every matrix that it takes, and attends
+
+Of an encoder-decoder model, prompts are sources: they take the encoder, and of the decoder what projects the
+keys and values of a source, which no decode step reads again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from appliance.hardware.devices import CpuModel, GpuModel, cpu_running, gpu_called
+from appliance.hardware.machine import Machine
+from appliance.planning.derivation import Account, Step, leading, number
+from engine.kv.layout import Layout
+from engine.models.footprint import Holding
+from engine.models.parts import MLP, Attention, Experts, Linear, Model, all_bodies, attentions, bodies, encoder_bodies
+from engine.models.sources import (
+    attention_linears,
+    join,
+    mlp_linears,
+    placed_blocks,
+    routed_mlps,
+    router_linear,
+)
+
+DECODE_LENGTH = 1024  # tokens that each row of a decode step has
+BATCHES = (1, 8, 32)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes and operations a second of what one rank computes with; `source` says of what, and whether it is sure.
+    `ranks` share the work of a step; that they wait for one another is left out."""
+
+    bandwidth: int
+    operations: int
+    source: str
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """Tokens a second of a decode step with so many rows, or of prompts (`rows` 0), and what limits them."""
+
+    rows: int
+    tokens_s: float
+    limited_by: str
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """`length`: tokens that the rows of a decode step have."""
+
+    source: str
+    length: int
+    decode: tuple[Ceiling, ...]
+    prefill: Ceiling
+    accounts: tuple[Account, ...]
+
+
+def limits(
+    machine: Machine, *, device: str, dtype: str, weights: str, threads: int, engines: int, ranks: int = 1
+) -> Limits | None:
+    """weights: the type that is multiplied: float32, bfloat16, int8, int4 or fp8. threads: of each rank. None: a GPU
+    that the table lacks."""
+    found: Limits | None
+    if device == "cuda":
+        gpu = gpu_called(machine.gpus[0].name)
+        found = None if gpu is None else _of_gpu(gpu, dtype, weights, engines if ranks == 1 else 1)
+    else:
+        found = _of_cpu(cpu_running(machine.kernels), weights, threads, engines * ranks)
+    if found is None or ranks == 1:
+        return found
+    return replace(found, ranks=ranks, source=f"each of {ranks} ranks, {found.source}")
+
+
+def _of_gpu(gpu: GpuModel, dtype: str, weights: str, engines: int) -> Limits:
+    operations = gpu.fp32 if dtype == "float32" else gpu.bf16
+    if weights == "fp8" and gpu.fp8:
+        operations = gpu.fp8
+    among = f", shared by {engines} engines" if engines > 1 else ""
+    return Limits(gpu.bandwidth // engines, operations // engines, f"{gpu.title}, data sheet{among}")
+
+
+def _of_cpu(cpu: CpuModel, weights: str, threads: int, engines: int) -> Limits:
+    each = cpu.int8 if weights in ("int8", "int4") else cpu.floats
+    reach = min(cpu.reach(threads), cpu.reach(threads * engines) // engines)
+    return Limits(reach, each * cpu.clock * threads, f"{threads} threads of {cpu.what}, assumed")
+
+
+def roofline(
+    model: Model,
+    holdings: Sequence[Holding],
+    layout: Layout,
+    limit: Limits,
+    *,
+    step_tokens: int,
+    length: int,
+    most: int,
+) -> Roofline:
+    """length: tokens of each row that decodes; most: rows of the largest decode step."""
+    length = min(length, DECODE_LENGTH)
+    if model.head is None:
+        account, prefill = _prefill(model, holdings, limit, step_tokens)
+        return Roofline(limit.source, length, (), prefill, (account,))
+    rows = sorted({*(count for count in BATCHES if count <= most), most} - {0}) or [1]
+    decode, accounts = [], []
+    for count in rows:
+        account, ceiling = _decode(model, holdings, layout, limit, count, length)
+        decode.append(ceiling)
+        accounts.append(account)
+    account, prefill = _prefill(model, holdings, limit, step_tokens)
+    return Roofline(limit.source, length, tuple(decode), prefill, (*accounts, account))
+
+
+def slowest_step_s(model: Model, made: Roofline, limit: Limits, *, step_tokens: int, max_context: int) -> float:
+    """Return the seconds of the slowest step at the roofline: the last part of a prompt that fills the context, or the
+    largest decode step."""
+    operations = 2 * active_parameters(model) + attention_operations(model, max_context)
+    prompt_s = step_tokens * operations / (limit.ranks * limit.operations)
+    return max(prompt_s, step_tokens / made.prefill.tokens_s, *(one.rows / one.tokens_s for one in made.decode), 0.0)
+
+
+def _decode(
+    model: Model, holdings: Sequence[Holding], layout: Layout, limit: Limits, rows: int, length: int
+) -> tuple[Account, Ceiling]:
+    holdings = [one for one in holdings if not one.name.startswith(of_sources(model))]
+    dense, experts, share = _matrices(holdings, head=True), _experts(holdings), touched(model, rows)
+    state = rows * state_bytes(layout, length)
+    multiplied = 2 * active_parameters(model) + attention_operations(model, length)
+    steps = [leading("matrices but experts and embedding", number(dense), dense)]
+    if experts:
+        formula = f"{number(experts)} × {number(share)}"
+        steps.append(leading("experts that rows take", formula, experts * share))
+    formula = f"{number(rows)} × {number(state_bytes(layout, length))}"
+    steps.append(leading(f"keys and values, {length} tokens a row", formula, state))
+    read = [value for value in (dense, experts * share, state) if value]
+    more, ceiling = _ceiling(limit, read, rows, multiplied, rows)
+    what = "row" if rows == 1 else "rows"
+    title = f"the ceiling of decoding {rows} {what} of {length} tokens, by {ceiling.limited_by} of {limit.source}"
+    return Account(f"decode:{rows}", title, (*steps, *more), "tokens/s", is_sum=False), ceiling
+
+
+def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_tokens: int) -> tuple[Account, Ceiling]:
+    head = model.embed.vocab * model.embed.hidden
+    multiplied = 2 * (active_parameters(model) - head) + attention_operations(model, step_tokens // 2)
+    if model.encoder is not None:
+        holdings = [one for one in holdings if one.name.startswith(of_sources(model))]
+        multiplied = source_operations(model, min(step_tokens, model.max_source))
+    read = [value for value in (_matrices(holdings, head=False), _experts(holdings)) if value]
+    more, ceiling = _ceiling(limit, read, step_tokens, multiplied, 0)
+    first = leading("operations of a token", number(multiplied), multiplied, "FLOP")
+    title = f"the ceiling of prompts in steps of {step_tokens} tokens, by {ceiling.limited_by} of {limit.source}"
+    return Account("prefill", title, (first, *more), "tokens/s", is_sum=False), ceiling
+
+
+def _ceiling(
+    limit: Limits, read: Sequence[float], tokens: int, multiplied: int, rows: int
+) -> tuple[tuple[Step, ...], Ceiling]:
+    """A step that reads so many bytes for so many tokens, each of so many operations."""
+    per_second = f"{number(limit.ranks)} × {number(limit.operations)}"
+    reading, computing = sum(read) / limit.bandwidth, tokens * multiplied / (limit.ranks * limit.operations)
+    bytes_read = " + ".join(map(number, read))
+    slower, bound = max(reading, computing), "bandwidth" if reading >= computing else "arithmetic"
+    steps = (
+        leading("read", f"({bytes_read}) / {number(limit.bandwidth)}", reading, "s"),
+        leading("computed", f"{number(tokens)} × {number(multiplied)} / ({per_second})", computing, "s"),
+        leading(
+            *("tokens a second", f"{number(tokens)} / max({number(reading)}, {number(computing)})"),
+            *(tokens / slower, "tokens/s"),
+        ),
+    )
+    return steps, Ceiling(rows, tokens / slower, bound)
+
+
+def of_sources(model: Model) -> tuple[str, ...]:
+    """How the names of weights begin by which only sources are multiplied."""
+    if model.encoder is None:
+        return ()
+    norms = [norm.name for norm in (model.encoder.norm, model.encoder.embed.norm) if norm is not None]
+    found = [join(model.root, name) for name in (f"{model.encoder.layers}.", *norms)]
+    for path, block in placed_blocks(model):
+        for body in (body for branch in block for body in bodies(branch)):
+            if isinstance(body, Attention) and body.source:
+                _, k, v, _ = body.sources
+                found.append(join(path, body.name, f"{k}+{v}"))
+    return tuple(found)
+
+
+def source_operations(model: Model, length: int) -> int:
+    """Of one token of a source of this length."""
+    total = 0
+    for body in encoder_bodies(model):
+        match body:
+            case Attention():
+                total += 2 * _elements(attention_linears(body)) + 4 * length * body.heads * body.head_dim
+            case MLP():
+                total += 2 * _elements(mlp_linears(body))
+    for body in all_bodies(model):
+        if isinstance(body, Attention) and body.source:
+            total += 2 * _elements(attention_linears(body)[1:2])
+    return total
+
+
+def _matrices(holdings: Sequence[Holding], *, head: bool) -> int:
+    """Bytes of all that every token is multiplied with. A head that is the embedding's own memory lies there."""
+    left_out = {"experts", "embedding"} if head else {"experts", "embedding", "head"}
+    total = sum(one.bytes for one in holdings if one.part not in left_out)
+    if head and not any(one.bytes for one in holdings if one.part == "head"):
+        total += sum(one.bytes for one in holdings if one.part == "embedding")
+    return total
+
+
+def _experts(holdings: Sequence[Holding]) -> int:
+    return sum(one.bytes for one in holdings if one.part == "experts")
+
+
+def touched(model: Model, rows: int) -> float:
+    """The share of the experts that some row takes, on average over evenly drawn ones: 1 - (1 - k/n)^rows."""
+    shares = [1 - (1 - body.chosen / body.count) ** rows for body in all_bodies(model) if isinstance(body, Experts)]
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def active_parameters(model: Model) -> int:
+    """Elements of the matrices that one token is multiplied with, the head among them."""
+    total = model.embed.vocab * model.embed.hidden
+    for body in all_bodies(model):
+        match body:
+            case Attention(source=True):
+                into, _, out = attention_linears(body)
+                total += _elements((into, out))
+            case Attention():
+                total += _elements(attention_linears(body))
+            case MLP():
+                total += _elements(mlp_linears(body))
+            case Experts():
+                total += _elements((router_linear(body),)) + body.chosen * _elements(mlp_linears(routed_mlps(body)[0]))
+                total += 0 if body.shared is None else _elements(mlp_linears(body.shared))
+    return total
+
+
+def _elements(linears: Sequence[Linear]) -> int:
+    return sum(linear.inputs * sum(one.units * one.width for one in linear.rows) for linear in linears)
+
+
+def attention_operations(model: Model, length: int) -> int:
+    """Of one token that reads so many: a product with every key and every value in reach. Those of a source and those
+    of the reply are one length, each read by attention of its own."""
+    total = 0
+    for body in attentions(model):
+        reach = length if body.window is None else min(length, body.window)
+        total += 4 * reach * body.heads * body.head_dim
+    return total
+
+
+def state_bytes(layout: Layout, length: int) -> int:
+    """Bytes of keys and values that a token of a request of this length reads."""
+    vector = layout.head_dim * layout.element_bytes + layout.scale_bytes
+    total = 0
+    for group in layout.groups:
+        reach = length if group.window is None else min(length, group.window)
+        total += len(group.layers) * 2 * layout.kv_heads * vector * reach
+    return total

@@ -1,0 +1,59 @@
+"""What an engine is told of its self-test, and what the plan says of it."""
+
+from appliance.config.keys import spell
+from appliance.config.manifest import Manifest
+from appliance.config.version import __version__
+from appliance.planning.choice import Choice
+from engine.api.config import EngineConfig, SelfTest
+from engine.api.golden import BANDS, Arithmetic, Recorded
+
+
+def self_test(manifest: Manifest, golden: Recorded | None, *, pools: bool) -> SelfTest:
+    """`golden`: what the lock has, if there is one that counts. A model that pools has no logits to digest."""
+    wanted = manifest.lifecycle.self_test
+    return SelfTest(
+        prompts=0 if pools else wanted.prompts,
+        at_start=wanted.at_start,
+        every_s=wanted.every,
+        budget_s=wanted.budget,
+        tolerance=None if wanted.tolerance == "auto" else wanted.tolerance,
+        locked=golden if wanted.prompts and not pools else None,
+        refuses=manifest.model.lock != "warn",
+        release=__version__,
+    )
+
+
+def tolerance(manifest: Manifest, dtype: str, kv_dtype: str, weights: str) -> Choice[float]:
+    wanted = manifest.lifecycle.self_test.tolerance
+    if wanted != "auto":
+        return Choice(wanted)
+    found = Arithmetic(device="", kernels="", dtype=dtype, kv_dtype=kv_dtype, weights=weights).coarseness
+    reasons = {"float32": "float32 throughout", "half": "numbers of 16 bits", "rounded": "rounded weights or pages"}
+    return Choice(BANDS[found], f"{reasons[found]}; engines that are alike agree bit for bit")
+
+
+def told(engine: EngineConfig, lock: str, *, pools: bool) -> str:
+    """One line of the plan. `lock`: the file's name."""
+    test = engine.self_test
+    if not test.prompts:
+        why = "a model that pools has no logits" if pools else "lifecycle.self_test.prompts is 0"
+        return f"self-test: none ({why})"
+    when = [
+        *(["before it serves"] if test.at_start else []),
+        *([f"one every {spell(test.every_s, 'duration')} without work"] if test.every_s else []),
+    ]
+    prompts = f"{test.prompts} golden prompt{'s' * (test.prompts != 1)}"
+    if not when:
+        return f"self-test: none ({prompts}, neither at_start nor every)"
+    return f"self-test: {prompts}, {' and '.join(when)}; {_against(engine, lock)}"
+
+
+def _against(engine: EngineConfig, lock: str) -> str:
+    locked = engine.self_test.locked
+    if locked is None:
+        return "held to what the engine itself gives when it begins, for no lock has any"
+    made = locked.arithmetic
+    by = f"recorded with {made.kernels} in {made.dtype} on {made.device}"
+    if made.weights != engine.weights:
+        return f"those of {lock} cannot be compared: {by}, weights {made.weights}, and here they are {engine.weights}"
+    return f"held to {lock} ({by})"

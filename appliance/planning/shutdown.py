@@ -1,0 +1,26 @@
+"""How the service ends after SIGTERM: time for open requests, and for load balancers to notice."""
+
+from appliance.config.platform import MARGIN_S
+from appliance.config.settings import Settings
+from appliance.planning.choice import Choice, refuse
+
+LINGER_S = 5.0  # an endpoint of Kubernetes is out of every node's tables by then
+MOST_OF_DRAIN = 0.25  # the rest is for what is open
+
+
+def ending(settings: Settings) -> tuple[Choice[float], Choice[float]]:
+    """lifecycle.drain and lifecycle.linger in seconds. Raises Refused for a linger that outlasts the drain."""
+    wanted, platform = settings.manifest.lifecycle, settings.platform
+    if wanted.drain == "auto":
+        drain = Choice(max(0.0, platform.grace_s - MARGIN_S), f"{platform.source}; the rest ends in {MARGIN_S:g} s")
+    else:
+        drain = Choice(wanted.drain)
+    if wanted.linger != "auto":
+        if wanted.linger > drain.value:
+            message = f"{wanted.linger:g} s is longer than lifecycle.drain, which is {drain.value:g} s and counts it in"
+            refuse(settings, "lifecycle.linger", message, instead=f"{drain.value:g}s")
+        return drain, Choice(wanted.linger)
+    if not platform.balances:
+        return drain, Choice(0.0, "no load balancer is known in front")
+    least = min(LINGER_S, MOST_OF_DRAIN * drain.value)
+    return drain, Choice(least, "load balancers notice /ready by then")

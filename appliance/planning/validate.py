@@ -1,0 +1,294 @@
+"""All that can be known before anything starts: settings, checkpoint, files and secrets the manifest names, memory.
+
+Reads files, never weights, and never imports torch.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from appliance.checkpoints.download_spec import Local, find, policy
+from appliance.checkpoints.facts import Facts, NotHere
+from appliance.checkpoints.lockfile import lock_path, read_lock
+from appliance.checkpoints.metadata import facts
+from appliance.checkpoints.remote import SourceError
+from appliance.config import exits
+from appliance.config.composition.files import folder_of
+from appliance.config.composition.fix import mended_where_written
+from appliance.config.composition.profiles import Profile
+from appliance.config.document import is_secret, masked, without_password
+from appliance.config.files import suggest_checkpoint, suggest_file
+from appliance.config.fix import Hint, Write
+from appliance.config.manifest import SecretFile
+from appliance.config.merge import at
+from appliance.config.problems import Problem, Refused, unread
+from appliance.config.settings import Given, Settings, load, unvalidated
+from appliance.config.suggest import suggest_name
+from appliance.config.versions import spoken
+from appliance.hardware.machine import Machine, read_machine
+from appliance.planning.answerable import check_answerable
+from appliance.planning.endpoint import check_endpoint, check_host_here
+from appliance.planning.output_format import check_format
+from appliance.planning.plan import Plan, plan
+from appliance.planning.pooled import named_key, task_config
+from appliance.planning.profiles import first_match
+from appliance.planning.tokenizer import check_tokenizer, tokenizer_name
+from engine.api.errors import CheckpointError, EngineError, TaskError
+from engine.api.files import is_path, read_text, real_path
+from engine.api.golden import Recorded
+from engine.models.checkpoint import Checkpoint, assume_checkpoint, check_tensors, has_weights, read_checkpoint
+from engine.models.kv_scales import read_kv_scales
+
+if TYPE_CHECKING:
+    from appliance.checkpoints.progress import Progress
+
+
+Verify = Callable[[Settings, Path | None], None]
+
+
+def _trusting(settings: Settings, folder: Path | None) -> None:
+    """Takes a checkpoint's files as they are."""
+
+
+def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusting, *, assume: bool = False) -> Plan:
+    """The plan for what is given, on this machine unless another is described. Of a checkpoint that lies elsewhere its
+    small files are downloaded and the headers of its weights are read. `verify` may refuse the checkpoint's folder
+    (None while files of it lie elsewhere) before anything in it is read or run, and before a GPU is asked for more than
+    a profile needs. `assume`: a local folder with a config.json and no weights is planned from that alone, for a
+    command that starts nothing. Raises Refused with what is wrong, NotPlanned if the checkpoint has to be downloaded
+    first."""
+    try:
+        settings, looked_at = settle(given, machine)
+    except Refused as refused:
+        known = any(problem.key.startswith("model.source") for problem in refused.problems)
+        missing = () if known else _wrong_folder(given)
+        raise type(refused)([*refused.problems, *missing], refused.cause) from refused
+    with spoken(settings.older):
+        try:
+            return _proven(settings, given.environ, machine, looked_at, verify, assume)
+        except Refused as refused:
+            problems = [mended_where_written(problem, settings.tree) for problem in refused.problems]
+            raise type(refused)(problems, refused.cause) from refused
+
+
+def _wrong_folder(given: Given) -> Iterator[Problem]:
+    """Yield a missing folder of model.source.path in a manifest that is refused for other reasons."""
+    key = ("model", "source", "path")
+    try:
+        tree = unvalidated(given)
+    except Refused:
+        return
+    text, place = at(tree, key), tree.values.get(key)
+    if not isinstance(text, str) or place is None or key in tree.unknown:
+        return
+    folder = real_path(folder_of(place.source if place.line else str(given.manifest)))
+    if is_path(folder / text) and not (folder / text).exists():
+        what = f"{folder / text}: no such directory; model.source.path must name a checkpoint directory"
+        yield unread(place, key, what, suggest_file(text, folder, holds="config.json"))
+
+
+def settle(given: Given, machine: Machine | None = None) -> tuple[Settings, Machine | None]:
+    """What is given, with the hardware profile that fits; and the machine, where a profile was to be chosen. Raises
+    Refused for what is wrong by itself."""
+    looked_at = machine
+
+    def choose(device: str, profiles: tuple[Profile, ...]) -> tuple[str, ...]:
+        nonlocal looked_at
+        looked_at = looked_at or read_machine(gpus=device != "cpu")
+        return first_match(device, profiles, looked_at)
+
+    return load(given, choose), looked_at
+
+
+class NotPlanned(Refused):
+    """All that can be seen is right, but the checkpoint has to be downloaded first."""
+
+
+def _proven(
+    settings: Settings,
+    environ: Mapping[str, str],
+    machine: Machine | None,
+    looked_at: Machine | None,
+    verify: Verify,
+    assume: bool,
+) -> Plan:
+    problems = list(_files(settings, environ))
+    key = settings.manifest.model.source.key
+    at, name = settings.place(key), ".".join(key)
+    found = find(settings, environ)
+    if problems and not isinstance(found, Local):
+        raise Refused(problems)  # a token that cannot be read asks no server
+    try:
+        with facts(found, policy(settings, environ), environ) as known:
+            verify(settings, known.folder if known.job is None else None)
+            checkpoint = _checkpoint(settings, known, assume)
+            tokenizer = "" if _lacks_tokenizer(checkpoint) else tokenizer_name(known.folder)
+            unanswerable = list(check_answerable(settings, checkpoint, known.folder))
+    except NotHere as error:
+        raise NotPlanned([*problems, Problem(at, name, without_password(str(error)))], exits.SOURCE) from error
+    except SourceError as error:
+        raise Refused([*problems, Problem(at, name, without_password(str(error)))], exits.SOURCE) from error
+    except TaskError as error:
+        key = named_key(str(error)) or key
+        raise Refused([*problems, Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error
+    except EngineError as error:
+        below = settings.manifest.model.source.path
+        hint = Hint() if below is None else suggest_checkpoint(below, settings.folder(key))
+        raise Refused([*problems, unread(at, key, str(error), hint)], exits.CHECKPOINT) from error
+    if problems or unanswerable:
+        raise Refused([*problems, *unanswerable], exits.MANIFEST if problems else exits.CHECKPOINT)
+    planned = _planned(settings, checkpoint, machine, looked_at, known)
+    _check_scales(settings, checkpoint, planned)
+    assumed = checkpoint.assumed
+    if assumed and not tokenizer:
+        assumed = (*assumed, "a tokenizer for the model's vocabulary; none is here")
+    return replace(
+        planned, tokenizer=tokenizer, assumed=assumed, notices=(*planned.notices, *check_host_here(settings))
+    )
+
+
+def _planned(
+    settings: Settings, checkpoint: Checkpoint, machine: Machine | None, looked_at: Machine | None, known: Facts
+) -> Plan:
+    """`machine` is one that is described, `looked_at` what a profile was chosen for, without its GPUs perhaps."""
+    locked, golden = lock_path(settings.path).is_file(), _golden(settings)
+    if machine is not None or settings.manifest.hardware.device != "cpu":
+        return plan(settings, checkpoint, machine or looked_at or read_machine(), known, locked=locked, golden=golden)
+    try:
+        return plan(settings, checkpoint, looked_at or read_machine(gpus=False), known, locked=locked, golden=golden)
+    except Refused:
+        # Whether a GPU would change it is worth the second that looking for one takes.
+        return plan(settings, checkpoint, read_machine(), known, locked=locked, golden=golden)
+
+
+def _golden(settings: Settings) -> Recorded | None:
+    """The golden prompts of the lock. One that cannot be read has none: `verify` has refused it, if it counts."""
+    if settings.manifest.model.lock == "off":
+        return None
+    try:
+        return read_lock(lock_path(settings.path)).golden
+    except (FileNotFoundError, Refused):
+        return None
+
+
+def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> None:
+    """fp8 pages take the scales that a checkpoint folder may bring, which must be whole then."""
+    if found.engines[0].kv_dtype == "fp8":
+        try:
+            read_kv_scales(checkpoint.path, checkpoint.model, checkpoint.tensors)
+        except CheckpointError as error:
+            key = ("quantization", "kv_cache")
+            raise Refused([Problem(settings.place(key), ".".join(key), str(error))], exits.CHECKPOINT) from error
+
+
+def bring_whole(given: Given) -> Path:
+    """Downloads what is not here yet, with progress on standard error. The folder of the checkpoint. Raises Refused."""
+    return _bring(load(given), given, lambda _: contextlib.nullcontext())
+
+
+def bring_for_a_start(given: Given) -> None:
+    """The same, with answers at the gateway's address meanwhile."""
+    from appliance.checkpoints.placeholder_server import lobby
+
+    settings = load(given)
+    endpoints = settings.manifest.endpoints
+    _bring(settings, given, lambda progress: lobby(endpoints.host, endpoints.port, progress))
+
+
+def _bring(
+    settings: Settings, given: Given, beside: Callable[["Progress"], contextlib.AbstractContextManager[None]]
+) -> Path:
+    from appliance.checkpoints.download import bring, on_stderr
+
+    with spoken(settings.older):
+        problems = list(_files(settings, given.environ))
+        if problems:
+            raise Refused(problems)
+        found = find(settings, given.environ)
+        if isinstance(found, Local):
+            return found.path
+        try:
+            with on_stderr() as say:
+                return bring(found, policy(settings, given.environ), given.environ, say, beside)
+        except SourceError as error:
+            key = settings.manifest.model.source.key
+            said = without_password(str(error))
+            raise Refused([Problem(settings.place(key), ".".join(key), said)], exits.SOURCE) from error
+
+
+def _lacks_tokenizer(checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint without weights has no tokenizer either."""
+    return bool(checkpoint.assumed) and not (checkpoint.path / tokenizer_name(checkpoint.path)).exists()
+
+
+def _checkpoint(settings: Settings, known: Facts, assume: bool) -> Checkpoint:
+    """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
+    try:
+        trusted, task = settings.manifest.model.trust_remote_code, task_config(settings.manifest)
+        if assume and known.folder == known.path and known.folder.is_dir() and not has_weights(known.folder):
+            checkpoint = assume_checkpoint(known.folder, trusted, task=task)
+        else:
+            checkpoint = read_checkpoint(known.folder, trusted, task=task)
+            check_tensors(checkpoint.model, checkpoint.tensors, checkpoint.quantization)
+        if not _lacks_tokenizer(checkpoint):
+            check_tokenizer(checkpoint.path)
+    except EngineError as error:
+        if known.folder == known.path:
+            raise
+        raise type(error)(str(error).replace(str(known.folder), known.shown)) from error
+    if known.folder == known.path:
+        return checkpoint
+    tensors = {
+        name: replace(info, file=known.path / info.file.relative_to(known.folder))
+        for name, info in checkpoint.tensors.items()
+    }
+    return replace(checkpoint, path=known.path, tensors=tensors)
+
+
+def _files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
+    """What the manifest names and is not there."""
+    manifest = settings.manifest
+    if manifest.model.chat_template is not None:
+        yield from _readable(settings, ("model", "chat_template"))
+    yield from check_format(settings)
+    yield from check_endpoint(settings, environ)
+    if manifest.engine.record is not None and not settings.file(("engine", "record")).parent.is_dir():
+        yield _no_folder(settings, manifest.engine.record)
+    for name, secret in manifest.secrets.items():
+        if isinstance(secret, SecretFile):
+            yield from _readable(settings, ("secrets", name, "file"))
+        elif not environ.get(secret.env):
+            what = "is empty" if secret.env in environ else "is not set"
+            place = settings.place(("secrets", name, "env"))
+            near = suggest_name(secret.env, environ) if secret.env not in environ else ""
+            hint = Hint(f"did you mean {near}?", Write(near), certain=False) if near else Hint()
+            yield unread(place, ("secrets", name, "env"), f"the environment variable {secret.env} {what}", hint)
+
+
+def _no_folder(settings: Settings, record: str) -> Problem:
+    above, key = Path(record).parent, ("engine", "record")
+    folder = settings.folder(key)
+    hint = suggest_file(str(above), folder)
+    if isinstance(hint.remedy, Write):
+        hint = replace(hint, remedy=Write(f"{hint.remedy.text}/{Path(record).name}"))
+    return unread(settings.place(key), key, f"{folder / above}: no such directory", hint)
+
+
+def _readable(settings: Settings, key: tuple[str, ...]) -> Iterator[Problem]:
+    path, place, given = settings.file(key), settings.place(key), str(at(settings.tree, key))
+    # What is no path may be the secret itself, written in the place of its file.
+    shown = "the file (name not shown)" if is_secret(key) and not re.search(r"[/.]", given) else masked(str(path))
+    try:
+        text = read_text(path)
+    except UnicodeDecodeError:
+        yield unread(place, key, f"{shown}: is not UTF-8 text")
+    except OSError as error:
+        yield unread(
+            place, key, f"{shown}: {(error.strerror or str(error)).lower()}", suggest_file(given, settings.folder(key))
+        )
+    else:
+        if not text.strip():
+            yield unread(place, key, f"{shown}: is empty")

@@ -1,0 +1,368 @@
+"""What an engine takes beside weights and cache: its process, a step's activations and logits, tables, graphs.
+
+Plain arithmetic. Compiled kernels keep the buffers of the largest step from the start on, so theirs is exact; what
+torch and Triton take is the widest layer counted generously, which a GPU's profiling replaces by what it measured.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from appliance.planning.derivation import Step, number, product
+from engine.kv.layout import Layout, blocks_of, whole_blocks
+from engine.models.parts import (
+    MLP,
+    Attention,
+    Block,
+    Body,
+    Experts,
+    Model,
+    Parallel,
+    all_bodies,
+    attentions,
+    bodies,
+    encoder_bodies,
+)
+from engine.models.ranks import share_of
+from kernels.cpu.library import tiling
+
+MIB = 2**20
+# Resident memory of an engine process without weights, pages of shared libraries included. VmRSS on Linux with Python
+# 3.11 and torch 2.13 for CPUs, in MiB: interpreter 11, numpy and msgspec 17, modules of the engine 13, torch 187,
+# threads and first steps 17; rounded up. On a GPU it is what the libraries' handles and the allocator's rounding take
+# of the device beside the context.
+PROCESS_BYTES = {"cpu": 248 * MIB, "cuda": 512 * MIB}
+THREAD_BYTES = MIB  # of each thread that computes: its stack and the allocator's arena
+TORCH_CODE_BYTES = 4 * MIB  # pages of torch's own kernels, which compiled ones leave untouched
+LIBRARY_BYTES = 8 * MIB  # the most that each thread of torch keeps of a matrix that it multiplies by
+SCORE_ELEMENTS = 1 << 27  # the most scores that torch holds at once (kernels/attention/common.py)
+SCORE_COPIES = 2
+NCCL_BYTES = 512 * MIB  # buffers of each GPU through which ranks exchange. Assumed.
+GRAPH_BYTES = 8 * MIB  # of one captured step, whatever its size
+COPIES = {"torch": 5, "triton": 5}  # of the logits that sampling holds: probabilities, their sorted copy and indices
+COMPILED_COPIES = 2  # in place, and a copy for logprobs of logits that sampling then changes
+BUFFER = "buffer"  # the first word of what compiled kernels keep for a step
+WHOLE_BLOCK = 16  # tokens of a block of a prompt that is read both ways (engine/layers/compiled.py)
+LEAST_TOKENS = 64  # that the buffers hold at least (engine/layers/compiled.py)
+SPLIT = 512  # positions of a piece of attention (kernels/cpu/attention.h)
+VECTOR = 16  # floats of the widest vector
+ALIGNED = 32  # words to which a device's tables are aligned (engine/worker/device_table.py)
+MEETING_ROWS = 64  # whose logits ranks join at once (engine/worker/build.py)
+MEETING_ROOMS = 2  # used in turns (kernels/cpu/meeting.h)
+COLUMN_BYTES = 80  # of a slot's sampling parameters, rotation and source on the host (engine/sampling/columns.py)
+DEVICE_FIELDS = 12  # of a slot on a device (kernels/sampling/columns.py)
+ROUTE_WORDS = 7  # of a token's expert: its number, weight, order and pair, and a tile of three (kernels/experts)
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """Tokens of the largest step, and the most requests that run at once."""
+
+    tokens: int
+    rows: int
+
+    @property
+    def slots(self) -> int:
+        return min(self.rows, self.tokens)
+
+
+def workspace(
+    model: Model, *, device: str, kernels: str, size: StepSize, element_bytes: int, threads: int = 1, ranks: int = 1
+) -> tuple[Step, ...]:
+    """All that a rank has of it but tables and graphs. kernels: torch, triton or a compiled variant."""
+    process = Step("process", number(PROCESS_BYTES[device]), PROCESS_BYTES[device])
+    found = [
+        process,
+        *_threads(model, device, kernels, threads, ranks),
+        *_exchange(model, device, kernels, size, ranks),
+    ]
+    if model.pooler is not None:
+        # token_embed keeps the states of every token in float32, and its stages theirs; on a GPU those of the last step
+        # are still on their way.
+        copies = 3 if kernels == "triton" else 2
+        found.append(product("pooled states (tokens × hidden)", size.tokens, copies * model.embed.hidden, 4))
+    if kernels in COPIES:
+        found.append(
+            product("activations (tokens × widest layer)", size.tokens, widest_layer(model, ranks), element_bytes)
+        )
+        found += _sources(model, kernels, size, element_bytes)
+        found += _routes(model, size.tokens, ranks) if kernels == "triton" else ()
+        if model.head is None:
+            return tuple(found)
+        found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COPIES[kernels]))
+        return tuple(found)
+    for name, width in step_widths(model, ranks).items():
+        found.append(product(f"{BUFFER} {name} (tokens × width)", max(size.tokens, LEAST_TOKENS), width, 4))
+    found += _whole(model, size, ranks)
+    found.append(product("packed rows (tokens × inputs)", size.tokens + VECTOR, *_packed(model, kernels, ranks), 4))
+    if model.head is None:
+        return tuple(found)
+    found.append(product("logits (rows × vocab × copies)", size.slots, model.embed.vocab, 4, COMPILED_COPIES))
+    found.append(product("draw (threads × vocab)", threads, model.embed.vocab, 8))
+    return tuple(found)
+
+
+def _threads(model: Model, device: str, kernels: str, threads: int, ranks: int) -> tuple[Step, ...]:
+    """Memory of the threads that compute on a CPU. torch's library repacks parts of a matrix that it multiplies by."""
+    if device != "cpu":
+        return ()
+    stacks = product("threads", threads, THREAD_BYTES)
+    if kernels != "torch":
+        return (stacks,)
+    repacked = min(LIBRARY_BYTES, 4 * largest_matrix(model, ranks))
+    code = Step("pages of torch's kernels", number(TORCH_CODE_BYTES), TORCH_CODE_BYTES)
+    return stacks, code, product("repacked parts of matrices (threads × bytes)", threads, repacked)
+
+
+def largest_matrix(model: Model, ranks: int = 1) -> int:
+    """Elements of the largest matrix that all tokens of a step are multiplied by."""
+    hidden, most = model.embed.hidden, 0
+    for body in all_bodies(model):
+        match body:
+            case Attention():
+                most = max(most, (_own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim)
+            case MLP():
+                most = max(most, 2 * _own(body.inner, ranks))
+            case Experts():
+                shared = 0 if body.shared is None else _own(body.shared.inner, ranks)
+                most = max(most, 2 * _own(body.inner, ranks), 2 * shared)
+    return most * hidden
+
+
+def attention_scores(
+    model: Model, *, kernels: str, size: StepSize, max_context: int, ranks: int = 1
+) -> tuple[Step, ...]:
+    """Memory of torch's attention for the longest row: keys, values, and the scores of one step."""
+    parts = [body for body in attentions(model) if body.causal and not body.source]
+    if kernels != "torch" or not parts:
+        return ()
+    tokens = min(size.tokens, max_context)
+
+    def keys(part: Attention) -> int:
+        return max_context if part.window is None else min(max_context, part.window + tokens)
+
+    most = max(parts, key=lambda part: _own(part.heads, ranks) * keys(part))
+    heads = _own(most.heads, ranks)
+    rows = min(tokens, max(1, SCORE_ELEMENTS // (heads * keys(most))))
+    gathered = product(
+        "keys and values of a row (copies × tokens × heads × width)",
+        *(4, keys(most), _own(most.kv_heads, ranks), most.head_dim, 4),
+    )
+    scores = product("scores of a row (copies × heads × tokens × keys)", SCORE_COPIES, heads, rows, keys(most), 4)
+    return gathered, scores
+
+
+def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> tuple[Step, ...]:
+    """Of what an encoder reads in a step: its states, which all layers of the decoder read, and with torch the scores
+    of the longest source, which it may hold all at once."""
+    if model.encoder is None:
+        return ()
+    states = product("states of sources (tokens × hidden)", size.tokens, model.embed.hidden, element_bytes)
+    if kernels != "torch":
+        return (states,)
+    longest = min(model.max_source, size.tokens)
+    heads = max(body.heads for body in encoder_bodies(model) if isinstance(body, Attention))
+    return states, product("scores of a source (heads × tokens × tokens)", heads, longest, longest, 4)
+
+
+def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
+    """What Triton kernels have of a layer of experts in words of 4 bytes: the router's logits, the routes, and a sum
+    that other ranks are to add to."""
+    parts = [body for body in all_bodies(model) if isinstance(body, Experts)]
+    if not parts:
+        return ()
+    sums = model.embed.hidden if ranks > 1 else 0
+    words = max(part.count + (part.shared_gate is not None) + ROUTE_WORDS * part.chosen + sums for part in parts)
+    return (product("routes to experts (tokens × words)", tokens, words, 4),)
+
+
+def _whole(model: Model, size: StepSize, ranks: int) -> tuple[Step, ...]:
+    """Keys and values of one layer, of prompts that are read both ways."""
+    part = next((part for part in attentions(model) if not part.causal), None)
+    if part is None:
+        return ()
+    blocks = whole_blocks(size.tokens, size.slots, WHOLE_BLOCK)
+    name = f"{BUFFER} keys and values (blocks × tokens × heads)"
+    return (product(name, 2 * blocks, WHOLE_BLOCK, _own(part.kv_heads, ranks) * part.head_dim, 4),)
+
+
+def _exchange(model: Model, device: str, kernels: str, size: StepSize, ranks: int) -> tuple[Step, ...]:
+    """What ranks exchange their sums and logits through, beside what one rank would have."""
+    if ranks == 1:
+        return ()
+    hidden, share = size.tokens * model.embed.hidden, -(-model.embed.vocab // ranks)
+    if kernels not in COPIES:
+        floats = max(hidden, min(size.rows, MEETING_ROWS) * share)
+        return (
+            product("place of a rank in the meeting (rooms × floats)", MEETING_ROOMS, floats, 4),
+            product("a rank's own logits (rows × vocab / ranks)", size.slots, share, 4),
+        )
+    found = (
+        product("sums of the ranks, gathered (ranks + 1, tokens, hidden)", ranks + 1, hidden, 4),
+        product("logits of the ranks, gathered (ranks + 1, rows, vocab / ranks)", ranks + 1, size.slots, share, 4),
+    )
+    return found if device == "cpu" else (*found, Step("buffers of nccl", number(NCCL_BYTES), NCCL_BYTES))
+
+
+def logits_bytes(model: Model, rows: int, kernels: str) -> int:
+    """Of so many rows in float32, with the copies that sampling makes of them."""
+    if model.head is None:
+        return 0
+    return rows * model.embed.vocab * 4 * COPIES.get(kernels, COMPILED_COPIES)
+
+
+def step_widths(model: Model, ranks: int = 1) -> dict[str, int]:
+    """Floats of a token in each buffer of a compiled step (engine/layers/compiled.py asks for the same)."""
+    hidden = model.embed.hidden
+    widths = {"x": hidden, "normed": hidden, "out": hidden}
+
+    def wide(name: str, width: int) -> None:
+        widths[name] = max(width, widths.get(name, 0))
+
+    def mlp(part: MLP) -> None:
+        inner = _own(part.inner, ranks)
+        wide("up", inner * (1 if part.gate is None else 2))
+        wide("activated", inner)
+
+    for body in all_bodies(model):
+        match body:
+            case Attention():
+                heads = _own(body.heads, ranks)
+                wide("qkv", (heads + 2 * _own(body.kv_heads, ranks)) * body.head_dim)
+                wide("attended", heads * body.head_dim)
+            case MLP():
+                mlp(body)
+            case Experts():
+                k, inner = body.chosen, _own(body.inner, ranks)
+                wide("router", body.count + (body.shared_gate is not None))
+                wide("chosen", k)
+                wide("weights", k)
+                wide("pairs_up", k * 2 * inner)
+                wide("pairs_activated", k * inner)
+                wide("pairs", k * hidden)
+                if body.shared is not None:
+                    wide("shared", hidden)
+                    mlp(body.shared)
+    if any(isinstance(branch.body, Parallel) for block in model.blocks for branch in block):
+        widths["other"] = hidden
+    return widths
+
+
+def _packed(model: Model, kernels: str, ranks: int) -> tuple[int, ...]:
+    """Floats of a token in the order in which kernels read it: its inputs, twice for matrix tiles, whose bf16 hold
+    three parts of it; of a token with experts, a row for each."""
+    tiles = tiling(kernels)
+    copies = 2 if tiles is not None and tiles.matrix else 1
+    most, times = model.embed.hidden, 1
+    for body in all_bodies(model):
+        match body:
+            case Attention():
+                most = max(most, _own(body.heads, ranks) * body.head_dim)
+            case MLP():
+                most = max(most, _own(body.inner, ranks))
+            case Experts():
+                shared = 0 if body.shared is None else _own(body.shared.inner, ranks)
+                most = max(most, _own(body.inner, ranks), shared)
+                times = max(times, body.chosen)
+    return (copies * most, times) if times > 1 else (copies * most,)
+
+
+def attention_partials(model: Model, size: StepSize, kv_tokens: int, ranks: int = 1) -> Step:
+    """Parts of rows that several threads attend for, with compiled kernels, where all of the cache is read at once."""
+    heads = max((_own(body.heads, ranks) for body in all_bodies(model) if isinstance(body, Attention)), default=0)
+    dim = max((body.head_dim for body in all_bodies(model) if isinstance(body, Attention)), default=0)
+    pieces = kv_tokens // SPLIT + size.slots
+    return product("parts of attention (pieces × heads × width)", pieces, heads, dim + VECTOR, 4)
+
+
+def tables(
+    layout: Layout,
+    *,
+    device: str,
+    size: StepSize,
+    max_context: int,
+    pooled: Model | None = None,
+    sources: bool = False,
+) -> tuple[Step, ...]:
+    """The request table: a token id for every position a request can have, and a place for every block. pooled: the
+    model whose prompts a GPU's kernels pool. sources: an encoder in front reads some tokens of each."""
+    width, blocks = max_context + 1, blocks_of(max_context + 1, layout.block_tokens)
+    groups, slots = len(layout.groups), size.slots
+    if device == "cpu":
+        return (
+            product("token ids (requests × positions)", slots, width, 4),
+            product("block tables (groups × requests × blocks)", groups, slots, blocks, 4),
+            product("sampling parameters (requests)", slots, COLUMN_BYTES + 8 * groups),
+        )
+    wide, rows = _aligned(width), _aligned(slots + 1)
+    return (
+        product("token ids (requests × positions)", slots, wide, 4),
+        product("block tables (groups × requests × blocks)", groups, slots, _aligned(blocks), 4),
+        product("sampling parameters (fields × requests)", DEVICE_FIELDS + 1, _aligned(slots), 4),
+        product("rows of a step (words)", 3 * rows + _aligned(wide + 64 * slots + 4096), 4),
+        *(() if pooled is None else _pooled_tables(pooled, slots)),
+        *((product("lengths of sources (requests)", _aligned(slots), 4),) if sources else ()),
+    )
+
+
+def _pooled_tables(model: Model, slots: int) -> tuple[Step, ...]:
+    """Of each slot where its segments begin, and what was gathered of its prompt (engine/layers/fused_pooler.py)."""
+    kinds = 0 if model.embed.segments is None else model.embed.segments.count
+    begins = product("starts of segments (requests × segments)", _aligned(slots * (kinds - 1)), 4)
+    states = product("states of prompts under way (requests × hidden)", slots, model.embed.hidden, 8)
+    return (begins, states) if kinds > 1 else (states,)
+
+
+def pinned_bytes(*, size: StepSize, max_context: int) -> int:
+    """Page-locked memory of the host through which a GPU's tables change: four uploads on their way."""
+    rows = _aligned(size.slots + 1)
+    return 4 * 4 * (3 * rows + _aligned(_aligned(max_context + 1) + 64 * size.slots + 4096))
+
+
+def graphs(model: Model, *, sizes: Sequence[int], element_bytes: int, ranks: int = 1) -> tuple[Step, ...]:
+    """Return the memory of captured decode steps.
+
+    All sizes share the activations and logits of the largest, and the buffers in which they leave their outputs
+    (engine/worker/device.py); each has a description of its own."""
+    if not sizes:
+        return ()
+    rows = max(sizes)
+    return (
+        product("activations of the largest graph", rows, widest_layer(model, ranks), element_bytes),
+        *_routes(model, rows, ranks),
+        product("logits of the largest graph, and their buffer", 2, rows, model.embed.vocab, 4),
+        product("hidden states of the largest graph", rows, model.embed.hidden, element_bytes),
+        product("descriptions of graphs", len(sizes), GRAPH_BYTES),
+    )
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNED) * ALIGNED
+
+
+def widest_layer(model: Model, ranks: int = 1) -> int:
+    """Elements per token that the widest layer holds at once, the hidden states beside it among them."""
+    blocks = model.blocks if model.encoder is None else (*model.encoder.blocks, *model.blocks)
+    return max((_activations(block, ranks) for block in blocks), default=0) + 4 * model.embed.hidden
+
+
+def _activations(block: Block, ranks: int) -> int:
+    return max((_width(body, ranks) for branch in block for body in bodies(branch)), default=0)
+
+
+def _width(body: Body, ranks: int) -> int:
+    match body:
+        case Attention():
+            return 2 * (2 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
+        case MLP():
+            return 3 * _own(body.inner, ranks)
+    # A token has a row for each expert that it takes; torch, which takes them one by one, has those of one in float32.
+    shared = 0 if body.shared is None else 3 * _own(body.shared.inner, ranks) + body.hidden
+    return body.chosen * (3 * _own(body.inner, ranks) + body.hidden) + 6 * body.hidden + shared
+
+
+def _own(units: int, ranks: int) -> int:
+    """Of so many units, a rank's. Raises ValueError where they cannot be shared evenly."""
+    found = share_of(units, 0, ranks)
+    if found is None:
+        raise ValueError(f"{ranks} ranks cannot share {units}")
+    return found[1]

@@ -1,0 +1,1 @@
+"""Sockets, files and process functions that the supervisor and the server share."""

@@ -1,0 +1,85 @@
+"""The gateway's certificate: one TLS context for the life of the process, whose certificate is exchanged in place.
+
+Connections that are open keep what they were opened with. Files are looked at every few seconds, as those who renew
+certificates only write them; what cannot be used is told, and the one before stays.
+"""
+
+import contextlib
+import datetime
+import logging
+import ssl
+from pathlib import Path
+
+from appliance.config.gateway import Tls
+from engine.api.errors import ConfigError
+from engine.api.files import TEXT_BYTES, read_file
+
+log = logging.getLogger(__name__)
+
+VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class Certificate:
+    """`ends_s`: when it is no longer valid, in seconds since 1970. `stamp` changes with the files."""
+
+    def __init__(self, tls: Tls, context: ssl.SSLContext, ends_s: float, stamp: Stamp) -> None:
+        self.tls = tls
+        self.context = context
+        self.ends_s = ends_s
+        self.stamp = stamp
+
+    def become(self, other: "Certificate") -> None:
+        """Connections from now on get the other one's. Raises OSError if its files have changed since they were
+        read."""
+        self.context.load_cert_chain(other.tls.certificate, other.tls.key)
+        self.context.minimum_version = VERSIONS[other.tls.least_version]
+        self.tls, self.ends_s, self.stamp = other.tls, other.ends_s, other.stamp
+
+    @property
+    def changed(self) -> bool:
+        """Whether the files are others than those that were read; one that is being replaced may be gone."""
+        with contextlib.suppress(OSError):
+            return _stamp(self.tls) != self.stamp
+        return False
+
+
+def _stamp(tls: Tls) -> Stamp:
+    found = [Path(name).stat() for name in (tls.certificate, tls.key)]
+    return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
+
+
+def read_certificate(tls: Tls) -> Certificate:
+    """Raises ConfigError naming the file and what is wrong with it: unreadable, no PEM, another key. One that has ended
+    is told and taken: whether that matters is the clients' to say, and a service that does not start helps none."""
+    from cryptography import x509  # 30 ms that a gateway without TLS need not wait for
+
+    for name in ("certificate", "key"):
+        try:
+            read_file(Path(getattr(tls, name)), TEXT_BYTES)
+        except OSError as error:
+            raise ConfigError(f"endpoints.tls.{name}: {getattr(tls, name)} cannot be read: {error.strerror}") from error
+    stamp = _stamp(tls)
+    try:
+        found = x509.load_pem_x509_certificate(read_file(Path(tls.certificate), TEXT_BYTES))
+    except ValueError as error:
+        raise ConfigError(f"endpoints.tls.certificate: {tls.certificate} holds no PEM certificate: {error}") from error
+    ends = found.not_valid_after_utc
+    if ends < datetime.datetime.now(datetime.UTC):
+        log.error("endpoints.tls.certificate: %s ended %s UTC; renew it", tls.certificate, f"{ends:%Y-%m-%d %H:%M}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = VERSIONS[tls.least_version]
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(tls.certificate, tls.key, password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", "") or str(error)
+        raise ConfigError(
+            f"endpoints.tls.key: {tls.key} is not the private key of {tls.certificate}, as PEM without a passphrase "
+            f"({reason.lower().replace('_', ' ')})"
+        ) from error
+    return Certificate(tls, context, ends.timestamp(), stamp)
+
+
+def _no_password() -> str:
+    raise ValueError("it wants a passphrase")

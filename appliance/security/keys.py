@@ -1,0 +1,155 @@
+"""The API keys, read from where the manifest says, at the start and at each reload.
+
+One key a line, in the clear or as `sha256:HEX`, the digest of its bytes; behind it, if wanted, words that say whose it
+is and what it may: `name=alice requests_per_minute=60 tokens_per_minute=100000 share=4 priority=yes`. `#` begins a
+comment.
+`slipway key` makes a key and its line.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.config.gateway import SecretRef
+from engine.api.errors import ConfigError
+from engine.api.files import read_text
+
+HASHED = "sha256:"
+UNNAMED = "unnamed"
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+MOST = 2**53
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """`digest` is the SHA-256 of the key. Limits a minute, None: those of `limits.per_key`. `share`: with
+    `engine.scheduling.policy: fair`, so many times the engine of a key with 1. `priority`: a priority below 0 is
+    allowed."""
+
+    digest: bytes
+    name: str = ""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    share: float = 1.0
+    priority: bool = False
+
+    @property
+    def owner(self) -> str:
+        """What stands for the key wherever requests are told apart; nobody can send it as a key."""
+        return self.digest.hex()[:16]
+
+    @property
+    def shown(self) -> str:
+        """In metrics and logs."""
+        return self.name or UNNAMED
+
+
+def digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def read_keys(secret: SecretRef | None) -> list[ApiKey]:
+    """Raises ConfigError naming the place if it cannot be read, has a line that is no key, or has no key."""
+    if secret is None:
+        return []
+    place, lines = _lines(secret)
+    keys = parse_keys(lines, place)
+    if not keys:
+        raise ConfigError(f"{place} holds no key; write one a line, or drop endpoints.api_keys")
+    return keys
+
+
+def clear_key(secret: SecretRef) -> str:
+    """The first key of a list that stands there in the clear, for our own requests; "" where all are hashed. Raises
+    ConfigError if the list cannot be read."""
+    words = (line.split()[0] for line in _lines(secret)[1] if line.strip())
+    return next((word for word in words if not word.startswith(("#", HASHED))), "")
+
+
+def _lines(secret: SecretRef) -> tuple[str, list[str]]:
+    """What to call the list in messages, and its lines."""
+    if secret.file is None:
+        text = os.environ.get(secret.env or "", "")
+        return f"endpoints.api_keys: environment variable {secret.env}", text.splitlines()
+    place = f"endpoints.api_keys: file {secret.file}"
+    try:
+        return place, read_text(Path(secret.file)).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{place} cannot be read: {error}") from error
+
+
+def parse_keys(lines: Sequence[str], place: str) -> list[ApiKey]:
+    """Raises ConfigError with `place` and the line's number; no message repeats a part of a key."""
+    keys: list[ApiKey] = []
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        key = _parse(words, f"{place}, line {number}")
+        if any(other.digest == key.digest for other in keys):
+            raise ConfigError(f"{place}, line {number}: this key stands in an earlier line as well")
+        if key.name and any(other.name == key.name for other in keys):
+            raise ConfigError(f"{place}, line {number}: name={key.name} stands in an earlier line as well")
+        keys.append(key)
+    return keys
+
+
+def _parse(words: Sequence[str], place: str) -> ApiKey:
+    key, *rest = words
+    settings: dict[str, Any] = {}
+    for position, word in enumerate(rest, 2):
+        if word.startswith("#"):
+            break
+        name, equals, value = word.partition("=")
+        if not equals or name not in _WORDS:
+            raise ConfigError(f"{place}: word {position} is none of {', '.join(f'{each}=…' for each in _WORDS)}")
+        if name in settings:
+            raise ConfigError(f"{place}: {name} is given twice")
+        settings[name] = _WORDS[name](value, f"{place}: {name}={value}")
+    if not key.startswith(HASHED):
+        return ApiKey(digest(key), **settings)
+    if not _DIGEST.fullmatch(key.removeprefix(HASHED)):
+        raise ConfigError(f"{place}: behind {HASHED} come the 64 hexadecimal digits of the key's SHA-256")
+    return ApiKey(bytes.fromhex(key.removeprefix(HASHED)), **settings)
+
+
+def _name(value: str, place: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ConfigError(f"{place}: a name has 1 to 64 letters, digits and . _ @ -")
+    return value
+
+
+def _count(value: str, place: str) -> int:
+    if not value.isascii() or not value.isdecimal() or not 1 <= int(value) <= MOST:
+        raise ConfigError(f"{place}: it has to be a whole number from 1 on")
+    return int(value)
+
+
+def _share(value: str, place: str) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        share = 0.0
+    if not 0.01 <= share <= 100:
+        raise ConfigError(f"{place}: it has to be a number from 0.01 to 100")
+    return share
+
+
+def _right(value: str, place: str) -> bool:
+    if value not in ("yes", "no"):
+        raise ConfigError(f"{place}: it has to be yes or no")
+    return value == "yes"
+
+
+_WORDS: dict[str, Callable[[str, str], Any]] = {
+    "name": _name,
+    "requests_per_minute": _count,
+    "tokens_per_minute": _count,
+    "share": _share,
+    "priority": _right,
+}

@@ -1,0 +1,1 @@
+"""Routes for operators: health, metrics, API description, status page, request timelines."""

@@ -1,0 +1,106 @@
+"""Probes and small facts: /live, /ready, /health, /ping, /version, /load, /load/history."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from starlette.responses import JSONResponse, Response
+
+from appliance.observability.history import KEPT
+from appliance.server.http.service import Service, service_of
+from appliance.server.routing.engine import Engine
+from appliance.server.routing.generation import Generation
+from engine.api.messages import RankMemory
+
+router = APIRouter(tags=["health"])
+
+
+def readiness(service: Service) -> dict[str, Any]:
+    """What the service is doing, and how far it is. `status`: starting, loading, ready, restarting, failed, draining;
+    `phase` is finer while it loads. One serving engine is enough to be ready. `reason` says why no engine comes back,
+    where the appliance is parked."""
+    engines = service.router.engines
+    behind = min(engines, key=lambda engine: engine.progress)
+    if service.draining:
+        status = phase = "draining"
+    elif service.parked is not None:
+        status = phase = "failed"
+    elif service.router.serves:
+        status = phase = "ready" if service.healthy else "loading"
+    else:
+        kinds = {engine.client.state.kind for engine in engines}
+        phase = behind.phase
+        status = "loading" if "loading" in kinds else phase
+    progress = sum(engine.progress for engine in engines) / len(engines)
+    told = {
+        "status": status,
+        "phase": phase,
+        "progress": round(progress, 4),
+        "engines": [_engine(engine) for engine in engines],
+    }
+    return told if service.parked is None else told | {"reason": msgspec.to_builtins(service.parked)}
+
+
+def _engine(engine: Engine[Generation]) -> dict[str, Any]:
+    """Where it is, and once it serves what its start took, what each of its ranks holds of memory, and how its
+    self-test went."""
+    told: dict[str, Any] = {"name": f"engine-{engine.label}", "phase": engine.phase}
+    told["progress"] = round(engine.progress, 4)
+    if engine.detail:
+        told["detail"] = engine.detail
+    ready = engine.client.ready
+    if engine.serves and ready is not None:
+        told["start_s"] = round(engine.start_s, 3)
+        told["memory"] = [_memory(one) for one in ready.memory]
+        told["self_test"] = None if ready.self_test is None else msgspec.to_builtins(ready.self_test)
+    return told
+
+
+def _memory(memory: RankMemory) -> dict[str, Any]:
+    """Bytes: by part as planned and as counted on what is held; of weights that are read in their file; and what each
+    phase of the start was measured to keep and to take at most."""
+    parts = dict.fromkeys((*memory.planned, *memory.held))
+    return {
+        "parts": {part: {"planned": memory.planned.get(part), "real": memory.held.get(part)} for part in parts},
+        "mapped": memory.mapped,
+        "measured": {phase: {"kept": taken.kept, "peak": taken.peak} for phase, taken in memory.taken.items()},
+    }
+
+
+@router.get("/live")
+async def live() -> JSONResponse:
+    """200 as long as the gateway answers at all."""
+    return JSONResponse({"status": "live"})
+
+
+@router.get("/ready")
+async def ready(request: Request) -> JSONResponse:
+    """200 when a request would be served now, else 503 with phase and progress."""
+    service = service_of(request)
+    return JSONResponse(readiness(service), 200 if service.serves else 503)
+
+
+@router.get("/health")
+@router.get("/ping")
+@router.post("/ping")
+async def health(request: Request) -> Response:
+    """Empty 200 while an engine serves, also during a drain; else 503."""
+    service = service_of(request)
+    return Response(status_code=200 if service.healthy else 503)
+
+
+@router.get("/version")
+async def version(request: Request) -> JSONResponse:
+    return JSONResponse({"version": service_of(request).config.version})
+
+
+@router.get("/load")
+async def load(request: Request) -> JSONResponse:
+    """Requests that hold the service now, streams included."""
+    return JSONResponse({"server_load": service_of(request).open_requests})
+
+
+@router.get("/load/history")
+async def load_history(request: Request, limit: Annotated[int, Query(ge=1, le=KEPT)] = KEPT) -> JSONResponse:
+    """Load of the last half hour: one list for each number, a sample every `interval_s` seconds, the oldest first."""
+    return JSONResponse(service_of(request).history.columns(limit))

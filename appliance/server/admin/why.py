@@ -1,0 +1,35 @@
+"""GET /v1/requests: those of late. GET /v1/requests/{id}/why: what happened to one and why (docs/http.md)."""
+
+from itertools import islice
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import JSONResponse
+
+from appliance.observability.metrics import now
+from appliance.server.errors.api import NotFound
+from appliance.server.http.service import service_of
+
+router = APIRouter(tags=["why"])
+
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
+
+
+@router.get("/v1/requests")
+async def requests(request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 50) -> JSONResponse:
+    """The last sequences that are remembered, open ones among them, the newest first: state, lengths and times."""
+    stories = service_of(request).router.stories
+    return JSONResponse({"data": [story.summary(now()) for story in islice(stories.newest(), limit)]})
+
+
+@router.get("/v1/requests/{request_id}/why")
+async def why(request: Request, request_id: str) -> JSONResponse:
+    """What happened to each choice of a request: when it waited, for what and for whom, and when it ran."""
+    service = service_of(request)
+    bare = next((request_id.removeprefix(each) for each in PREFIXES if request_id.startswith(each)), request_id)
+    stories = list(service.router.stories.of(bare))
+    if not stories:
+        known = f"the last {service.config.stories} replies are (observability.stories)"
+        message = f"Nothing is remembered of {request_id[:200]!r}; {known}. Ask with the id of a reply or X-Request-Id."
+        raise NotFound(message, "request_id")
+    return JSONResponse({"id": request_id, "choices": [story.told() for story in stories]})

@@ -1,0 +1,136 @@
+"""Content blocks of Anthropic's messages to messages of a chat: what a chat template reads.
+
+Turns of one role are one turn. In a user's turn each run of tool results becomes messages of the role tool, in the
+order in which they stand beside the text.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from appliance.server.anthropic.signature import thinking_of
+from appliance.server.schema.messages import (
+    Block,
+    Message,
+    OtherBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from engine.api.errors import RequestError
+
+# A client puts a hash of each request there: it would keep every prompt from being found in the prefix cache.
+BILLING = "x-anthropic-billing-header"
+
+_ALLOWED = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
+
+
+@dataclass
+class _Turn:
+    """Blocks of one role in a row, each with its place in the request."""
+
+    role: str
+    blocks: list[tuple[str, Block]] = field(default_factory=list)
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[_Turn]:
+    turn: _Turn | None = None
+    for at, message in enumerate(messages):
+        if turn is None or turn.role != message.role:
+            if turn is not None:
+                yield turn
+            turn = _Turn(message.role)
+        turn.blocks += [(f"messages.{at}.content.{index}", block) for index, block in enumerate(message.content)]
+    if turn is not None:
+        yield turn
+
+
+def _check(turn: _Turn) -> None:
+    for where, block in turn.blocks:
+        if isinstance(block, OtherBlock):
+            raise _not_text(block, where)
+        if block.type not in _ALLOWED[turn.role]:
+            known = ", ".join(_ALLOWED[turn.role])
+            message = f"{where}: {block.type!r} is no block of a message with role {turn.role}; possible are {known}."
+            raise RequestError(message, where)
+
+
+def _not_text(block: OtherBlock, where: str) -> RequestError:
+    return RequestError(f"{where}: blocks of type {block.type!r} are not possible: the model takes text only.", where)
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return "\n".join(texts)
+
+
+def system_text(blocks: Sequence[TextBlock]) -> str:
+    return _joined([block.text for block in blocks if not block.text.startswith(BILLING)])
+
+
+def _assistant(turn: _Turn, names: dict[str, str]) -> dict[str, Any]:
+    """One message of the assistant. `names` takes the functions of its calls, by their ids."""
+    texts, thoughts, calls = [], [], []
+    for where, block in turn.blocks:
+        if isinstance(block, TextBlock):
+            texts.append(block.text)
+        elif isinstance(block, ThinkingBlock):
+            thoughts.append(block.thinking or thinking_of(block.signature, where))
+        elif isinstance(block, ToolUseBlock):
+            names[block.id] = block.name
+            function = {"name": block.name, "arguments": block.input}
+            calls.append({"id": block.id, "type": "function", "function": function})
+        # What another service encrypted (redacted_thinking) says nothing to this model.
+    message: dict[str, Any] = {"role": "assistant", "content": _joined(texts)}
+    if thought := _joined([thought for thought in thoughts if thought]):
+        message["reasoning"] = thought
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _result(block: ToolResultBlock, where: str, names: dict[str, str]) -> dict[str, Any]:
+    name = names.get(block.tool_use_id)
+    if name is None:
+        message = f"{where}.tool_use_id: no tool_use block before it has the id {block.tool_use_id[:100]!r}."
+        raise RequestError(message, f"{where}.tool_use_id")
+    texts = []
+    for at, part in enumerate(block.content):
+        if isinstance(part, OtherBlock):
+            raise _not_text(part, f"{where}.content.{at}")
+        texts.append(part.text)
+    content = f"Error: {_joined(texts)}" if block.is_error else _joined(texts)
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": content}
+
+
+def _user(turn: _Turn, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    texts: list[str] = []
+    for where, block in turn.blocks:
+        if isinstance(block, ToolResultBlock):
+            if texts:
+                yield {"role": "user", "content": _joined(texts)}
+                texts = []
+            yield _result(block, where, names)
+        elif isinstance(block, TextBlock):
+            texts.append(block.text)
+    if texts:
+        yield {"role": "user", "content": _joined(texts)}
+
+
+def chat_messages(system: Sequence[TextBlock], messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The conversation as chat messages, the system prompt first. Raises RequestError naming the block that cannot
+    be."""
+    text = system_text(system)
+    result: list[dict[str, Any]] = [{"role": "system", "content": text}] if text else []
+    names: dict[str, str] = {}
+    for turn in _turns(messages):
+        _check(turn)
+        if turn.role == "assistant":
+            result.append(_assistant(turn, names))
+        elif turn.role == "user":
+            result += _user(turn, names)
+        elif text := system_text([block for _, block in turn.blocks if isinstance(block, TextBlock)]):
+            result.append({"role": "system", "content": text})
+    return result

@@ -1,0 +1,132 @@
+"""The gateway's HTTP application: every route group and every middleware stands in a list here."""
+
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from appliance.server import sagemaker
+from appliance.server.admin import docs, health, metrics, page, why
+from appliance.server.anthropic import routes as messages
+from appliance.server.cohere import routes
+from appliance.server.errors.api import NotFound, TaskNotServed
+from appliance.server.http.inflate import Inflate
+from appliance.server.http.service import Service, service_of
+from appliance.server.middleware import Allowance, Auth, BodyLimit, CrossOrigin, Drain, Errors, Load, RequestFrame
+from appliance.server.openai import chat, completions, label_scores, models, tokens
+from appliance.server.openai.responses import routes as responses
+from appliance.server.openai.responses.store import ResponseStore
+from appliance.server.pooling import embeddings, scoring
+
+Need = str | tuple[str, ...] | None
+
+ROUTES: tuple[tuple[Need, APIRouter], ...] = (
+    (None, health.router),
+    (None, metrics.router),
+    (None, models.router),
+    (None, tokens.router),
+    (None, page.router),
+    ("generate", chat.router),
+    ("generate", completions.router),
+    ("generate", label_scores.router),
+    ("generate", messages.router),
+    ("generate", responses.router),
+    (("embed", "token_embed"), embeddings.embeddings),
+    (embeddings.POOLING_TASKS, embeddings.pooling),
+    ("classify", embeddings.classification),
+    ("score", scoring.router),
+    ("embed", routes.router),
+    (("generate", *embeddings.POOLING_TASKS), sagemaker.router),
+    (("generate", *embeddings.POOLING_TASKS), why.router),
+)
+"""Route groups with the task of the model that they need, or the tasks of which one is enough; None: any model."""
+
+
+def middleware(service: Service) -> list[Middleware]:
+    """Outermost first."""
+    return [
+        Middleware(RequestFrame, service=service),
+        Middleware(CrossOrigin, service=service),
+        Middleware(Errors, service=service),
+        Middleware(Drain, service=service),
+        Middleware(Auth, service=service),
+        Middleware(Allowance, service=service),
+        Middleware(BodyLimit, service=service),
+        Middleware(Inflate, service=service),
+        Middleware(Load, service=service),
+    ]
+
+
+def build_app(service: Service) -> FastAPI:
+    """The application of one served model. Where it has keys, every route but the probes wants one of them."""
+    app = FastAPI(
+        title="Slipway",
+        version=service.config.version,
+        # Their pages load scripts from the network; docs.py serves pages that need none.
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        middleware=middleware(service),
+        exception_handlers={HTTPException: _pass_on, RequestValidationError: _pass_on},
+    )
+    app.state.service = service
+    ledger = service.stored_responses
+    app.state.responses = None if ledger is None else ResponseStore(service, ledger)
+    for router in routers(service):
+        app.include_router(router)
+    for need, router in ROUTES:
+        if not _serves(service, need):
+            app.include_router(_absent(router, need))
+    return app
+
+
+def _tasks(need: Need) -> tuple[str, ...]:
+    return (need,) if isinstance(need, str) else need or ()
+
+
+def _serves(service: Service, need: Need) -> bool:
+    return need is None or any(task in service.tasks for task in _tasks(need))
+
+
+def _absent(router: APIRouter, need: Need) -> APIRouter:
+    """The routes of a task that the model has not: each says so, and what the model serves instead. They are not
+    found; with vLLM's habits they are not implemented."""
+
+    async def refuse(request: Request) -> None:
+        service = service_of(request)
+        absent = NotFound if service.config.compat == "openai" else TaskNotServed
+        raise absent(
+            f"The model `{service.config.names[0]}` does not support {request.url.path}, which needs a model that "
+            f"serves {' or '.join(_tasks(need))}; it serves {', '.join(service.tasks) or 'none of the tasks'}.",
+            "model",
+        )
+
+    refusing = APIRouter(include_in_schema=False)
+    for route in router.routes:
+        if isinstance(route, Route):
+            refusing.add_api_route(route.path, refuse, methods=sorted(route.methods or ()))
+    return refusing
+
+
+def routers(service: Service) -> list[APIRouter]:
+    """The route groups that this service has."""
+    served = [router for need, router in ROUTES if _serves(service, need)]
+    return [*served, docs.router]
+
+
+async def _pass_on(request: Request, error: Exception) -> Any:
+    """Exception handler for what FastAPI would answer itself: hands it to `Errors`. A route knows only its own method,
+    so where several share a path, Allow is put together here."""
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        paths = [route for router in routers(request.app.state.service) for route in router.routes]
+        found = [route for route in paths if isinstance(route, Route) and route.path_regex.match(request.url.path)]
+        methods = {method for route in found for method in route.methods or ()}
+        if "GET" in methods:
+            methods.add("HEAD")
+        if methods:
+            error.headers = {"Allow": ", ".join(sorted(methods))}
+    raise error

@@ -1,0 +1,44 @@
+"""Renewal of the TLS certificate of a running server: its files are read again when they change."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from appliance.security.certificate import Certificate, read_certificate
+from appliance.server.http.service import Service
+from engine.api.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0
+
+
+@asynccontextmanager
+async def watched(service: Service) -> AsyncIterator[None]:
+    """The certificate of a service follows its files."""
+    if service.certificate is None:
+        yield
+        return
+    task = asyncio.create_task(_watch(service, service.certificate))
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _watch(service: Service, certificate: Certificate) -> None:
+    told: object = None
+    while True:
+        service.metrics.set("tls_certificate_end_seconds", certificate.ends_s)
+        await asyncio.sleep(LOOK_S)
+        if not certificate.changed:
+            continue
+        try:
+            certificate.become(await asyncio.to_thread(read_certificate, certificate.tls))
+            log.info("endpoints.tls: the certificate was renewed")
+            told = None
+        except (ConfigError, OSError) as error:
+            if told != str(error):  # once, not at every look
+                log.error("%s; the certificate before it stays", error)
+                told = str(error)

@@ -1,0 +1,123 @@
+"""Conversations of chats, Messages and Responses to prompt text: the model's text side and its chat template."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from appliance.chat_templates.renderers import Renderers
+from appliance.chat_templates.template import ChatTemplate, TemplateError
+from appliance.config.gateway import GatewayConfig
+from appliance.output_formats.declaration import OutputFormat
+from appliance.output_formats.formats import AUTO, PLAIN, chosen, recognise
+from appliance.server.chat.encoder_input import NO_CONVERSATIONS
+from appliance.server.chat.functions import function_tools, offered
+from appliance.server.chat.messages import template_messages
+from appliance.server.schema.chat import ChatRequest, Conversation
+from engine.api.errors import RequestError
+from engine.text import Tokenizer
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text side of the served model, read once: tokenizer, chat template, output format (`format`: its name, or
+    auto; `model_type`: what config.json calls the model)."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    format: str = AUTO
+    model_type: str = ""
+    renderers: Renderers = field(default_factory=Renderers, compare=False, repr=False)
+
+    @cached_property
+    def output_format(self) -> OutputFormat:
+        found = recognise(self.template.text(), self.model_type) if self.template else PLAIN
+        return chosen(self.format, found)
+
+    def special_id(self, marker: str) -> int | None:
+        """The id of a marker that is one special token, which ordinary decoding hides."""
+        token = self.tokenizer.convert_tokens_to_ids(marker)
+        return token if token in self.tokenizer.special_ids else None
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as prompt text. `continues`: the reply goes on with the last message."""
+
+    text: str
+    continues: bool
+    opens_turn: bool
+
+
+def render(body: Conversation, text: Text, config: GatewayConfig, variables: dict[str, Any]) -> Rendered:
+    """The conversation through the chat template. Raises RequestError where that cannot be."""
+    if config.sources is not None:
+        raise RequestError(NO_CONVERSATIONS, "messages")
+    is_own = text.template is not None and body.chat_template in text.template.names()
+    if body.chat_template is not None and not is_own and not config.trust_request_chat_template:
+        raise RequestError(
+            "chat_template in a request is refused; the server allows it with endpoints.trust_request_chat_template.",
+            "chat_template",
+        )
+    for name in ("media_io_kwargs", "mm_processor_kwargs"):
+        if getattr(body, name) is not None:
+            raise RequestError(f"{name} is not possible: the model takes text only.", name)
+    if body.continue_final_message and body.add_generation_prompt:
+        raise RequestError(
+            "continue_final_message and add_generation_prompt exclude each other.", "continue_final_message"
+        )
+    template = text.template
+    if template is None and body.chat_template is not None:
+        template = ChatTemplate(body.chat_template, text.tokenizer.special_tokens, text.renderers)
+    if template is None:
+        raise RequestError(
+            "The model has no chat template: its checkpoint brings none and the manifest names none. "
+            "Set model.chat_template in the manifest, or use /v1/completions.",
+            "messages",
+        )
+    opens = not body.continue_final_message if body.add_generation_prompt is None else body.add_generation_prompt
+    calls = text.output_format.calls
+    messages = template_messages(body.messages, template.text(), calls.ids if calls else "")
+    try:
+        rendered = template.render(
+            messages,
+            tools=shown_tools(body),
+            documents=body.documents,
+            template=body.chat_template,
+            add_generation_prompt=opens,
+            continue_final_message=body.continue_final_message,
+            variables={**variables, **(body.chat_template_kwargs or {})},
+        )
+    except TemplateError as error:
+        if (param := _unusual(body)) is not None:
+            raise RequestError(f"{error} (The request has {param[1]}.)", param[0]) from error
+        raise
+    return Rendered(rendered, body.continue_final_message, opens)
+
+
+def _unusual(body: Conversation) -> tuple[str, str] | None:
+    """Return a request field that can make a correct template fail, and a description; None without one."""
+    if body.chat_template_kwargs:
+        return "chat_template_kwargs", "chat_template_kwargs"
+    if body.documents:
+        return "documents", "documents"
+    bare = (at for at, message in enumerate(body.messages) if _is_bare(message))
+    at = next(bare, None)
+    return None if at is None else ("messages", f"no content in messages[{at}]")
+
+
+def _is_bare(message: dict[str, Any]) -> bool:
+    return message.get("content") is None and not message.get("tool_calls") and not message.get("function_call")
+
+
+def shown_tools(body: Conversation) -> list[dict[str, Any]] | None:
+    """Return the tools that the template shows: none where the reply must not call any."""
+    if isinstance(body, ChatRequest):
+        given = offered(body)
+        tools = None if given.choice == "none" else given.tools
+    else:
+        tools = function_tools(body.tools)
+    return [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None
+
+
+def conversation_ids(body: Conversation, rendered: Rendered, text: Text) -> list[int]:
+    return text.tokenizer.encode(rendered.text, add_special_tokens=body.add_special_tokens)

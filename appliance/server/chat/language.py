@@ -1,0 +1,161 @@
+"""The wire's fields for structured output to one `Language`, or none.
+
+`asked_language` reads them from chat and completions; another route that spells them otherwise makes the same two
+values and calls `read_language`. A language is checked here for what it is; whether it compiles is found by
+server/routing/grammars.py, in a process of its own.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from appliance.output_formats.constraint import Language
+from appliance.server.schema.common import JsonSchemaFormat, ResponseFormat, SamplingFields, StructuredOutputs
+from engine.api.errors import RequestError
+from engine.structured.schema import enforce
+
+log = logging.getLogger(__name__)
+
+MAX_NESTING: Final = 64  # levels of a schema (SO-02)
+_KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+_ANY_OBJECT: Final = {"type": "object"}
+
+
+def asked_language(request: SamplingFields) -> Language | None:
+    """The language that the reply must stay in. Raises RequestError if there are several, or if it is none at all."""
+    return read_language(request.response_format, request.structured_outputs)
+
+
+def read_language(form: ResponseFormat | None, outputs: StructuredOutputs | None) -> Language | None:
+    """The language of `response_format`, or of `structured_outputs`; both at once are too many. Raises RequestError."""
+    wanted = _from_format(form) if form is not None else None
+    if outputs is None:
+        return wanted
+    if wanted is not None:
+        message = "You can only use one kind of structured output: response_format or structured_outputs."
+        raise RequestError(message, "structured_outputs")
+    return _from_outputs(outputs)
+
+
+def schema_language(
+    schema: Mapping[str, Any] | bool, *, strict: bool, param: str, options: Mapping[str, Any] | None = None
+) -> Language:
+    """The JSON that a schema allows, in keywords that masks enforce. `options` are llguidance's, on white space."""
+    _check_nesting(schema, param)
+    enforced = enforce(schema if isinstance(schema, bool) else dict(schema), strict=strict, param=param)
+    if enforced.dropped:
+        log.warning("%s: not enforced, as strict is not set: %s", param, ", ".join(enforced.dropped))
+    if options:
+        whole = {} if enforced.schema is True else enforced.schema
+        if isinstance(whole, dict):
+            return Language("json_schema", {**whole, "x-guidance": dict(options)}, param)
+    return Language("json_schema", enforced.schema, param)
+
+
+def _from_format(form: ResponseFormat) -> Language | None:
+    param = "response_format"
+    if form.type == "text":
+        return None
+    if form.type == "json_object":
+        return Language("json_schema", _ANY_OBJECT, param)
+    if form.type == "structural_tag":
+        return _structural(form.model_dump(exclude={"type", "json_schema"}, exclude_unset=True), param)
+    asked = form.json_schema
+    if asked is None or asked.schema_ is None:
+        raise RequestError("response_format of type json_schema needs json_schema with a schema in it.", param)
+    return _named_schema(asked, asked.schema_, param)
+
+
+def _named_schema(asked: JsonSchemaFormat, schema: dict[str, Any] | bool, param: str) -> Language:
+    return schema_language(schema, strict=bool(asked.strict), param=param)
+
+
+def _from_outputs(outputs: StructuredOutputs) -> Language:
+    param = "structured_outputs"
+    given = {kind: getattr(outputs, "json_" if kind == "json" else kind) for kind in _KINDS}
+    used = [kind for kind in _KINDS if given[kind] is not None and (given[kind] is not False or kind == "json")]
+    if not used:
+        names = ", ".join(_KINDS[:-1])
+        message = f"You must use one kind of structured output of {names} and {_KINDS[-1]}; none is given."
+        raise RequestError(message, param)
+    if len(used) > 1:
+        message = f"You can only use one kind of structured output, but {', '.join(used)} are given."
+        raise RequestError(message, param)
+    if outputs.backend is not None:
+        raise RequestError(f"{param}: the backend is the server's own; leave _backend out.", param)
+    kind, value = used[0], given[used[0]]
+    if kind in ("json", "json_object"):
+        return _json(_ANY_OBJECT if kind == "json_object" else _parsed(value, param), outputs, param)
+    if kind == "structural_tag":
+        return _structural(_parsed(value, param), param)
+    if kind == "choice":
+        if not value:
+            raise RequestError(f"{param}: the list of choices is empty", param)
+        return Language("choice", value, param)
+    if not value or "\0" in value:
+        raise RequestError(f"{param}: the {kind} is empty or has a NUL character", param)
+    return Language("regex" if kind == "regex" else "grammar", value, param)
+
+
+def _json(schema: dict[str, Any] | bool, outputs: StructuredOutputs, param: str) -> Language:
+    options: dict[str, Any] = {}
+    if outputs.disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    if outputs.whitespace_pattern is not None:
+        if outputs.disable_any_whitespace:
+            message = f"{param}: whitespace_pattern and disable_any_whitespace exclude each other."
+            raise RequestError(message, param)
+        options["whitespace_pattern"] = outputs.whitespace_pattern
+    _check_nesting(schema, param)
+    if outputs.disable_additional_properties:
+        schema = _closed(schema)
+    return schema_language(schema, strict=True, param=param, options=options)
+
+
+def _closed(value: Any) -> Any:
+    """Objects that say nothing of additional properties allow none."""
+    if isinstance(value, list):
+        return [_closed(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    closed = {name: each if name in ("const", "enum", "default") else _closed(each) for name, each in value.items()}
+    is_object = value.get("type") == "object" or isinstance(value.get("properties"), dict)
+    if is_object and "additionalProperties" not in value and "patternProperties" not in value:
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _structural(tag: Any, param: str) -> Language:
+    if not isinstance(tag, dict):
+        raise RequestError(f"{param}: a structural tag must be a JSON object", param)
+    _check_nesting(tag, param)
+    return Language("structural_tag", tag, param)
+
+
+def _parsed(value: Any, param: str) -> Any:
+    """A schema or tag, or the JSON text of one."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"{param}: the schema is no JSON: {error}", param) from error
+    if not isinstance(value, dict | bool):
+        raise RequestError(f"{param}: the schema must be a JSON object", param)
+    return value
+
+
+def _check_nesting(value: Any, param: str) -> None:
+    """Depth of lists and objects, without recursion: the value comes from a client."""
+    depth, level = 0, [value]
+    while level := [
+        child
+        for item in level
+        if isinstance(item, dict | list)
+        for child in (item.values() if isinstance(item, dict) else item)
+    ]:
+        depth += 1
+        if depth > 2 * MAX_NESTING:
+            raise RequestError(
+                f"{param}: the schema is nested too deep; at most {MAX_NESTING} levels are possible", param
+            )

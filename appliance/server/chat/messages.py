@@ -1,0 +1,162 @@
+"""Messages of a request as the chat template wants them: plain text content, arguments as objects, no nulls, ids of
+calls as its family writes them."""
+
+import hashlib
+import json
+import re
+import string
+from typing import Any
+
+from appliance.output_formats.declaration import Ids
+from appliance.server.chat.custom_tools import CUSTOM_INPUT
+from engine.api.errors import RequestError
+
+_MEDIA = frozenset(
+    (
+        "image_url",
+        "input_audio",
+        "audio_url",
+        "video_url",
+        "image_embeds",
+        "audio_embeds",
+        "video_embeds",
+        "prompt_embeds",
+        "file",
+    )
+)
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+
+
+def part_text(part: Any, where: str, param: str = "messages") -> str:
+    """The text of a part of a content. Raises RequestError for one of another kind."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise RequestError(f"{where}: a content part must be an object with a string in 'type'.", param)
+    if kind in _MEDIA:
+        raise RequestError(f"{where}: parts of type {kind!r} are not possible: the model takes text only.", param)
+    if kind not in _TEXT_PARTS:
+        known = ", ".join(_TEXT_PARTS)
+        raise RequestError(f"{where}: unknown content part type {kind[:100]!r}; possible are {known}.", param)
+    text = part.get(_TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise RequestError(f"{where}: a part of type {kind!r} needs a string in {_TEXT_PARTS[kind]!r}.", param)
+    return text
+
+
+def _content(content: Any, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(part_text(part, f"{where}[{at}]") for at, part in enumerate(content))
+    raise RequestError(f"{where} must be a string, a list of parts or null.", "messages")
+
+
+def _arguments(arguments: Any) -> Any:
+    """Arguments as an object, as templates expect them; text that is no JSON object stays as it is."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        parsed = json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    if isinstance(call, dict) and call.get("type") == "custom":
+        call = _custom_call(call, where)
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{where} must be an object with function.name.", "messages")
+    return {**call, "function": {**function, "arguments": _arguments(function.get("arguments", {}))}}
+
+
+def _custom_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """The call of a custom tool as one of the function that the tool is to the model."""
+    custom = call.get("custom")
+    if not isinstance(custom, dict) or not isinstance(custom.get("input"), str):
+        raise RequestError(f"{where} must have custom.name and custom.input, both strings.", "messages")
+    function = {"name": custom.get("name"), "arguments": {CUSTOM_INPUT: custom["input"]}}
+    return {"id": call.get("id"), "type": "function", "function": function}
+
+
+def _with_tool_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in the form before `tools` (`function_call`, role `function`) as calls and results of tools."""
+    found: list[dict[str, Any]] = []
+    last_id = ""
+    for at, message in enumerate(messages):
+        called = message.get("function_call")
+        if called is not None and not message.get("tool_calls"):
+            last_id = f"call_{at}"
+            call = {"id": last_id, "type": "function", "function": called}
+            message = {**message, "function_call": None, "tool_calls": [call]}
+        elif message.get("role") == "function":
+            message = {**message, "role": "tool", "tool_call_id": last_id or f"call_{at}"}
+        found.append(message)
+    return found
+
+
+def template_messages(messages: list[dict[str, Any]], template: str, ids: Ids = "") -> list[dict[str, Any]]:
+    """Copies of the messages in the form of Hugging Face templates. `template` decides about the developer role, which
+    most templates call system; `ids` is the form that the family's call ids have, into which others are brought. Raises
+    RequestError naming the message that is wrong."""
+    if not messages:
+        raise RequestError("messages must not be empty.", "messages")
+    given = _with_tool_messages(messages)
+    found = [_message(message, f"messages[{at}]", template) for at, message in enumerate(given)]
+    return _with_ids(found, ids) if ids else found
+
+
+_ALPHABET = string.digits + string.ascii_letters
+_FORMS = {"short": re.compile(r"[0-9A-Za-z]{9}"), "functions": re.compile(r"functions\.[^\s:]+:[0-9]+")}
+
+
+def short_id(text: str) -> str:
+    """Nine letters and digits for a text, always the same."""
+    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest())
+    return "".join(_ALPHABET[number // len(_ALPHABET) ** place % len(_ALPHABET)] for place in range(9))
+
+
+def _with_ids(messages: list[dict[str, Any]], ids: Ids) -> list[dict[str, Any]]:
+    """Ids in the family's form, of calls and of the results that name them."""
+    named: dict[Any, str] = {}
+    count = 0
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            given = call.get("id")
+            if not (isinstance(given, str) and _FORMS[ids].fullmatch(given)):
+                own = f"functions.{call['function']['name']}:{count}"
+                call["id"] = own if ids == "functions" else short_id(str(given or own))
+                if isinstance(given, str):
+                    named[given] = call["id"]
+            count += 1
+        answered = message.get("tool_call_id")
+        if isinstance(answered, str) and answered in named:
+            message["tool_call_id"] = named[answered]
+    return messages
+
+
+def _message(message: dict[str, Any], where: str, template: str) -> dict[str, Any]:
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise RequestError(f"{where}: role must be a non-empty string.", "messages")
+    result = {key: value for key, value in message.items() if value is not None}
+    if role == "developer" and "developer" not in template:
+        result["role"] = "system"
+    content = _content(message.get("content"), f"{where}.content")
+    if content is not None:
+        result["content"] = content
+    calls = message.get("tool_calls")
+    if calls is not None:
+        if not isinstance(calls, list):
+            raise RequestError(f"{where}.tool_calls must be a list.", "messages")
+        result["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]
+        if not calls:
+            del result["tool_calls"]
+    reasoning = next((message[key] for key in _REASONING if message.get(key) is not None), None)
+    if reasoning is not None:
+        result |= dict.fromkeys(_REASONING, reasoning)
+    return result

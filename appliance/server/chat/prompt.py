@@ -1,0 +1,401 @@
+"""A validated body to `Submit`s: pure, no I/O. Everything the engine is told and how its tokens are to be read is fixed
+here."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from appliance.config.gateway import GatewayConfig
+from appliance.output_formats.constraint import Constraint
+from appliance.output_formats.declaration import OutputFormat
+from appliance.output_formats.formats import PLAIN
+from appliance.server.chat.conversation import Rendered, Text, conversation_ids, render
+from appliance.server.chat.deadlines import Deadlines
+from appliance.server.chat.encoder_input import Beginning, beginning, reply_room
+from appliance.server.chat.language import asked_language
+from appliance.server.chat.messages import template_messages
+from appliance.server.chat.sampling import (
+    check_n,
+    child_seeds,
+    logprob_count,
+    named_tokens,
+    resolve,
+    stop_ids,
+    stop_strings,
+)
+from appliance.server.chat.thinking import check_close, thinking_limit, thinking_of
+from appliance.server.chat.tools import ToolUse, tool_grammar, tool_use
+from appliance.server.chat.window import check_ids, check_text, reply_tokens, tokens_within, truncated
+from appliance.server.schema.chat import ChatRequest
+from appliance.server.schema.common import GenerationRequest
+from appliance.server.schema.completions import CompletionRequest
+from engine.api.errors import RequestError
+from engine.api.messages import Grammar, Sampling, Submit, Thinking
+
+MAX_SALT = 128
+
+
+@dataclass(frozen=True)
+class Served:
+    """What one request is planned against."""
+
+    text: Text
+    config: GatewayConfig
+    request_id: str
+    salt: str | None = None  # of a header, for gateways that cannot change bodies
+    priority: int | None = None  # likewise
+    owner: str = ""  # a name for its API key
+    share: float = 1.0
+    deadlines: Deadlines = Deadlines()  # of headers
+    arrived_s: float = 0.0  # monotonic; from then on deadlines count
+    may_hurry: bool = True
+    """A priority below 0 is allowed."""
+
+    def resolved_priority(self, given: int) -> int:
+        """Return the priority of a body, or else of the headers. Raises RequestError without the right to it."""
+        priority = given or self.priority or 0
+        if priority < 0 and not self.may_hurry:
+            raise RequestError(
+                f"priority {priority} goes before other requests, and this API key has no right to that. Use 0 or "
+                "more, or ask the operator for priority=yes in the list of keys.",
+                "priority",
+            )
+        return priority
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the tokens of one reply become text."""
+
+    stops: tuple[str, ...]
+    include_stop: bool
+    min_tokens: int
+    skip_special_tokens: bool
+    end_ids: frozenset[int] = frozenset()  # tokens that end the reply and are no text
+    shown_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt and its choices. `drops_reply`: the prompt is only scored, the one token that this costs is not
+    shown. `begin`: what replies begin with where they do not go on with the prompt, but an encoder reads it."""
+
+    ids: tuple[int, ...]
+    submits: tuple[Submit, ...]
+    drops_reply: bool = False
+    begin: Beginning | None = None
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The tokens that stand before the reply."""
+        return self.ids if self.begin is None else self.begin.ids
+
+    @property
+    def tokens(self) -> int:
+        """Of what the request has given."""
+        return len(self.ids) + (0 if self.begin is None else self.begin.given)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request as it will run: prompts in order, each with n choices. `bound_by` is the field that brought the grammar
+    of all of them, if they have one."""
+
+    prompts: tuple[Prompt, ...]
+    reading: Reading
+    bound_by: str = ""
+
+    @property
+    def grammar(self) -> Grammar | None:
+        return self.prompts[0].submits[0].grammar
+
+
+@dataclass(frozen=True)
+class ChatPlan(Plan):
+    """How a chat reply is read. `reasons`: the prompt opened the reasoning. `echo` is the text repeated before the
+    reply."""
+
+    output_format: OutputFormat = PLAIN
+    tools: ToolUse = ToolUse("none")
+    reasons: bool = False
+    role: str = "assistant"
+    echo: str = ""
+
+
+def _refuse_unsupported(body: GenerationRequest) -> None:
+    if body.use_beam_search and body.stream:
+        raise RequestError("Streaming is not currently supported with beam search", "stream")
+    asked = {
+        "use_beam_search": body.use_beam_search,
+        "repetition_detection": body.repetition_detection,
+    }
+    for name, value in asked.items():
+        if value:
+            raise RequestError(f"{name} is not supported by this server; leave it out.", name)
+
+
+def _check_stream(body: GenerationRequest, prompt_logprobs: int | None) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options can only be set when stream is true.", "stream_options")
+    if body.stream and prompt_logprobs:
+        raise RequestError("prompt_logprobs are not available when stream=True", "prompt_logprobs")
+
+
+def cache_salt(given: str | None, header: str | None) -> str:
+    """The salt of a body, or else of its headers. Raises RequestError for one that cannot be."""
+    salt = header if given is None else given
+    if salt is None:
+        return ""
+    if not salt or len(salt) > MAX_SALT or any(character in salt for character in "@/\\\0"):
+        message = f"cache_salt must have 1 to {MAX_SALT} characters and none of @ / \\ and NUL."
+        raise RequestError(message, "cache_salt")
+    return salt
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """Lengths and logprobs of one request, however its route names them."""
+
+    tokens: int | None
+    tokens_param: str
+    logprobs: int | None
+    prompt_logprobs: int | None
+    logprob_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
+    scores_only: bool = False
+    thinking: Thinking | None = None
+    begin: Beginning = Beginning()
+
+
+def _prompt(ids: list[int], body: GenerationRequest, asked: _Asked, served: Served, first: int) -> Prompt:
+    """The choices of one prompt; `first` is the index of the first of them in the reply."""
+    config, tokenizer = served.config, served.text.tokenizer
+    tokens = 1 if asked.scores_only else asked.tokens
+    ids = truncated(ids, body, tokens, tokenizer, config)
+    check_ids(ids, config)
+    if config.sources is None:
+        max_tokens = reply_tokens(len(ids), tokens, config, param=asked.tokens_param)
+    else:
+        room = reply_room(len(ids), asked.begin, config, config.sources)
+        max_tokens = tokens_within(room, tokens, config, param=asked.tokens_param)
+    sampling = resolve(
+        body,
+        config,
+        tokenizer,
+        logprobs=asked.logprobs,
+        prompt_logprobs=asked.prompt_logprobs,
+        logprob_ids=asked.logprob_ids,
+        max_tokens=max_tokens,
+        asked_tokens=tokens,
+    )
+    check_close(asked.thinking, sampling)
+    n = 1 if body.n is None else body.n
+    check_n(n, sampling.temperature, config)
+    seeds = child_seeds(body.seed, n)
+    submits = tuple(
+        _submit(
+            f"{served.request_id}-{first + index}",
+            ids,
+            body,
+            asked,
+            served,
+            msgspec.structs.replace(sampling, seed=seed),
+            max_tokens,
+        )
+        for index, seed in enumerate(seeds)
+    )
+    return Prompt(tuple(ids), submits, asked.scores_only, None if config.sources is None else asked.begin)
+
+
+def _submit(
+    name: str,
+    ids: list[int],
+    body: GenerationRequest,
+    asked: _Asked,
+    served: Served,
+    sampling: Sampling,
+    max_tokens: int,
+) -> Submit:
+    ttft_deadline, deadline = served.deadlines.resolve(body, served.arrived_s)
+    return Submit(
+        id=name,
+        prompt=(*ids, *asked.begin.ids),
+        sampling=sampling,
+        max_tokens=max_tokens,
+        eos_token_ids=_eos_token_ids(served),
+        stop_token_ids=stop_ids(body, served.config),
+        ignore_eos=body.ignore_eos,
+        priority=served.resolved_priority(body.priority),
+        salt=cache_salt(body.cache_salt, served.salt),
+        grammar=asked.grammar,
+        thinking=asked.thinking,
+        owner=served.owner,
+        share=served.share,
+        ttft_deadline=ttft_deadline,
+        deadline=deadline,
+        source=len(ids) if served.config.sources is not None else 0,
+    )
+
+
+def _eos_token_ids(served: Served) -> tuple[int, ...]:
+    own = served.text.tokenizer.eos_id
+    return served.config.eos_token_ids or (() if own is None else (own,))
+
+
+def _reading(body: GenerationRequest, served: Served, shown: frozenset[int] = frozenset()) -> Reading:
+    ends = () if body.ignore_eos else _eos_token_ids(served)
+    return Reading(
+        stops=stop_strings(body.stop, served.config),
+        include_stop=body.include_stop_str_in_output,
+        min_tokens=body.min_tokens,
+        skip_special_tokens=body.skip_special_tokens,
+        end_ids=frozenset((*ends, *stop_ids(body, served.config))),
+        shown_ids=shown,
+    )
+
+
+# Completions
+
+
+def _texts_or_ids(prompt: Any) -> list[str | list[int]]:
+    if isinstance(prompt, str) or isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)
+
+
+def plan_completion(body: CompletionRequest, served: Served) -> Plan:
+    """Raises RequestError for what cannot be served."""
+    config, tokenizer = served.config, served.text.tokenizer
+    _refuse_unsupported(body)
+    if body.thinking_token_budget not in (None, -1):
+        raise RequestError(
+            "thinking_token_budget needs a conversation, whose reasoning is known; use /v1/chat/completions.",
+            "thinking_token_budget",
+        )
+    if body.prompt_embeds is not None:
+        raise RequestError("prompt_embeds is not supported by this server; send prompt.", "prompt_embeds")
+    if body.suffix:
+        raise RequestError("suffix is not supported by this model.", "suffix")
+    prompts = _texts_or_ids(body.prompt)
+    if len(prompts) > config.max_prompts:
+        message = f"prompt has {len(prompts)} entries; the server's limits.max_prompts allows {config.max_prompts}."
+        raise RequestError(message, "prompt")
+    logprobs = logprob_count("sample", "logprobs", body.logprobs, config)
+    prompt_logprobs = logprob_count("prompt", "prompt_logprobs", body.prompt_logprobs, config)
+    _check_stream(body, prompt_logprobs)
+    if body.echo and logprobs is not None:
+        prompt_logprobs = max(logprobs, prompt_logprobs or 0) if -1 not in (logprobs, prompt_logprobs) else -1
+    named = named_tokens(body.logprob_token_ids, logprobs, config)
+    scores_only = body.echo and body.max_tokens == 0
+    if named and scores_only:
+        raise RequestError("logprob_token_ids needs a reply; echo with max_tokens 0 has none.", "logprob_token_ids")
+    language = asked_language(body)
+    begin = beginning(body, config, tokenizer)
+    unsaid = 16 if config.sources is None else config.sampling.max_tokens
+    asked = _Asked(
+        tokens=unsaid if body.max_tokens is None else body.max_tokens,
+        tokens_param="max_tokens",
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        logprob_ids=named,
+        grammar=None if language is None else language.grammar(served.text.special_id),
+        scores_only=scores_only,
+        begin=begin,
+    )
+    n = body.n or 1
+    planned = []
+    for at, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            if body.truncate_prompt_tokens is None:
+                check_text(prompt, tokenizer, config, None if config.sources is None else config.sources.longest)
+            prompt = tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens)
+        planned.append(_prompt(prompt, body, asked, served, at * n))
+    return Plan(tuple(planned), _reading(body, served), "" if language is None else language.param)
+
+
+# Chat
+
+
+def _top_logprobs(body: ChatRequest, config: GatewayConfig) -> int | None:
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
+    if not body.logprobs:
+        return None
+    return logprob_count("sample", "top_logprobs", body.top_logprobs or 0, config)
+
+
+# Of the efforts that a format with channels knows, the nearest.
+_EFFORTS = {"none": "low", "minimal": "low", "xhigh": "high", "max": "high"}
+
+
+def _effort(body: ChatRequest, output_format: OutputFormat) -> dict[str, Any]:
+    """Variables of the template. Families call the switch by two names."""
+    effort = body.reasoning_effort
+    if effort is None:
+        return {}
+    thinks = effort != "none"
+    said = _EFFORTS.get(effort, effort) if output_format.channels is not None else effort
+    return {"reasoning_effort": said, "enable_thinking": thinks, "thinking": thinks}
+
+
+def _reply_role(body: ChatRequest, rendered: Rendered, compat: str) -> tuple[str, str]:
+    """Return the role of the reply and the text that it repeats. vLLM names the role of the message that is continued;
+    clients of OpenAI's API take no role but `assistant`."""
+    last = body.messages[-1]
+    spoken = "assistant" if rendered.opens_turn else str(last["role"])
+    content = template_messages([last], "")[0].get("content", "")
+    role = spoken if compat == "vllm" else "assistant"
+    return role, str(content) if body.echo and last["role"] == spoken else ""
+
+
+def plan_chat(body: ChatRequest, served: Served) -> ChatPlan:
+    """Raises RequestError for what cannot be served."""
+    text, config = served.text, served.config
+    _refuse_unsupported(body)
+    top_logprobs = _top_logprobs(body, config)
+    prompt_logprobs = logprob_count("prompt", "prompt_logprobs", body.prompt_logprobs, config)
+    _check_stream(body, prompt_logprobs)
+    use = tool_use(body, text.output_format.calls)
+    language = asked_language(body)
+    variables = _effort(body, text.output_format)
+    rendered = render(body, text, config, variables)
+    if body.truncate_prompt_tokens is None:
+        check_text(rendered.text, text.tokenizer, config)
+    switches = {**variables, **(body.chat_template_kwargs or {})}
+    thinking = thinking_of(rendered.text, rendered.continues, text.output_format.reasoning, switches)
+    reasoning = None if thinking.off else text.output_format.reasoning
+    binds = language is not None or use.avoided is None  # a text without calls leaves the reasoning as it is
+    thinks = (body.include_reasoning or not binds) and thinking.possible
+    constraint = Constraint(
+        text.special_id, reasoning if thinks else None, thinking.begun and thinks, text.output_format.channels
+    )
+    grammar = tool_grammar(use, language, constraint)
+    output_format = OutputFormat(reasoning, use.calls, text.output_format.channels)
+    limit = thinking_limit(body.thinking_token_budget, text.output_format, output_format, thinking, text.tokenizer)
+    if grammar is not None and not thinks:
+        limit = None  # the grammar leaves no room for thoughts
+    short = body.max_completion_tokens is not None
+    tokens = body.max_completion_tokens if short else body.max_tokens
+    asked = _Asked(
+        tokens=config.sampling.max_tokens if tokens is None else tokens,
+        tokens_param="max_completion_tokens" if short else "max_tokens",
+        logprobs=top_logprobs,
+        prompt_logprobs=prompt_logprobs,
+        logprob_ids=named_tokens(body.logprob_token_ids, top_logprobs, config),
+        grammar=grammar,
+        thinking=limit,
+    )
+    prompt = _prompt(conversation_ids(body, rendered, text), body, asked, served, 0)
+    shown = frozenset(token for marker in output_format.tokens() if (token := text.special_id(marker)) is not None)
+    role, echo = _reply_role(body, rendered, config.compat)
+    return ChatPlan(
+        prompts=(prompt,),
+        reading=_reading(body, served, shown),
+        bound_by="tools" if language is None or use.mode in ("required", "named") else language.param,
+        output_format=output_format,
+        tools=use,
+        reasons=thinking.begun and (thinks or grammar is None),
+        role=role,
+        echo=echo,
+    )

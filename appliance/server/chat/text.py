@@ -1,0 +1,21 @@
+"""The gateway's text side, loaded once at the start: tokenizer, chat template, output format."""
+
+from appliance.chat_templates.renderers import Renderers
+from appliance.chat_templates.template import load_template
+from appliance.config.gateway import GatewayConfig
+from appliance.server.chat.conversation import Text
+from engine.text import Tokenizer
+
+__all__ = ["Text", "load_text"]
+
+
+def load_text(config: GatewayConfig) -> Text:
+    """Reads the checkpoint's text files, and whatever the first request would otherwise wait for. Raises
+    CheckpointError naming the file that is missing or damaged."""
+    tokenizer = Tokenizer(config.model)
+    renderers = Renderers()
+    template = load_template(tokenizer, config.chat_template, renderers)
+    text = Text(tokenizer, template, config.format, config.model_type, renderers)
+    # Cached properties: taking them here keeps a large vocabulary from delaying the first reply.
+    _ = tokenizer.vocabulary, tokenizer.special_ids, tokenizer.longest_piece, text.output_format
+    return text

@@ -1,0 +1,109 @@
+"""Cohere's way to ask for vectors, and its types of numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from appliance.server.chat.messages import part_text
+from appliance.server.chat.prompt import Served
+from appliance.server.pooling.instructions import lead
+from appliance.server.pooling.plan import (
+    PoolPlan,
+    check_count,
+    cut_dimensions,
+    facts,
+    naming,
+    pieces,
+    planned,
+    terms,
+    text_ids,
+)
+from appliance.server.pooling.vectors import base64_text, floats
+from appliance.server.schema.cohere import EmbeddingType, EmbedRequest
+from appliance.server.schema.pooling import PoolingFields
+from engine.api.errors import RequestError
+from engine.api.messages import Pooled, Pooling
+
+INPUT_TYPES = ("search_query", "search_document", "classification", "clustering")
+
+
+def _texts(body: EmbedRequest) -> tuple[str, list[str]]:
+    """The texts, and the field in which they were."""
+    given = [name for name in ("texts", "images", "inputs") if getattr(body, name)]
+    if len(given) != 1:
+        raise RequestError("Exactly one of texts, images and inputs must be given, and not be empty.", "texts")
+    if body.images:
+        raise RequestError("images are not possible: the model takes text only.", "images")
+    if body.texts:
+        return "texts", body.texts
+    contents = body.inputs or []
+    joined = [
+        "\n".join(part_text(part, f"inputs[{at}].content[{place}]", "inputs") for place, part in enumerate(one.content))
+        for at, one in enumerate(contents)
+    ]
+    return "inputs", joined
+
+
+def _prefix(body: EmbedRequest, served: Served) -> str:
+    """What the model wants before texts of the given type. Cohere's client cannot leave the type out, so the types that
+    its API has are taken by models without any, for which all texts are alike, but by vLLM's profile."""
+    model, asked = facts(served.config), body.input_type
+    if asked in INPUT_TYPES and not model.prompts and served.config.compat == "openai":
+        asked = None
+    return lead(model, asked, "input_type")
+
+
+def plan_embed(body: EmbedRequest, served: Served) -> PoolPlan:
+    """Raises RequestError for what cannot be served."""
+    field, texts = _texts(body)
+    check_count(len(texts), field, served.config)
+    types = body.embedding_types or ()
+    dimensions = cut_dimensions(body.output_dimension, served.config, "output_dimension")
+    width = dimensions or facts(served.config).width
+    if width % 8 and any(kind in ("binary", "ubinary") for kind in types):
+        raise RequestError(
+            f"binary and ubinary pack eight numbers into one, and vectors have {width}; "
+            "ask for float or base64, or for an output_dimension that can be divided by 8.",
+            "embedding_types",
+        )
+    cut = None if body.truncate == "NONE" else (-1 if body.max_tokens is None else body.max_tokens)
+    fields = PoolingFields(
+        truncate_prompt_tokens=cut,
+        truncation_side="left" if body.truncate == "START" else "right",
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        ttft_deadline_ms=body.ttft_deadline_ms,
+        deadline_ms=body.deadline_ms,
+    )
+    conditions, prefix, prompts = terms(fields, served), _prefix(body, served), []
+    for at, text in enumerate(texts):
+        with naming(field, at, len(texts)):
+            ids = text_ids(prefix + text, conditions, served)
+            if cut is None and body.max_tokens is not None and len(ids) > body.max_tokens:
+                raise RequestError(
+                    f"The text has {len(ids)} tokens, more than max_tokens={body.max_tokens}, and truncate is NONE; "
+                    "END or START allow to cut it.",
+                    "max_tokens",
+                )
+            prompts.append(pieces(ids, field, served))
+    return planned(prompts, Pooling("embed", dimensions), conditions, served)
+
+
+def typed(results: Sequence[Pooled], kind: EmbeddingType) -> list[Any]:
+    """All vectors as one of Cohere's types."""
+    if kind == "float":
+        return [floats(each) for each in results]
+    if kind == "base64":
+        return [base64_text(each) for each in results]
+    return [_packed(floats(each), signed=kind == "binary") for each in results]
+
+
+def _packed(values: list[float], *, signed: bool) -> list[int]:
+    """One bit for each number, set where it is not negative, the first of eight as the highest. Signed bytes have 128
+    less."""
+    packed = []
+    for start in range(0, len(values), 8):
+        byte = 0
+        for value in values[start : start + 8]:
+            byte = byte << 1 | (value >= 0)
+        packed.append(byte - 128 * signed)
+    return packed

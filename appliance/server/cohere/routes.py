@@ -1,0 +1,34 @@
+"""POST /v2/embed, Cohere's (docs/pooling.md)."""
+
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from appliance.server.cohere.request import plan_embed, typed
+from appliance.server.http.body import json_body, read_body
+from appliance.server.http.service import Service, service_of
+from appliance.server.pooling.pooled import as_json, pool
+from appliance.server.schema.cohere import EmbeddingType, EmbedRequest
+
+router = APIRouter()
+
+
+async def create_embed(service: Service, request: Request, body: EmbedRequest) -> Response:
+    outcome = await pool(service, request, body, "embed", partial(plan_embed, body))
+    tokens = outcome.plan.tokens
+    kinds: list[EmbeddingType] = body.embedding_types or ["float"]
+    reply: dict[str, Any] = {
+        "id": f"embd-{outcome.request_id}",
+        "embeddings": {kind: typed(outcome.results, kind) for kind in kinds},
+        "texts": body.texts,
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}},
+        "response_type": "embeddings_by_type",
+    }
+    return as_json(service, request, reply)
+
+
+@router.post("/v2/embed", openapi_extra=json_body(EmbedRequest), summary="Vectors of texts, as Cohere's API gives them")
+async def embed(request: Request) -> Response:
+    return await create_embed(service_of(request), request, await read_body(request, EmbedRequest))

@@ -1,0 +1,64 @@
+"""The server side of the control socket of a running gateway (appliance/runtime/gateway_control.py)."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from appliance.runtime.gateway_control import MOST_BYTES, Answer, Hamper, Message, Swap, Swapped, Take
+from appliance.server.http.service import Service
+from appliance.server.live import take
+from engine.api.errors import EngineError
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.02
+
+
+@asynccontextmanager
+async def controlled(service: Service) -> AsyncIterator[None]:
+    """The service answers on its control socket, if it is given one."""
+    path = service.config.control
+    if not path:
+        yield
+        return
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
+            message = msgspec.json.decode(await reader.readline(), type=Message)
+            writer.write(msgspec.json.encode(await handle(service, message)) + b"\n")
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, path, limit=MOST_BYTES)
+    try:
+        yield
+    finally:
+        server.close()
+
+
+async def handle(service: Service, message: Message) -> Answer:
+    router, keys = service.router, len(service.keys)
+    match message:
+        case Take(config=wanted):
+            try:
+                keys = await take(service, wanted)
+            except EngineError as error:
+                return Answer(error=str(error))
+            log.info("reloaded: manifest %s", wanted.manifest_sha256[:12])
+        case Swap(engine=index):
+            router.expect_end(index)
+        case Hamper(pause_s=pause_s, for_s=for_s):
+            if not service.config.chaos:
+                return Answer(error="lifecycle.chaos of the manifest refuses it")
+            for ledger in (service.ledger, service.shelved):
+                if ledger is not None:
+                    ledger.hamper(pause_s, for_s)
+            log.warning("chaos: each write of the journal takes %g s longer for %g s", pause_s, for_s)
+        case Swapped(engine=index):
+            while not router.has_swapped(index):
+                await asyncio.sleep(POLL_S)
+    return Answer(keys=keys, start_s=tuple(max(engine.start_s, engine.gap_s) for engine in router.engines))

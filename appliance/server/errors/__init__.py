@@ -1,0 +1,1 @@
+"""API errors in the formats of OpenAI and Anthropic."""

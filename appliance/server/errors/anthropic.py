@@ -1,0 +1,44 @@
+"""Errors on /v1/messages and below it, in the shape that Anthropic's clients read: `{"type": "error", "error": {"type",
+"message"}, "request_id"}`, whoever raised them."""
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from appliance.server.errors.api import api_error
+
+PATH = "/v1/messages"
+REQUEST_ID = "request-id"  # the header by which these clients name a request
+
+TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+
+
+def is_messages(path: str) -> bool:
+    return path == PATH or path.startswith(f"{PATH}/")
+
+
+def message_error(error: Exception, request_id: str) -> dict[str, Any]:
+    """The error of any exception. The shape has no field for the parameter, so that the message begins with it."""
+    told = api_error(error)
+    kind = TYPES.get(told.status, "invalid_request_error" if told.status < 500 else "api_error")
+    named = told.param is None or told.param in told.message
+    message = told.message if named else f"{told.param}: {told.message}"
+    fields: dict[str, Any] = {"type": kind, "message": message}
+    if told.details is not None:
+        fields["details"] = told.details
+    return {"type": "error", "error": fields, "request_id": request_id}
+
+
+def message_error_response(error: Exception, request_id: str) -> Response:
+    told = api_error(error)
+    headers = {**told.headers, REQUEST_ID: request_id}
+    return Response(orjson.dumps(message_error(told, request_id)), told.status, headers, media_type="application/json")

@@ -1,0 +1,178 @@
+"""One real request of each kind, before the service is ready.
+
+An engine that serves is no proof that requests can be answered: weights may be NaN, the chat template may fail, a
+head may pool to nothing. Each engine therefore gets one request for every task of the model, through the routes that
+clients use; they appear in no request metric, log or journal.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import orjson
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from starlette.types import ASGIApp, Message, Scope
+
+from appliance.config.gateway import GatewayConfig
+from appliance.observability.log import RequestLog, Subject
+from appliance.observability.metrics import Metrics, now
+from appliance.server.errors.api import EngineFailed, Unavailable, api_error, is_unexpected
+from appliance.server.http.service import Service
+from engine.api.errors import CheckpointError, EngineGone, StepError
+
+log = logging.getLogger(__name__)
+
+TEXT = "Hello"
+TOKENS = 2
+POLL_S = 0.02
+RETRY_S = 0.5
+RANK = "x-data-parallel-rank"
+
+Variants = Sequence[dict[str, Any]]
+"""Bodies of one kind of request; a model has to answer one of them, since a template may refuse the others."""
+
+
+class Unanswered(Exception):
+    """A request failed in a way that every request will; the message says which and how. `code` begins the last line
+    of the log, which chooses the exit code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def kinds(service: Service) -> dict[str, Variants]:
+    """Return the path of each kind of request that the model serves, with its bodies."""
+    config = service.config
+    wanted: dict[str, Variants] = {}
+    if "generate" in config.tasks:
+        wanted["/v1/completions"] = [{"prompt": TEXT, "max_tokens": TOKENS}]
+        if service.template is not None and config.sources is None:
+            user = {"role": "user", "content": TEXT}
+            conversations = ([user], [{"role": "system", "content": TEXT}, user])
+            wanted["/v1/chat/completions"] = [{"messages": each, "max_tokens": TOKENS} for each in conversations]
+    if "embed" in config.tasks:
+        wanted["/v1/embeddings"] = [{"input": TEXT}]
+    if "classify" in config.tasks:
+        wanted["/classify"] = [{"input": TEXT}]
+    if "score" in config.tasks:
+        wanted["/score"] = [{"text_1": TEXT, "text_2": TEXT}]
+    for task in ("token_embed", "token_classify"):
+        if task in config.tasks:
+            wanted[f"/pooling#{task}"] = [{"input": TEXT, "task": task}]
+    return wanted
+
+
+async def answer_each(service: Service, routes: ASGIApp, failed: Callable[[str], None]) -> None:
+    """Until it is cancelled: each engine that serves and has answered nothing yet is asked. `failed` gets the reason
+    when a request fails as every request will."""
+    while not service.has_text:
+        await asyncio.sleep(POLL_S)
+    while True:
+        for engine in service.router.engines:
+            if not engine.serves or engine.answers:
+                continue
+            began = now()
+            try:
+                engine.answers = await ask_each_kind(service, routes, engine.index) and engine.serves
+            except Unanswered as error:
+                failed(f"{error.code}: engine {engine.label}: {error}")
+                return
+            if engine.answers:
+                log.info("engine %s answered a request of each kind in %.2f s", engine.label, now() - began)
+            else:
+                await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(POLL_S)
+
+
+async def ask_each_kind(service: Service, routes: ASGIApp, engine: int) -> bool:
+    """Return whether the engine answered; not if it ended meanwhile or is busy. Raises Unanswered."""
+    unseen = _unseen(service)
+    for path, variants in kinds(service).items():
+        failures = []
+        for body in variants:
+            try:
+                await _request(unseen, routes, path.partition("#")[0], body, engine)
+                break
+            except Exception as error:
+                if _passes(error):
+                    return False
+                failures.append(error)
+        else:
+            _judge(path, failures)
+    return True
+
+
+def _passes(error: Exception) -> bool:
+    """Whether the same request may succeed later: the engine is busy, or ended."""
+    ended = isinstance(error, EngineFailed) and not isinstance(error.__cause__, StepError)
+    return ended or isinstance(error, Unavailable | EngineGone)
+
+
+def _judge(path: str, failures: Sequence[Exception]) -> None:
+    """Raise Unanswered for a fault of the service; a model may refuse a short text for reasons of its own."""
+    told = [api_error(failure) for failure in failures]
+    faults = [failure for failure, reply in zip(failures, told, strict=True) if reply.status >= 500]
+    if not faults:
+        log.warning("this model refuses a POST %s with a short text: %s", path, told[0].message)
+        return
+    fault = faults[0]
+    if is_unexpected(fault):
+        log.error("POST %s failed", path, exc_info=fault)
+    cause = fault.__cause__
+    code = CheckpointError.code if isinstance(cause, StepError) else "first_request"
+    raise Unanswered(code, f"POST {path} failed: {cause or api_error(fault).message}") from fault
+
+
+def _unseen(service: Service) -> Service:
+    """Return the service as a request sees it, with metrics, log and journal of its own that nobody reads."""
+    config: GatewayConfig = msgspec.structs.replace(service.config, log_requests=False, log_outputs="off")
+    unseen = Service(config, service.router, Metrics(config), RequestLog(config, silent=True))
+    unseen.set_text(service.text)
+    return unseen
+
+
+async def _request(service: Service, routes: ASGIApp, path: str, body: dict[str, Any], engine: int) -> None:
+    """Send a request to the routes, without the middleware: it needs no key and is not counted. Raises what they do."""
+    given: Message = {"type": "http.request", "body": orjson.dumps(body)}
+    client_stays = asyncio.Event()
+
+    async def receive() -> Message:
+        nonlocal given
+        message, given = given, {}
+        if not message:
+            await client_stays.wait()
+        return message
+
+    async def send(message: Message) -> None:
+        return None
+
+    request_id = f"first-request-{uuid.uuid4().hex}"
+    headers = [(b"content-type", b"application/json"), (RANK.encode(), str(engine).encode())]
+    scope: Scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": None,
+        "server": None,
+        "app": SimpleNamespace(state=SimpleNamespace(service=service)),
+        "state": {
+            "request_id": request_id,
+            "subject": Subject(request_id),
+            "key": None,
+            "owner": "",
+            "send_body": send,
+        },
+    }
+    await AsyncExitStackMiddleware(routes)(scope, receive, send)

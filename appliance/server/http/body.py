@@ -1,0 +1,127 @@
+"""Request bodies: bytes to a validated schema, every fault a 400 that says where (ER-01, 02, 03, 19, 20, 21)."""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails, from_json
+from starlette.requests import Request
+
+from appliance.server.errors.api import ApiError, BadRequest, InvalidBody
+from appliance.server.http.counts import check_counts
+from appliance.server.http.fields import read_fields
+from appliance.server.http.service import Service, service_of
+from appliance.server.schema.numbers import TEXT_NUMBERS
+
+Schema = TypeVar("Schema", bound=BaseModel)
+Result = TypeVar("Result")
+
+LARGE = 2**14  # bytes of a body that takes longer to read than a thread to begin
+MAX_ENTRIES = 10
+MAX_ENTRY = 1000
+MAX_INPUT = 200
+
+
+async def read_json(request: Request) -> bytes:
+    """The body of a request that says it is JSON. Raises InvalidBody for another content type."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise InvalidBody("Unsupported Media Type: Only 'application/json' is allowed", "content-type")
+    return await request.body()
+
+
+async def read_body(request: Request, schema: type[Schema]) -> Schema:
+    """Return the request's JSON body as `schema`. Raises InvalidBody, or BadRequest where a validator names its
+    `param` or a field outside the schema is refused."""
+    return await parse_body(await read_json(request), schema, service_of(request))
+
+
+async def parse_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
+    """Return a JSON body as `schema`. Raises as read_body does."""
+    return await apart(len(body), _parsed_body, body, schema, service)
+
+
+async def apart(size: int, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Return the result of `work` on a body of `size` bytes; a large one is left to a thread."""
+    return work(*arguments) if size < LARGE else await asyncio.to_thread(work, *arguments)
+
+
+def _parsed_body(body: bytes, schema: type[Schema], service: Service) -> Schema:
+    config = service.config
+    try:
+        value = _object(body)
+        if value is None:
+            return schema.model_validate_json(body)  # raises: the message says what is wrong
+        check_counts(value, len(body))
+        read_fields(value, schema, config.unknown_fields, service.unknown_fields)
+        return schema.model_validate(value, context={TEXT_NUMBERS: config.compat == "vllm"})
+    except ValidationError as error:
+        raise _invalid(error, body) from None
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a body, None for anything else."""
+    try:
+        value = from_json(body)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def json_body(schema: type[BaseModel]) -> dict[str, Any]:
+    """The `openapi_extra` of a route that reads this body; app.py moves the definitions to the components."""
+    described = schema.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": described}}}}
+
+
+def _invalid(error: ValidationError, body: bytes) -> ApiError:
+    details = error.errors(include_url=False)
+    first = details[0]
+    named = first.get("ctx", {}).get("param")
+    if named is not None:
+        return BadRequest(first["msg"], str(named))
+    value = _parsed(body)
+    entries = [_entry(detail, value) for detail in details[:MAX_ENTRIES]]
+    if len(details) > MAX_ENTRIES:
+        entries.append(f"… and {len(details) - MAX_ENTRIES} more")
+    count = f"{len(details)} validation error{'s' if len(details) > 1 else ''}:"
+    return InvalidBody("\n".join([count, *entries]), _path(first, value))
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _path(detail: ErrorDetails, value: Any) -> str:
+    """Dotted path as the client wrote it: pydantic's names of union branches and validators are left out."""
+    parts = ["body"]
+    for at, part in enumerate(detail["loc"]):
+        if _is_key(part, value):
+            value = value[part]
+        elif detail["type"] != "missing" or at + 1 < len(detail["loc"]):
+            continue
+        parts.append(str(part))
+    return ".".join(parts)
+
+
+def _is_key(part: str | int, value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return part in value
+    return isinstance(value, list) and isinstance(part, int) and part < len(value)
+
+
+def _entry(detail: ErrorDetails, value: Any) -> str:
+    shown = _shortened(repr(detail["input"]), MAX_INPUT)
+    line = f"  {_path(detail, value)}: {detail['msg']} [type={detail['type']}, input={shown}]"
+    return _shortened(line, MAX_ENTRY)
+
+
+def _shortened(text: str, limit: int) -> str:
+    # A lone surrogate cannot be sent: what cannot be encoded is shown as its escape.
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,133 @@
+"""What every route works with: one value in the app's state."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from appliance.config.gateway import GatewayConfig
+from appliance.observability.history import History
+from appliance.observability.log import RequestLog
+from appliance.observability.metrics import Metrics, now
+from appliance.runtime.halted import Parked
+from appliance.security.allowance import Allowances
+from appliance.security.certificate import Certificate
+from appliance.security.keys import ApiKey
+from appliance.server.errors.api import NotFound, Unavailable
+from appliance.server.http.fields import UnknownFields
+from appliance.server.reply_store.store import Ledger
+from appliance.server.routing.grammars import Bounds, Grammars
+from appliance.server.routing.router import Router
+from engine.api.messages import Grammar
+
+if TYPE_CHECKING:
+    from appliance.chat_templates.template import ChatTemplate
+    from appliance.server.chat.text import Text
+    from engine.text import Tokenizer
+
+DRAIN_RETRY_AFTER_S = 5
+
+
+class Service:
+    """The served model: its configuration, text side, router, metrics, log and the ledger of durable replies, if there
+    is one. `open_requests` counts those that hold the service, streams included. SIGTERM sets `draining`, and `closed`
+    from when on new requests are refused; the launcher sets `parked`, once. `shelved`: a ledger that takes no new
+    replies; `stored_responses`: the ledger of stored responses, if there is one. What a reload changes (server/live.py)
+    is read here anew by each request."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        router: Router,
+        metrics: Metrics,
+        log: RequestLog,
+        ledger: Ledger | None = None,
+        keys: Sequence[ApiKey] = (),
+        allowances: Allowances | None = None,
+        certificate: Certificate | None = None,
+    ) -> None:
+        self.config = config
+        self.router = router
+        self.metrics = metrics
+        self.log = log
+        self.ledger = ledger
+        self.grammars = Grammars(metrics.grammar_checked)
+        self.unknown_fields = UnknownFields(logging.getLogger(__name__).warning)
+        self.tasks = config.tasks
+        self.open_requests = 0
+        self.draining = False
+        self.closed = False
+        self.shelved: Ledger | None = None
+        self.allowances = allowances or Allowances()
+        self.certificate = certificate
+        self.stored_responses: Ledger | None = None
+        self.history = History()
+        self.set_keys(keys)
+        self.parked: Parked | None = None
+        self.started_s = time.time()
+        self._text: Text | None = None
+
+    def set_keys(self, keys: Sequence[ApiKey]) -> None:
+        """The API keys that are let in, with what the configuration allows each; none: everybody is."""
+        self.keys = tuple(keys)
+        config = self.config
+        self.metrics.tell_keys({key.shown for key in keys})
+        self.allowances.allow(keys, config.key_requests_per_minute, config.key_tokens_per_minute, now())
+
+    def share(self, owner: str) -> float:
+        """Of the engine, for requests of a key that may be gone."""
+        return next((key.share for key in self.keys if key.owner == owner), 1.0)
+
+    def set_text(self, text: "Text") -> None:
+        self._text = text
+
+    @property
+    def has_text(self) -> bool:
+        return self._text is not None
+
+    @property
+    def text(self) -> "Text":
+        """Tokenizer and template. Raises Unavailable while they are read from the checkpoint."""
+        if self._text is None:
+            self.router.refuse_if_parked()
+            raise Unavailable("The service is starting: the tokenizer is being loaded.", 1)
+        return self._text
+
+    async def check_grammar(self, grammar: Grammar, param: str) -> None:
+        """Raises RequestError for a grammar that cannot be compiled within the limits; `param` is who brought it."""
+        config = self.config
+        bounds = Bounds(config.grammar_bytes, config.grammar_time_s, config.grammar_memory_bytes)
+        await self.grammars.check(grammar, bounds, param)
+
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        return self.text.tokenizer
+
+    @property
+    def template(self) -> "ChatTemplate | None":
+        return self.text.template
+
+    @property
+    def serves(self) -> bool:
+        """Whether a request that arrives now can be answered."""
+        return self.healthy and not self.draining
+
+    @property
+    def healthy(self) -> bool:
+        """The same, whether or not the service is draining."""
+        return self.has_text and self.router.answers
+
+    def model_name(self, requested: str | None) -> str:
+        """The canonical name of the requested model; none means the served one. Raises NotFound (ER-04, ER-05)."""
+        names = self.config.names
+        if requested and requested not in names:
+            aliases = ", ".join(names)
+            raise NotFound(f"The model `{requested}` does not exist. Valid aliases: {aliases}.", "model")
+        return names[0]
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service

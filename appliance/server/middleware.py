@@ -1,0 +1,337 @@
+"""What happens around every route, as plain ASGI: request id, trace, access log, errors, drain, auth, body limit, load.
+
+app.py lists the order. Exceptions of routes and of the inner middleware become error objects in `Errors`, one place.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import re
+import uuid
+from collections.abc import Awaitable
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from appliance.chat_templates.template import TemplateError
+from appliance.observability.log import Subject
+from appliance.observability.metrics import now
+from appliance.observability.trace import read_trace
+from appliance.security.keys import ApiKey
+from appliance.server.admin.docs import PATHS as DOCS
+from appliance.server.admin.page import PATHS as PAGE
+from appliance.server.errors.anthropic import is_messages, message_error_response
+from appliance.server.errors.api import (
+    ClientGone,
+    RateLimited,
+    RequestTimeout,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    error_response,
+    is_unexpected,
+)
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
+from engine.api.errors import CheckpointError
+
+PROBES = frozenset({"/live", "/ready", "/health", "/ping"})
+OPEN = PROBES | {"/version", "/metrics", "/metrics/"}
+"""Paths that want no key, keep answering during a drain and never count as load."""
+
+# What the instrumentator leaves out of HTTP metrics, and nobody wants in an access log.
+UNCOUNTED = OPEN | {"/load", "/load/history"}
+
+SLASHED = frozenset(("/", "/metrics/"))
+"""Paths that keep the slash at their end; elsewhere it is removed before a route is found."""
+
+FOLLOWED = "/v1/responses/"
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+DRAINING = "The service is shutting down. Please retry on another instance."
+CLIENT_GONE = 499
+
+
+def subject_of(scope: Scope) -> Subject:
+    subject: Subject = scope["state"]["subject"]
+    return subject
+
+
+class RequestFrame:
+    """Gives each request its id and trace, and tells log and metrics what became of it. Outermost."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        path = scope["path"]
+        if path.endswith("/") and path not in SLASHED:
+            scope = {**scope, "path": path.removesuffix("/")}
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        if scope["method"] == "HEAD":
+            # Every GET route answers HEAD; the server leaves the body out.
+            scope = {**scope, "method": "GET"}
+        trace = read_trace(headers.getlist("traceparent"), headers.getlist("tracestate"))
+        state = scope.setdefault("state", {})
+        started_s = now()
+        state["request_id"], state["subject"] = request_id, Subject(request_id, trace, started_s)
+        state["key"], state["owner"] = None, ""  # which Auth tells
+        shown = request_id if self.service.config.compat == "openai" else None
+        closes = self.service.draining or self.service.config.keep_alive_s == 0
+        traffic = _Traffic(receive, send, shown, closes=closes)
+        state["send_body"] = traffic.send  # behind the start of a reply no layer further in looks at what is sent
+        try:
+            await self.app(scope, traffic.receive, traffic.send)
+        finally:
+            if scope["path"] not in UNCOUNTED:
+                self._tell(scope, traffic, now() - started_s)
+
+    def _tell(self, scope: Scope, traffic: "_Traffic", seconds: float) -> None:
+        method, client = scope["method"], scope.get("client")
+        # The route's template: paths that clients make up would be a series each.
+        handler = getattr(scope.get("route"), "path", "none")
+        self.service.metrics.http.request(handler, method, traffic.status, seconds, traffic.received, traffic.sent)
+        self.service.log.access(
+            subject_of(scope),
+            method=method,
+            path=scope["path"],
+            status=traffic.status,
+            seconds=seconds,
+            client=client[0] if client else "-",
+            key=scope["state"]["key"],
+        )
+
+
+class _Traffic:
+    """Counts what goes in and out of one request; adds the request id to the reply if it is given one. `closes`: the
+    reply is the last of its connection, so that the client's next request goes elsewhere."""
+
+    def __init__(self, receive: Receive, send: Send, request_id: str | None, *, closes: bool = False) -> None:
+        self._receive, self._send, self._request_id, self._closes = receive, send, request_id, closes
+        self.status = CLIENT_GONE
+        self.received = self.sent = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.received += len(message.get("body", b""))
+        return message
+
+    def send(self, message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            if self._request_id is not None:
+                MutableHeaders(scope=message)["X-Request-Id"] = self._request_id
+            if self._closes:
+                MutableHeaders(scope=message)["Connection"] = "close"
+        else:
+            self.sent += len(message.get("body", b""))
+        return self._send(message)
+
+
+class CrossOrigin:
+    """Lets pages of the configured origins call, if there are any."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+        self._origins: tuple[str, ...] = ()
+        self._checked = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        origins = self.service.config.cors_origins
+        if origins != self._origins:
+            self._origins, self._checked = origins, self._around(origins)
+        await self._checked(scope, receive, send)
+
+    def _around(self, origins: tuple[str, ...]) -> ASGIApp:
+        if not origins:
+            return self.app
+        exposed = ["X-Request-Id", "Retry-After", "endpoint-load-metrics"]
+        return CORSMiddleware(
+            self.app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
+        )
+
+
+class Errors:
+    """Turns every exception into the error object of its path. After the first byte of a reply it can only cut the
+    connection."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watched)
+        except (ClientGone, ClientDisconnect):
+            return  # nobody reads a reply
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as raised:  # panics of libraries in Rust are no Exception
+            error = raised if isinstance(raised, Exception) else RuntimeError(type(raised).__name__)
+            subject = subject_of(scope)
+            if is_unexpected(error):
+                self.service.log.unexpected(subject, error)
+            elif isinstance(error, CheckpointError):
+                self.service.log.model_fault(subject, error.place if isinstance(error, TemplateError) else str(error))
+            if not begun:
+                answer = message_error_response if is_messages(scope["path"]) else error_response
+                await answer(error, subject.request_id)(scope, receive, send)
+
+
+class Drain:
+    """After SIGTERM, once load balancers had time to notice: new requests are sent elsewhere, open ones go on."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.service.closed and scope["type"] == "http" and scope["path"] not in OPEN:
+            raise Unavailable(DRAINING, DRAIN_RETRY_AFTER_S, close=True)
+        await self.app(scope, receive, send)
+
+
+class Auth:
+    """Wants one of the keys as Bearer token or x-api-key, except on probes, the page's files and OPTIONS (RT-01, 02,
+    03)."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        guarded = scope["type"] == "http" and not self._is_open(scope)
+        if guarded and self.service.keys:
+            key = scope["state"]["key"] = self._key(Headers(scope=scope))
+            scope["state"]["owner"] = key.owner
+        await self.app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        """Return whether the path is served without a key. Paths are compared whole, so an unknown path is guarded.
+
+        The files of the pages are static and contain nothing of this service: they load before the key is typed."""
+        path, method, config = scope["path"], scope["method"], self.service.config
+        reads_page = method == "GET" and ((config.page and path in PAGE) or (config.docs and path in DOCS))
+        invokes = method == "POST" and path == "/invocations" and config.invocations_without_key
+        return path in OPEN or method == "OPTIONS" or reads_page or invokes
+
+    def _key(self, headers: Headers) -> ApiKey:
+        """The key that was given. Raises Unauthorized without one."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = [token.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+        # Every key is compared with every header, each in constant time: the time tells nothing about the keys.
+        found = None
+        for text in given:
+            digest = hashlib.sha256(text.encode("latin-1")).digest()
+            for known in self.service.keys:
+                if hmac.compare_digest(digest, known.digest):
+                    found = known
+        if found is None:
+            raise Unauthorized
+        return found
+
+
+class Allowance:
+    """Refuses what is over the limits of its key (429), and tells what is left of them."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        key: ApiKey | None = scope["state"]["key"] if scope["type"] == "http" else None
+        if key is None or scope["method"] != "POST":
+            return await self.app(scope, receive, send)
+        allowances, owner = self.service.allowances, key.owner
+        spent = allowances.enter(owner, now())
+        left = allowances.headers(owner, now())
+        if spent is not None:
+            self.service.metrics.add("key_refusals", 1, key.shown, spent.unit)
+            raise RateLimited(spent.unit, spent.per_minute, spent.seconds, left)
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(left)
+            await send(message)
+
+        await self.app(scope, receive, told if left else send)
+
+
+class BodyLimit:
+    """Refuses bodies over the limit, announced or not, before they are in memory (413), and bodies that arrive too
+    slowly (408)."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        limit = self.service.config.max_body_bytes
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdigit() and int(announced) > limit:
+            raise TooLarge(limit)
+        received, complete = 0, False
+        seconds = self.service.config.connections.body_timeout_s
+        deadline = asyncio.get_running_loop().time() + seconds
+
+        async def limited() -> Message:
+            nonlocal received, complete
+            if complete:  # what is left to receive is that the client leaves
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise RequestTimeout("body", seconds) from None
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise TooLarge(limit)
+            complete = not message.get("more_body", False)
+            return message
+
+        await self.app(scope, limited, send)
+
+
+def _holds(scope: Scope) -> bool:
+    """Whether a request may take long: those that generate, and those that read a response along."""
+    reads = scope["method"] == "GET" and scope["path"].startswith(FOLLOWED)
+    return (reads or scope["method"] == "POST") and scope["path"] not in UNCOUNTED
+
+
+class Load:
+    """Counts the requests that hold the service, until the last byte of a stream or the client's end (API-05)."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app = app
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not _holds(scope):
+            return await self.app(scope, receive, send)
+        self._count(1)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self.service.open_requests += change
+        self.service.metrics.set("open_requests", self.service.open_requests)

@@ -1,0 +1,63 @@
+"""/v1/models and /v1/models/{id}: the served names, canonical first. Who says anthropic-version gets the fields of both
+APIs."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse
+
+from appliance.server.errors.api import NotFound
+from appliance.server.http.service import Service, service_of
+
+router = APIRouter(tags=["models"])
+
+
+def _card(service: Service, name: str, both: bool) -> dict[str, Any]:
+    canonical = service.config.names[0]
+    card = {
+        "id": name,
+        "object": "model",
+        "created": int(service.started_s),
+        "owned_by": "slipway",
+        "root": canonical,
+        "parent": None,
+        "max_model_len": service.config.max_context,
+        "permission": [],
+    }
+    if not both:
+        return card
+    sources = service.config.sources
+    most = service.config.max_context if sources is None else sources.reply
+    return card | {
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(int(service.started_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": service.config.max_context if sources is None else sources.longest,
+        "max_tokens": service.config.max_output_tokens or most,
+    }
+
+
+def _wants_both(request: Request) -> bool:
+    return "anthropic-version" in request.headers
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> JSONResponse:
+    service, both = service_of(request), _wants_both(request)
+    names = service.config.names
+    told: dict[str, Any] = {"object": "list", "data": [_card(service, name, both) for name in names]}
+    if both:
+        told |= {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return JSONResponse(told)
+
+
+@router.get("/v1/models/{name:path}")
+async def retrieve_model(request: Request, name: str) -> JSONResponse:
+    """One model; a name with slashes may come URL-encoded or as it is."""
+    service = service_of(request)
+    if name not in service.config.names:
+        aliases = ", ".join(service.config.names)
+        raise NotFound(f"The model `{name}` does not exist. Valid aliases: {aliases}.", "model")
+    return JSONResponse(_card(service, name, _wants_both(request)))

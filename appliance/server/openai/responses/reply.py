@@ -1,0 +1,272 @@
+"""A response under way: its object, its events in order, and how it ends (docs/http.md, Responses)."""
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from appliance.observability.log import Subject
+from appliance.output_formats.events import Content
+from appliance.server.chat.prompt import ChatPlan
+from appliance.server.chat.stream import ChatChoice, Scored
+from appliance.server.errors.api import Unavailable, api_error
+from appliance.server.http.reply import Ending, Source, finite
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
+from appliance.server.openai.responses.events import Fields, Output
+from appliance.server.openai.responses.request import custom_tools
+from appliance.server.reply_store.records import Identity
+from appliance.server.schema.responses import LOGPROBS, ResponsesRequest
+from engine.api.messages import Delta
+
+PREFIX = "resp_"
+State = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+TERMINAL: dict[str, str] = {
+    "completed": "response.completed",
+    "incomplete": "response.incomplete",
+    "failed": "response.failed",
+    "cancelled": "response.incomplete",  # the API has no event of its own for it; the status tells
+}
+_CODES = {422: "invalid_prompt", 400: "invalid_prompt"}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one response is about: the request, all items before its reply, of which those from `own` on came with it,
+    and whether it can be asked for later. `owner` is a name for the API key."""
+
+    body: ResponsesRequest
+    identity: Identity
+    items: tuple[Fields, ...]
+    own: int
+    owner: str
+    stored: bool
+
+    @property
+    def id(self) -> str:
+        return PREFIX + self.identity.request_id
+
+    @property
+    def background(self) -> bool:
+        return bool(self.body.background)
+
+
+def tokens_of(delta: Delta) -> Iterator[Delta]:
+    """The delta token by token, its end with the last one."""
+    if len(delta.ids) < 2:
+        yield delta
+        return
+    last = len(delta.ids) - 1
+    for at in range(len(delta.ids)):
+        yield msgspec.structs.replace(
+            delta,
+            ids=delta.ids[at : at + 1],
+            logprobs=delta.logprobs[at : at + 1],
+            prompt_logprobs=None,
+            finish=delta.finish if at == last else None,
+            stop_reason=delta.stop_reason if at == last else None,
+        )
+
+
+def _logprob(token: Scored, count: int) -> Fields:
+    def fields(text: str, value: float) -> Fields:
+        return {"token": text, "logprob": finite(value), "bytes": list(text.encode())}
+
+    top = token.top if count < 0 else token.top[:count]
+    return {**fields(token.text, token.logprob), "top_logprobs": [fields(text, value) for _, text, value in top]}
+
+
+class ResponseReply:
+    """One response over a source of deltas."""
+
+    def __init__(self, service: Service, subject: Subject, asked: Asked, plan: ChatPlan, source: Source) -> None:
+        self.service = service
+        self.asked = asked
+        self.source = source
+        self.state: State = "queued" if asked.background else "in_progress"
+        self.failure: Exception | None = None
+        self.subject = subject
+        self._plan = plan
+        self._choice = ChatChoice(service.text.tokenizer, plan)
+        body = asked.body
+        self._output = Output(asked.identity.salt, custom_tools(body.tools), shows_reasoning=body.include_reasoning)
+        hidden = not body.include_reasoning and plan.output_format.reasoning is not None
+        self._scored = LOGPROBS in (body.include or ()) and not hidden
+        self._finish: str | None = None
+        self._text = ""
+        self._completed_at: int | None = None
+        self._ending_log = Ending(service, subject, len(plan.prompts[0].ids))
+
+    # Generating
+
+    async def pieces(self) -> AsyncIterator[list[Fields]]:
+        """Events of one token after the other, to the end of the last item."""
+        try:
+            async for _, delta in self.source.deltas():
+                self._ending_log.take(delta)
+                for token in tokens_of(delta):
+                    if token.ids or token.finish is not None:
+                        yield list(self._take(token))
+                    if self._choice.choice.stopped:
+                        break
+                if self._choice.choice.stopped:
+                    self.source.stop(0)
+        finally:
+            if self.source.counts:
+                self._count()
+
+    def _take(self, token: Delta) -> Iterator[Fields]:
+        if self.state == "queued":
+            self.state = "in_progress"
+            yield {"type": "response.in_progress", "response": self.document()}
+        thought = self._choice.is_reasoning
+        taken = self._choice.take(token)
+        count = self.asked.body.top_logprobs or 0
+        scored = self._scored and (not thought or any(isinstance(each, Content) for each in taken.events))
+        logprobs = [_logprob(each, count) for each in taken.piece.logprobs] if scored else []
+        yield from self._output.take(taken.events, logprobs)
+        self._finish = taken.piece.finish
+        if self._finish in ("stop", "length"):
+            self.state = "completed" if self._finish == "stop" else "incomplete"
+            yield from self._output.end(self.state)
+        self._log(taken.piece.text)
+
+    def _log(self, text: str) -> None:
+        if self.service.config.log_outputs == "off" or not self.source.counts:
+            return
+        self.service.log.delta(self.subject, 0, text)
+        if self._finish:
+            self.service.log.final(self.subject, 0, orjson.dumps(self._output.items()).decode(), self._finish)
+
+    def _count(self) -> None:
+        self.service.metrics.request_done(1, self._choice.choice.tokens)
+        self._ending_log.log([self._choice.choice])
+        if self._plan.tools.calls is not None:
+            found = self._output.calls > self._output.broken_calls
+            self.service.metrics.tool_calls(bool(self.asked.body.stream), found)
+
+    # The whole of it
+
+    def end(self) -> Fields:
+        """The object of a reply whose deltas are at their end. One that was aborted says so."""
+        if self._finish not in ("stop", "length"):
+            return self.fail(Unavailable("The service is shutting down; repeat the request.", DRAIN_RETRY_AFTER_S))
+        self._completed_at = int(time.time()) if self.state == "completed" else None
+        return self.document()
+
+    def closings(self) -> list[Fields]:
+        """The events that close an item which has no end of its own: the reply ended otherwise."""
+        return list(self._output.close())
+
+    def fail(self, error: Exception) -> Fields:
+        self.closings()
+        self.state, self.failure = "failed", error
+        return self.document()
+
+    def cancel(self) -> Fields:
+        self.closings()
+        self.state = "cancelled"
+        return self.document()
+
+    def document(self) -> Fields:
+        """The response object as it stands."""
+        body, defaults = self.asked.body, self.service.config.sampling
+        over = self.state in TERMINAL
+
+        def chosen(value: float | None, default: float) -> float:
+            return default if value is None else value
+
+        fields: Fields = {
+            "id": self.asked.id,
+            "object": "response",
+            "created_at": self.asked.identity.created,
+            "completed_at": self._completed_at,
+            "status": self.state,
+            "background": self.asked.background,
+            "error": None if self.failure is None else _told(self.failure),
+            "incomplete_details": {"reason": "max_output_tokens"} if self.state == "incomplete" else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
+            "model": self.service.model_name(None),
+            "output": self._output.items(),
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "prompt": None,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": _reasoning(body),
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",  # there is one
+            "store": self.asked.stored,
+            "temperature": chosen(body.temperature, defaults.temperature),
+            "text": _text(body),
+            "tool_choice": _tool_choice(body),
+            "tools": [_tool(tool) for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": chosen(body.top_p, defaults.top_p),
+            "presence_penalty": chosen(body.presence_penalty, defaults.presence_penalty),
+            "frequency_penalty": chosen(body.frequency_penalty, defaults.frequency_penalty),
+            "truncation": body.truncation or "disabled",
+            "usage": self._usage() if over else None,
+            "user": body.user,
+            "metadata": body.metadata or {},
+        }
+        return fields | ({"kv_transfer_params": None} if self.service.config.compat == "vllm" else {})
+
+    def _usage(self) -> Fields:
+        timing = self._choice.choice.timing
+        cached, written = (timing.cached_tokens, timing.written_tokens) if timing else (0, 0)
+        prompt, output = len(self._plan.prompts[0].ids), self._choice.choice.tokens
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": written},
+            "output_tokens": output,
+            "output_tokens_details": {"reasoning_tokens": self._choice.reasoning_tokens},
+            "total_tokens": prompt + output,
+        }
+
+    def openings(self) -> list[Fields]:
+        """The events before the first token."""
+        kinds = ["response.created", "response.queued" if self.asked.background else "response.in_progress"]
+        return [{"type": kind, "response": self.document()} for kind in kinds]
+
+
+def with_prompt(plan: ChatPlan, ids: tuple[int, ...]) -> ChatPlan:
+    """The plan over the prompt that was submitted: a template may tell the time."""
+    return replace(plan, prompts=(replace(plan.prompts[0], ids=ids),))
+
+
+def _told(error: Exception) -> Fields:
+    told = api_error(error)
+    return {"code": _CODES.get(told.status, "server_error"), "message": told.message}
+
+
+def _reasoning(body: ResponsesRequest) -> Fields:
+    given = body.reasoning.model_dump(exclude_unset=True) if body.reasoning else {}
+    return {"effort": None, "summary": None, **given}
+
+
+def _text(body: ResponsesRequest) -> Fields:
+    form = body.text.format if body.text else None
+    fields: Fields = {"format": {"type": "text"}}
+    if form is not None and form.type == "json_schema":
+        named = {"name": form.name, "description": form.description, "schema": form.schema_, "strict": form.strict}
+        fields = {"format": {"type": form.type, **named}}
+    elif form is not None:
+        fields = {"format": {"type": form.type}}
+    verbosity = body.text.verbosity if body.text else None
+    return fields | ({"verbosity": verbosity} if verbosity else {})
+
+
+def _tool_choice(body: ResponsesRequest) -> Any:
+    if body.tool_choice is None:
+        return "auto"
+    return body.tool_choice
+
+
+def _tool(tool: Fields) -> Fields:
+    if tool.get("type") != "function":
+        return tool
+    return {"type": "function", "name": None, "description": None, "parameters": None, "strict": None, **tool}

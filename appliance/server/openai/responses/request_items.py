@@ -1,0 +1,186 @@
+"""Items of the Responses API to messages of chat: one assistant message holds what one turn of the model came to, its
+reasoning, its text and its calls, in that order."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from appliance.output_formats.declaration import Reasoning
+from engine.api.errors import RequestError
+
+Item = dict[str, Any]
+Message = dict[str, Any]
+
+_TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_ROLES = ("user", "assistant", "system", "developer")
+UNFINISHED = ("in_progress", "incomplete")
+
+
+def _refused(message: str) -> RequestError:
+    return RequestError(message, "input")
+
+
+def kind_of(item: Item) -> str:
+    """Its type; what has a role and no type is a message."""
+    kind = item.get("type")
+    return kind if isinstance(kind, str) else "message" if kind is None and "role" in item else ""
+
+
+def _text(content: Any, where: str) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise _refused(f"{where} must be a string or a list of parts.")
+    texts = [_part(part, f"{where}[{at}]") for at, part in enumerate(content)]
+    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts]
+
+
+def _part(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    known = ", ".join(_TEXT_PARTS)
+    if not isinstance(kind, str):
+        raise _refused(f"{where} must be an object with a string in 'type'; possible are {known}.")
+    if kind in ("input_image", "input_file", "input_audio"):
+        raise _refused(
+            f"{where}: parts of type {kind!r} are not possible: the model takes text only; possible are {known}."
+        )
+    if kind not in _TEXT_PARTS:
+        raise _refused(f"{where}: unknown content part type {kind[:100]!r}; possible are {known}.")
+    text = part.get(_TEXT_PARTS[kind])
+    if not isinstance(text, str):
+        raise _refused(f"{where}: a part of type {kind!r} needs a string in {_TEXT_PARTS[kind]!r}.")
+    return text
+
+
+def _string(item: Item, name: str, where: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str) or not value:
+        raise _refused(f"{where}.{name} must be a non-empty string.")
+    return value
+
+
+def reasoning_text(item: Item, where: str) -> str:
+    """The thoughts of a reasoning item, or their summary where it has nothing else."""
+    if item.get("encrypted_content") is not None:
+        raise _refused(
+            f"{where}.encrypted_content: this server encrypts no reasoning and reads none; send the item's content."
+        )
+    for name in ("content", "summary"):
+        parts = item.get(name) or []
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            raise _refused(f"{where}.{name} must be a list of parts.")
+        texts = [part.get("text") for part in parts]
+        if not all(isinstance(text, str) for text in texts):
+            raise _refused(f"{where}.{name}: each part needs a string in 'text'.")
+        if texts:
+            return "\n".join(map(str, texts))
+    return ""
+
+
+class Turns:
+    """Messages of items, one after the other."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._turn: Message | None = None  # of the assistant, still open
+
+    def take(self, item: Any, where: str) -> None:
+        """Raises RequestError for what is no item, or of a kind that is not possible here."""
+        kind = kind_of(item) if isinstance(item, dict) else ""
+        take = self._kinds().get(kind)
+        if take is None:
+            known = ", ".join(self._kinds())
+            given = item.get("type") if isinstance(item, dict) else item
+            raise _refused(f"{where}: items of type {str(given)[:100]!r} are not possible; possible are {known}.")
+        take(item, where)
+
+    def close(self) -> None:
+        if self._turn is not None:
+            if "tool_calls" not in self._turn:
+                self._turn.setdefault("content", "")
+            self.messages.append(self._turn)
+            self._turn = None
+
+    def _kinds(self) -> dict[str, Callable[[Item, str], None]]:
+        return {
+            "message": self._message,
+            "reasoning": self._reasoning,
+            "function_call": self._function_call,
+            "function_call_output": self._output,
+            "custom_tool_call": self._custom_call,
+            "custom_tool_call_output": self._output,
+        }
+
+    def _message(self, item: Item, where: str) -> None:
+        role = item.get("role")
+        if role not in _ROLES:
+            raise _refused(f"{where}.role must be {', '.join(_ROLES[:-1])} or {_ROLES[-1]}, got {str(role)[:100]!r}.")
+        content = _text(item.get("content"), f"{where}.content")
+        if role != "assistant":
+            self.close()
+            self.messages.append({"role": role, "content": content})
+            return
+        if self._turn is not None and self._turn.keys() & {"content", "tool_calls"}:
+            self.close()
+        self._open()["content"] = content
+
+    def _reasoning(self, item: Item, where: str) -> None:
+        text = reasoning_text(item, where)
+        if self._turn is not None and self._turn.keys() & {"content", "tool_calls"}:
+            self.close()
+        if text:
+            turn = self._open()
+            turn["reasoning"] = f"{turn['reasoning']}\n{text}" if "reasoning" in turn else text
+
+    def _function_call(self, item: Item, where: str) -> None:
+        arguments = item.get("arguments")
+        if not isinstance(arguments, str):
+            raise _refused(f"{where}.arguments must be a string of JSON.")
+        self._call(item, where, arguments)
+
+    def _custom_call(self, item: Item, where: str) -> None:
+        text = item.get("input")
+        if not isinstance(text, str):
+            raise _refused(f"{where}.input must be a string.")
+        self._call(item, where, json.dumps({"input": text}, ensure_ascii=False))
+
+    def _call(self, item: Item, where: str, arguments: str) -> None:
+        name, call_id = _string(item, "name", where), _string(item, "call_id", where)
+        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self._open().setdefault("tool_calls", []).append(call)
+
+    def _output(self, item: Item, where: str) -> None:
+        content = _text(item.get("output"), f"{where}.output")
+        self.close()
+        self.messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": content})
+
+    def _open(self) -> Message:
+        if self._turn is None:
+            self._turn = {"role": "assistant"}
+        return self._turn
+
+
+def goes_on(items: Sequence[Any]) -> bool:
+    """Whether the reply continues the last item: a message or thought of the assistant that is not finished."""
+    last = items[-1] if items else None
+    if not isinstance(last, dict) or last.get("status") not in UNFINISHED:
+        return False
+    kind = kind_of(last)
+    return kind == "reasoning" or (kind == "message" and last.get("role") == "assistant")
+
+
+def messages_of(items: Sequence[Any], reasoning: Reasoning | None) -> list[Message]:
+    """The conversation as chat has it. `reasoning`: how the model marks its thoughts; one that goes on stands in the
+    text behind its mark, which is how the model itself began it. Raises RequestError that names the item."""
+    turns = Turns()
+    for at, item in enumerate(items):
+        turns.take(item, f"input[{at}]")
+    turns.close()
+    if goes_on(items) and kind_of(items[-1]) == "reasoning":
+        if reasoning is None:
+            raise _refused("input: the last item is unfinished reasoning, and this model marks no reasoning.")
+        if not turns.messages or "reasoning" not in turns.messages[-1]:
+            raise _refused("input: the last item is unfinished reasoning without a text to continue.")
+        last = turns.messages[-1]
+        last["content"] = f"{reasoning.start}{reasoning.trim[:1]}{last.pop('reasoning')}"
+    return turns.messages

@@ -1,0 +1,331 @@
+"""/v1/responses: create, retrieve, cancel, delete, its input items, and the count of its input (docs/http.md)."""
+
+import asyncio
+import re
+import time
+import uuid
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from appliance.server.chat.prompt import ChatPlan
+from appliance.server.errors.api import BadRequest, NotFound, Unavailable, Unprocessable, is_unexpected
+from appliance.server.http.body import json_body, read_body
+from appliance.server.http.disconnect import until_disconnect
+from appliance.server.http.durable import KEY, LAST, REPLAYED, RETRY_AFTER_S, VALID_KEY, digest
+from appliance.server.http.reply import Race, describe_error, load_header, placement, served
+from appliance.server.http.service import Service, service_of
+from appliance.server.http.sse import EventStream
+from appliance.server.openai.responses.items import NO_STORE, context, own_items
+from appliance.server.openai.responses.reply import PREFIX, Asked, ResponseReply
+from appliance.server.openai.responses.request import plan_response
+from appliance.server.openai.responses.store import InvalidRequest, ResponseStore, Stored
+from appliance.server.openai.responses.stream import Live, Told, closed, listed, records, whole
+from appliance.server.reply_store.records import Identity
+from appliance.server.reply_store.store import JournalFull
+from appliance.server.routing.router import Placement
+from appliance.server.schema.responses import InputTokensRequest, ResponsesRequest
+from engine.api.errors import RequestError
+
+router = APIRouter(tags=["responses"])
+
+_ID = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+_OF_THIS_API = ("input", "background", "previous_response_id", "response_id")
+_HIDDEN = {"input", "instructions", "tools", "text", "metadata", "chat_template"}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request that names its generation: `body` is a digest of it, `after` the number of the last event it has."""
+
+    request_id: str
+    body: bytes
+    after: int
+
+
+def _read_wish(request: Request, body: ResponsesRequest, store: ResponseStore | None) -> Wish | None:
+    """None without an Idempotency-Key. The id of the response follows from the key and its owner."""
+    key, after = request.headers.get(KEY), request.headers.get(LAST, "")
+    if key is None or store is None:
+        if after and store is not None:
+            raise BadRequest(f"{LAST} goes on with the request of an {KEY}: send the same one with it.", LAST)
+        return None
+    if not VALID_KEY.fullmatch(key):
+        raise BadRequest(f"{KEY} must have 1 to 255 visible ASCII characters.", KEY)
+    if after and not (after.isascii() and after.isdigit() and len(after) < 10 and body.stream):
+        raise BadRequest(f"{LAST} must be the sequence_number of an event, with stream=true.", LAST)
+    asked = body.model_dump(mode="json", exclude={"stream", "stream_options"}, exclude_unset=True)
+    content = digest(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS).decode())
+    return Wish(digest("responses key", request.state.owner, key).hex(), content, int(after) if after else -1)
+
+
+def _identity(request: Request, body: ResponsesRequest, store: ResponseStore | None, wish: Wish | None) -> Identity:
+    """Ids of clients become the response's if they can stand in a path and are not taken."""
+    given = (body.request_id or request.state.request_id).removeprefix(PREFIX)
+    name = given if _ID.fullmatch(given) else uuid.uuid4().hex
+    if wish is not None:
+        name = wish.request_id
+    elif store is not None and store.find_any(request.state.owner, name) is not None:
+        if body.request_id is not None:
+            raise InvalidRequest(f"request_id: a response {body.request_id[:200]!r} exists.", "request_id")
+        name = uuid.uuid4().hex
+    return Identity(name, int(time.time()), uuid.uuid4().hex)
+
+
+# Creating
+
+
+async def _planned(service: Service, request: Request, asked: Asked) -> ChatPlan:
+    on = served(service, request, asked.identity.request_id)
+    try:
+        plan = await asyncio.to_thread(plan_response, asked.body, asked.items, on)
+        if plan.grammar is not None:
+            await until_disconnect(request, service.check_grammar(plan.grammar, plan.bound_by))
+        return plan
+    except RequestError as error:
+        raise (InvalidRequest(str(error), error.param) if error.param in _OF_THIS_API else error) from error
+
+
+def _check_json(body: ResponsesRequest) -> None:
+    """Raises InvalidRequest for what cannot be told back."""
+    try:
+        orjson.dumps(body.model_dump(mode="json", by_alias=True, exclude_unset=True))
+    except TypeError as error:
+        raise InvalidRequest(f"The body has a value that cannot be kept: {error}.") from None
+
+
+def _check_background(body: ResponsesRequest, store: ResponseStore | None) -> None:
+    if body.background and store is None:
+        raise InvalidRequest(f"background needs the store. {NO_STORE}.", "background")
+    if body.background and body.store is False:
+        raise InvalidRequest("background needs store: its response is asked for later.", "background")
+
+
+def _where(request: Request, body: ResponsesRequest) -> Placement:
+    """Requests of one session, or with one prompt_cache_key, run where their prefixes are."""
+    asked = placement(request)
+    session = asked.session or body.session_id or body.prompt_cache_key or ""
+    return Placement(asked.rank, session)
+
+
+async def create_response(service: Service, request: Request, body: ResponsesRequest) -> Response:
+    service.model_name(body.model)
+    await asyncio.to_thread(_check_json, body)
+    store, owner = _store_if_any(request), request.state.owner
+    _check_background(body, store)
+    wish = _read_wish(request, body, store)
+    joined = None if wish is None or store is None else _joined(store, owner, wish)
+    if joined is not None:
+        assert store is not None and wish is not None, "what is joined is kept"
+        return await _reply_of_key(service, request, body, joined, wish)
+    if wish is not None and wish.after >= 0:
+        raise NotFound(f"Nothing is kept of a request with this {KEY}; repeat it without {LAST}.", LAST)
+    identity = _identity(request, body, store, wish)
+    before = context(store, owner, body.previous_response_id)
+    items = (*before, *own_items(store, owner, body, identity.salt, before))
+    stored = store is not None and body.store is not False
+    asked = Asked(body, identity, items, len(before), owner, stored)
+    plan = await _planned(service, request, asked)
+    if wish is not None and store is not None and (joined := _joined(store, owner, wish)) is not None:
+        return await _reply_of_key(service, request, body, joined, wish)  # another one came meanwhile
+    if store is not None and wish is None and store.find_any(owner, identity.request_id) is not None:
+        identity = Identity(uuid.uuid4().hex, identity.created, identity.salt)  # another one with its id came meanwhile
+        asked = replace(asked, identity=identity)
+    _log_request(service, request, body)
+    if store is None or not (stored or wish is not None):
+        return await _direct(service, request, asked, plan)
+    try:
+        content = b"" if wish is None else wish.body
+        safe = asked.background or wish is not None
+        opened = await store.open(asked, content, plan, request.state.subject, _where(request, body), safe=safe)
+    except JournalFull:
+        if safe:
+            message = "The store of responses is full of such that are under way; repeat the request later."
+            raise Unavailable(message, RETRY_AFTER_S) from None
+        return await _direct(service, request, replace(asked, stored=False), plan)
+    return await _reply(service, request, body, opened, named=wish is not None)
+
+
+def _joined(store: ResponseStore, owner: str, wish: Wish) -> Stored | None:
+    """The response of a key, if it was not in vain. Raises Unprocessable."""
+    found = store.find_any(owner, wish.request_id)
+    if found is None:
+        return None
+    if found.entry.opened.body != wish.body:
+        raise Unprocessable(f"{KEY}: this key was used for another request; take a new key for a new request.", KEY)
+    if (found.document() or {}).get("status") == "failed" or not store.ledger.goes_on(found.entry):
+        store.ledger.drop(found.entry)
+        return None
+    return found
+
+
+async def _reply_of_key(
+    service: Service, request: Request, body: ResponsesRequest, stored: Stored, wish: Wish
+) -> Response:
+    store = _store_if_any(request)
+    assert store is not None, "it is kept there"
+    service.metrics.add("requests_joined", 1)
+    await store.resume(stored)
+    return await _reply(service, request, body, stored, named=True, after=wish.after, headers=REPLAYED)
+
+
+async def _reply(
+    service: Service,
+    request: Request,
+    body: ResponsesRequest,
+    stored: Stored,
+    *,
+    named: bool,
+    after: int = -1,
+    headers: dict[str, str] | None = None,
+) -> Response:
+    """What the client of a kept response gets: its events, itself once it is over, or at once if it may wait."""
+    store, headers = _store_if_any(request), headers or {}
+    assert store is not None, "it is kept there"
+    if stored.asked.background:
+        linger_s = None
+    else:
+        linger_s = service.config.linger_s if named else 0.0
+    told = await store.follow(stored, linger_s)
+    if stored.asked.background and not body.stream:
+        return JSONResponse(await store.snapshot(stored) if headers else told.reply.document(), headers=headers)
+    if body.stream:
+        return _stream(service, request, told, after, headers, with_ids=named)
+    return await _wait(service, request, told, headers)
+
+
+async def _direct(service: Service, request: Request, asked: Asked, plan: ChatPlan) -> Response:
+    race = Race(service.router.generate_all(plan.prompts[0].submits, _where(request, asked.body)))
+    reply = ResponseReply(service, request.state.subject, asked, plan, race)
+    told = Live(reply, partial(_log_unexpected, service, request))
+    if asked.body.stream:
+        return _stream(service, request, told, -1, {})
+    return await _wait(service, request, told, {})
+
+
+def _log_unexpected(service: Service, request: Request, error: Exception) -> None:
+    if is_unexpected(error):
+        service.log.unexpected(request.state.subject, error)
+
+
+def _log_request(service: Service, request: Request, body: ResponsesRequest) -> None:
+    if service.config.log_requests:
+        shown = body.model_dump(exclude=_HIDDEN, exclude_unset=True, mode="json")
+        service.log.request(request.state.subject, "responses", shown)
+
+
+def _stream(
+    service: Service, request: Request, told: Told, after: int, headers: dict[str, str], *, with_ids: bool = False
+) -> EventStream:
+    events = closed(records(told, after, with_ids=with_ids), describe_error(service, request))
+    return EventStream(events, told.reply.source, headers, pause_s=service.config.stream_keep_alive_s)
+
+
+async def _wait(service: Service, request: Request, told: Told, headers: dict[str, str]) -> Response:
+    document = await until_disconnect(request, whole(told))
+    return JSONResponse(document, headers={**headers, **load_header(service, request)})
+
+
+# Routes
+
+
+def _store_if_any(request: Request) -> ResponseStore | None:
+    store: ResponseStore | None = request.app.state.responses
+    return store
+
+
+def _store(request: Request) -> ResponseStore:
+    store = _store_if_any(request)
+    if store is None:
+        raise NotFound(f"{NO_STORE}, so none is found.", "response_id")
+    return store
+
+
+def _number(request: Request, name: str, default: int, low: int, high: int) -> int:
+    given = request.query_params.get(name)
+    if given is None:
+        return default
+    if not re.fullmatch(r"[0-9]{1,9}", given) or not low <= int(given) <= high:
+        raise InvalidRequest(f"{name} must be an integer from {low} to {high}, got {given[:100]!r}.", name)
+    return int(given)
+
+
+@router.post("/v1/responses", openapi_extra=json_body(ResponsesRequest), summary="A response of the model")
+async def responses(request: Request) -> Response:
+    return await create_response(service_of(request), request, await read_body(request, ResponsesRequest))
+
+
+@router.post(
+    "/v1/responses/input_tokens",
+    openapi_extra=json_body(InputTokensRequest),
+    summary="Tokens that the input of a response has",
+)
+async def input_tokens(request: Request) -> dict[str, Any]:
+    service, body = service_of(request), await read_body(request, InputTokensRequest)
+    service.model_name(body.model)
+    identity = Identity(request.state.request_id, 0, "")
+    before = context(_store_if_any(request), request.state.owner, body.previous_response_id)
+    items = (*before, *own_items(_store_if_any(request), request.state.owner, body, "", before))
+    fields = body.model_dump(by_alias=True, exclude_unset=True) | {"input": []}
+    asked = Asked(ResponsesRequest.model_validate(fields), identity, items, 0, request.state.owner, False)
+    plan = await _planned(service, request, asked)
+    return {"object": "response.input_tokens", "input_tokens": len(plan.prompts[0].ids)}
+
+
+@router.get("/v1/responses/{response_id}", summary="A response as it stands, or its events")
+async def retrieve(request: Request, response_id: str) -> Response:
+    """`stream=true` gives its events, those behind number `starting_after`. One that was left without a client, or
+    without a gateway, is gone on with."""
+    service, store = service_of(request), _store(request)
+    stored = store.get(request.state.owner, response_id)
+    after = _number(request, "starting_after", -1, 0, 10**9)
+    streams = request.query_params.get("stream", "").lower() in ("true", "1")
+    if streams and not store.ledger.goes_on(stored.entry):
+        message = "The events of this response are not kept: the model's configuration was changed since."
+        raise InvalidRequest(f"{message} Retrieve it without stream.", "stream")
+    if after >= 0 and not streams:
+        raise InvalidRequest("starting_after goes on with a stream: send it with stream=true.", "starting_after")
+    await store.resume(stored)
+    background = stored.asked.background
+    if streams:
+        told = await store.follow(stored, None if background else 0.0)
+        return _stream(service, request, told, after, {})
+    if not background and stored.entry.state == "running":
+        async with (await store.follow(stored, service.config.linger_s)).reply.source:
+            pass  # who asks for it wants its end, for a while
+    return JSONResponse(await store.snapshot(stored))
+
+
+@router.delete("/v1/responses/{response_id}", summary="Forgets a response")
+async def delete(request: Request, response_id: str) -> JSONResponse:
+    store = _store(request)
+    await store.delete(store.get(request.state.owner, response_id))
+    return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+@router.post("/v1/responses/{response_id}/cancel", summary="Stops a response in the background")
+async def cancel(request: Request, response_id: str) -> JSONResponse:
+    store = _store(request)
+    stored = store.get(request.state.owner, response_id)
+    if not stored.asked.background:
+        raise InvalidRequest("Cannot cancel a synchronous response.", "response_id")
+    return JSONResponse(await store.cancel(stored))
+
+
+@router.get("/v1/responses/{response_id}/input_items", summary="The items that a response was made from")
+async def input_items(request: Request, response_id: str) -> JSONResponse:
+    """Those of the responses before it first; `order` is desc, the newest first, or asc."""
+    stored = _store(request).get(request.state.owner, response_id)
+    order, after = request.query_params.get("order", "desc"), request.query_params.get("after")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order must be asc or desc, got {order[:100]!r}.", "order")
+    limit = _number(request, "limit", 20, 1, 100)
+    try:
+        page = listed(stored.asked.items, after=after, limit=limit, newest_first=order == "desc")
+    except KeyError:
+        raise InvalidRequest(f"after: this response has no item {str(after)[:200]!r}.", "after") from None
+    return JSONResponse(page)

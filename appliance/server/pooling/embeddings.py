@@ -1,0 +1,155 @@
+"""POST /v1/embeddings, /pooling and /classify (docs/pooling.md)."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from appliance.config.gateway import GatewayConfig
+from appliance.server.chat.prompt import Served
+from appliance.server.http.body import json_body, read_body
+from appliance.server.http.service import Service, service_of
+from appliance.server.pooling.chunks import averaged
+from appliance.server.pooling.plan import PoolPlan, cut_dimensions, facts, naming, plan_prompts
+from appliance.server.pooling.pooled import Outcome, as_json, numbered, pool
+from appliance.server.pooling.vectors import base64_text, encoded, floats, nested
+from appliance.server.schema.pooling import ClassifyRequest, EmbeddingRequest, Encoded, PoolingRequest
+from engine.api.errors import RequestError
+from engine.api.messages import Pooled, Pooling, PoolingTask
+
+embeddings = APIRouter()
+pooling = APIRouter()
+classification = APIRouter()
+
+POOLING_TASKS: tuple[PoolingTask, ...] = ("embed", "classify", "token_embed", "token_classify")
+
+
+def _written(pooled: Pooled, body: Encoded) -> Any:
+    if body.encoding_format == "base64":
+        return base64_text(pooled, body.embed_dtype, body.endianness)
+    return nested(pooled)
+
+
+def encoded_reply(
+    service: Service, request: Request, outcome: Outcome[PoolPlan], body: Encoded, names: tuple[str, str, str]
+) -> Response:
+    """`names`: the prefix of the id, the kind of an entry, its field of numbers. Bytes come one input after the other,
+    and a header says where each is."""
+    prefix, kind, field = names
+    head, usage = outcome.head(prefix, service), outcome.usage_fields()
+    if body.encoding_format in ("float", "base64"):
+        data = numbered(kind, field, [_written(each, body) for each in outcome.results])
+        return as_json(service, request, {**head, "data": data, "usage": usage})
+    parts = [encoded(each, body.embed_dtype, body.endianness) for each in outcome.results]
+    headers = {}
+    if body.encoding_format == "bytes":
+        del head["object"]
+        told = {**head, "data": _places(outcome, parts, body), "usage": usage}
+        headers["metadata"] = orjson.dumps(told).decode()
+    return Response(b"".join(parts), headers=headers, media_type="application/octet-stream")
+
+
+def _places(outcome: Outcome[PoolPlan], parts: list[bytes], body: Encoded) -> list[dict[str, Any]]:
+    """Where each input's numbers lie in the bytes, from `start` to before `end`."""
+    places: list[dict[str, Any]] = []
+    start = 0
+    for index, (pooled, part) in enumerate(zip(outcome.results, parts, strict=True)):
+        kind = {"embed_dtype": body.embed_dtype, "endianness": body.endianness}
+        end = start + len(part)
+        places.append({"index": index, **kind, "start": start, "end": end, "shape": list(pooled.shape)})
+        start = end
+    return places
+
+
+def _plan_embeddings(body: EmbeddingRequest, served: Served) -> PoolPlan:
+    config = served.config
+    chunks = body.late_chunking_params is not None
+    if chunks and "token_embed" not in config.tasks:
+        raise RequestError(
+            "late_chunking_params need a vector of each token, which this model does not give; it serves "
+            f"{', '.join(config.tasks)}.",
+            "late_chunking_params",
+        )
+    task: PoolingTask = "embed" if "embed" in config.tasks and not chunks else "token_embed"
+    dimensions = cut_dimensions(body.dimensions, config)
+    # Means of vectors are made of their plain numbers, and get unit length afterwards.
+    activate = False if chunks else body.use_activation
+    return plan_prompts(body, Pooling(task, dimensions, activate), served)
+
+
+async def create_embeddings(service: Service, request: Request, body: EmbeddingRequest) -> Response:
+    outcome = await pool(service, request, body, "embeddings", partial(_plan_embeddings, body))
+    if body.late_chunking_params is not None:
+        unit = body.use_activation is not False and facts(service.config).activation == "normalize"
+        outcome = outcome.mapped(partial(averaged, size=body.late_chunking_params.chunk_size, unit=unit))
+    return encoded_reply(service, request, outcome, body, ("embd", "embedding", "embedding"))
+
+
+@embeddings.post("/v1/embeddings", openapi_extra=json_body(EmbeddingRequest), summary="Vectors of texts")
+async def create(request: Request) -> Response:
+    return await create_embeddings(service_of(request), request, await read_body(request, EmbeddingRequest))
+
+
+def _task(body: PoolingRequest, config: GatewayConfig) -> PoolingTask:
+    possible = [task for task in POOLING_TASKS if task in config.tasks]
+    if body.task is None:
+        return possible[0]
+    found = next((task for task in possible if task == body.task), None)
+    if found is None:
+        raise RequestError(f"task={body.task!r} is not possible; this model serves {', '.join(possible)}.", "task")
+    return found
+
+
+def _plan_pooling(body: PoolingRequest, served: Served) -> PoolPlan:
+    if body.dimensions is not None:
+        raise RequestError("dimensions is not possible here; /v1/embeddings takes it.", "dimensions")
+    task = _task(body, served.config)
+    return plan_prompts(body, Pooling(task, activate=body.use_activation), served)
+
+
+async def create_pooling(service: Service, request: Request, body: PoolingRequest) -> Response:
+    outcome = await pool(service, request, body, "pooling", partial(_plan_pooling, body))
+    return encoded_reply(service, request, outcome, body, ("pooling", "pooling", "data"))
+
+
+@pooling.post("/pooling", openapi_extra=json_body(PoolingRequest), summary="What a model makes of a prompt")
+async def pool_prompts(request: Request) -> Response:
+    return await create_pooling(service_of(request), request, await read_body(request, PoolingRequest))
+
+
+def _plan_classes(body: ClassifyRequest, served: Served) -> PoolPlan:
+    """Raises RequestError for an empty text, too: its label would be that of the special tokens alone."""
+    texts = body.input if isinstance(body.input, list) else [body.input]
+    for index, text in enumerate(texts):
+        with naming("input", index, len(texts)):
+            if text == "":
+                raise RequestError("input must not be an empty text; it has no label.", "input")
+    return plan_prompts(body, Pooling("classify", activate=body.use_activation), served)
+
+
+def _label_of(labels: tuple[str, ...]) -> Callable[[list[float]], str | None]:
+    def label(values: list[float]) -> str | None:
+        best = max(range(len(values)), key=values.__getitem__)
+        return labels[best] if best < len(labels) else None
+
+    return label
+
+
+async def create_classes(service: Service, request: Request, body: ClassifyRequest) -> Response:
+    outcome = await pool(service, request, body, "classify", partial(_plan_classes, body))
+    label = _label_of(facts(service.config).labels)
+    data = [
+        {"index": index, "label": label(values), "probs": values, "num_classes": len(values)}
+        for index, values in enumerate(map(floats, outcome.results))
+    ]
+    return as_json(
+        service, request, {**outcome.head("classify", service), "data": data, "usage": outcome.usage_fields()}
+    )
+
+
+@classification.post("/classify", openapi_extra=json_body(ClassifyRequest), summary="Labels of texts")
+async def classify(request: Request) -> Response:
+    return await create_classes(service_of(request), request, await read_body(request, ClassifyRequest))

@@ -1,0 +1,36 @@
+"""Texts that a model wants in front of others: by the name that its checkpoint gives them, or Cohere's API."""
+
+from appliance.config.gateway import PooledModel
+from engine.api.errors import RequestError
+
+# Cohere's input types → names of prompts in checkpoints (config_sentence_transformers.json and the like).
+ALIASES = {
+    "search_query": ("query",),
+    "search_document": ("document", "passage", "corpus"),
+    "passage": ("document", "corpus"),
+    "document": ("passage", "corpus"),
+    "query": ("search_query",),
+}
+
+
+def _found(model: PooledModel, name: str) -> str | None:
+    known = {key.lower(): text for key, text in model.prompts.items()}
+    return next((known[each] for each in (name.lower(), *ALIASES.get(name, ())) if each in known), None)
+
+
+def lead(model: PooledModel, input_type: str | None, field: str) -> str:
+    """What goes before a text of this type; without one, what the model says. Raises RequestError naming the types."""
+    if input_type is None:
+        return model.prompts.get(model.default_prompt, "")
+    text = _found(model, input_type)
+    if text is None:
+        possible = ", ".join(sorted(model.prompts))
+        known = f"it has {possible}" if possible else "it has none; leave it out"
+        raise RequestError(f"{field}={input_type!r}: the model declares no such prompt; {known}.", field)
+    return text
+
+
+def side_lead(model: PooledModel, side: str) -> str:
+    """What goes before the `query` or the `document` of a pair whose vectors are compared."""
+    text = _found(model, side)
+    return model.prompts.get(model.default_prompt, "") if text is None else text

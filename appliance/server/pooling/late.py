@@ -1,0 +1,61 @@
+"""Late interaction: how a query and a document become prompts, and which of a document's vectors are compared.
+
+A marker goes behind the first token, so that the model knows which of both it reads. Source: pylate/models/colbert.py.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from appliance.config.gateway import LateReading
+from appliance.server.chat.prompt import Served
+from engine.api.errors import RequestError
+from engine.api.messages import Pooled
+from engine.text import Tokenizer
+
+Side = Literal["query", "document"]
+SIDES: tuple[Side, Side] = ("query", "document")
+_NAMES: dict[str, Side] = {"query": "query", "search_query": "query"}
+_NAMES |= dict.fromkeys(("document", "search_document", "passage"), "document")
+
+
+def side_of(input_type: str | None) -> Side:
+    """Raises RequestError: without its kind a text would be compared with the wrong vectors."""
+    if input_type is None or input_type not in _NAMES:
+        given = "is missing" if input_type is None else f"is {input_type!r}"
+        raise RequestError(
+            f"input_type {given}: this model reads queries and documents in different ways; say query or document.",
+            "input_type",
+        )
+    return _NAMES[input_type]
+
+
+def late_ids(
+    text: str, side: Side, late: LateReading, served: Served, *, keep: int | None, cut: Literal["left", "right"]
+) -> list[int]:
+    """The ids of a text, cut to what the model was trained with, and to `keep` tokens if that is less."""
+    tokenizer, at = served.text.tokenizer, SIDES.index(side)
+    marker, longest = late.markers[at], min(late.lengths[at], served.config.max_context)
+    most = longest if keep is None else min(keep, longest)
+    ids = tokenizer.encode_within(text, most - (marker != ""), side=cut)
+    if marker:
+        ids = [*ids[:1], _id(tokenizer, marker), *ids[1:]]
+    if side == "query" and late.expands:
+        ids += [_id(tokenizer, tokenizer.special_tokens.get("mask_token", "[MASK]"))] * (longest - len(ids))
+    return ids
+
+
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.convert_tokens_to_ids(token)
+    if found is None:
+        raise RequestError(f"The model's tokenizer has no token {token!r}, which the model reads texts with.")
+    return found
+
+
+def compared(pooled: Pooled, ids: Sequence[int], late: LateReading, tokenizer: Tokenizer) -> Pooled:
+    """The vectors of a document that count: all but those of tokens that are skipped."""
+    import numpy as np
+
+    skipped = {tokenizer.convert_tokens_to_ids(word) for word in late.skipped}
+    kept = np.array([token not in skipped for token in ids])
+    rows = np.frombuffer(pooled.values, "<f4").reshape(pooled.shape)[kept]
+    return Pooled(rows.shape, rows.tobytes())

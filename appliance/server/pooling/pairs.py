@@ -1,0 +1,181 @@
+"""Pairs of texts: which are compared with which, and the prompt of a pair that the model reads as one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from appliance.chat_templates.template import ChatTemplate
+from appliance.server.chat.messages import part_text
+from appliance.server.chat.prompt import Served
+from appliance.server.pooling.plan import Pooled, Terms, check_count, facts, naming, whole
+from appliance.server.schema.scoring import Parts, RerankRequest, ScoreRequest, ScoringFields, Side
+from engine.api.errors import RequestError
+
+# The words that Qwen's rerankers were trained with (their model card); the answer's logits are what is pooled.
+RERANKER_BEGIN = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+)
+RERANKER_END = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+RERANKER_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the client calls the two sides."""
+
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The texts of both sides, and which are compared: (place on the first side, place on the second)."""
+
+    names: Names
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    pairs: tuple[tuple[int, int], ...]
+
+
+def comparison(body: ScoreRequest | RerankRequest, served: Served) -> Comparison:
+    """1:1, 1:N or N:N. Raises RequestError for other counts, and for what is no text."""
+    if isinstance(body, RerankRequest):
+        names, left, right = Names("query", "documents"), body.query, list(body.documents)
+    else:
+        ((first, second),) = body.given()
+        names, left, right = Names(first, second), getattr(body, first), getattr(body, second)
+    sides = [_texts(left, names.first), _texts(right, names.second)]
+    counts = [len(side) for side in sides]
+    for name, count in zip((names.first, names.second), counts, strict=True):
+        if not count:
+            raise RequestError(f"{name} must not be empty: at least one text is needed.", name)
+        check_count(count, name, served.config)
+    if counts[0] not in (1, counts[1]):
+        raise RequestError(
+            f"Input lengths must be either 1:1, 1:N or N:N; {names.first} has {counts[0]} and {names.second} "
+            f"{counts[1]}.",
+            names.second,
+        )
+    pairs = tuple((0 if counts[0] == 1 else at, at) for at in range(counts[1]))
+    return Comparison(names, tuple(sides[0]), tuple(sides[1]), pairs)
+
+
+def _texts(side: Any, name: str) -> list[str]:
+    if not isinstance(side, list):
+        return [_text(side, name)]
+    texts = []
+    for at, each in enumerate(side):
+        with naming(name, at, len(side)):
+            texts.append(_text(each, name))
+    return texts
+
+
+def _text(side: Side, name: str) -> str:
+    if isinstance(side, str):
+        return side
+    assert isinstance(side, Parts)
+    if isinstance(side.content, str):
+        return side.content
+    return "\n".join(part_text(part, f"content[{at}]", name) for at, part in enumerate(side.content))
+
+
+def most_tokens(body: ScoringFields, served: Served) -> tuple[int | None, int | None]:
+    """How much of either side is read; None: all."""
+    window, limits = served.config.max_context, []
+    for field in ("max_tokens_per_query", "max_tokens_per_doc"):
+        given = getattr(body, field)
+        if given < 0:
+            raise RequestError(f"{field} must be at least 0 (0: no limit), got {given}.", field)
+        if given >= window:
+            raise RequestError(f"{field} ({given}) must be less than max_model_len ({window}).", field)
+        limits.append(given or None)
+    return limits[0], limits[1]
+
+
+def joined(compared: Comparison, body: ScoringFields, conditions: Terms, served: Served) -> list[Pooled]:
+    """Each pair as one prompt, by the form that the model was trained with."""
+    form = {"tokenizer": _by_tokenizer, "template": _by_template, "reranker": _by_reranker}[facts(served.config).pairs]
+    most = most_tokens(body, served)
+    prompts = []
+    for left, right in compared.pairs:
+        with naming(compared.names.second, right, len(compared.pairs)):
+            texts = (compared.first[left], compared.second[right])
+            prompts.append(form(texts, most, body, conditions, served))
+    return prompts
+
+
+Limits = tuple[int | None, int | None]
+
+
+def _by_tokenizer(
+    texts: tuple[str, str], most: Limits, body: ScoringFields, conditions: Terms, served: Served
+) -> Pooled:
+    """The tokenizer's own way, with the token types that it gives."""
+    tokenizer = served.text.tokenizer
+    ids, types = tokenizer.encode_pair(*texts, limit=conditions.keep, most=most, side=conditions.side)
+    return Pooled(whole(ids, "documents", served).ids, _segments(types))
+
+
+def _segments(types: Sequence[int]) -> tuple[int, ...]:
+    """How many tokens each type has, which come one after the other; empty where there is one type."""
+    counts = [types.count(kind) for kind in range(max(types, default=0) + 1)]
+    return tuple(counts) if len(counts) > 1 else ()
+
+
+def _by_template(
+    texts: tuple[str, str], most: Limits, body: ScoringFields, conditions: Terms, served: Served
+) -> Pooled:
+    """The checkpoint's template: it sees messages of the roles query and document, and both as variables."""
+    template = _pair_template(served)
+    query, document = (shortened(text, count, conditions, served) for text, count in zip(texts, most, strict=True))
+    variables = {"query": query, "document": document, **(body.chat_template_kwargs or {})}
+    if body.instruction is not None:
+        variables["instruction"] = body.instruction
+    messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
+    text = template.render(messages, add_generation_prompt=True, variables=variables)
+    tokenizer = served.text.tokenizer
+    if conditions.keep is None:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    else:
+        ids = tokenizer.encode_within(text, conditions.keep, side=conditions.side, add_special_tokens=False)
+    return whole(ids, "documents", served)
+
+
+def _pair_template(served: Served) -> ChatTemplate:
+    template = served.text.template
+    if template is None:
+        raise RequestError(
+            "The model reads pairs through a template, and has none: its checkpoint brings none and the manifest "
+            "names none. Set model.chat_template in the manifest.",
+            "documents",
+        )
+    return template
+
+
+def shortened(text: str, most: int | None, conditions: Terms, served: Served) -> str:
+    """The text of its first (or last) tokens."""
+    tokenizer = served.text.tokenizer
+    if most is None:
+        return text
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if len(ids) <= most:
+        return text
+    return tokenizer.decode(ids[-most:] if conditions.side == "left" else ids[:most])
+
+
+def _by_reranker(
+    texts: tuple[str, str], most: Limits, body: ScoringFields, conditions: Terms, served: Served
+) -> Pooled:
+    """Instruction, query and document between a fixed begin and end, which are never cut."""
+    tokenizer = served.text.tokenizer
+    query, document = (shortened(text, count, conditions, served) for text, count in zip(texts, most, strict=True))
+    instruction = RERANKER_TASK if body.instruction is None else body.instruction
+    begin, end = (tokenizer.encode(text, add_special_tokens=False) for text in (RERANKER_BEGIN, RERANKER_END))
+    text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+    if conditions.keep is None:
+        middle = tokenizer.encode(text, add_special_tokens=False)
+    else:
+        room = conditions.keep - len(begin) - len(end)
+        middle = tokenizer.encode_within(text, max(0, room), side=conditions.side, add_special_tokens=False)
+    return whole([*begin, *middle, *end], "documents", served)

@@ -1,0 +1,255 @@
+"""A validated body to `Submit`s that pool: pure, no I/O."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any, Literal
+
+from appliance.config.gateway import GatewayConfig, LateReading, PooledModel
+from appliance.server.chat.conversation import render
+from appliance.server.chat.prompt import Served, cache_salt
+from appliance.server.chat.window import check_ids, check_length, check_text, kept_tokens
+from appliance.server.pooling.chunks import weighted
+from appliance.server.pooling.instructions import lead
+from appliance.server.pooling.late import Side, compared, late_ids, side_of
+from appliance.server.schema.chat import Conversation, TemplateOptions
+from appliance.server.schema.pooling import PoolingFields, PromptRequest
+from engine.api.errors import RequestError
+from engine.api.messages import Pooled as Numbers
+from engine.api.messages import Pooling, Sampling, Submit
+
+CutSide = Literal["left", "right"]
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """One prompt as it goes to the engine. `segments` are the tokens of each token type."""
+
+    ids: tuple[int, ...]
+    segments: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds for all sequences of a request, however its route spells it."""
+
+    keep: int | None  # tokens of a prompt; None: as many as it has
+    side: CutSide
+    priority: int
+    salt: str
+    deadlines: tuple[float | None, float | None]
+    name: str  # of the request: part of the sequences' ids
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """A request as it will run. `tokens` of all prompts together are its usage. `parts`: how many sequences each input
+    is, where not all are one; then `unit` says whether the mean of their vectors gets unit length. `keeps` takes away
+    the vectors of tokens that do not count, by the ids of their prompt."""
+
+    submits: tuple[Submit, ...]
+    tokens: int
+    parts: tuple[int, ...] = field(default=(), kw_only=True)
+    unit: bool = field(default=False, kw_only=True)
+    keeps: Callable[[Numbers, Sequence[int]], Numbers] | None = field(default=None, kw_only=True)
+
+    def joined(self, results: Sequence[Numbers]) -> tuple[Numbers, ...]:
+        """One result for each input."""
+        if self.keeps is not None:
+            return tuple(self.keeps(each, one.prompt) for each, one in zip(results, self.submits, strict=True))
+        starts = accumulate(self.parts, initial=0)
+        spans = [slice(start, start + count) for start, count in zip(starts, self.parts, strict=False)]
+        if all(count == 1 for count in self.parts):
+            return tuple(results)
+        sizes = [len(submit.prompt) for submit in self.submits]
+        return tuple(weighted(results[span], sizes[span], unit=self.unit) for span in spans)
+
+
+@contextmanager
+def naming(field: str, index: int, count: int) -> Iterator[None]:
+    """Errors within are about one of `count` inputs: where there are several, they say which."""
+    try:
+        yield
+    except RequestError as error:
+        if count == 1:
+            raise
+        raise RequestError(f"{field}[{index}]: {error}", error.param) from error
+
+
+def facts(config: GatewayConfig) -> PooledModel:
+    return config.pooled or PooledModel()
+
+
+def terms(body: PoolingFields, served: Served) -> Terms:
+    """Raises RequestError for what cannot be served."""
+    if body.mm_processor_kwargs is not None:
+        raise RequestError("mm_processor_kwargs is not possible: the model takes text only.", "mm_processor_kwargs")
+    if body.padding == "max_length":
+        raise RequestError(
+            "padding max_length is not possible: prompts of different lengths run side by side without any; "
+            "leave it out.",
+            "padding",
+        )
+    keep = kept_tokens(body.truncate_prompt_tokens, served.config)
+    return Terms(
+        keep=served.config.max_context if keep == -1 else keep,
+        side=body.truncation_side or _side(served),
+        priority=served.resolved_priority(body.priority),
+        salt=cache_salt(body.cache_salt, served.salt),
+        deadlines=served.deadlines.resolve(body, served.arrived_s),
+        name=_name(body.request_id, served),
+    )
+
+
+def _side(served: Served) -> CutSide:
+    return "left" if served.text.tokenizer.truncation_side == "left" else "right"
+
+
+def _name(given: str | None, served: Served) -> str:
+    if given is None:
+        return served.request_id
+    if not 1 <= len(given) <= 128 or not all("!" <= character <= "~" for character in given):
+        raise RequestError("request_id must have 1 to 128 visible ASCII characters.", "request_id")
+    return given
+
+
+def submits(prompts: Sequence[Pooled], pooling: Pooling, conditions: Terms, served: Served) -> tuple[Submit, ...]:
+    ttft_deadline, deadline = conditions.deadlines
+    return tuple(
+        Submit(
+            id=f"{conditions.name}-{index}",
+            prompt=prompt.ids,
+            sampling=Sampling(),
+            max_tokens=0,
+            priority=conditions.priority,
+            salt=conditions.salt,
+            owner=served.owner,
+            ttft_deadline=ttft_deadline,
+            deadline=deadline,
+            pooling=pooling,
+            segments=prompt.segments,
+        )
+        for index, prompt in enumerate(prompts)
+    )
+
+
+def check_count(count: int, field: str, config: GatewayConfig) -> None:
+    if count > config.max_prompts:
+        message = f"{field} has {count} entries; the server's limits.max_prompts allows {config.max_prompts}."
+        raise RequestError(message, field)
+
+
+def text_ids(text: str, conditions: Terms, served: Served, *, special: bool = True) -> list[int]:
+    """The ids of a text, cut as the request wants it."""
+    tokenizer = served.text.tokenizer
+    if conditions.keep is not None:
+        return tokenizer.encode_within(text, conditions.keep, side=conditions.side, add_special_tokens=special)
+    check_text(text, tokenizer, served.config, max(served.config.max_context, facts(served.config).max_input))
+    return tokenizer.encode(text, add_special_tokens=special)
+
+
+def whole(ids: list[int], field: str, served: Served) -> Pooled:
+    """The prompt of these ids, all of which go into the window."""
+    check_ids(ids, served.config, param=field)
+    check_length(len(ids), served.config.max_context, param=field)
+    return Pooled(tuple(ids))
+
+
+def pieces(ids: list[int], field: str, served: Served) -> list[Pooled]:
+    """The prompts of a text to embed: more than one where it is longer than a window and may be."""
+    window = served.config.max_context
+    check_ids(ids, served.config, param=field)
+    check_length(len(ids), max(window, facts(served.config).max_input), param=field)
+    return [Pooled(tuple(ids[start : start + window])) for start in range(0, len(ids), window)]
+
+
+def read_prompts(body: PromptRequest, conditions: Terms, served: Served, *, cuts: bool = False) -> list[list[Pooled]]:
+    """The prompts of a body, in order: one for each input, or several if `cuts`."""
+    field = "messages" if body.input is None else "input"
+    inputs = _each(body)
+    check_count(len(inputs), field, served.config)
+    late = facts(served.config).late
+    side = None if late is None else side_of(body.input_type)
+    prefix = lead(facts(served.config), body.input_type, "input_type") if side is None else ""
+    prompts = []
+    for at, given in enumerate(inputs):
+        with naming(field, at, len(inputs)):
+            if late is not None and side is not None:
+                ids = _late(given, side, late, conditions, served)
+            else:
+                ids = _ids(given, prefix, body, conditions, served)
+            prompts.append(pieces(ids, field, served) if cuts else [whole(ids, field, served)])
+    return prompts
+
+
+def _late(given: Any, side: Side, late: LateReading, conditions: Terms, served: Served) -> list[int]:
+    if not isinstance(given, str):
+        raise RequestError("input must be texts: this model puts a marker of its own into each.", "input")
+    return late_ids(given, side, late, served, keep=conditions.keep, cut=conditions.side)
+
+
+def _each(body: PromptRequest) -> list[Any]:
+    """Inputs one by one: a text, ids, or a conversation."""
+    given = body.messages if body.input is None else body.input
+    several = given[0] if isinstance(given, list) and given else None
+    if body.input is None:
+        return list(given) if isinstance(several, list) else [given]
+    return list(given) if isinstance(several, str | list) else [given]
+
+
+def _ids(given: Any, prefix: str, body: PromptRequest, conditions: Terms, served: Served) -> list[int]:
+    if isinstance(given, str):
+        special = True if body.add_special_tokens is None else body.add_special_tokens
+        return text_ids(prefix + given, conditions, served, special=special)
+    if isinstance(given[0], dict):
+        options = {name: getattr(body, name) for name in TemplateOptions.model_fields}
+        options["add_generation_prompt"] = bool(body.add_generation_prompt)
+        rendered = render(Conversation(messages=given, **options), served.text, served.config, {})
+        return text_ids(rendered.text, conditions, served, special=bool(body.add_special_tokens))
+    ids = list(given)
+    if conditions.keep is None or len(ids) <= conditions.keep:
+        return ids
+    return ids[len(ids) - conditions.keep :] if conditions.side == "left" else ids[: conditions.keep]
+
+
+def plan_prompts(body: PromptRequest, pooling: Pooling, served: Served) -> PoolPlan:
+    """Each prompt of the body pooled alike. Raises RequestError for what cannot be served."""
+    conditions, late = terms(body, served), facts(served.config).late
+    plan = planned(read_prompts(body, conditions, served, cuts=pooling.task == "embed"), pooling, conditions, served)
+    if late is None or side_of(body.input_type) == "query":
+        return plan
+    return replace(plan, keeps=partial(compared, late=late, tokenizer=served.text.tokenizer))
+
+
+def planned(inputs: list[list[Pooled]], pooling: Pooling, conditions: Terms, served: Served) -> PoolPlan:
+    """The plan of inputs, each as one prompt or as several pieces."""
+    prompts = [prompt for parts in inputs for prompt in parts]
+    unit = pooling.activate is not False and facts(served.config).activation == "normalize"
+    tokens = sum(len(prompt.ids) for prompt in prompts)
+    parts = tuple(map(len, inputs))
+    return PoolPlan(submits(prompts, pooling, conditions, served), tokens, parts=parts, unit=unit)
+
+
+def cut_dimensions(asked: int | None, config: GatewayConfig, field: str = "dimensions") -> int | None:
+    """The length of a vector that a request may ask for. Raises RequestError saying which there are."""
+    if asked is None:
+        return None
+    model = facts(config)
+    if asked < 1:
+        raise RequestError(f"{field} must be at least 1, got {asked}.", field)
+    if asked == model.width:
+        return None
+    if not model.any_dimensions and not model.dimensions:
+        raise RequestError(
+            f"{field}={asked} is not possible: the model's vectors have {model.width} numbers and it was not trained "
+            f"to have them cut; leave {field} out.",
+            field,
+        )
+    if model.dimensions and asked not in model.dimensions:
+        possible = ", ".join(map(str, model.dimensions))
+        raise RequestError(f"{field}={asked} is not possible; the model was trained for {possible}.", field)
+    if asked > model.width:
+        raise RequestError(f"{field}={asked} is more than the {model.width} numbers of the model's vectors.", field)
+    return asked

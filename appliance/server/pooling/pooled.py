@@ -1,0 +1,108 @@
+"""What all routes that pool share: a plan's sequences to their numbers, usage, the reply's head."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import orjson
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from appliance.server.chat.prompt import Served
+from appliance.server.errors.api import ApiError, EngineFailed, Unavailable
+from appliance.server.http.disconnect import until_disconnect
+from appliance.server.http.reply import Race, Usage, load_header, placement, served
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
+from appliance.server.pooling.plan import PoolPlan
+from engine.api.errors import RequestError
+from engine.api.messages import Pooled, Timing
+
+PlanT = TypeVar("PlanT", bound=PoolPlan)
+TEXTS = {"input", "messages", "query", "documents", "queries", "items", "data_1", "data_2", "text_1", "text_2"}
+TEXTS |= {"texts", "inputs", "images", "documents", "tools"}
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[PlanT]):
+    """What became of a plan: numbers in the order of its sequences, and what the reply says about itself."""
+
+    plan: PlanT
+    results: tuple[Pooled, ...]
+    usage: Usage
+    request_id: str
+    created: int
+
+    def head(self, prefix: str, service: Service, kind: str = "list") -> dict[str, Any]:
+        model = service.config.names[0]
+        return {"id": f"{prefix}-{self.request_id}", "object": kind, "created": self.created, "model": model}
+
+    def mapped(self, change: Callable[[Pooled], Pooled]) -> "Outcome[PlanT]":
+        return replace(self, results=tuple(map(change, self.results)))
+
+    def usage_fields(self) -> dict[str, Any]:
+        """Counts of tokens; details are null where the profile has none."""
+        return {"prompt_tokens_details": None, **self.usage.final()}
+
+
+async def pool(
+    service: Service, request: Request, body: BaseModel, kind: str, plan: Callable[[Served], PlanT]
+) -> Outcome[PlanT]:
+    """Runs the plan of a request; who closes the connection ends all its sequences. `kind` names the route in the
+    log. Raises what a sequence raises, with the place of its input where there are several."""
+    service.model_name(getattr(body, "model", None))
+    asked = served(service, request, request.state.request_id)
+    if service.config.log_requests:
+        shown = body.model_dump(exclude=TEXTS, exclude_unset=True, mode="json")
+        service.log.request(request.state.subject, kind, shown)
+    planned = await asyncio.to_thread(plan, asked)
+    race = Race(service.router.generate_all(planned.submits, placement(request)))
+    created = int(time.time())
+    name = getattr(body, "request_id", None) or asked.request_id
+    results, timings = await until_disconnect(request, _gathered(race, len(planned.submits)))
+    usage = Usage(
+        planned.tokens,
+        service.config.compat == "openai",
+        cached=sum(timing.cached_tokens for timing in timings),
+        written=sum(timing.written_tokens for timing in timings),
+    )
+    return Outcome(planned, planned.joined(results), usage, name, created)
+
+
+async def _gathered(race: Race, count: int) -> tuple[tuple[Pooled, ...], list[Timing]]:
+    """The numbers of each sequence, in order, and what they took."""
+    results: dict[int, Pooled] = {}
+    timings: list[Timing] = []
+    async with race:
+        try:
+            async for index, delta in race.deltas():
+                if delta.finish == "abort":
+                    raise Unavailable("The service lets go of this request; repeat it later.", DRAIN_RETRY_AFTER_S)
+                if delta.pooled is not None:
+                    results[index] = delta.pooled
+                    timings += [delta.timing] if delta.timing else []
+        except (RequestError, EngineFailed) as error:
+            raise _placed(error, race.failed, count) from error
+    if len(results) < count:
+        raise EngineFailed
+    return tuple(results[index] for index in range(count)), timings
+
+
+def _placed(error: RequestError | EngineFailed, index: int | None, count: int) -> Exception:
+    """The error with the place of the input that it is about."""
+    if index is None or count == 1:
+        return error
+    if isinstance(error, ApiError):
+        return EngineFailed(f"input[{index}]: {error.message}")
+    return RequestError(f"input[{index}]: {error}", error.param)
+
+
+def as_json(service: Service, request: Request, reply: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(reply), headers=load_header(service, request), media_type="application/json")
+
+
+def numbered(kind: str, field: str, values: Sequence[Any]) -> list[dict[str, Any]]:
+    """The `data` of a reply: one object for each input."""
+    return [{"index": index, "object": kind, field: value} for index, value in enumerate(values)]

@@ -1,0 +1,121 @@
+"""How alike two pooled prompts are, and what a request for scores sends to the engine."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import mul
+
+from appliance.config.gateway import GatewayConfig
+from appliance.server.chat.prompt import Served
+from appliance.server.pooling.instructions import side_lead
+from appliance.server.pooling.late import SIDES, late_ids
+from appliance.server.pooling.late import compared as late_compared
+from appliance.server.pooling.pairs import Comparison, comparison, joined, most_tokens, shortened
+from appliance.server.pooling.plan import Pooled as Prompt
+from appliance.server.pooling.plan import PoolPlan, Terms, facts, naming, submits, terms, text_ids, whole
+from appliance.server.pooling.vectors import floats
+from appliance.server.schema.scoring import RerankRequest, ScoreRequest, ScoringFields
+from engine.api.errors import RequestError
+from engine.api.messages import Pooled, Pooling
+
+Vector = Sequence[float]
+
+
+def cosine(first: Vector, second: Vector) -> float:
+    """The cosine of the angle between two vectors; 0 with a vector that has no direction."""
+    size = math.sqrt(_dot(first, first) * _dot(second, second))
+    return _dot(first, second) / size if size else 0.0
+
+
+def _dot(first: Vector, second: Vector) -> float:
+    return float(sum(map(mul, first, second)))
+
+
+def _euclidean(first: Vector, second: Vector) -> float:
+    return -math.dist(first, second)
+
+
+def _manhattan(first: Vector, second: Vector) -> float:
+    return -math.fsum(abs(one - other) for one, other in zip(first, second, strict=True))
+
+
+SIMILARITIES: dict[str, Callable[[Vector, Vector], float]] = {
+    "cosine": cosine,
+    "dot": _dot,
+    "euclidean": _euclidean,  # negative, so that more is closer for all of them
+    "manhattan": _manhattan,
+}
+
+
+def max_similarity(query: Pooled, document: Pooled) -> float:
+    """Late interaction: for each of the query's tokens the product with the closest of the document's, summed up."""
+    import numpy as np
+
+    left, right = (np.frombuffer(each.values, "<f4").reshape(each.shape) for each in (query, document))
+    return float((left @ right.T).max(axis=1).sum(dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class ScorePlan(PoolPlan):
+    """`compared` says which texts are pairs. `vectors`: each text is a sequence, the first side's before the
+    second's; else each pair is one. `late`: which vectors of a document count."""
+
+    compared: Comparison
+    vectors: bool
+    late: Callable[[Pooled, Sequence[int]], Pooled] | None = None
+
+    def scores(self, results: Sequence[Pooled], config: GatewayConfig) -> list[float]:
+        """Of each pair, in order."""
+        if not self.vectors:
+            return [floats(result)[0] for result in results]
+        count = len(self.compared.first)
+        if self.late is not None:
+            documents = zip(results[count:], self.submits[count:], strict=True)
+            results = [*results[:count], *(self.late(each, one.prompt) for each, one in documents)]
+        if len(results[0].shape) == 2:
+            return [max_similarity(results[left], results[count + right]) for left, right in self.compared.pairs]
+        vectors = [floats(result) for result in results]
+        alike = SIMILARITIES[facts(config).similarity]
+        return [alike(vectors[left], vectors[count + right]) for left, right in self.compared.pairs]
+
+
+def plan_scores(body: ScoreRequest | RerankRequest, served: Served) -> ScorePlan:
+    """Raises RequestError for what cannot be served."""
+    conditions = terms(body, served)
+    compared = comparison(body, served)
+    vectors = facts(served.config).pairs == "none"
+    if not vectors:
+        prompts = joined(compared, body, conditions, served)
+        tokens = sum(len(prompt.ids) for prompt in prompts)
+        task = Pooling("classify", activate=body.use_activation)
+        return ScorePlan(submits(prompts, task, conditions, served), tokens, compared, vectors)
+    if body.instruction is not None:
+        raise RequestError(
+            "instruction is not possible: the model compares vectors of texts; put it before the query.", "instruction"
+        )
+    prompts = _sides(compared, body, conditions, served)
+    count = len(compared.first)
+    lengths = [(len(prompts[left].ids), len(prompts[count + right].ids)) for left, right in compared.pairs]
+    task = Pooling("embed" if "embed" in served.config.tasks else "token_embed", activate=body.use_activation)
+    late = facts(served.config).late
+    keeps = None if late is None else partial(late_compared, late=late, tokenizer=served.text.tokenizer)
+    return ScorePlan(submits(prompts, task, conditions, served), sum(map(sum, lengths)), compared, vectors, keeps)
+
+
+def _sides(compared: Comparison, body: ScoringFields, conditions: Terms, served: Served) -> list[Prompt]:
+    """Each text of both sides as a prompt of its own, with what the model wants before a query or a document."""
+    prompts = []
+    names, model = compared.names, facts(served.config)
+    sides = ((names.first, compared.first, SIDES[0]), (names.second, compared.second, SIDES[1]))
+    for (name, texts, kind), most in zip(sides, most_tokens(body, served), strict=True):
+        prefix = side_lead(model, kind)
+        for at, text in enumerate(texts):
+            with naming(name, at, len(texts)):
+                cut = shortened(text, most, conditions, served)
+                if model.late is not None:
+                    ids = late_ids(cut, kind, model.late, served, keep=conditions.keep, cut=conditions.side)
+                else:
+                    ids = text_ids(prefix + cut, conditions, served)
+                prompts.append(whole(ids, name, served))
+    return prompts

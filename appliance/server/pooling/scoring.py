@@ -1,0 +1,70 @@
+"""POST /score and /rerank, in all their spellings (docs/pooling.md)."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from appliance.server.http.body import json_body, read_body
+from appliance.server.http.service import Service, service_of
+from appliance.server.pooling.pooled import Outcome, as_json, numbered, pool
+from appliance.server.pooling.scores import ScorePlan, plan_scores
+from appliance.server.schema.scoring import RerankRequest, ScoreRequest
+
+router = APIRouter()
+
+
+async def _scores(service: Service, outcome: Outcome[ScorePlan]) -> list[float]:
+    """In a thread: there may be a thousand long texts of token vectors."""
+    return await asyncio.to_thread(outcome.plan.scores, outcome.results, service.config)
+
+
+async def create_scores(service: Service, request: Request, body: ScoreRequest) -> Response:
+    outcome = await pool(service, request, body, "score", partial(plan_scores, body))
+    scores = await _scores(service, outcome)
+    data = numbered("score", "score", scores)
+    return as_json(service, request, {**outcome.head("score", service), "data": data, "usage": outcome.usage_fields()})
+
+
+@router.post("/score", openapi_extra=json_body(ScoreRequest), summary="How well texts go together")
+@router.post("/v1/score", openapi_extra=json_body(ScoreRequest), summary="How well texts go together")
+async def score(request: Request) -> Response:
+    return await create_scores(service_of(request), request, await read_body(request, ScoreRequest))
+
+
+def _ranked(scores: Sequence[float], texts: Sequence[str], body: RerankRequest) -> list[dict[str, Any]]:
+    """The documents from the best on; equal ones in the order in which they came."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    return [
+        {"index": index}
+        | ({"document": {"text": texts[index], "multi_modal": None}} if body.return_documents else {})
+        | {"relevance_score": scores[index]}
+        for index in order[: body.top_n or None]
+    ]
+
+
+async def create_ranking(service: Service, request: Request, body: RerankRequest) -> Response:
+    outcome = await pool(service, request, body, "rerank", partial(plan_scores, body))
+    head, scores = outcome.head("score", service), await _scores(service, outcome)
+    version = "2" if request.url.path.startswith("/v2/") else "1"
+    return as_json(
+        service,
+        request,
+        {
+            "id": head["id"],
+            "model": head["model"],
+            "usage": {"prompt_tokens": outcome.plan.tokens, "total_tokens": outcome.plan.tokens},
+            "results": _ranked(scores, outcome.plan.compared.second, body),
+            "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": outcome.plan.tokens}},
+        },
+    )
+
+
+@router.post("/rerank", openapi_extra=json_body(RerankRequest), summary="Documents by how well they answer a query")
+@router.post("/v1/rerank", openapi_extra=json_body(RerankRequest), summary="Documents by how well they answer a query")
+@router.post("/v2/rerank", openapi_extra=json_body(RerankRequest), summary="Documents by how well they answer a query")
+async def rerank(request: Request) -> Response:
+    return await create_ranking(service_of(request), request, await read_body(request, RerankRequest))

@@ -1,0 +1,335 @@
+"""The gateway process: `python -m appliance.server CONFIG.json`. Answers long before an engine serves.
+
+SIGTERM drains: /ready turns 503, after drain_linger_s new requests get 503 too, open streams have drain_s to finish,
+the rest ends with finish_reason "abort", then exit 0. A second SIGTERM or SIGINT ends at once.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from appliance.config.gateway import GatewayConfig, read_config
+from appliance.config.stores import storage_line
+from appliance.observability.history import INTERVAL_S, sample
+from appliance.observability.log import RequestLog, set_up_logging
+from appliance.observability.metrics import Metrics, now
+from appliance.runtime.crash_exemption import send_pardon
+from appliance.runtime.halted import read_parked
+from appliance.runtime.inflight import write_open
+from appliance.runtime.listener import AddressTaken, lent, listening
+from appliance.security.allowance import Allowances
+from appliance.security.certificate import Certificate, read_certificate
+from appliance.security.keys import ApiKey, read_keys
+from appliance.server.app import build_app
+from appliance.server.certificate_renewal import watched
+from appliance.server.chat.text import load_text
+from appliance.server.control import controlled
+from appliance.server.errors.api import Unavailable
+from appliance.server.first_requests import answer_each
+from appliance.server.http.connections import Acceptor, Connection, ConnectionTable
+from appliance.server.http.protocol import HttpProtocol, refusal
+from appliance.server.http.service import DRAIN_RETRY_AFTER_S, Service
+from appliance.server.middleware import DRAINING
+from appliance.server.openai.responses.store import ResponseStore
+from appliance.server.reply_store.journal import open_ledger, open_responses
+from appliance.server.routing.router import Router
+from engine.api.errors import EXIT_PERMANENT, CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
+
+PARKED_S = 0.25  # between two looks whether the appliance was parked
+FLUSH_S = 0.5
+"""After the drain: time for last records to reach the sockets. The supervisor kills one second after drain_s."""
+LAST_REQUESTS_S = 0.3
+"""After the drain: most time for answering connections that were accepted, or waited in the kernel, without being
+read."""
+
+TOO_MANY_CONNECTIONS = (
+    "Too many connections are open: endpoints.connections.max, or max_per_address for the address of this client."
+)
+
+
+class PortTaken(ConfigError):
+    """The address cannot be listened on."""
+
+    code = "port"
+
+
+def build_service(
+    config: GatewayConfig, keys: Sequence[ApiKey] = (), certificate: Certificate | None = None
+) -> Service:
+    """Raises JournalUnusable."""
+    metrics, allowances = Metrics(config), Allowances()
+
+    def spend(owner: str, tokens: int) -> None:
+        if owner:
+            allowances.spend(owner, tokens, now())
+            metrics.add("key_tokens", tokens, allowances.shown(owner))
+
+    router = Router(
+        config.engines,
+        config.max_waiting,
+        metrics,
+        max_waiting_tokens=config.max_waiting_tokens,
+        hold_s=config.hold_s,
+        pardon=partial(send_pardon, config.pardons),
+        stories=config.stories,
+        policy=config.policy,
+        tell_open=partial(write_open, config.run),
+        spend=spend,
+        begins=() if config.sources is None else config.sources.begins,
+    )
+    ledger = open_ledger(config, metrics)
+    service = Service(config, router, metrics, RequestLog(config), ledger, keys, allowances, certificate)
+    if stored := storage_line(config):
+        log.info("storage: %s", stored)
+    service.stored_responses = open_responses(config, metrics)
+    return service
+
+
+@asynccontextmanager
+async def connected(
+    service: Service, routes: ASGIApp | None = None, store: ResponseStore | None = None
+) -> AsyncIterator[None]:
+    """The service with its router connecting and its text side loading. `routes`: those that each engine has to answer
+    before it counts as serving. The tokenizer of a large vocabulary takes
+    longer than the gateway may take to answer, so a thread reads it."""
+    _read_parked(service)
+    service.router.start()
+    work = [each(service) for each in (_see_parked, _see_broken, _record_history)]
+    # The gateway of a parked appliance answers no request: whatever is wrong with the checkpoint must not end it again.
+    if service.parked is None:
+        work.append(_load_text(service))
+    if routes is not None and service.parked is None:
+        service.router.asks_first = True
+        work.append(answer_each(service, routes, _die_unanswered))
+    if store is not None:
+        work.append(store.keep_going())
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for ledger in (service.ledger, service.shelved, service.stored_responses):
+            if ledger is not None:
+                await ledger.stop()
+        service.grammars.close()
+        await service.router.stop()
+
+
+async def _load_text(service: Service) -> None:
+    try:
+        service.set_text(await asyncio.to_thread(load_text, service.config))
+    except CheckpointError as error:
+        _die(f"{error.code}: {error}", EXIT_PERMANENT)
+    except Exception:
+        log.exception("the tokenizer or the chat template cannot be loaded")
+        _die("text: the tokenizer or the chat template cannot be loaded", EXIT_PERMANENT)
+
+
+def _die_unanswered(why: str) -> None:
+    _die(why, EXIT_PERMANENT)
+
+
+async def _see_parked(service: Service) -> None:
+    """Until the launcher parks the appliance."""
+    while service.config.run and service.parked is None:
+        await asyncio.sleep(PARKED_S)
+        _read_parked(service)
+
+
+def _read_parked(service: Service) -> None:
+    """Look whether the launcher has parked the appliance."""
+    if service.config.run:
+        service.parked = read_parked(Path(service.config.run))
+    if service.parked is not None:
+        service.router.park(service.parked.message)
+
+
+async def _record_history(service: Service) -> None:
+    """Sample the load for the status page."""
+    while True:
+        service.history.add(sample(service.metrics, service.open_requests))
+        await asyncio.sleep(INTERVAL_S)
+
+
+async def _see_broken(service: Service) -> None:
+    """A gateway that has lost an engine by an error of its own would hold that engine's requests for ever; the next
+    gateway begins anew."""
+    try:
+        await service.router.broken()
+    except Exception:
+        log.exception("the connection to an engine broke")
+        _die("internal: the gateway lost an engine by an error of its own", 1)
+
+
+def _die(message: str, code: int) -> None:
+    """Ends the process from inside the event loop; the last line on standard error says why."""
+    print(message, file=sys.stderr, flush=True)
+    os._exit(code)
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our way to end: it keeps answering while it drains, so that clients hear 503 and not a reset.
+
+    It accepts connections itself (appliance/server/http/connections.py)."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self.service = service
+        self._deadline_s: float | None = None
+        self._closes_s = 0.0
+        metrics = service.metrics
+        self.table = ConnectionTable(
+            lambda: service.config.connections, lambda reason: metrics.add("connections_closed", 1, reason)
+        )
+        metrics.connections = lambda: (len(self.table), self.table.idle)
+        self._acceptors: list[Acceptor] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        for listener in sockets or ():
+            acceptor = Acceptor(
+                listener,
+                self.table,
+                self._protocol,
+                context=self.config.ssl,
+                handshake_s=lambda: self.service.config.connections.head_timeout_s,
+                refusal=self._refusal,
+            )
+            acceptor.start()
+            self._acceptors.append(acceptor)
+        self.servers = list(self._acceptors)  # type: ignore[arg-type]  # uvicorn closes them and waits for them
+        self.started = True
+
+    def _protocol(self, connection: Connection) -> HttpProtocol:
+        arguments = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        return HttpProtocol(connection, self.table, lambda: self.service.config, arguments)
+
+    def _refusal(self) -> bytes:
+        if self.service.draining:
+            return refusal(Unavailable(DRAINING, DRAIN_RETRY_AFTER_S))
+        return refusal(Unavailable(TOO_MANY_CONNECTIONS, 1))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._answer_the_rest()
+        await super().shutdown(sockets)
+
+    async def _answer_the_rest(self) -> None:
+        """Requests that clients have sent and nobody has read yet get their 503."""
+        deadline_s = now() + LAST_REQUESTS_S
+        quiet = 0  # rounds of the event loop in which nothing came
+        while quiet < 3 and now() < deadline_s and not self.force_exit:
+            accepted = sum(acceptor.accept() + acceptor.handshakes for acceptor in self._acceptors)
+            protocols = [each for each in self.server_state.connections if isinstance(each, HttpProtocol)]
+            waiting = any(protocol.waits_for_reply for protocol in protocols)
+            quiet = 0 if accepted or waiting else quiet + 1
+            await asyncio.sleep(0.01)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.service.draining:
+            # What is on disk, or is not yet, a kill could leave as well.
+            os._exit(128 + sig)
+        self.service.draining = True
+        config = self.service.config
+        self._deadline_s = now() + config.drain_s
+        self._closes_s = now() + min(config.drain_linger_s, config.drain_s)
+        self.service.closed = self._closes_s <= now()
+        log.info("%s: draining %d requests", signal.Signals(sig).name, self.service.open_requests)
+
+    async def on_tick(self, counter: int) -> bool:
+        await super().on_tick(counter)
+        if self._deadline_s is None:
+            return False
+        if now() < self._closes_s:
+            return False
+        self.service.closed = True
+        if self.service.open_requests and now() < self._deadline_s:
+            return False
+        if self.service.open_requests:
+            log.warning("drain_s is over: %d requests are aborted", self.service.open_requests)
+            self.service.router.abort_all()
+            deadline_s = now() + FLUSH_S
+            while self.service.open_requests and now() < deadline_s:
+                await asyncio.sleep(0.02)
+            self.force_exit = self.service.open_requests > 0
+        return True
+
+
+def build_server(app: FastAPI, service: Service) -> Server:
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    config.load()
+    if service.certificate is not None:
+        config.ssl = service.certificate.context
+    return Server(config, service)
+
+
+def _listener(config: GatewayConfig) -> socket.socket:
+    """The launcher's, so that nobody is refused while no gateway runs; its own where nobody lends one. Raises
+    PortTaken."""
+    try:
+        return lent(config.door) if config.door else listening(config.host, config.port)
+    except AddressTaken as error:
+        raise PortTaken(str(error)) from error
+    except OSError as error:
+        raise SystemExit(f"no listener from the launcher: {error}") from error  # code 1: the next try may get it
+
+
+async def serve(service: Service, listener: socket.socket) -> None:
+    """Serves on the socket until a signal ends it."""
+    app = build_app(service)
+    server = build_server(app, service)
+    host, port = listener.getsockname()[:2]
+    scheme = "http" if service.certificate is None else "https"
+    log.info("listening on %s://%s:%d", scheme, f"[{host}]" if ":" in host else host, port)
+    async with connected(service, app.router, app.state.responses), controlled(service), watched(service):
+        await server.serve([listener])
+    log.info("ended")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    if len(given) != 1:
+        print("usage: python -m appliance.server CONFIG.json", file=sys.stderr)
+        return 2
+    try:
+        config = read_config(Path(given[0]))
+        set_up_logging(config)
+        keys = read_keys(config.api_keys)
+        certificate = None if config.tls is None else read_certificate(config.tls)
+        listener = _listener(config)
+        service = build_service(config, keys, certificate)
+    except (OSError, msgspec.DecodeError) as error:
+        print(f"config: {given[0]}: {error}", file=sys.stderr)
+        return EXIT_PERMANENT
+    except ConfigError as error:
+        print(f"{error.code}: {error}", file=sys.stderr)
+        return EXIT_PERMANENT
+    import uvloop
+
+    uvloop.run(serve(service, listener))
+    return 0

@@ -1,0 +1,64 @@
+"""The ledgers of durable replies and of stored responses as the configuration wants it."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from appliance.config.gateway import GatewayConfig
+from appliance.observability.metrics import Metrics
+from appliance.server.reply_store.log import JournalTaken
+from appliance.server.reply_store.store import Ledger
+from engine.api.errors import ConfigError
+
+
+class JournalUnusable(ConfigError):
+    """The file of durable replies cannot be written."""
+
+    code = "journal"
+
+
+def open_ledger(config: GatewayConfig, metrics: Metrics) -> Ledger | None:
+    """The durable replies. Raises JournalUnusable."""
+    if not config.journal:
+        return None
+    return _opened(
+        partial(
+            Ledger,
+            Path(config.journal),
+            metrics,
+            outputs=config.outputs_sha256,
+            keep_s=config.journal_keep_s,
+            size=config.journal_bytes,
+        ),
+        "keep: 0s there",
+    )
+
+
+def open_responses(config: GatewayConfig, metrics: Metrics) -> Ledger | None:
+    """The stored responses. Raises JournalUnusable."""
+    if not config.responses:
+        return None
+    return _opened(
+        partial(
+            Ledger,
+            Path(config.responses),
+            metrics,
+            outputs=config.outputs_sha256,
+            keep_s=config.responses_keep_s,
+            size=config.responses_bytes,
+            most=config.responses_count,
+            gauge="responses_bytes",
+        ),
+        "endpoints.responses.keep: 0s",
+    )
+
+
+def _opened(make: Callable[[], Ledger], without: str) -> Ledger:
+    try:
+        return make()
+    except OSError as error:
+        reason = f"{error.filename}: {os.strerror(error.errno or 0)}"
+    except JournalTaken as error:
+        reason = str(error)
+    raise JournalUnusable(f"{reason}; choose another lifecycle.journal.folder, or {without}")

@@ -1,0 +1,211 @@
+"""All durable replies of a gateway, by key: bounded in time and bytes, and read back from the log at the start."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from appliance.observability.metrics import Metrics
+from appliance.server.reply_store.entry import Entry
+from appliance.server.reply_store.log import Log, framed
+from appliance.server.reply_store.records import Dropped, Ended, Gained, Identity, Opened, decode, encode
+from engine.api.messages import Submit
+
+log = logging.getLogger(__name__)
+
+FILL_S = 5.0  # between two tries to write all anew after the disk failed
+SLACK_BYTES = 2**20  # of records of what is gone, before the file is written anew
+
+
+class JournalFull(Exception):
+    """All that may be kept is taken by replies that are being generated."""
+
+
+class Ledger:
+    """`keep_s`: how long an ended reply, or one that nobody asks for, is kept; `size` bounds the bytes of all, of which
+    the file has at most about twice as many; `most` bounds their number. `outputs`: what another configuration gave is
+    not gone on with; what it came to is kept where there is a document of it. `gauge`: the metric of the file's size.
+    Raises JournalTaken, OSError."""
+
+    def __init__(
+        self,
+        path: Path,
+        metrics: Metrics,
+        *,
+        outputs: str,
+        keep_s: float,
+        size: int,
+        most: int | None = None,
+        gauge: str = "journal_bytes",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._log = Log(path, self._failed)
+        self._metrics = metrics
+        self._outputs = outputs
+        self._keep_s = keep_s
+        self._size = size
+        self._count = most
+        self._gauge = gauge
+        self._clock = clock
+        self._entries: dict[bytes, Entry] = {}
+        self._numbers = itertools.count()
+        self._holed = False  # records were lost since all was last written
+        self._filled_s = -FILL_S
+        self._most = 0  # bytes of the file from which on it is written anew
+        self._restore()
+        self._log.start()
+
+    def _restore(self) -> None:
+        read = self._log.read()
+        if read.skipped:
+            log.error("%s: %d broken stretches are skipped; what they held is generated again", self._log.path,
+                      read.skipped)  # fmt: skip
+            self._metrics.add("journal_skipped_records", read.skipped)
+        found: dict[int, Entry] = {}
+        last = -1
+        for record in read.records:
+            try:
+                value = decode(record)
+            except msgspec.DecodeError:  # whole, and of another version
+                self._metrics.add("journal_skipped_records", 1)
+                continue
+            last = max(last, value.entry)
+            entry = found.get(value.entry)
+            match value:
+                case Opened():
+                    found[value.entry] = Entry(value, self._write)
+                case Gained() if entry is not None and value.number == len(entry.gained):
+                    entry.take(record)  # behind a hole all is generated again
+                case Ended() if entry is not None and value.deltas == len(entry.gained):
+                    entry.state, entry.ended_at = "ended", value.at
+                    entry.settle(value.document)
+                case Dropped():
+                    found.pop(value.entry, None)
+        self._numbers = itertools.count(last + 1)
+        for entry in found.values():
+            if (self.goes_on(entry) or entry.document) and not self._is_old(entry):
+                self._entries[entry.opened.key] = entry
+        self._make_room(0)
+        if found:
+            log.info("%s: %d of %d durable replies are known again", self._log.path, len(self._entries), len(found))
+        self._rewrite()
+
+    def rebound(self, *, outputs: str, keep_s: float, size: int) -> None:
+        """Other bounds, for what is kept already too, from the next record on."""
+        self._outputs, self._keep_s, self._size = outputs, keep_s, size
+
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    def goes_on(self, entry: Entry) -> bool:
+        """Whether its tokens mean now what they meant then."""
+        return entry.opened.outputs == self._outputs
+
+    def find(self, key: bytes) -> Entry | None:
+        entry = self._entries.get(key)
+        if entry is not None and self._is_old(entry):
+            del self._entries[key]
+            return None
+        return entry
+
+    def open(
+        self, key: bytes, body: bytes, identity: Identity, submits: tuple[Submit, ...], about: bytes = b""
+    ) -> Entry:
+        """A new entry of this key. Raises JournalFull."""
+        opened = Opened(next(self._numbers), key, body, identity, submits, self._outputs, self._clock(), about)
+        entry = Entry(opened, self._write)
+        self._make_room(entry.size)
+        self._entries[key] = entry
+        self._write(encode(opened))
+        return entry
+
+    def over(self, entry: Entry) -> None:
+        """Its generation ended or failed; what failed is void, so that it can be tried anew, if it is no document."""
+        if entry.failure is None or entry.document:
+            entry.ended_at = self._clock()
+            return
+        self.drop(entry)
+
+    def drop(self, entry: Entry) -> None:
+        """Forgets it."""
+        if self._entries.get(entry.opened.key) is entry:
+            del self._entries[entry.opened.key]
+        self._write(encode(Dropped(entry.opened.entry)))
+
+    async def flushed(self) -> None:
+        """Waits until all that was written is on the disk."""
+        await asyncio.wrap_future(self._log.flushed())
+
+    def hamper(self, pause_s: float, for_s: float) -> None:
+        """As on a slow disk, for a while (log.py)."""
+        self._log.hamper(pause_s, for_s)
+
+    async def stop(self) -> None:
+        for entry in list(self._entries.values()):
+            await entry.pause()
+        self._log.stop()
+
+    def _is_old(self, entry: Entry) -> bool:
+        if entry.state == "running" or entry.followers:
+            return False
+        return self._clock() - max(entry.opened.at, entry.ended_at) > self._keep_s
+
+    def _write(self, record: bytes) -> None:
+        self._log.append(framed(record))
+        if self._log.size > self._most:
+            self._make_room(0)
+            self._rewrite()
+        self._fill_holes()
+        self._metrics.set(self._gauge, self._log.size)
+
+    def _rewrite(self) -> None:
+        """The file without what is gone."""
+        self._log.replace(self._records())
+        self._most = 2 * self._log.size + SLACK_BYTES
+
+    def _make_room(self, wanted: int) -> None:
+        """Forgets what is old, then of what nobody generates or reads the oldest."""
+        for key, entry in list(self._entries.items()):
+            if self._is_old(entry):
+                del self._entries[key]
+        idle = [entry for entry in self._entries.values() if entry.state != "running" and not entry.followers]
+        idle.sort(key=lambda entry: (entry.state != "ended", entry.ended_at or entry.opened.at))
+        held = sum(entry.size for entry in self._entries.values())
+
+        def has_room() -> bool:
+            few = self._count is None or len(self._entries) + bool(wanted) <= self._count
+            return few and held + wanted <= self._size
+
+        for entry in idle:
+            if has_room():
+                return
+            del self._entries[entry.opened.key]
+            held -= entry.size
+        if wanted and not has_room():
+            raise JournalFull
+
+    def _records(self) -> Iterator[bytes]:
+        for entry in self._entries.values():
+            yield framed(encode(entry.opened))
+            yield from map(framed, entry.gained)
+            if entry.state == "ended":
+                yield framed(entry.ending())
+
+    def _failed(self, error: OSError) -> None:
+        """In the thread that writes. A full disk fails many times a second, and is told once."""
+        if not self._holed:
+            log.error("%s: %s; streams go on, but a restart of the gateway would generate them again",
+                      self._log.path, error.strerror)  # fmt: skip
+        self._holed = True
+        self._metrics.add("journal_errors", 1)
+
+    def _fill_holes(self) -> None:
+        """Writes all that is known anew, a while after records were lost: a disk that writes again has it all then."""
+        if self._holed and time.monotonic() - self._filled_s > FILL_S:
+            self._filled_s, self._holed = time.monotonic(), False
+            log.warning("%s: records were lost; all that are known are written anew", self._log.path)
+            self._rewrite()

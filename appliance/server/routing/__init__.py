@@ -1,0 +1,1 @@
+"""Routing of requests to engines: admission, resuming after crashes, quarantine, request timelines."""

@@ -1,0 +1,346 @@
+"""One sequence under way, from its admission to its last token, whatever engines come and go under it.
+
+It is the journal of its request: `submit` as the route made it, `emitted` every id given so far. When its engine dies
+it waits in the router's hall, and another engine goes on behind the last id: noise is keyed by position and rows do not
+depend on their neighbours, so its tokens are those that the first engine would have given.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+import msgspec
+
+from appliance.observability.metrics import Metrics, now
+from appliance.server.errors.api import EngineFailed
+from appliance.server.routing.admission import Drain, Pace
+from appliance.server.routing.engine import Engine
+from appliance.server.routing.quarantine import InFlight
+from appliance.server.routing.timeline import FirstToken, Happening, Interrupted, Over, Placed, Stories
+from engine.api.client import Stream, merge
+from engine.api.errors import EngineError, EngineGone, RequestError
+from engine.api.events import Expired
+from engine.api.messages import Delta, Finish, Submit, Timing
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 0.5
+"""An engine that answers ends a request at its deadline between two steps. After this time the gateway does."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a sequence that goes on was given before, by an engine of this gateway or of one before it."""
+
+    emitted: tuple[int, ...] = ()
+    timing: Timing | None = None
+
+
+class Router(Protocol):
+    """What a sequence needs of the router that places it (router.py)."""
+
+    metrics: Metrics
+    stories: Stories
+    drain: Drain
+    pace: Pace
+    spend: Callable[[str, int], None]
+
+    def interrupted(self, generation: "Generation") -> None: ...
+
+    def ended(self, generation: "Generation") -> None: ...
+
+
+class Generation:
+    """An async iterator of the sequence's deltas, to be used in `async with`, which ends what still runs. `engine` is
+    the one that computes it, None while it waits for one; `rank` and `session` say which it wants. `uncounted` tokens
+    of its prompt are in no step's count yet."""
+
+    def __init__(
+        self, router: Router, submit: Submit, key: str, rank: int | None, session: str, past: Past | None = None
+    ) -> None:
+        self.submit = submit
+        self.key = key
+        self.rank = rank
+        self.session = session
+        self.engine: Engine[Generation] | None = None
+        self.emitted: list[int] = [] if past is None else list(past.emitted)
+        self.timing: Timing | None = None if past is None else past.timing
+        self.started = False
+        self.interruptions = 0
+        self._router = router
+        self._deltas: Stream | None = None
+        self._placed = asyncio.Event()
+        self._fate: Exception | Finish | None = None  # what ends it while it waits
+        self._over = False
+        self._pooled = False  # it has its numbers instead of tokens
+        self._label = "0"  # of the engine that computes it, or did
+        self._earlier = self.timing  # of the engines before this one
+        self._goes_on = bool(self.emitted)  # so its prompt was counted
+        self.uncounted = 0 if self._goes_on else len(submit.prompt)
+        self._suspended = False
+        self._unread: Delta | None = None  # of engines that crashed
+        self._received = list(self.emitted)  # by the engines before this one
+        self._gain_from = len(self.emitted)  # tokens when this engine took it
+        self._timer: asyncio.TimerHandle | None = None
+        self._arrived_s = self._last_s = self._first_s = self._held_s = self._placed_s = now()
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.timing.cached_tokens if self.timing else 0
+
+    @property
+    def received(self) -> list[int]:
+        """All ids that engines gave, also those that the route has not read yet."""
+        return self._received if self._deltas is None else self._deltas.emitted
+
+    @property
+    def in_flight(self) -> InFlight:
+        position = len(self.received)
+        return InFlight(self.key, position, position - self._gain_from, now() - self._placed_s)
+
+    # The router's side
+
+    def place(self, engine: "Engine[Generation]") -> None:
+        """This engine computes it from now on, behind what was given."""
+        self.engine, self._label = engine, engine.label
+        engine.open[self.key] = self
+        tokens = self._gain_from = len(self._received)
+        self._placed_s = now()
+        self.tell(Placed(engine.label, tokens))
+        self._deltas = engine.client.generate(
+            msgspec.structs.replace(self.submit, id=self.key, emitted=tuple(self._received))
+        )
+        if self.interruptions:
+            log.info("request %s resumes after token %d after %.1f s", self.submit.id, tokens, self.pause_s)
+            self._router.metrics.observe("interruption_seconds", self.pause_s, self._label)
+            self._deltas.begin()  # a client that reads slowly does not delay a test of requests
+        self._placed.set()
+
+    def interrupt(self) -> None:
+        """Queue the request again: its engine is gone."""
+        self._detach()
+        if self.engine is not None:
+            self.engine.open.pop(self.key, None)
+            state = self.engine.client.state
+            why = state.message if state.kind == "failed" else "its connection ended"
+            self.tell(Interrupted(self.engine.label, why, len(self._received)))
+        self.engine = None
+        self._earlier = self.timing
+        if self._fate is None:
+            self._placed.clear()
+        self.interruptions += 1
+        self._held_s = now()
+
+    def refuse(self, fate: Exception | Finish) -> None:
+        """End the request with this error, or with a last delta of this reason. An engine that computes it is told to
+        abort it. A request that has ended, and whose end the route has not read yet, is left alone."""
+        if self._over or self._fate is not None or self.is_settled:
+            return
+        self._detach(abort=True)
+        if self.engine is not None:
+            self.engine.open.pop(self.key, None)
+            self.engine = None
+        self._fate = fate
+        self._placed.set()
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it ends as soon as the route reads on."""
+        return self._fate is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the engine has ended the request, so that a crash of the engine does not matter to it."""
+        return self._deltas is not None and self._deltas.is_settled
+
+    def _detach(self, *, abort: bool = False) -> None:
+        """Keep what the engine gave and the route has not read."""
+        if self._deltas is None:
+            return
+        deltas, self._deltas = self._deltas, None
+        self._received = deltas.emitted
+        unread = [each for each in (self._unread, deltas.detach(abort=abort)) if each is not None]
+        self._unread = merge(unread) if unread else None
+
+    def watch_deadlines(self) -> None:
+        """End the request at its deadlines even if its engine does not answer. The engine gets GRACE_S to end it."""
+        until, grace_s = self._next_deadline(), 0.0 if self.engine is None else GRACE_S
+        if self._over or self._fate is not None or until is None:
+            return
+        delay_s = until + grace_s - now()
+        if delay_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.watch_deadlines)
+            return
+        running = self.engine is not None
+        self.tell(Expired("end" if until == self.submit.deadline else "first token", running=running))
+        if running:
+            log.info("engine %s did not end request %s at its deadline", self._label, self.submit.id)
+        self.refuse("deadline")
+
+    def _next_deadline(self) -> float | None:
+        times = [self.submit.deadline, None if self.received else self.submit.ttft_deadline]
+        return min((each for each in times if each is not None), default=None)
+
+    @property
+    def pause_s(self) -> float:
+        """How long it has waited for an engine."""
+        return now() - self._held_s
+
+    def tell(self, what: Happening) -> None:
+        self._router.stories.add(self.key, now(), what)
+
+    # The route's side
+
+    async def __aenter__(self) -> "Generation":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._over:
+            if self._unread is not None:
+                unread, self._unread = self._unread, None
+                return self._took(unread)
+            if not self._placed.is_set():
+                await self._placed.wait()
+                continue
+            if self._fate is not None:
+                return self._meet(self._fate)
+            deltas = self._deltas
+            assert deltas is not None, "a placed request has an engine"
+            try:
+                delta = deltas.take()
+            except RequestError:
+                self._end("error")
+                raise
+            except EngineGone:
+                self._router.interrupted(self)
+                continue
+            except EngineError as error:
+                log.error("engine %s gave up a request: %s", self._label, error.code)
+                self._end("error")
+                raise EngineFailed from error
+            if delta is not None:
+                return self._took(delta)
+            await deltas.change()
+        raise StopAsyncIteration
+
+    def stop(self) -> None:
+        """The reply is complete although the engine goes on: a stop string was met."""
+        if self.engine is not None:
+            self.engine.client.abort([self.key])
+        self._end("stop")
+
+    def suspend(self) -> None:
+        """It will go on as another generation: its end now counts for nothing."""
+        self._suspended = True
+
+    async def aclose(self) -> None:
+        """Ends the request; a running one is aborted in the engine."""
+        deltas = self._deltas
+        self._end("abort")
+        if deltas is not None:
+            await deltas.aclose()
+
+    def _meet(self, fate: Exception | Finish) -> Delta:
+        if isinstance(fate, Exception):
+            self._end("error")
+            raise fate
+        self._end(fate)
+        return Delta(self.submit.id, finish=fate)
+
+    def _took(self, delta: Delta) -> Delta:
+        moment = now()
+        if delta.timing is not None:
+            self.timing = _joined(self._earlier, delta.timing)
+        if not self.started:
+            self._start(moment)
+        if delta.ids:
+            self._gain(delta.ids, moment)
+        if delta.pooled is not None:
+            self._pooled, self._last_s = True, moment
+        if delta.finish is not None:
+            self._end(delta.finish)
+        return msgspec.structs.replace(delta, id=self.submit.id)
+
+    def _start(self, moment: float) -> None:
+        self.started = True
+        prompt = len(self.submit.prompt)
+        self._router.drain.start(moment, prompt)
+        if not self._goes_on:
+            self._router.metrics.prompt(self._label, prompt, self.cached_tokens)
+            self._router.spend(self.submit.owner, prompt - self.cached_tokens)
+
+    def _gain(self, ids: tuple[int, ...], moment: float) -> None:
+        metrics, label, count = self._router.metrics, self._label, len(ids)
+        metrics.add("generation_tokens", count, label)
+        if self.submit.owner:
+            self._router.spend(self.submit.owner, count)
+        pauses, share_s = count, 0.0
+        if self.emitted:
+            # Deltas that waited for a slow client come as one: the pause is shared among their tokens.
+            share_s = (moment - self._last_s) / count
+        else:
+            pauses, self._first_s = count - 1, moment
+            self.tell(FirstToken())
+            metrics.observe("time_to_first_token_seconds", moment - self._arrived_s, label)
+        if pauses:
+            metrics.observe("inter_token_latency_seconds", share_s, label, times=pauses)
+        self.emitted += ids
+        self._last_s = moment
+
+    def _end(self, reason: Finish) -> None:
+        if self._over:
+            return
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self.started:
+            self._router.drain.leave(now())
+        if self.timing is not None:
+            self._router.pace.measured(len(self.submit.prompt), self.timing, len(self.emitted))
+        self.tell(Over(reason, len(self.emitted)))
+        self._router.ended(self)
+        if self._suspended:
+            return
+        metrics, label = self._router.metrics, self._label
+        metrics.finished(label, reason, len(self.emitted), self.submit.max_tokens)
+        if reason != "error" and (self.emitted or self._pooled):
+            self._observe_times(metrics, label)
+
+    def _observe_times(self, metrics: Metrics, label: str) -> None:
+        metrics.observe("request_duration_seconds", self._last_s - self._arrived_s, label)
+        decode_s = self._last_s - self._first_s if self.emitted else 0.0
+        timing = self.timing
+        if timing is not None and timing.first_token:
+            # A reply that was cut at a stop string has no last delta of the engine's: then our own clock tells.
+            decode_s = (timing.last_token - timing.first_token) or decode_s
+            prefill_s = timing.first_token - timing.scheduled
+            metrics.observe("request_queue_time_seconds", timing.scheduled - timing.arrived, label)
+            metrics.observe("request_prefill_time_seconds", prefill_s, label)
+            metrics.observe("request_inference_time_seconds", prefill_s + decode_s, label)
+            if self.emitted:
+                metrics.observe("request_decode_time_seconds", decode_s, label)
+            metrics.observe("request_preemptions", timing.preemptions, label)
+        if len(self.emitted) > 1:
+            pause_s = decode_s / (len(self.emitted) - 1)
+            metrics.observe("request_time_per_output_token_seconds", pause_s, label)
+
+
+def _joined(before: Timing | None, after: Timing) -> Timing:
+    """Times over all engines, which share the machine's monotonic clock: arrival, first token and cache of the first
+    that told them, the end of the last."""
+    if before is None or not before.first_token:
+        return after
+    return msgspec.structs.replace(
+        before, last_token=after.last_token, preemptions=before.preemptions + after.preemptions
+    )

@@ -1,0 +1,467 @@
+"""Requests to engines: the least loaded one takes the next, unless a request names its engine or its session.
+
+The gateway owns a request, the engine is disposable: a `Generation` keeps its Submit and the ids it was given, which is
+all that another engine needs to go on (`Submit.emitted`). Requests whose engine died wait in the hall, with new ones
+that come meanwhile, until an engine serves; `Quarantine` says which of them may go at once and which have to be tried.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NoReturn
+
+from appliance.config.gateway import GatewayConfig
+from appliance.observability.metrics import Metrics, now
+from appliance.runtime.crash_exemption import CrashKind
+from appliance.runtime.inflight import OpenRequest
+from appliance.server.errors.api import EngineFailed, Overloaded, Quarantined, Unavailable
+from appliance.server.routing.admission import Admission, Ahead, Drain, Pace, loading_retry_after_s, retry_after_s
+from appliance.server.routing.engine import Engine
+from appliance.server.routing.generation import Generation, Past
+from appliance.server.routing.isolation import Isolation
+from appliance.server.routing.refused import content_hash
+from appliance.server.routing.timeline import Arrived, Held, Stories
+from engine.api.client import EngineClient, EngineState
+from engine.api.errors import Drift, RequestError, SelfTestFailed
+from engine.api.messages import Output, Stats, Submit
+
+log = logging.getLogger(__name__)
+
+SELF_TEST_CODES = (SelfTestFailed.code, Drift.code)
+GONE_RETRY_AFTER_S = 3
+SWAP_S = 30.0  # in which an engine that is told to end has ended
+PARKED_RETRY_AFTER_S = 60  # somebody has to come
+
+# Word for word what the reference engine says: gateways in front of it tell the two apart by these.
+BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+BACKLOG = "The engine has reached its prefill token backlog limit. Please try again later or on a different instance."
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a request wants to run: on the engine of a number, or on that of its session. Else on the least loaded."""
+
+    rank: int | None = None
+    session: str = ""
+
+
+ANYWHERE = Placement()
+
+# By policy, whether the first of two that wait may go before the second, which comes later. Under fair shares others
+# do as well, as long as they had less; how many, only the engine knows.
+GOES_BEFORE: dict[str, Callable[[Submit, Submit], bool]] = {
+    "fcfs": lambda one, other: True,
+    "priority": lambda one, other: one.priority <= other.priority,
+    "fair": lambda one, other: one.owner == other.owner,
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    """Of all serving engines: the used share of their KV blocks, 0 to 1, and the requests that wait in them."""
+
+    kv_cache_usage: float
+    waiting: int
+
+
+class Router:
+    """The engines and every open request. Runs in one event loop; `start` connects, `stop` lets go."""
+
+    def __init__(
+        self,
+        sockets: Sequence[str],
+        max_waiting: int,
+        metrics: Metrics,
+        *,
+        max_waiting_tokens: int | None = None,
+        hold_s: float = 10.0,
+        pardon: Callable[[str, int, CrashKind], None] = lambda program, crashes, kind: None,
+        stories: int = 0,
+        policy: str = "fcfs",
+        tell_open: Callable[[str, Sequence[OpenRequest]], None] = lambda program, requests: None,
+        spend: Callable[[str, int], None] = lambda owner, tokens: None,
+        begins: tuple[int, ...] = (),
+    ) -> None:
+        """`hold_s`: new requests wait for engines that come back within it. `pardon(program, crashes,
+        kind)` tells the restart monitor which crashes of an engine count. `stories` of so many sequences are kept.
+        `policy` is the engines' order of requests. `tell_open(program, requests)`: an engine is gone, and was computing
+        these.
+        `spend(owner, tokens)`: so many were computed for it. `begins`: with what replies begin to a prompt that an
+        encoder reads; empty where they go on with it.
+        """
+        self.metrics = metrics
+        self.stories = Stories(stories)
+        self.admission = Admission(max_waiting)
+        self.backlog = Admission(max_waiting_tokens)
+        self.drain = Drain()
+        self.pace = Pace(self.drain)
+        self._goes_before = GOES_BEFORE[policy]
+        self.engines: list[Engine[Generation]] = [self._engine(index, socket) for index, socket in enumerate(sockets)]
+        self.parked = ""
+        self.asks_first = False  # engines count as serving once they have answered a request of each kind
+        self._tell_open = tell_open
+        self.spend = spend
+        self._hold_s = hold_s
+        self._hall: dict[str, Generation] = {}
+        self.isolation = Isolation(
+            self.engines, self._hall, self.stories, note=pardon, release=self._release, begins=begins
+        )
+        self._numbers = itertools.count()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._letting_go = False
+
+    def _engine(self, index: int, socket: str) -> Engine[Generation]:
+        def on_state(state: EngineState) -> None:
+            self._changed(self.engines[index], state)
+
+        def on_stats(stats: Stats) -> None:
+            self.metrics.stats(index, stats)
+
+        def on_output(output: Output) -> None:
+            self._count_step(self.engines[index], output)
+
+        client = EngineClient(
+            socket, on_stats=on_stats, on_state=on_state, on_output=on_output, on_told=self.stories.told
+        )
+        return Engine[Generation](index, client, now())
+
+    def start(self) -> None:
+        """Connects to the engines, again and again; needs a running event loop."""
+        self._tasks = [asyncio.create_task(engine.client.run()) for engine in self.engines]
+
+    async def broken(self) -> None:
+        """Until a connection to an engine is given up by an error of ours: nothing would ever reach that engine again.
+        Raises that error."""
+        await asyncio.gather(*self._tasks)
+
+    def reconfigure(self, config: GatewayConfig) -> None:
+        """Other limits from now on."""
+        self.admission.allow(config.max_waiting)
+        self.backlog.allow(config.max_waiting_tokens)
+        self.stories.keep(config.stories)
+        self._hold_s = config.hold_s
+
+    def expect_end(self, index: int) -> None:
+        """This engine is about to be ended on purpose."""
+        self.engines[index].ends_by_s = now() + SWAP_S
+
+    def has_swapped(self, index: int) -> bool:
+        """Whether an engine whose end was expected has ended, and its successor has answered its first requests."""
+        engine = self.engines[index]
+        return self._answers(engine) and not engine.ends_by_s
+
+    def park(self, why: str) -> None:
+        """No engine comes back: what waits for one gets an error, and nothing is taken any more."""
+        self.parked = why
+        log.error("parked: %s", why)
+        for generation in list(self._hall.values()):
+            generation.refuse(EngineFailed(f"No engine comes back: {why}"))
+
+    async def stop(self) -> None:
+        self._letting_go = True
+        for generation in self._hall.values():
+            generation.refuse(EngineFailed())
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self.isolation.close()
+
+    def _changed(self, engine: Engine[Generation], state: EngineState) -> None:
+        ready = engine.client.ready
+        if state.kind == "ready" and ready is not None:
+            engine.was_ready, engine.swapped = True, False
+            engine.gap_s = now() - engine.since_s
+            engine.start_s = sum(ready.seconds.values())
+            self.metrics.engine_up(engine.index, ready)
+            log.info("engine %s serves: %d KV blocks of %d tokens", engine.label, ready.kv_blocks, ready.block_tokens)
+            self._release()
+        elif state.kind in ("down", "failed") and not self._letting_go:
+            if state.code in SELF_TEST_CODES:
+                self.metrics.self_test_failed(engine.index)
+            self.metrics.engine_down(engine.index)
+            engine.since_s = now()
+            engine.swapped = now() <= engine.ends_by_s
+            engine.ends_by_s = 0.0
+            if engine.swapped:
+                engine.answers = False
+                log.info("engine %s is swapped: %d requests wait for the next one", engine.label, len(engine.open))
+                engine.reserved = False
+                self._interrupt(engine)
+                self._release()
+                return
+            if engine.was_ready or state.kind == "failed":
+                log.error("engine %s is gone: %s", engine.label, state.message or "its connection ended")
+            self._died(engine)
+
+    def _count_step(self, engine: Engine[Generation], output: Output) -> None:
+        """Count tokens of a step as vLLM does: a prompt counts whole, with its first token. Also tell the tests of
+        requests what was gained, before a slow client has read it."""
+        tokens = 0
+        for delta in output.deltas:
+            generation = engine.open.get(delta.id)
+            if generation is not None and self.isolation.quarantine.on:
+                if delta.finish is None:
+                    self.isolation.gained(delta.id, len(generation.received) + len(delta.ids))
+                else:
+                    self.isolation.ended(delta.id)
+            if generation is not None and delta.ids:
+                tokens += len(delta.ids)
+                if generation.uncounted:
+                    tokens += generation.uncounted
+                    generation.uncounted = 0
+        if tokens:
+            self.metrics.observe("iteration_tokens", tokens, engine.label)
+
+    @property
+    def serves(self) -> bool:
+        return not self.parked and any(engine.serves for engine in self.engines)
+
+    @property
+    def answers(self) -> bool:
+        """Whether an engine serves that has answered its first requests, where these are asked."""
+        return not self.parked and any(self._answers(engine) for engine in self.engines)
+
+    def _answers(self, engine: Engine[Generation]) -> bool:
+        return engine.serves and (engine.answers or not self.asks_first)
+
+    @property
+    def accepts(self) -> bool:
+        """Whether a new request would be served, now or when an engine is back."""
+        return not self.parked and any(engine.serves or engine.returns_within(self._hold_s) for engine in self.engines)
+
+    @property
+    def open(self) -> int:
+        return len(self._generations())
+
+    @property
+    def held(self) -> int:
+        """Requests that wait for an engine to come back."""
+        return len(self._hall)
+
+    def _generations(self) -> list[Generation]:
+        placed = [generation for engine in self.engines for generation in engine.open.values()]
+        return [*placed, *self._hall.values()]
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a first token that no engine reported as running, an estimate at most a step old."""
+        unstarted = sum(not generation.started for generation in self._generations())
+        running = sum(engine.client.stats.running for engine in self.engines if engine.serves)
+        return min(unstarted, max(0, self.open - running))
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of all requests without a first token. Each choice of a request counts its prompt; what a
+        running one has computed of it, or will find in the prefix cache, only its engine knows."""
+        return sum(len(each.submit.prompt) for each in self._generations() if not each.started)
+
+    def generate(self, submit: Submit, where: Placement = ANYWHERE) -> Generation:
+        """Gives the request to an engine. Raises Unavailable when none serves or is coming back, or not the one it
+        wants, Overloaded when too much waits, Quarantined for what ended engines before, RequestError for an engine
+        that does not exist. `submit.id` need not be unique."""
+        return self.generate_all([submit], where)[0]
+
+    def generate_all(
+        self, submits: Sequence[Submit], where: Placement = ANYWHERE, past: Sequence[Past] = ()
+    ) -> list[Generation]:
+        """The same for several sequences of one request: all are admitted or none. `past`: of each what it was given
+        before, if they go on."""
+        self._check_rank(where.rank)
+        self.admit()
+        refused_s = max(self.isolation.refused.seconds_left(submit, now()) for submit in submits)
+        if refused_s:
+            raise Quarantined(refused_s)
+        if not past:  # else the client was given a part of it
+            self._refuse_late(submits)
+        return [self._open(submit, where, before) for submit, before in zip_longest(submits, past)]
+
+    def load(self) -> Load:
+        stats = [engine.client.stats for engine in self.engines if engine.serves]
+        used, total = sum(each.kv_blocks_used for each in stats), sum(each.kv_blocks_total for each in stats)
+        return Load(used / max(1, total), sum(each.waiting for each in stats))
+
+    def abort_all(self) -> None:
+        """Ends every open request: its stream gets a last delta with finish "abort"."""
+        for engine in self.engines:
+            engine.client.abort(list(engine.open))
+        for generation in list(self._hall.values()):
+            generation.refuse("abort")
+
+    # Called by generations
+
+    def interrupted(self, generation: Generation) -> None:
+        """Queue a request whose engine is gone."""
+        self._queue(generation)
+        self._release()
+
+    def _queue(self, generation: Generation) -> None:
+        generation.interrupt()
+        if self._letting_go or self.parked:
+            generation.refuse(EngineFailed())
+        self.metrics.add("request_interruptions", 1)
+        self._hall[generation.key] = generation
+        self._count_held()
+
+    def _interrupt(self, engine: Engine[Generation]) -> None:
+        """Queue the requests of an engine that is gone, whether or not their clients read."""
+        for generation in list(engine.open.values()):
+            if not generation.is_settled:
+                self._queue(generation)
+
+    def ended(self, generation: Generation) -> None:
+        """It is over, whyever; nothing of it is kept."""
+        self._hall.pop(generation.key, None)
+        if generation.engine is not None:
+            generation.engine.open.pop(generation.key, None)
+        self.isolation.ended(generation.key)
+        self._count_held()
+
+    # The hall
+
+    def _count_held(self) -> None:
+        self.metrics.set("requests_held", len(self._hall))
+
+    def _release(self) -> None:
+        """Gives engines to those that wait, as far as there are some and the quarantine lets them go."""
+        if self._letting_go or not self._hall:
+            return
+        self.isolation.start_next(self._hold_s)
+        for generation in list(self._hall.values()):
+            if generation.is_refused:
+                continue
+            key = generation.key
+            tested = self.isolation.is_candidate(key)
+            engine = self.isolation.engine_for(key) if tested else self._choose(generation)
+            if engine is not None:
+                del self._hall[generation.key]
+                generation.place(engine)
+        self._count_held()
+
+    def _choose(self, generation: Generation) -> Engine[Generation] | None:
+        """The engine that it wants and that can take it now."""
+        free = [engine for engine in self.engines if engine.serves and not engine.reserved]
+        if generation.rank is not None:
+            free = [engine for engine in free if engine.index == generation.rank]
+        if not free:
+            return None
+        if generation.session and generation.rank is None:
+            # The highest of one draw an engine: when one goes, only its own sessions move, and they come back to it.
+            return max(free, key=lambda engine: _draw(generation.session, engine.index))
+        return min(free, key=lambda engine: len(engine.open))
+
+    # Crashes
+
+    def _died(self, engine: Engine[Generation]) -> None:
+        """Account for the crash of an engine and queue its requests again."""
+        flying = [generation for generation in engine.open.values() if not generation.is_settled]
+        told = [OpenRequest(each.submit.id, len(each.submit.prompt), len(each.received)) for each in flying]
+        self._tell_open(f"engine-{engine.label}", told)
+        isolated = self.isolation.crashed(engine, flying)
+        self._interrupt(engine)
+        if flying:
+            log.warning("%d requests wait for an engine to resume", len(flying))
+        for generation in flying:
+            if generation.key == isolated:
+                self._isolate(generation)
+        self._release()
+
+    def _isolate(self, generation: Generation) -> None:
+        """End a request that crashes engines, and all open requests with its content."""
+        content, refused = content_hash(generation.submit), self.isolation.refused
+        log.error("request %s is quarantined: engines crash with it, also while it runs alone", generation.submit.id)
+        refused.add(generation.submit, now())
+        for each in self._generations():
+            if each is generation or content_hash(each.submit) == content:
+                self.metrics.add("requests_quarantined", 1)
+                tokens = len(generation.received) if each is generation else None
+                each.refuse(Quarantined(refused.seconds_left(each.submit, now()), tokens))
+
+    def refuse_if_parked(self) -> None:
+        """Raises Unavailable in a parked appliance."""
+        if self.parked:
+            raise Unavailable(
+                f"The service has failed and does not come back by itself: {self.parked}", PARKED_RETRY_AFTER_S
+            )
+
+    def admit(self) -> None:
+        """Raises Unavailable or Overloaded where a request could not be taken now."""
+        self.refuse_if_parked()
+        if not self.accepts:
+            raise Unavailable(self._why_not(), self._retry_after_s(self.engines))
+        requests, tokens = self.waiting, self.waiting_tokens
+        if self.admission.is_full(requests):
+            seconds = self.drain.requests_s(self.admission.excess(requests), now())
+            self._refuse("max_num_queued_reqs", BUSY, seconds, f"{requests} wait, limit {self.admission.limit}")
+        if self.backlog.is_full(tokens):
+            seconds = self.drain.tokens_s(self.backlog.excess(tokens), now())
+            self._refuse("max_num_queued_tokens", BACKLOG, seconds, f"{tokens} tokens wait, limit {self.backlog.limit}")
+
+    def _refuse_late(self, submits: Sequence[Submit]) -> None:
+        """Raises Overloaded for a request whose deadlines cannot be met."""
+        timed = [submit for submit in submits if submit.ttft_deadline is not None or submit.deadline is not None]
+        if not timed:
+            return
+        before = [
+            each.submit for each in self._generations() if not each.started and self._goes_before(each.submit, timed[0])
+        ]
+        ahead = Ahead(len(before), sum(len(submit.prompt) for submit in before))
+        late = self.pace.late(timed, ahead, now())
+        if late is not None:
+            self._refuse(late.field, str(late), late.excess_s, str(late))
+
+    def _refuse(self, reason: str, message: str, seconds: float | None, why: str) -> NoReturn:
+        self.metrics.add("admission_rejections", 1, reason)
+        log.info("a request is refused (%s): %s", reason, why)
+        raise Overloaded(message, retry_after_s(seconds))
+
+    def _check_rank(self, rank: int | None) -> None:
+        """A pinned request is pinned: no other engine serves it."""
+        if rank is None:
+            return
+        name, last = "X-data-parallel-rank", len(self.engines) - 1
+        if not 0 <= rank <= last:
+            possible = f"0 to {last}" if last else "0 only"
+            message = f"{name} {rank}: there is no such engine; possible: {possible} (parallelism.data is {last + 1})."
+            raise RequestError(message, name)
+        engine = self.engines[rank]
+        if not engine.serves and self.serves:
+            message = f"Engine {rank}, which {name} names, is not ready: {engine.phase} ({engine.progress:.0%})."
+            raise Unavailable(f"{message} Leave the header out to use another one.", self._retry_after_s([engine]))
+
+    def _open(self, submit: Submit, where: Placement, past: Past | None) -> Generation:
+        key = f"{submit.id}#{next(self._numbers)}"
+        generation = Generation(self, submit, key, where.rank, where.session, past)
+        self.drain.enter(now())
+        self.stories.begin(key)
+        generation.tell(Arrived(len(submit.prompt), len(generation.emitted), self.open))
+        generation.watch_deadlines()
+        engine = self._choose(generation)
+        if engine is not None:
+            generation.place(engine)
+        else:
+            generation.tell(Held())
+            self._hall[key] = generation
+            self._count_held()
+        return generation
+
+    def _why_not(self) -> str:
+        best = max(self.engines, key=lambda engine: engine.progress)
+        return f"The service is not ready: {best.phase} ({best.progress:.0%}). GET /ready shows its progress."
+
+    def _retry_after_s(self, engines: Sequence[Engine[Generation]]) -> int:
+        loading = [engine for engine in engines if engine.client.state.kind == "loading"]
+        if not loading:
+            return GONE_RETRY_AFTER_S
+        return min(loading_retry_after_s(now() - engine.since_s, engine.progress) for engine in loading)
+
+
+def _draw(session: str, engine: int) -> bytes:
+    """A number by session and engine, the same in every process."""
+    return hashlib.blake2b(session.encode(), salt=engine.to_bytes(8, "big")).digest()

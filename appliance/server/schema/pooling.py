@@ -1,0 +1,122 @@
+"""The bodies of routes that pool a prompt: what all share, and /v1/embeddings, /pooling and /classify."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
+
+from appliance.server.schema.chat import TemplateOptions
+from appliance.server.schema.common import Wire
+from appliance.server.schema.numbers import Flag, Int, Int64
+
+EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
+EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
+Endianness = Literal["native", "little", "big"]
+
+
+class PoolingFields(Wire):
+    """Fields of every route that pools. `use_activation` False asks for the numbers before unit length, softmax or
+    sigmoid."""
+
+    model: str | None = None
+    user: str | None = None
+    truncate_prompt_tokens: Int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    padding: Literal["max_length", "do_not_pad"] | None = None
+    request_id: str | None = None
+    priority: Int64 = 0
+    mm_processor_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    use_activation: Flag | None = None
+    ttft_deadline_ms: Int | None = None
+    deadline_ms: Int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_normalize(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "normalize" in value:
+            message = "Parameter normalize was removed; use use_activation instead."
+            raise PydanticCustomError("removed", message, {"param": "normalize"})
+        return value
+
+
+class Encoded(Wire):
+    """How vectors are written; `embed_dtype` and `endianness` concern base64 and bytes."""
+
+    encoding_format: EncodingFormat = "float"
+    embed_dtype: EmbedDtype = "float32"
+    endianness: Endianness = "native"
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _checked_input(value: Any) -> Any:
+    """One look at each element, as for prompts of completions. An empty text may still have the tokens that begin and
+    end every text."""
+    if value is None or isinstance(value, str) or _is_ids(value):
+        return value
+    if isinstance(value, list) and value:
+        if all(isinstance(item, str) for item in value) or all(_is_ids(item) for item in value):
+            return value
+        message = "input must be a string, a list of strings, of token ids, or of lists of token ids"
+        raise PydanticCustomError("input", message, {"param": "input"})
+    raise PydanticCustomError("input", "input must not be empty", {"param": "input"})
+
+
+def _checked_messages(value: Any) -> Any:
+    if value is None:
+        return value
+    if isinstance(value, list) and value:
+        if all(isinstance(item, dict) for item in value):
+            return value
+        if all(isinstance(item, list) and item and all(isinstance(one, dict) for one in item) for item in value):
+            return value
+    message = "messages must be a conversation, a list of objects, or a list of conversations, and none empty"
+    raise PydanticCustomError("messages", message, {"param": "messages"})
+
+
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_TEXTS = {"type": "array", "items": {"type": "string"}}
+_INPUT_SCHEMA = {"anyOf": [{"type": "string"}, _TEXTS, _TOKENS, {"type": "array", "items": _TOKENS}]}
+_TALK = {"type": "array", "items": {"type": "object"}}
+_MESSAGES_SCHEMA = {"anyOf": [_TALK, {"type": "array", "items": _TALK}]}
+
+
+class PromptRequest(PoolingFields, TemplateOptions):
+    """`input`, as texts or token ids, or `messages`, as one conversation or several. Special tokens are added to texts,
+    and to conversations only if it is said."""
+
+    input: Annotated[Any, AfterValidator(_checked_input), WithJsonSchema(_INPUT_SCHEMA)] = None
+    messages: Annotated[Any, AfterValidator(_checked_messages), WithJsonSchema(_MESSAGES_SCHEMA)] = None
+    add_special_tokens: Flag | None = None
+    add_generation_prompt: Flag | None = False
+    input_type: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "PromptRequest":
+        if (self.input is None) == (self.messages is None):
+            message = "exactly one of input and messages must be given"
+            raise PydanticCustomError("input", message, {"param": "input"})
+        return self
+
+
+class LateChunking(Wire):
+    """Vectors of parts of a text that each saw the whole: means over `chunk_size` tokens."""
+
+    chunk_size: Int = Field(ge=1)
+
+
+class EmbeddingRequest(PromptRequest, Encoded):
+    dimensions: Int | None = None
+    late_chunking_params: LateChunking | None = None
+
+
+class PoolingRequest(PromptRequest, Encoded):
+    task: str | None = None
+    dimensions: Int | None = None
+
+
+class ClassifyRequest(PromptRequest):
+    pass

@@ -1,0 +1,23 @@
+"""The environment of engines: only variables that the engine, the libraries below it or the loader read.
+
+An engine runs what a checkpoint asks for, so it gets no credentials: no API keys, no HF_TOKEN, no keys of a cloud.
+"""
+
+from collections.abc import Mapping
+
+from appliance.supervisor.begin import kept
+
+ENGINE_VARIABLES = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TZ", "LANG", "LANGUAGE", "LC_*"),
+    *("TMPDIR", "TEMP", "TMP", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_*", "PYTHON*", "VIRTUAL_ENV"),
+    *("CUDA_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "CUBLAS_*", "CUDNN_*"),
+    *("TORCH_*", "TORCHINDUCTOR_*", "PYTORCH_*", "TRITON_*", "CC", "CXX"),
+    *("OMP_*", "MKL_*", "OPENBLAS_*", "GOMP_*", "KMP_*", "DNNL_*", "ONEDNN_*", "ATEN_*"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM"),
+)
+
+
+def engine_environment(environment: Mapping[str, str], *names: str) -> dict[str, str]:
+    """Return the variables for an engine from this environment; `names` are patterns of further variables."""
+    return kept(environment, (*ENGINE_VARIABLES, *names))

@@ -1,0 +1,198 @@
+"""`slipway serve` after its checks: launches a plan in the foreground and turns the ways things end into exit codes."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from appliance.config import exits, settings
+from appliance.config.manifest import Manifest, SecretEnv
+from appliance.hardware.machine import cgroup_folders
+from appliance.hardware.nvml import device_state
+from appliance.runtime import listener as listen
+from appliance.supervisor import files, rundir, signals, supervise
+from appliance.supervisor.console import Console
+from appliance.supervisor.crashes import Bundles, Crashes
+from appliance.supervisor.death import memory_counters
+from appliance.supervisor.hangs import Budgets
+from appliance.supervisor.init import Outcome, Tree
+from appliance.supervisor.monitor import Policy
+from appliance.supervisor.reason import TERMINATION_LOG, Reason, termination_log, write_termination
+from appliance.supervisor.supervise import Program, Service
+from engine.api.printable import printable
+
+if TYPE_CHECKING:
+    from appliance.config.overrides import Given
+    from appliance.planning.plan import Plan
+    from appliance.supervisor.reload import Reloader
+
+SHELL = "/bin/sh"
+NO_BUNDLES = Bundles(keep=0)
+
+
+def serve(plan: "Plan", given: "Given") -> int:
+    """Launches the plan of what is given in the foreground. Returns the exit code when everything has ended."""
+    from appliance.planning.diff.config_snapshot import Side
+    from appliance.supervisor.reload import Reloader
+
+    running = Side.of(given, plan)
+    manifest = plan.manifest
+    restart, health, environment = manifest.lifecycle.restart, manifest.health, settings.environment()
+    policy = Policy(restart.max, restart.window, restart.backoff, restart.longest_backoff, restart.exhausted)
+    service = Service(
+        gateway=plan.gateway,
+        engines=plan.engines,
+        startup_s=manifest.health.startup_budget,
+        restarts=policy,
+        budgets=Budgets(
+            loading_s=health.stalled_loading,
+            busy_s=health.stalled_busy,
+            idle_s=health.stalled_idle,
+            testing_s=health.stalled_testing,
+            gateway_s=health.stalled_gateway,
+            step_s=plan.outlook.slowest_step_s,
+        ),
+        secrets=secret_names(manifest),
+        other_cpus=plan.other_cpus,
+        memory=str(memory_counters(list(cgroup_folders(Path("/"), "memory")))),
+        job=plan.job,
+    )
+    return launch(
+        service,
+        environment,
+        log=termination_log(environment),
+        bundles=bundles(plan, environment),
+        reloader=partial(Reloader, running),
+    )
+
+
+def bundles(plan: "Plan", environment: Mapping[str, str]) -> Bundles:
+    """Where crash bundles go: the folder of the manifest, else beside the run directory."""
+    wanted = plan.manifest.lifecycle.crash_bundles
+    beside = tuple(place / f"slipway-crashes-{os.geteuid()}" for place in rundir.places(environment))
+    places = beside if plan.crash_folder is None else (plan.crash_folder,)
+    return Bundles(places, wanted.keep, wanted.size)
+
+
+def secret_names(manifest: Manifest) -> tuple[str, ...]:
+    """The environment variables that a manifest declares to be secrets."""
+    return tuple(dict.fromkeys(secret.env for secret in manifest.secrets.values() if isinstance(secret, SecretEnv)))
+
+
+def launch(
+    service: Service,
+    environment: Mapping[str, str],
+    *,
+    programs: Callable[[Service, Path], Sequence[Program]] = supervise.programs,
+    log: Path = TERMINATION_LOG,
+    bundles: Bundles = NO_BUNDLES,
+    reloader: "Callable[[Service, Path], Reloader] | None" = None,
+) -> int:
+    """Run the service in the foreground and return its exit code. `log` is the termination log. `programs` writes the
+    programs' configurations into the run directory and returns how they are started. With a `reloader` the manifest can
+    be reloaded."""
+    reported: list[Outcome] = []
+
+    def report(outcome: Outcome) -> None:
+        if outcome not in reported:
+            reported.append(outcome)
+            _report(outcome, log)
+
+    console = Console(sys.stdout.fileno(), service.gateway.log_format)
+    try:
+        if not os.access(SHELL, os.X_OK):
+            raise FileNotFoundError(f"{SHELL} is missing, by which Supervisor starts programs")
+        files.raise_limit(service)
+        public = {name: value for name, value in environment.items() if name not in service.secrets}
+        with (
+            listen.listening(service.gateway.host, service.gateway.port) as listener,
+            signals.held(),  # until the tree handles them, so that the files made here are removed
+            rundir.run_directory(environment) as directory,
+            _secret_files(service, environment) as secret_files,
+        ):
+            port = listener.getsockname()[1]
+            service = replace(service, gateway=msgspec.structs.replace(service.gateway, port=port))
+            supervise.write(directory, programs(service, directory), service, secret_files)
+            if service.other_cpus:
+                os.sched_setaffinity(0, service.other_cpus)  # all programs inherit it, and engines take what is theirs
+            crashes = Crashes(
+                bundles,
+                directory,
+                secrets=[environment.get(name, "") for name in service.secrets],
+                facts={"version": service.gateway.version, "manifest_sha256": service.gateway.manifest_sha256},
+                memory=service.memory,
+                device=device_state,
+            )
+            plant = partial(Tree, service, directory, public, console, listener, crashes=crashes, report=report)
+            outcome = asyncio.run(_run(plant, service, directory, console, reloader))
+    except listen.AddressTaken as error:
+        outcome = Outcome(exits.PORT, str(error))
+    except (rundir.NoRunDirectory, files.TooFewFiles, OSError) as error:
+        outcome = Outcome(exits.INTERNAL, f"cannot start: {error}")
+    finally:
+        console.close(timeout_s=0.2)
+    if outcome.exit is not exits.OK:
+        report(outcome)
+    return outcome.exit.number
+
+
+@contextlib.contextmanager
+def _secret_files(service: Service, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Files in memory with the values of the secrets, by their names: on no disk, in no argument, in the environment of
+    no other program, and there for as often as the gateway starts."""
+    files: dict[str, str] = {}
+    with contextlib.ExitStack() as opened:
+        for name in service.secrets:
+            file = opened.enter_context(os.fdopen(os.memfd_create(name), "wb", buffering=0))
+            file.write(os.fsencode(environment.get(name, "")))
+            files[name] = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+        yield files
+
+
+async def _run(
+    plant: Callable[[], Tree],
+    service: Service,
+    directory: Path,
+    console: Console,
+    reloader: "Callable[[Service, Path], Reloader] | None",
+) -> Outcome:
+    tree = plant()
+    if reloader is None:
+        return await tree.run()
+    from appliance.supervisor.control_protocol import reloadable
+
+    made = reloader(service, directory)
+    tree.manifest = str(made.manifest)
+    async with reloadable(made, directory, console) as hung_up:
+        if not sys.stdin.isatty():  # a terminal that is closed hangs up as well, and means the end
+            tree.hung_up = hung_up
+        return await tree.run()
+
+
+def _report(outcome: Outcome, log: Path) -> None:
+    reason = Reason(
+        message=printable(outcome.message, keep="\n"),
+        exit=outcome.exit.name,
+        code=outcome.exit.number,
+        cure=outcome.cure,
+        program=outcome.program,
+        cause=outcome.cause.name if outcome.cause else "",
+        bundle=outcome.bundle,
+        last_lines=tuple(map(printable, outcome.last_lines)),
+    )
+    text = msgspec.json.encode(reason)
+    if sys.stderr.isatty():
+        lines = [f"slipway: {reason.message}", *(f"    {line}" for line in reason.last_lines), outcome.cure]
+        lines += [f"crash bundle: {outcome.bundle}"] if outcome.bundle else []
+    else:
+        lines = [text.decode()]
+    with contextlib.suppress(OSError):  # a file on a full disk: the exit code still says it
+        print("\n".join(lines), file=sys.stderr, flush=True)
+    write_termination(reason, log)

@@ -1,0 +1,295 @@
+"""Supervisor's event listener: hears of each program's death and decides whether it is started again.
+
+The rule: a program that ends with the permanent code ends the appliance, and so does an engine whose numbers drifted
+twice within the window, for a restart did not cure it; any other end is a crash. Each restart within the window waits
+as long as the policy says for it; more than `max` within `window_s` end the appliance. Restarts go through Supervisor;
+what ends the appliance is a notice to the launcher, which alone ends things. Crashes that the gateway attributes to a
+request do not count (pardon.py). With `exhausted: park` the engines are stopped instead, and no engine is started
+again; the gateway stays. If the gateway itself ends with the permanent code, as for a checkpoint that cannot answer a
+request, it is started once more, after the launcher has written down that the appliance is parked.
+
+Protocol of Supervisor's listeners: we print READY, get a header line of key:value tokens with `len` and as many bytes
+of payload, and print RESULT. Nothing else may go to standard output.
+"""
+
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from appliance.runtime.crash_exemption import CrashKind, read_pardons
+from appliance.runtime.halted import is_parked
+from appliance.supervisor.death import Death
+from appliance.supervisor.hangs import Budgets
+from appliance.supervisor.reaper import take_death
+from appliance.supervisor.supervisord import Ends, Supervisor, take_event, wake_supervisor
+from appliance.supervisor.watchdog import GATEWAY, LOOK_S, Watchdog
+from engine.api.errors import EXIT_DRIFT, EXIT_PERMANENT
+
+ALIVE_S = 5.0  # between two signs of life to the launcher
+ENGINES = "engines:"  # begins the names of Supervisor's that can be parked
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """How many restarts of one program are allowed within a span, and the waits: none before the first, `backoff_s`
+    before the second, doubled for each further one up to `longest_s`. `exhausted` says what follows when no restart
+    helps an engine: the appliance exits, or is parked, the gateway up and never ready."""
+
+    max: int
+    window_s: float
+    backoff_s: float = 1.0
+    longest_s: float = 30.0
+    exhausted: Literal["exit", "park"] = "exit"
+
+    def delay(self, deaths: list[float], now: float) -> float | None:
+        """Seconds until the restart after the last of `deaths` (times, in order), or None if it is one too many."""
+        recent = sum(1 for death in deaths if now - death < self.window_s)
+        if recent > self.max:
+            return None
+        return 0.0 if recent <= 1 else min(self.backoff_s * 2.0 ** (recent - 2), self.longest_s)
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    supervisor: str
+    """Path of Supervisor's Unix socket."""
+    password: str
+    notices: str
+    """Path of the pipe to the launcher."""
+    pardons: str
+    """Path of the pipe from the gateway."""
+    policy: Policy
+    budgets: Budgets
+    pulses: dict[str, str]
+    """Heartbeat files of the engines, by program."""
+    control: str
+    """Path of the gateway's control socket; empty if it has none."""
+    directory: str
+    """The run directory, where keepers write how programs ended."""
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """Message of the monitor to the launcher, one JSON line each."""
+
+    kind: Literal["restart", "permanent", "exhausted", "unstartable", "started", "alive"]
+    """restart: the program ended and is started again. permanent, exhausted, unstartable: the appliance ends or parks.
+    started, alive: the monitor itself was started, or runs."""
+    program: str
+    how: str = ""
+    restart: int = 0
+    delay_s: float = 0.0
+    hung: str = ""
+    """Why the monitor killed the program; empty if it did not."""
+    death: Death | None = None
+    """How the program ended, if it has a keeper that could report it."""
+    park: bool = False
+
+
+class Sentinel:
+    """`start` starts a program by its Supervisor name; `status` tells its exit status, -1 after a signal, None if it
+    is not dead (any more), or when Supervisor is shutting down; `death` what its keeper says; `park` stops all engines.
+
+    So each death that counts is followed by one start, also when its event comes late: a new sentinel looks first and
+    gets the events of the time before afterwards."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        notify: Callable[[Notice], None],
+        start: Callable[[str], None],
+        status: Callable[[str], int | None],
+        death: Callable[[str], Death | None] = lambda program: None,
+        park: Callable[[], None] = lambda: None,
+        parked: bool = False,
+        is_told: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`parked`: a sentinel before this one found that no engine is to be started any more. `is_told`: whether a
+        gateway that starts now would find out that the appliance is parked."""
+        self._policy = policy
+        self._notify = notify
+        self._start = start
+        self._status = status
+        self._death = death
+        self._park = park
+        self._parked = parked
+        self._is_told = is_told
+        self._waits = ""  # the gateway that is started once `is_told`
+        self._given_up: set[str] = set()
+        self._deaths: dict[str, list[float]] = {}
+        self._expected: set[str] = set()  # programs whose next crash is that of a test of requests
+        self._exempt: dict[str, list[float]] = {}  # crashes of such tests by program
+        self._drifted: dict[str, float] = {}
+        self._hung: dict[str, str] = {}
+        self._due: dict[str, float] = {}
+
+    def alive(self) -> None:
+        """Tell the launcher that the monitor runs."""
+        self._notify(Notice(kind="alive", program="sentinel"))
+
+    def next_due(self) -> float | None:
+        return min(self._due.values(), default=None)
+
+    def start_due(self, now: float) -> None:
+        for name in [name for name, due in self._due.items() if due <= now]:
+            del self._due[name]
+            self._start(name)
+        if self._waits and self._is_told():
+            name, self._waits = self._waits, ""
+            self._start(name)
+
+    def event(self, kind: str, payload: Mapping[str, str], now: float) -> None:
+        name = f"{payload['groupname']}:{payload['processname']}"
+        if kind == "PROCESS_STATE_FATAL":
+            self._notify(Notice(kind="unstartable", program=payload["processname"]))
+        elif kind == "PROCESS_STATE_EXITED" and name not in self._due:
+            self.died(name, now)
+
+    def pardoned(self, program: str, deaths: int, kind: CrashKind = "attributed") -> None:
+        """Which crashes of a program count: see pardon.py."""
+        if kind == "expected":
+            self._expected.add(program)
+        elif kind == "cancelled":
+            self._expected.discard(program)
+        elif kind == "restored":
+            exempt = self._exempt.get(program, [])
+            for name, known in self._deaths.items():
+                if name.rpartition(":")[2] == program and deaths > 0:
+                    known += exempt[-deaths:]
+                    known.sort()
+                    del exempt[-deaths:]
+        else:
+            for name, known in self._deaths.items():
+                if name.rpartition(":")[2] == program and deaths > 0:
+                    del known[-deaths:]
+
+    def hung(self, program: str, why: str) -> None:
+        """Note that the program was killed because it hung: its next end gets this reason."""
+        self._hung[program] = why
+
+    def died(self, name: str, now: float) -> None:
+        """Schedules the restart, or reports that a restart cannot help or that there were too many."""
+        program = name.rpartition(":")[2]
+        if name in self._given_up or (self._parked and name.startswith(ENGINES)):
+            return
+        status = self._status(name)
+        if status is None:
+            return
+        hung, death = self._hung.pop(program, ""), self._death(program)
+        how = "killed by a signal" if status < 0 else f"exit code {status}"
+        notice = Notice(
+            kind="permanent", program=program, how=hung or (death.how() if death else how), hung=hung, death=death
+        )
+        if status == EXIT_PERMANENT or (status == EXIT_DRIFT and self._drifts_again(name, now)):
+            self._give_up(name, notice)
+            return
+        deaths = [death for death in self._deaths.get(name, []) if now - death < self._policy.window_s]
+        if program == GATEWAY:
+            self._expected.clear()
+        if program in self._expected:
+            self._expected.discard(program)
+            recent = [death for death in self._exempt.get(program, []) if now - death < self._policy.window_s]
+            self._exempt[program] = [*recent, now]
+        else:
+            deaths.append(now)
+        self._deaths[name] = deaths
+        delay = self._policy.delay(deaths, now)
+        if delay is None:
+            self._give_up(name, msgspec.structs.replace(notice, kind="exhausted", restart=len(deaths) - 1))
+            return
+        self._due[name] = now + delay
+        self._notify(msgspec.structs.replace(notice, kind="restart", restart=len(deaths), delay_s=delay))
+
+    def _drifts_again(self, name: str, now: float) -> bool:
+        before = self._drifted.get(name)
+        self._drifted[name] = now
+        return before is not None and now - before < self._policy.window_s
+
+    def _give_up(self, name: str, notice: Notice) -> None:
+        engine = name.startswith(ENGINES)
+        park = self._policy.exhausted == "park" and (engine or (notice.kind == "permanent" and not self._parked))
+        if engine or not park:
+            self._given_up.add(name)
+        else:
+            self._waits = name
+        self._notify(msgspec.structs.replace(notice, park=park))
+        if park:
+            self._parked = True
+            self._due = {other: due for other, due in self._due.items() if not other.startswith(ENGINES)}
+            self._park()
+
+
+def main(path: Path) -> int:
+    config = msgspec.json.decode(path.read_bytes(), type=Config)
+    pipe = os.open(config.notices, os.O_RDWR)  # for writing alone it would wait for a launcher that may be gone
+    pardons = os.open(config.pardons, os.O_RDWR | os.O_NONBLOCK)  # both ends: no end of file when the gateway goes
+    supervisor = Supervisor(config.supervisor, config.password)
+    sentinel = Sentinel(
+        config.policy,
+        notify=lambda notice: _write(pipe, msgspec.json.encode(notice) + b"\n"),
+        start=supervisor.start,
+        status=supervisor.status,
+        death=lambda program: take_death(Path(config.directory), program),
+        park=lambda: supervisor.stop_group(ENGINES.rstrip(":")),
+        parked=is_parked(Path(config.directory)),
+        is_told=lambda: is_parked(Path(config.directory)),
+    )
+    watchdog = Watchdog(config.budgets, config.pulses, config.control, sentinel.hung)
+    ends = Ends()
+    for program in supervisor.all():
+        if program["statename"] == "EXITED":  # it died while no sentinel was there
+            sentinel.died(f"{program['group']}:{program['name']}", time.monotonic())
+        elif program["pid"] and program["name"] != "sentinel":
+            ends.watch(program["pid"])
+            watchdog.started(program["name"], program["pid"])
+    _listen(sentinel, supervisor, ends, pardons, watchdog)
+    return 0
+
+
+def _listen(sentinel: Sentinel, supervisor: Supervisor, ends: Ends, pardons: int, watchdog: Watchdog) -> None:
+    """Handles events until Supervisor closes the pipe."""
+    buffer, alive_at = bytearray(), 0.0
+    _write(1, b"READY\n")
+    while True:
+        due = sentinel.next_due()
+        timeout = LOOK_S if due is None else max(0.0, min(LOOK_S, due - time.monotonic()))
+        readable = select.select([0, pardons, *ends.descriptors], [], [], timeout)[0]
+        if ends.take(readable):
+            wake_supervisor(supervisor.path)
+        if pardons in readable:
+            for pardon in read_pardons(os.read(pardons, 65536)):
+                sentinel.pardoned(pardon.program, pardon.deaths, pardon.kind)
+        watchdog.look()
+        if time.monotonic() >= alive_at:
+            sentinel.alive()
+            alive_at = time.monotonic() + ALIVE_S
+        sentinel.start_due(time.monotonic())
+        if 0 not in readable:
+            continue
+        data = os.read(0, 65536)
+        if not data:
+            return
+        buffer += data
+        while (event := take_event(buffer)) is not None:
+            kind, payload = event
+            if kind == "PROCESS_STATE_RUNNING":
+                ends.watch(int(payload["pid"]))
+                watchdog.started(payload["processname"], int(payload["pid"]))
+            elif kind == "PROCESS_STATE_EXITED":
+                watchdog.ended(payload["processname"])
+            sentinel.event(kind, payload, time.monotonic())
+            sentinel.start_due(time.monotonic())
+            _write(1, b"RESULT 2\nOKREADY\n")
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """All of `data`; it is shorter than PIPE_BUF, so it arrives in one piece."""
+    os.write(descriptor, data)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,48 @@
+"""The processes of a running appliance by what they are, found from outside: command lines below the launcher."""
+
+import contextlib
+import re
+from pathlib import Path
+
+from appliance.runtime import processes
+
+_CONFIGURED = re.compile(rb"/(gateway|engine-\d+|sentinel)\.json$")
+_KEPT = re.compile(rb"/(engine-\d+)\.kept$")
+
+
+def programs(launcher: int) -> dict[str, list[int]]:
+    """Return process ids by name: supervisord, gateway, sentinel, engine-0 …, engine-0-keeper …, ranks. A program that
+    is being started is missing."""
+    found: dict[str, list[int]] = {}
+    for pid in processes.descendants(launcher):
+        name = _name(pid)
+        if name:
+            found.setdefault(name, []).append(pid)
+    return found
+
+
+def program(launcher: int, name: str) -> int:
+    """The process of a program, 0 if it has none now."""
+    return next(iter(programs(launcher).get(name, ())), 0)
+
+
+def _name(pid: int) -> str:
+    words: list[bytes] = []
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    if b"engine.rank" in words:
+        return "ranks"
+    if b"supervisor.supervisord" in words:
+        return "supervisord"
+    last = words[-1] if words else b""
+    if kept := _KEPT.search(last):
+        return f"{kept[1].decode()}-keeper"
+    configured = _CONFIGURED.search(last)
+    return configured[1].decode() if configured and b"/bin/sh" not in words[:1] else ""
+
+
+def began(pid: int) -> int:
+    """When a process was started, in ticks since boot: with its id, no other one has it. 0 if it is gone."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+    return 0

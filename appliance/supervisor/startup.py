@@ -1,0 +1,113 @@
+"""From a start or restart until the service is ready: what is shown, and when the launcher gives up."""
+
+import asyncio
+import shlex
+from typing import Any
+
+import msgspec
+
+from appliance.config.gateway import GatewayConfig, Task
+from appliance.runtime import listener, probe
+from appliance.supervisor.console import Console
+from appliance.supervisor.supervise import Service
+
+_PROBE_S = 0.1
+_PROBE_TIMEOUT_S = 2.0
+_UNSEEN_S = 1.0  # time after a death in which a reply may still be from before it
+QUESTION, ANSWER = "What is 17 + 25?", "17 + 25 is 42."
+
+
+class Startup:
+    """Asks the gateway until it is ready, then waits for `restarted`."""
+
+    def __init__(self, service: Service, console: Console) -> None:
+        self._console = console
+        self._budget_s = service.startup_s
+        self._gateway = service.gateway
+        self._host = listener.local_host(service.gateway.host)
+        self._tls = service.gateway.tls is not None
+        self._url = listener.url(self._host, service.gateway.port, tls=self._tls)
+        self.gateway_up = False
+        self._restarted = asyncio.Event()
+        self._shown: object = None
+
+    def restarted(self) -> None:
+        """A program died: readiness has to be seen anew."""
+        self._restarted.set()
+
+    async def watch(self) -> str:
+        """Ends only when the budget was exceeded: what was missing then."""
+        began = asyncio.get_running_loop().time()
+        missing = await self._wait(began)
+        if missing is None:
+            self._console.say("ready", f"{self._url} after {self._since(began)}; try:")
+            self._console.plain(curl_line(self._url, self._gateway))
+        while missing is None:
+            await self._restarted.wait()
+            self._restarted.clear()
+            began = asyncio.get_running_loop().time()
+            missing = await self._wait(began)
+            if missing is None:
+                self._console.say("ready", f"again after {self._since(began)}")
+        return missing
+
+    async def _wait(self, began: float) -> str | None:
+        """None once /ready says so, else what was missing when the budget ended."""
+        loop = asyncio.get_running_loop()
+        missing = "the gateway does not answer"
+        budgeted = began  # a download has a time of its own (model.download.total_timeout)
+        down = not self.gateway_up
+        while loop.time() - budgeted <= self._budget_s:
+            answer = await probe.get(self._host, self._gateway.port, "/ready", _PROBE_TIMEOUT_S, tls=self._tls)
+            if answer is None:
+                down, missing = True, "the gateway does not answer"
+            else:
+                status, body = answer
+                if not self.gateway_up:
+                    self.gateway_up = True
+                    self._console.say("gateway", f"up on {self._url} after {self._since(began)}")
+                if status != 200:
+                    down = True
+                    readiness = probe.readiness(body)
+                    missing = readiness.text()
+                    budgeted = loop.time() if readiness.downloads else budgeted
+                    self._show(readiness)
+                elif down or loop.time() - began > _UNSEEN_S:
+                    self._console.end_progress()
+                    return None
+            await asyncio.sleep(_PROBE_S)
+        return f"not ready after {self._budget_s:g} s (health.startup_budget): {missing}"
+
+    def _show(self, readiness: probe.Readiness) -> None:
+        """On a terminal every change; elsewhere a line for each phase and each tenth of its progress."""
+        step = readiness if self._console.redraws else readiness.rounded()
+        if step != self._shown:
+            self._shown = step
+            self._console.progress(readiness.text())
+
+    def _since(self, began: float) -> str:
+        return f"{asyncio.get_running_loop().time() - began:.1f} s"
+
+
+_POOLING: dict[Task, tuple[str, dict[str, Any]]] = {
+    "embed": ("/v1/embeddings", {"input": QUESTION}),
+    "classify": ("/classify", {"input": QUESTION}),
+    "score": ("/score", {"text_1": QUESTION, "text_2": ANSWER}),
+    "token_embed": ("/pooling", {"task": "token_embed", "input": QUESTION}),
+    "token_classify": ("/pooling", {"task": "token_classify", "input": QUESTION}),
+}
+
+
+def curl_line(url: str, gateway: GatewayConfig) -> str:
+    """Return a request to be pasted into a shell, of a route that the model has: streamed chat, a completion where an
+    encoder reads the prompt, or the first task of a model that pools."""
+    if "generate" not in gateway.tasks:
+        route, fields = next(_POOLING[task] for task in gateway.tasks if task in _POOLING)
+    elif gateway.sources is not None:
+        route, fields = "/v1/completions", {"prompt": QUESTION, "stream": True}
+    else:
+        route, fields = "/v1/chat/completions", {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
+    body = {"model": gateway.names[0], **fields}
+    key = ["-H", "Authorization: Bearer YOUR_KEY"] if gateway.api_keys is not None else []
+    words = ["curl", "-N", f"{url}{route}", "-H", "Content-Type: application/json", *key]
+    return shlex.join([*words, "-d", msgspec.json.encode(body).decode()])

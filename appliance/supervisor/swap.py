@@ -1,0 +1,72 @@
+"""Engines are ended and started again on purpose, one after another, through Supervisor.
+
+A program that Supervisor stops because it is asked to does not exit in the sentinel's eyes, so no restart is counted.
+"""
+
+import asyncio
+import xmlrpc.client
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from supervisor.xmlrpc import Faults, SupervisorTransport
+
+from appliance.runtime.gateway_control import Swap, Swapped, ask
+from appliance.supervisor import monitor, supervise
+
+ASK_S = 10.0
+_POLL_S = 0.05
+
+
+class Unswapped(Exception):
+    """An engine could not be swapped; the message says which, and why."""
+
+
+class Supervisor:
+    """The running supervisord of a run directory. Raises OSError, xmlrpc.client.Fault."""
+
+    def __init__(self, directory: Path) -> None:
+        config = msgspec.json.decode((directory / "sentinel.json").read_bytes(), type=monitor.Config)
+        transport = SupervisorTransport("slipway", config.password, f"unix://{config.supervisor}")
+        self._rpc = xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport).supervisor
+
+    def stop(self, name: str) -> None:
+        """Asks for the end; what is not running has ended."""
+        try:
+            self._rpc.stopProcess(name, False)
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode != Faults.NOT_RUNNING:
+                raise
+
+    def start(self, name: str) -> None:
+        try:
+            self._rpc.startProcess(name, False)
+        except xmlrpc.client.Fault as fault:
+            if fault.faultCode != Faults.ALREADY_STARTED:
+                raise
+
+    def state(self, name: str) -> str:
+        return cast(str, cast(dict[str, Any], self._rpc.getProcessInfo(name))["statename"])
+
+
+async def swap(directory: Path, index: int, budget_s: float) -> float:
+    """Ends an engine and waits until its successor serves; how long no engine of this number did, in seconds. Raises
+    Unswapped."""
+    loop = asyncio.get_running_loop()
+    name, control = f"engine-{index}", str(directory / supervise.CONTROL)
+    try:
+        await ask(control, Swap(index), ASK_S)
+        began = loop.time()
+        supervisor = Supervisor(directory)
+        full = f"engines:{name}"
+        await asyncio.to_thread(supervisor.stop, full)
+        # Each question wakes Supervisor, which else looks for ended programs once a second.
+        while await asyncio.to_thread(supervisor.state, full) in ("STOPPING", "RUNNING", "STARTING"):
+            await asyncio.sleep(_POLL_S)
+        await asyncio.to_thread(supervisor.start, full)
+        await ask(control, Swapped(index), budget_s)
+    except TimeoutError as error:
+        raise Unswapped(f"{name} is not ready after {budget_s:g} s (health.startup_budget)") from error
+    except (OSError, xmlrpc.client.Error) as error:
+        raise Unswapped(f"{name} could not be swapped: {error}") from error
+    return loop.time() - began

@@ -1,0 +1,27 @@
+"""Every key of the manifest is classified, once, and nothing else is."""
+
+import pytest
+
+from appliance.config.effects import EFFECTS, effect
+from appliance.config.keys import LAYER_KEYS, leaves
+
+
+def test_every_key_is_classified_and_nothing_else() -> None:
+    assert set(EFFECTS) == {key.name for key in leaves()} | {".".join(path) for path in LAYER_KEYS}
+
+
+def test_what_is_live_concerns_the_gateway_alone() -> None:
+    for key, row in EFFECTS.items():
+        assert not row.live or (row.restart == "none" and not row.caches and not row.graphs), key
+
+
+def test_what_moves_bytes_or_graphs_or_caches_restarts_engines() -> None:
+    for key, row in EFFECTS.items():
+        assert not (row.caches or row.graphs or row.memory) or row.restart in ("engine", "service"), key
+
+
+def test_a_secret_is_found_by_its_name() -> None:
+    assert effect("secrets.clients") == effect("secrets.clients.env") == EFFECTS["secrets.*.env"]
+    assert effect("secrets.clients.file") == EFFECTS["secrets.*.file"]
+    with pytest.raises(KeyError):
+        effect("limits.max_stops")

@@ -1,0 +1,432 @@
+"""What a rule may read, what is true of all of them, and what an operator is told."""
+
+import ast
+import re
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from appliance.config import exits
+from appliance.config.keys import find
+from appliance.config.problems import Refused
+from appliance.config.settings import Given, Option, load
+from appliance.constraints import kernels as kernel_rules
+from appliance.constraints.facts import ModelFacts, model_facts
+from appliance.constraints.pages import FP8_CAPABILITY
+from appliance.constraints.ranks import RULES as RANKS
+from appliance.constraints.rule import Facts, Rule, View
+from appliance.constraints.rules import RULES
+from appliance.constraints.variables import LANES, VARIABLES
+from appliance.hardware.machine import Gpu, Machine
+from appliance.planning.kernels import resolve
+from appliance.planning.plan import Plan, plan
+from appliance.planning.ranks import Rooms
+from appliance.planning.validate import prove
+from engine.models.checkpoint import Checkpoint
+from engine.models.parts import MLP, Attention, Branch, Embedding, Head, LayerNorm, Model, RMSNorm, Rope
+from engine.models.ranks import tensor_problem
+from engine.models.schemes import FP8_BLOCK, Quantization, Scheme
+from engine.models.sources import linear_paths
+from kernels.cpu.library import VARIANTS
+from tests.appliance.constraints.test_solve import FACTS, PLAIN, pool, situations
+
+ROOT = Path(__file__).resolve().parents[3]
+GIB = 2**30
+CPU = Machine(2, "affinity", 8 * GIB, "MemAvailable", no_gpu="no driver", kernels=("avx512", "avx2", "base"))
+H100 = Gpu("NVIDIA H100", 80 * GIB, 79 * GIB, (9, 0))
+GPU = replace(CPU, gpus=(H100,), triton=True, no_gpu="")
+
+
+class Watched:
+    """Hands out a value's fields and notes which were read."""
+
+    def __init__(self, value: Any, read: set[str], before: str = "") -> None:
+        self._value, self._read, self._before = value, read, before
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._value, name)
+        if isinstance(value, Facts | ModelFacts | Machine):
+            return Watched(value, self._read, "" if name == "facts" else f"{name}.")
+        self._read.add(self._before + name)
+        return value
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_reads_what_it_ties_and_no_more(rule: Rule) -> None:
+    """By reading it with every combination of its own variables: what is not declared would be missed by the solver."""
+    read: set[str] = set()
+    own = [one for one in VARIABLES if one.name in rule.keys]
+    for facts in FACTS.values():
+        views = [View(facts)]
+        for variable in own:
+            views = [replace(view, **{variable.name: value}) for view in views for value in pool(variable, facts)]
+        for view in views:
+            rule.holds(Watched(view, read))  # type: ignore[arg-type]
+    told = {*rule.keys, *rule.facts}
+    # what memory lacks is asked of the whole view, by a function that a plan brings
+    assert read <= told and (rule.name == "memory" or set(rule.keys) <= read), (read, told)
+
+
+def test_rules_have_names_of_their_own_and_tie_variables() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert {key for rule in RULES for key in rule.keys} <= {one.name for one in VARIABLES}
+    assert not [rule.name for rule in RULES if rule.text.endswith((".", ";"))]
+
+
+def test_every_rule_excludes_something_and_leaves_something() -> None:
+    held: dict[str, set[bool]] = {rule.name: set() for rule in RULES}
+    more = replace(PLAIN, heads=((66, 1),), inner=(100,), held=True, fp8=3, quantized="4 bits", vocab=2, sourced=True)
+    for facts in (*FACTS.values(), replace(FACTS["four GPUs"], model=more)):
+        for situation in situations(facts, seed=5, count=300):
+            view = replace(View(facts), **situation.written)
+            for rule in RULES:
+                held[rule.name].add(rule.holds(view))
+    assert all(answers == {True, False} for answers in held.values()), held
+
+
+def test_variables_are_keys_of_the_manifest_with_their_values() -> None:
+    facts = FACTS["a CPU"]
+    for variable in VARIABLES:
+        key = find(tuple(variable.key.split(".")))
+        assert key is not None, variable.key
+        assert ("auto" in key.choices) != variable.sole, variable.key
+        words = {variable.spelled(value) for value in variable.values(facts) if isinstance(value, str)}
+        assert words <= {*key.choices, "auto"} and set(key.choices) <= {*words, "auto"}, variable.key
+
+
+def test_limits_are_those_of_the_kernels() -> None:
+    """Kernels of a GPU cannot be imported before launch: the numbers stand in the rules once more."""
+    common = (ROOT / "kernels" / "attention" / "common.py").read_text()
+    assert f"PRODUCTS = {FP8_CAPABILITY}  #" in (ROOT / "kernels" / "fp8.py").read_text()
+    assert f"GROUP = {FP8_BLOCK}  #" in (ROOT / "kernels" / "e4m3.py").read_text()
+    assert f"MOST_IN_A_GROUP = {kernel_rules.MOST_IN_A_GROUP}\n" in common
+    assert "pages.shape[-1] % 8" in common and kernel_rules.HEAD_MULTIPLE == 8
+    simd = (ROOT / "kernels" / "cpu" / "simd.h").read_text()
+    assert set(re.findall(r"constexpr int W = (\d+)", simd)) == {str(lanes) for lanes in LANES.values()}
+    assert set(LANES) == {variant.name for variant in VARIANTS}
+
+
+def test_rules_are_data_beside_their_subject() -> None:
+    """Each file of rules has a tuple of them, and rules.py has all."""
+    named = set()
+    for path in (ROOT / "appliance" / "constraints").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Rule":
+                named |= {word.value.value for word in node.keywords if word.arg == "name"}  # type: ignore[attr-defined]
+    assert named == {rule.name for rule in RULES}
+
+
+# -- what is told ------------------------------------------------------------------------------------------------------
+
+
+def checkpoint(**more: Any) -> Checkpoint:
+    norm = RMSNorm(size=32, eps=1e-6)
+    attention = Attention(hidden=32, heads=4, kv_heads=2, head_dim=8, rope=Rope(dim=8, theta=1e4))
+    block = (Branch(body=attention, before=norm), Branch(body=MLP(hidden=32, inner=48), before=norm))
+    embed = Embedding(vocab=131, hidden=32)
+    model = Model(embed=embed, blocks=(block,), norm=norm, head=Head(tied=True), max_context=1000)
+    facts = {"path": Path("/models/tiny"), "architecture": "Tiny", "config": {}, "generation": {}, "model": model}
+    return Checkpoint(**(facts | {"dtype": "bfloat16", "eos_token_ids": (1,), "tensors": {}} | more))
+
+
+@dataclass
+class Told:
+    plan: Plan | None = None
+    error: Refused | None = None
+
+
+def tell(folder: Path, text: str, machine: Machine = CPU, facts: Checkpoint | None = None) -> Told:
+    file = folder / "m.yaml"
+    file.write_text("apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\n" + text)
+    try:
+        return Told(plan=plan(load(Given(file)), facts or checkpoint(), machine))
+    except Refused as error:
+        return Told(error=error)
+
+
+@pytest.mark.parametrize(
+    ("text", "machine", "words"),
+    [
+        (
+            "hardware:\n  device: cpu\nquantization:\n  kv_cache: fp8\n",
+            GPU,
+            "m.yaml:6:13: quantization.kv_cache: fp8 cannot go with hardware.device: cpu (m.yaml:4:11): only Triton "
+            "kernels read fp8 pages; Triton kernels are for a GPU; use auto, float32, bfloat16, float16 or int8, or "
+            "hardware.device: auto or cuda",
+        ),
+        (
+            "quantization:\n  kv_cache: fp8\n",
+            CPU,
+            "m.yaml:4:13: quantization.kv_cache: fp8: only Triton kernels read fp8 pages; Triton kernels are for a "
+            "GPU; there is no usable GPU here (no driver); use auto, float32, bfloat16, float16 or int8",
+        ),
+        (
+            "quantization: {kv_cache: int8}\n",
+            GPU,
+            "m.yaml:3:26: quantization.kv_cache: int8 cannot go with hardware.device: auto (cuda here): only compiled "
+            "kernels of a CPU read int8 pages; compiled kernels are for a CPU; use auto, bfloat16 or fp8, or "
+            "hardware.device: cpu",
+        ),
+        (
+            "quantization:\n  weights: int4\nhardware:\n  kernels: torch\n  device: cpu\n",
+            CPU,
+            "m.yaml:6:12: hardware.kernels: torch cannot go with quantization.weights: int4 (m.yaml:4:12): only "
+            "compiled kernels of a CPU multiply by weights that are rounded to int8 or int4; use auto, avx512, avx2 or "
+            "base, or quantization.weights: auto",
+        ),
+        (
+            "hardware: {graphs: true}\n",
+            CPU,
+            "m.yaml:3:20: hardware.graphs: true: CUDA graphs are captured of Triton kernels alone; Triton kernels are "
+            "for a GPU; there is no usable GPU here (no driver); use auto or false",
+        ),
+        (
+            "hardware:\n  batch_invariant: true\n  device: cuda\n  kernels: torch\n",
+            GPU,
+            "m.yaml:4:20: hardware.batch_invariant: true cannot go with hardware.kernels: torch (m.yaml:6:12): the "
+            "sums of torch depend on the size of the batch; use false, or hardware.kernels: auto or triton",
+        ),
+    ],
+)
+def test_a_refusal_names_the_least_conflict_with_places_reasons_and_ways_out(
+    tmp_path: Path, text: str, machine: Machine, words: str
+) -> None:
+    error = tell(tmp_path, text, machine).error
+    assert error is not None and error.cause == exits.MANIFEST
+    assert str(error).replace(f"{tmp_path}/", "") == words
+
+
+def test_several_conflicts_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = (
+        "hardware:\n  device: cpu\n  kernels: torch\n  graphs: true\nquantization:\n  weights: int8\n  kv_cache: fp8\n"
+    )
+    error = tell(tmp_path, text + "  keep: false\n").error
+    assert error is not None
+    assert [(one.place.line, one.key) for one in error.problems] == [
+        (5, "hardware.kernels"),
+        (6, "hardware.graphs"),
+        (9, "quantization.kv_cache"),
+    ]
+    assert all("; use " in one.message for one in error.problems)
+
+
+def test_what_is_proposed_is_legal(tmp_path: Path) -> None:
+    """Each way out of some conflicts, taken one at a time."""
+    base = {"quantization.kv_cache": "fp8", "hardware.device": "cpu"}
+    assert tell(tmp_path, written(base), GPU).error is not None
+    for key, values in (
+        ("quantization.kv_cache", ("auto", "float32", "bfloat16", "float16", "int8")),
+        ("hardware.device", ("auto", "cuda")),
+    ):
+        for value in values:
+            assert tell(tmp_path, written(base | {key: value}), GPU).plan is not None, (key, value)
+
+
+def written(values: dict[str, str]) -> str:
+    sections: dict[str, list[str]] = {}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        sections.setdefault(section, []).append(f"{name}: {value}")
+    return "".join(f"{name}: {{{', '.join(keys)}}}\n" for name, keys in sections.items())
+
+
+def reasons(told: Told) -> dict[str, tuple[Any, str]]:
+    assert told.plan is not None, told.error
+    return {one.key: (one.resolved, one.reason) for one in told.plan.effective}
+
+
+def test_every_auto_says_what_it_became_and_why(tmp_path: Path) -> None:
+    on_cpu, on_gpu = reasons(tell(tmp_path, "")), reasons(tell(tmp_path, "", GPU))
+    assert on_cpu["hardware.graphs"] == (False, "avx512 kernels have none")
+    assert on_gpu["hardware.graphs"] == (True, "decode steps of Triton kernels")
+    assert on_cpu["engine.cache.block_tokens"] == (16, "one vector of scores of avx512 kernels")
+    assert "2 whole vectors" in reasons(tell(tmp_path, "hardware: {kernels: avx2}\n"))["engine.cache.block_tokens"][1]
+    assert reasons(tell(tmp_path, "", replace(GPU, triton=False)))["hardware.kernels"] == (
+        "torch",
+        "Triton is not installed: install the release that this torch asks for",
+    )
+
+
+def test_blocks_of_no_whole_vectors_are_served_and_said_to_be_slower(tmp_path: Path) -> None:
+    value, why = reasons(tell(tmp_path, "engine: {cache: {block_tokens: 24}}\n"))["engine.cache.block_tokens"]
+    assert value == 24 and why == "slower: no multiple of the 16 lanes of avx512 kernels"
+    text = "engine: {cache: {block_tokens: 24}}\nhardware: {kernels: avx2}\n"
+    assert reasons(tell(tmp_path, text))["engine.cache.block_tokens"] == (24, "")
+
+
+def test_fewer_requests_run_where_their_logits_would_fill_the_memory(tmp_path: Path) -> None:
+    wide = replace(checkpoint().model, embed=Embedding(vocab=225_000, hidden=32))
+    facts = checkpoint(model=wide)
+    assert reasons(tell(tmp_path, "", facts=facts))["engine.scheduling.max_running"][0] == 256
+    small = replace(CPU, memory_free=4 * GIB)
+    value, why = reasons(tell(tmp_path, "", small, facts))["engine.scheduling.max_running"]
+    # 8 bytes a logit: 439 MiB for 256 rows, and an eighth of 0.85 · 4 GiB is 435 MiB
+    assert value == 128 and why == "logits of 256 would take 439.5 MiB, and 435.2 MiB are an eighth of what is usable"
+    asked = tell(tmp_path, "engine: {scheduling: {max_running: 256}}\n", small, facts).plan
+    assert asked is not None and asked.engines[0].max_running == 256
+
+
+def test_a_model_that_nothing_can_mend_is_refused_at_its_path(tmp_path: Path) -> None:
+    norm = LayerNorm(size=8, eps=1e-6)
+    attention = Attention(
+        hidden=32, heads=4, kv_heads=2, head_dim=8, rope=Rope(dim=8, theta=1e4), qk_norm=norm, qk_norm_span="all"
+    )
+    facts = checkpoint(model=replace(checkpoint().model, blocks=((Branch(body=attention),),)))
+    error = tell(tmp_path, "", facts=facts).error
+    assert error is not None and "model.source.path: the model declares a layer norm over all heads" in str(error)
+
+
+def test_a_gpu_is_looked_for_before_a_refusal_that_it_might_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+
+    def read(*, gpus: bool = True) -> Machine:
+        looked.append(gpus)
+        return GPU if gpus else replace(CPU, no_gpu="not looked for")
+
+    monkeypatch.setattr("appliance.planning.validate.read_machine", read)
+    head = f"apiVersion: slipway/v2\nmodel: {{source: {{path: {ROOT / 'manifests' / 'demo'}}}}}\nhardware: {{device: cpu}}\n"  # noqa: E501
+    (tmp_path / "m.yaml").write_text(head)
+    assert prove(Given(tmp_path / "m.yaml")).engines[0].device == "cpu" and looked == [False]
+    (tmp_path / "m.yaml").write_text(head + "quantization: {kv_cache: fp8}\n")
+    with pytest.raises(Refused, match=r"fp8 cannot go with hardware.device: cpu .*or hardware.device: auto or cuda"):
+        prove(Given(tmp_path / "m.yaml"))
+    assert looked == [False, False, True]
+
+
+def test_scales_of_fp8_pages_that_cannot_be_read_are_refused_before_the_start(tmp_path: Path) -> None:
+    demo = tmp_path / "demo"
+    shutil.copytree(ROOT / "manifests" / "demo", demo)
+    (demo / "kv_cache_scales.json").write_text('{"kv_cache": {"scaling_factor": {"0": {"0": 1.0}}}}')
+    (tmp_path / "m.yaml").write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {demo}}}}}\n")
+    assert prove(Given(tmp_path / "m.yaml"), GPU).engines[0].kv_dtype == "bfloat16"  # which reads no scales
+    fp8 = Option("--set", "quantization.kv_cache", "fp8")
+    with pytest.raises(Refused, match="quantization.kv_cache: .*kv_cache_scales.json: has scales for layers") as caught:
+        prove(Given(tmp_path / "m.yaml", (fp8,)), GPU)
+    assert caught.value.cause == exits.CHECKPOINT
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def broken(facts: Facts, **values: Any) -> set[str]:
+    return {rule.name for rule in RANKS if not rule.holds(replace(View(facts), **values))}
+
+
+@pytest.mark.parametrize(
+    ("heads", "inner", "ranks", "names"),
+    [
+        ((32, 8), 96, 2, set()),
+        ((32, 8), 96, 16, set()),  # KV heads are held by two ranks each
+        ((32, 8), 96, 6, {"ranks-heads"}),
+        ((12, 8), 96, 12, {"ranks-heads"}),  # 12 ranks neither divide 8 KV heads nor are a multiple of them
+        ((32, 8), 100, 8, {"ranks-inner"}),
+        ((32, 8), 100, 3, {"ranks-heads", "ranks-inner"}),
+    ],
+)
+def test_ranks_share_heads_and_inner_sizes_evenly(
+    heads: tuple[int, int], inner: int, ranks: int, names: set[str]
+) -> None:
+    facts = Facts(ModelFacts(heads=(heads,), inner=(inner,)), replace(GPU, gpus=(H100,) * 16))
+    assert broken(facts, device="cuda", kernels="triton", tensor=ranks) == names
+
+
+def test_each_rank_of_each_engine_has_a_gpu() -> None:
+    facts = Facts(ModelFacts(heads=((32, 8),), inner=(96,)), replace(GPU, gpus=(H100,) * 4))
+    assert broken(facts, device="cuda", kernels="triton", tensor=4) == set()
+    assert broken(facts, device="cuda", kernels="triton", tensor=4, data=2) == {"ranks-gpus"}
+    assert broken(facts, device="cuda", kernels="triton", data=8) == set()  # engines of one rank may share a GPU
+    assert broken(facts, device="cpu", kernels="avx512", tensor=8, data=2) == set()
+
+
+def test_what_the_rules_let_ranks_share_is_what_layers_and_the_engines_own_check_do() -> None:
+    """By building the tensor-parallel layers themselves, for every small number of ranks."""
+    from engine.api.errors import ConfigError
+    from engine.distributed.world import Single
+    from engine.layers.block import AttentionLayer, Place
+    from engine.layers.mlp import MLPLayer
+
+    built = (AttentionLayer, MLPLayer, Place, Single, ConfigError)
+    for heads, kv_heads, inner in ((8, 2, 48), (6, 3, 36), (12, 4, 60), (4, 4, 30), (9, 3, 27), (24, 8, 48)):
+        attention = Attention(hidden=16, heads=heads, kv_heads=kv_heads, head_dim=8, rope=None)
+        norm = RMSNorm(size=16, eps=1e-6)
+        block = (Branch(body=attention, before=norm), Branch(body=MLP(hidden=16, inner=inner), before=norm))
+        made = checkpoint(model=replace(checkpoint().model, blocks=(block,)))
+        facts = Facts(model_facts(made), GPU)
+        for ranks in range(1, 13):
+            told = not broken(facts, device="cpu", kernels="torch", tensor=ranks)
+            sizes = (heads, kv_heads, inner, ranks)
+            assert told == shares(attention, inner, ranks, built), sizes
+            assert told == (tensor_problem(made.model, None, ranks, compiled=False) is None), sizes
+
+
+def shares(attention: Attention, inner: int, ranks: int, of: tuple[Any, ...]) -> bool:
+    """Whether every rank's layers can be built, and what they hold makes up the whole and fits together."""
+    attention_layer, mlp_layer, place, single, refusal = of
+    try:
+        for rank in range(ranks):
+            world = single(rank, ranks)
+            layer = attention_layer(attention, "", world, place(0, 0))
+            mlp = mlp_layer(MLP(hidden=16, inner=inner), "", world)
+            if layer.heads * attention.head_dim != layer.out.slots.inputs or layer.heads % (layer.turned - layer.heads):
+                return False
+            if mlp.up.slots.rows != 2 * mlp.down.slots.inputs:
+                return False
+    except refusal:
+        return False
+    return True
+
+
+def test_whole_numbers_that_ranks_would_cut_within_a_group_are_restored_for_torch(tmp_path: Path) -> None:
+    made = checkpoint()
+    scheme = dict.fromkeys(linear_paths(made.model), Scheme("gptq", 4, 32))
+    own = replace(made, quantization=Quantization("gptq", scheme))
+    why = (
+        "compiled kernels multiply by the checkpoint's 4 bits (gptq, groups of 32), which cannot be cut along inputs "
+        "into so many ranks: within a group that shares a scale, or in act order"
+    )
+    found = tell(tmp_path, "parallelism:\n  tensor: 2\n", facts=own).plan
+    assert found is not None and found.engines[0].kernels == "torch"
+    assert next(one.reason for one in found.effective if one.key == "hardware.kernels") == why
+    error = tell(tmp_path, "parallelism:\n  tensor: 2\nhardware:\n  kernels: avx512\n", facts=own).error
+    assert error is not None and str(error).replace(f"{tmp_path}/", "") == (
+        "m.yaml:4:11: parallelism.tensor: 2 cannot go with hardware.kernels: avx512 (m.yaml:6:12): "
+        f"{why}; use auto or 1, or hardware.kernels: auto or torch"
+    )
+
+
+def test_memory_decides_the_number_of_ranks_where_it_is_open(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(
+        "apiVersion: slipway/v2\nmodel: {source: {path: tiny}}\nhardware: {memory_share: 1}\nparallelism: {tensor: auto}\n"  # noqa: E501
+    )
+    # weights, and a step of theirs, that take more than what ranks exchange their sums through
+    block = (checkpoint().model.blocks[0][0], Branch(body=MLP(hidden=32, inner=1_000_000)))
+    facts = checkpoint(model=replace(checkpoint().model, blocks=(block,)))
+    settings = load(Given(tmp_path / "m.yaml"))
+
+    def host(free: int) -> Machine:
+        return replace(GPU, gpus=(replace(H100, free=free),) * 4, memory_free=64 * GIB)
+
+    def needs(ranks: int) -> int:
+        """The least memory of a GPU with which so many ranks fit, found by halving."""
+        low, high = 0, 64 * GIB
+        while high - low > 1:
+            middle = (low + high) // 2
+            view = View(Facts(ModelFacts(), host(middle)), device="cuda", kernels="triton", graphs=True, tensor=ranks)
+            view = replace(view, dtype="bfloat16", kv_cache="bfloat16")
+            low, high = (low, middle) if not Rooms(settings, facts, host(middle)).lacks(view) else (middle, high)
+        return high
+
+    one, two, four = needs(1), needs(2), needs(4)
+    assert one > two > four
+    for free, ranks in ((one, 1), (one - 1, 2), (two, 2), (two - 1, 4), (four, 4)):
+        found = resolve(settings, facts, host(free))
+        assert found.view.tensor == ranks, (free, one, two, four)
+    assert found.choices["parallelism.tensor"].reason.startswith("fewer ranks lack the memory")
+    with pytest.raises(Refused, match="no memory for one block of cache|a request of 2 tokens needs") as caught:
+        plan(settings, facts, host(four - 1))
+    assert caught.value.cause == exits.MEMORY

@@ -1,0 +1,220 @@
+"""The solver beside brute force over the whole product of all values: first by preference, least conflict, ways out."""
+
+import itertools
+import random
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from appliance.constraints.facts import ModelFacts
+from appliance.constraints.rule import Facts, Rule, Variable, View
+from appliance.constraints.rules import RULES
+from appliance.constraints.solve import Situation, conflict, conflicts, least_rules, passed_over, solve
+from appliance.constraints.variables import VARIABLES
+from appliance.hardware.machine import Gpu, Machine
+
+GIB = 2**30
+BARE = Machine(2, "affinity", 8 * GIB, "MemAvailable", no_gpu="no driver")
+COMPILED = replace(BARE, kernels=("avx512", "avx2", "base"))
+
+
+def gpus(count: int = 1, capability: tuple[int, int] = (9, 0), **more: Any) -> Machine:
+    return replace(COMPILED, gpus=(Gpu("GPU", 80 * GIB, 79 * GIB, capability),) * count, triton=True, **more)
+
+
+PLAIN = ModelFacts(dtype="bfloat16", max_context=2, heads=((4, 2),), inner=(96,))
+QUANTIZED = replace(PLAIN, quantized="4 bits (gptq)", method="gptq", held=True, whole=(1, 2))
+GGUF = replace(PLAIN, quantized="gguf (other types)", method="gguf", restored=9)
+FACTS = {
+    "a bare CPU": Facts(PLAIN, BARE),
+    "a CPU": Facts(PLAIN, COMPILED),
+    "a CPU and unlike experts": Facts(replace(PLAIN, unlike=("stored",)), COMPILED),
+    "a CPU and a quantized checkpoint": Facts(QUANTIZED, COMPILED),
+    "a CPU and a GGUF file": Facts(GGUF, COMPILED),
+    "four GPUs": Facts(PLAIN, gpus(4)),
+    "a GPU without Triton": Facts(PLAIN, replace(gpus(), triton=False)),
+    "an old GPU": Facts(PLAIN, gpus(capability=(7, 5))),
+    "a GPU without fp8": Facts(replace(PLAIN, dtype="float16"), gpus(capability=(8, 0), kernels=())),
+    "a GPU and experts": Facts(replace(PLAIN, experts=True), gpus(2)),
+    "a GPU and a model that pools": Facts(replace(PLAIN, pools=True), gpus(2)),
+    "a GPU and odd heads": Facts(replace(PLAIN, head_sizes=(12,)), gpus()),
+    "two GPUs, of which one is too small": Facts(PLAIN, gpus(2), lambda view: "" if view.tensor > 1 else "8 GiB"),
+    "a model that nothing can mend": Facts(replace(PLAIN, normed_together=True), COMPILED),
+    "unequal pages": Facts(replace(PLAIN, pages=((2, 64), (4, 64))), gpus()),
+}
+# Values beside those that a variable proposes: some that nothing allows.
+MORE: dict[str, tuple[Any, ...]] = {"max_context": (3,), "tensor": (3,)}
+
+
+def pool(variable: Variable, facts: Facts) -> tuple[Any, ...]:
+    return tuple(dict.fromkeys((*variable.values(facts), *MORE.get(variable.name, ()))))
+
+
+def lawful(facts: Facts) -> list[View]:
+    """Every assignment of values that breaks no rule."""
+    found = []
+    for values in itertools.product(*(pool(variable, facts) for variable in VARIABLES)):
+        view = View(facts, *values)
+        if all(rule.holds(view) for rule in RULES):
+            found.append(view)
+    return found
+
+
+def allowed(view: View, variable: Variable, situation: Situation, freed: frozenset[str]) -> bool:
+    value, written = getattr(view, variable.name), situation.written.get(variable.name)
+    if variable.name in freed:
+        return value == written or value in variable.values(situation.facts)
+    return value in variable.auto(view) if written is None else value == written
+
+
+def choices(views: list[View], situation: Situation, freed: frozenset[str] = frozenset()) -> list[View]:
+    return [view for view in views if all(allowed(view, one, situation, freed) for one in VARIABLES)]
+
+
+def rank(view: View, situation: Situation) -> tuple[int, ...]:
+    open_ones = [one for one in VARIABLES if one.name not in situation.written]
+    return tuple(one.auto(view).index(getattr(view, one.name)) for one in open_ones)
+
+
+def situations(facts: Facts, seed: int, count: int) -> list[Situation]:
+    """With a few keys written, each to any value."""
+    draw = random.Random(seed)
+    found = [Situation(facts)]
+    for _ in range(count):
+        chosen = draw.sample(VARIABLES, draw.randint(1, 5))
+        found.append(Situation(facts, {one.name: draw.choice(pool(one, facts)) for one in chosen}))
+    return found
+
+
+def test_the_fields_of_a_view_are_the_variables_in_their_order() -> None:
+    assert [one.name for one in VARIABLES] == list(View.__dataclass_fields__)[1:]
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_the_solver_gives_what_brute_force_gives(name: str) -> None:
+    facts = FACTS[name]
+    views, solved, refused = lawful(facts), 0, 0
+    for situation in situations(facts, seed=len(name), count=40):
+        found, possible = solve(situation), choices(views, situation)
+        if not possible:
+            assert found is None, situation.written
+            check_conflict(situation, views)
+            check_conflicts(situation, views)
+            refused += 1
+            continue
+        assert found == min(possible, key=lambda view: rank(view, situation)), situation.written
+        solved += 1
+    assert refused >= 7 and (solved >= 2 or refused == 41), (solved, refused)
+
+
+def check_conflict(situation: Situation, views: list[View]) -> None:
+    """What is told is in conflict, nothing of it can be left out, and the ways out are all that there are."""
+    found = conflict(situation)
+    core = {one.name for one in (*found.written, *found.open)}
+    freed = frozenset(one.name for one in VARIABLES) - core
+    assert {one.name for one in found.written} == core & situation.written.keys()
+    assert not choices(views, situation, freed), situation.written
+    for name in core:
+        assert choices(views, situation, freed | {name}), (situation.written, name)
+    for variable in (*found.written, *found.open):
+        ways = set(found.instead[variable.name])
+        for value in (None, *variable.values(situation.facts)):
+            changed = situation.but(**{variable.name: value})
+            if changed.written != situation.written:
+                assert (value in ways) == bool(choices(views, changed)), (situation.written, variable.name, value)
+    check_rules(situation, found.rules, freed)
+
+
+def check_conflicts(situation: Situation, views: list[View]) -> None:
+    """Together they are all: with the last key of each opened, the rest has a solution; and so has each way out."""
+    found = conflicts(situation)
+    lasts = {one.written[-1].name: None for one in found if one.written}
+    assert [one.written for one in found[:-1] if not one.written] == []
+    assert bool(choices(views, situation.but(**lasts))) == bool(found[-1].written), situation.written
+    for one in found:
+        others = {name: None for name in lasts if not one.written or name != one.written[-1].name}
+        for variable in (*one.written, *one.open):
+            for value in one.instead[variable.name]:
+                assert choices(views, situation.but(**{**others, variable.name: value})), (situation.written, value)
+
+
+def check_rules(situation: Situation, rules: tuple[Rule, ...], freed: frozenset[str]) -> None:
+    assert solve(situation, rules=rules, freed=freed) is None
+    for rule in rules:
+        rest = [other for other in rules if other is not rule]
+        assert solve(situation, rules=rest, freed=freed) is not None, (situation.written, rule.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "rules"),
+    [
+        ("a CPU", "kernels", []),
+        ("a GPU without Triton", "kernels", ["triton-there"]),
+        ("a GPU and experts", "kernels", []),
+        ("a GPU and a model that pools", "kernels", []),
+        ("a GPU and odd heads", "kernels", ["triton-heads"]),
+        ("an old GPU", "dtype", ["bfloat16"]),
+        ("a CPU and unlike experts", "kernels", ["compiled-experts"]),
+        ("two GPUs, of which one is too small", "tensor", ["memory"]),
+    ],
+)
+def test_a_preferred_value_was_passed_over_for_these_rules(name: str, variable: str, rules: list[str]) -> None:
+    situation = Situation(FACTS[name])
+    view = solve(situation)
+    assert view is not None
+    own = next(one for one in VARIABLES if one.name == variable)
+    assert [rule.name for rule in passed_over(situation, view, own)] == rules
+
+
+def test_graphs_are_captured_where_tokens_are_drawn() -> None:
+    for name, graphs in (("four GPUs", True), ("a GPU and a model that pools", False), ("a CPU", False)):
+        view = solve(Situation(FACTS[name]))
+        assert view is not None and view.graphs is graphs
+
+
+def test_a_written_type_passes_compiled_kernels_over() -> None:
+    situation = Situation(FACTS["a CPU"], {"dtype": "float16"})
+    view = solve(situation)
+    assert view is not None and view.kernels == "torch"
+    own = next(one for one in VARIABLES if one.name == "kernels")
+    assert [rule.name for rule in passed_over(situation, view, own)] == ["compiled-float32"]
+
+
+def test_the_fewest_ranks_that_hold_the_model_are_taken() -> None:
+    for least in (1, 2, 4):
+        facts = Facts(PLAIN, gpus(4), lambda view, least=least: "" if view.tensor >= least else "no room")
+        found = solve(Situation(facts))
+        assert found is not None and found.tensor == least
+    none = Situation(Facts(PLAIN, gpus(4), lambda view: "no room"))
+    assert solve(none) is None and [rule.name for rule in least_rules(none)] == ["memory"]
+
+
+def test_an_answer_takes_milliseconds() -> None:
+    legal = Situation(FACTS["four GPUs"])
+    refused = Situation(FACTS["four GPUs"], {"device": "cpu", "kv_cache": "fp8", "tensor": 1})
+    for work, limit_s in ((lambda: solve(legal), 0.005), (lambda: conflict(refused), 0.05)):
+        taken = []
+        for _ in range(5):
+            start = time.process_time()
+            work()
+            taken.append(time.process_time() - start)
+        assert min(taken) < limit_s
+
+
+def test_what_is_written_is_told_rather_than_what_was_left_open() -> None:
+    """int8 pages can go neither with Triton, which is written, nor with the GPU, which auto takes."""
+    found = conflict(Situation(FACTS["four GPUs"], {"kernels": "triton", "kv_cache": "int8", "tensor": 1}))
+    assert [one.name for one in found.written] == ["kernels", "kv_cache"] and found.open == ()
+
+
+def test_a_freed_number_keeps_the_one_that_was_written() -> None:
+    """Blocks of 6 tokens are the only ones that fit, and no solver would propose them."""
+    facts = Facts(PLAIN, gpus(), lambda view: "" if view.block_tokens == 6 else "no room")
+    assert solve(Situation(facts, {"block_tokens": 6})) is not None
+    found = conflict(
+        Situation(facts, {"block_tokens": 6, "kv_cache": "float16", "device": "cuda", "dtype": "bfloat16"})
+    )
+    assert [one.name for one in found.written] == ["device", "dtype", "kv_cache"]
+    assert [one.name for one in found.open] == ["kernels"] and [rule.name for rule in found.rules] == ["triton-pages"]

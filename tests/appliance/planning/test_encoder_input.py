@@ -1,0 +1,265 @@
+"""Encoder-decoder models: plans are what engines hold, what goes with them, and what the gateway knows."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from appliance.config.gateway import SourceModel
+from appliance.config.problems import Refused
+from appliance.config.settings import Given, Option
+from appliance.hardware.described import hardware
+from appliance.hardware.machine import Machine
+from appliance.planning.plan import Plan
+from appliance.planning.report import as_json, as_text
+from appliance.planning.validate import prove
+from engine.models.footprint import PARTS
+from engine.worker.build import build_worker
+from engine.worker.ranks import Ranks
+from tests.appliance.planning.test_reality import HOST, built
+from tests.appliance.planning.test_why import accounts, computed
+from tests.engine.sourced import KINDS, Sourced, save
+
+SMALL = ("engine.scheduling={max_running: 5, max_step_tokens: 70}", "hardware.threads=1")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Sourced]:
+    """Of each kind one, with sources of up to 64 tokens; a long BART with 1024."""
+    known: dict[str, Sourced] = {}
+
+    def get(name: str) -> Sourced:
+        if name not in known:
+            folder = tmp_path_factory.mktemp("sourced") / name
+            known[name] = save(folder, "bart", max_position_embeddings=1024) if name == "long" else save(folder, name)
+        return known[name]
+
+    return get
+
+
+def planned(tmp_path: Path, one: Sourced, *sets: str, host: Machine = HOST) -> Plan:
+    path = tmp_path / "m.yaml"
+    path.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {one.path}}}}}\n")
+    return prove(Given(path, tuple(Option("--set", *each.split("=", 1)) for each in sets), {}), host)
+
+
+def refused(tmp_path: Path, one: Sourced, *sets: str, host: Machine = HOST) -> str:
+    with pytest.raises(Refused) as found:
+        planned(tmp_path, one, *sets, host=host)
+    return "\n".join(map(str, found.value.problems))
+
+
+def resolved(plan: Plan) -> dict[str, tuple[object, str]]:
+    return {one.key: (one.resolved, one.reason) for one in plan.effective}
+
+
+@pytest.mark.parametrize("sets", [(), ("engine.cache.block_tokens=3", "model.max_context=37")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_of_every_kind_holds_what_was_planned(
+    tmp_path: Path, made: Callable, kind: str, sets: tuple[str, ...]
+) -> None:
+    plan = planned(tmp_path, made(kind), *SMALL, *sets)
+    held, mapped = built(plan.engines[0])
+    assert plan.engines[0].planned == (held,)
+    assert plan.memory.mapped == mapped
+    assert sum(held[part] for part in PARTS if part in held) == plan.memory.weights
+    assert held["kv"] <= plan.memory.cache < held["kv"] + plan.memory.block_bytes
+
+
+@pytest.mark.parametrize("kind", ["bart", "m2m100"])
+def test_each_of_two_ranks_holds_what_was_planned_for_it(tmp_path: Path, made: Callable, kind: str) -> None:
+    config = planned(tmp_path, made(kind), *SMALL, "parallelism.tensor=2").engines[0]
+    config = msgspec.structs.replace(config, cpus=(), process_cpus=(), rank_cpus=())
+    worker = build_worker(config, lambda phase, fraction: None, ranks=Ranks(config))
+    worker.close()
+    assert tuple(one.held for one in worker.memory) == config.planned and len(config.planned) == 2
+
+
+def test_a_step_holds_the_longest_source_and_a_token_of_each_running_request(tmp_path: Path, made: Callable) -> None:
+    assert planned(tmp_path, made("bart")).engines[0].max_step_tokens == 512
+    plan = planned(tmp_path, made("long"))
+    assert (plan.engines[0].max_step_tokens, plan.engines[0].max_running) == (1024 + 256, 256)
+    assert "the longest source" in resolved(plan)["engine.scheduling.max_step_tokens"][1]
+    fewer = planned(tmp_path, made("long"), "engine.scheduling.max_running=3", "model.max_context=700")
+    assert (fewer.engines[0].max_step_tokens, fewer.engines[0].max_context) == (703, 700)
+    short = planned(tmp_path, made("long"), "engine.scheduling.max_running=3", "model.max_context=300")
+    assert short.engines[0].max_step_tokens == 512
+
+
+def test_a_step_that_holds_no_longest_source_is_refused_with_the_number_needed(tmp_path: Path, made: Callable) -> None:
+    told = refused(tmp_path, made("long"), "engine.scheduling.max_step_tokens=1279")
+    assert "engine.scheduling.max_step_tokens: 1279: a source is read in one step, the longest has 1024 tokens" in told
+    assert "use at least 1280, or auto" in told
+    running = "engine.scheduling={max_running: 7, max_step_tokens: %d}"
+    assert "use at least 1031" in refused(tmp_path, made("long"), running % 1030)
+    assert planned(tmp_path, made("long"), running % 1031).gateway.sources.longest == 1024
+    assert planned(tmp_path, made("long"), running % 207, "model.max_context=200").gateway.sources.longest == 197
+
+
+def test_the_gateway_is_told_what_can_be_read_and_what_replies_begin_with(tmp_path: Path, made: Callable) -> None:
+    plan = planned(tmp_path, made("bart"))
+    assert plan.gateway.sources == SourceModel(longest=64, reply=64, begins=(2, 0))
+    assert (plan.gateway.max_context, plan.gateway.tasks, plan.gateway.pooled) == (128, ("generate",), None)
+
+
+def test_tokens_that_the_checkpoint_bans_are_banned(tmp_path: Path) -> None:
+    one = save(tmp_path / "marian", "marian", bad_words_ids=[[1], [5, 6], [999], "x"])
+    config = one.path / "generation_config.json"
+    values = msgspec.json.decode(config.read_bytes()) | {"bad_words_ids": [[1], [5, 6], [999], "x", []]}
+    config.write_bytes(msgspec.json.encode(values))
+    assert planned(tmp_path, one).gateway.sources.never == ((1,), (5, 6))
+
+
+@pytest.mark.parametrize(
+    ("generation", "sets", "temperature"),
+    [
+        ({}, (), 0.0),
+        ({"do_sample": False, "temperature": 0.7}, (), 0.0),
+        ({"do_sample": True, "temperature": 0.7}, (), 0.7),
+        ({"do_sample": True}, (), 1.0),
+        ({"do_sample": True, "temperature": 0.7}, ("model.generation_config=ignore",), 0.0),
+        ({}, ("engine.sampling.temperature=0.4",), 0.4),
+    ],
+)
+def test_the_likeliest_token_is_taken_unless_the_checkpoint_or_the_manifest_draws(
+    tmp_path: Path, generation: dict[str, Any], sets: tuple[str, ...], temperature: float
+) -> None:
+    one = save(tmp_path / "bart", "bart")
+    config = one.path / "generation_config.json"
+    config.write_bytes(msgspec.json.encode(msgspec.json.decode(config.read_bytes()) | generation))
+    assert planned(tmp_path, one, *sets).gateway.sampling.temperature == temperature
+
+
+def test_on_a_cpu_torch_computes_and_says_why(tmp_path: Path, made: Callable) -> None:
+    for host in (HOST, Machine(2, "affinity", 8 * 2**30, "MemAvailable", no_gpu="no driver", kernels=("avx2",))):
+        plan = planned(tmp_path, made("bart"), host=host)
+        value, reason = resolved(plan)["hardware.kernels"]
+        assert value == plan.engines[0].kernels == "torch"
+        assert "encoder-decoder" in reason and "install" not in reason
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        ("hardware.kernels=avx2", "avx2: the model is an encoder-decoder, and compiled kernels serve none"),
+        ("quantization.weights=int8", "only compiled kernels of a CPU multiply by weights that are rounded"),
+        ("quantization.weights=int4", "the model is an encoder-decoder"),
+        ("quantization.kv_cache=int8", "only compiled kernels of a CPU read int8 pages"),
+        ("engine.cache.prefix=true", "depends on all of it, so that no other request can begin with it; leave it out"),
+        ("model.task=embed", "this checkpoint has a decoder behind an encoder, and can be served to generate"),
+        ("model.task=score", "can be served to generate"),
+        ("model.task=classify", "can be served to generate"),
+        ("model.pooling.pool=mean", "model.pooling: says how vectors are made"),
+    ],
+)
+def test_what_does_not_go_with_an_encoder_in_front_is_refused(
+    tmp_path: Path, made: Callable, write: str, words: str
+) -> None:
+    host = Machine(2, "affinity", 8 * 2**30, "MemAvailable", no_gpu="no driver", kernels=("avx2",))
+    told = refused(tmp_path, made("bart"), write, host=host)
+    assert f"{write.partition('=')[0]}: " in told or "model.pooling" in told
+    assert words in told
+
+
+def test_nothing_is_cached_for_other_requests_and_the_plan_says_so(tmp_path: Path, made: Callable) -> None:
+    plan = planned(tmp_path, made("bart"))
+    assert plan.engines[0].prefix_cache is False
+    assert resolved(plan)["engine.cache.prefix"] == (False, "what is kept of a source depends on the whole of it")
+    assert planned(tmp_path, made("bart"), "engine.cache.prefix=false").engines[0].prefix_cache is False
+
+
+def test_files_of_sentence_transformers_have_to_be_overruled(tmp_path: Path) -> None:
+    one = save(tmp_path / "bart")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    (one.path / "modules.json").write_bytes(msgspec.json.encode(listed))
+    (one.path / "1_Pooling").mkdir()
+    (one.path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    assert "model.task: embed (modules.json says so): this checkpoint has a decoder" in refused(tmp_path, one)
+    assert planned(tmp_path, one, "model.task=generate").gateway.tasks == ("generate",)
+
+
+def test_on_a_gpu_triton_computes_or_torch(tmp_path: Path, made: Callable) -> None:
+    host = hardware("h200x1")
+    engine = planned(tmp_path, made("long"), host=host).engines[0]
+    assert (engine.device, engine.kernels, engine.max_step_tokens) == ("cuda", "triton", 8192)
+    assert planned(tmp_path, made("bart"), "hardware.kernels=torch", host=host).engines[0].kernels == "torch"
+
+
+def test_a_decode_step_reads_nothing_that_only_sources_are_multiplied_by(tmp_path: Path, made: Callable) -> None:
+    """Counted by transformers' own names."""
+    one = made("bart")
+    plan = planned(tmp_path, one, "quantization.kv_cache=float32")
+    (first, *_), prefill = accounts(plan)["decode:1"].steps, accounts(plan)["prefill"].steps
+    of_sources, of_replies = 0, 0
+    for name, parameter in one.model.named_parameters():
+        if "embed_positions" in name or "shared" in name:
+            continue
+        only = name.startswith("model.encoder.") or ("encoder_attn.k" in name or "encoder_attn.v" in name)
+        of_sources += parameter.numel() * 4 * only
+        of_replies += parameter.numel() * 4 * (not only)
+    head = one.model.model.shared.weight.numel() + one.model.final_logits_bias.numel()
+    assert first.value == of_replies + head * 4
+    read = next(step for step in prefill if step.name == "read")
+    assert str(f"{of_sources:,}") in read.formula
+
+
+def test_operations_of_a_source_are_those_of_its_encoder_and_of_its_keys_and_values(
+    tmp_path: Path, made: Callable
+) -> None:
+    one = made("bart")
+    (first, *_) = accounts(planned(tmp_path, one))["prefill"].steps
+    multiplied = sum(
+        weight.numel()
+        for name, weight in one.model.named_parameters()
+        if weight.ndim == 2
+        and "embed" not in name
+        and "shared" not in name
+        and (name.startswith("model.encoder.") or "encoder_attn.k" in name or "encoder_attn.v" in name)
+    )
+    attended = 2 * 2 * 64 * 32 * 2  # layers, products, keys, all heads, of a multiplication and an addition
+    assert first.value == 2 * multiplied + attended
+
+
+def test_workspace_counts_what_an_encoder_takes(tmp_path: Path, made: Callable) -> None:
+    plan = planned(tmp_path, made("long"))
+    steps = {step.name: step.value for step in accounts(plan)["workspace"].steps}
+    assert steps["states of sources (tokens × hidden)"] == 1280 * 32 * 4
+    assert steps["scores of a source (heads × tokens × tokens)"] == 4 * 1024 * 1024 * 4
+    for account in accounts(plan).values():
+        for step in account.steps:
+            assert computed(step.formula) == pytest.approx(step.value, rel=1e-9), (account.key, step)
+
+
+def test_an_encoder_that_is_wider_than_its_decoder_makes_a_wide_step(tmp_path: Path) -> None:
+    plan = planned(tmp_path, save(tmp_path / "bart", encoder_ffn_dim=4000))
+    steps = {step.name: step.value for step in accounts(plan)["workspace"].steps}
+    assert steps["activations (tokens × widest layer)"] == 512 * (3 * 4000 + 4 * 32) * 4
+
+
+def test_the_plan_can_be_read(tmp_path: Path, made: Callable) -> None:
+    plan = planned(tmp_path, made("bart"))
+    assert "BartForConditionalGeneration" in as_text(plan) and '"begins"' in as_json(plan)
+
+
+def test_weights_in_halves_are_served_in_float32(tmp_path: Path) -> None:
+    one = save(tmp_path / "bart")
+    one.model.to(torch.bfloat16).save_pretrained(one.path)
+    plan = planned(tmp_path, one, *SMALL)
+    held, _ = built(plan.engines[0])
+    assert plan.engines[0].dtype == "float32" and plan.engines[0].planned == (held,)
+
+
+@pytest.mark.parametrize("kind", ["bart", "m2m100"])
+def test_a_gpus_table_is_as_large_as_planned(tmp_path: Path, made: Callable, kind: str) -> None:
+    from engine.worker.ahead import parts_on
+    from kernels.fp8 import Fp8Products
+
+    plan = planned(tmp_path, made(kind), SMALL[0], host=hardware("h200x1"))
+    engine = msgspec.structs.replace(plan.engines[0], load="random")
+    rows = next(step for account in plan.memory.accounts for step in account.steps if step.name.startswith("rows of a"))
+    parts, _ = parts_on(torch.device("meta"), engine, Fp8Products())
+    assert parts.table_bytes == plan.memory.tables - rows.value

@@ -1,0 +1,690 @@
+"""The plan: every auto settled, memory shared out, what does not fit refused. Byte counts are worked out by hand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance.config import exits
+from appliance.config.keys import leaves
+from appliance.config.problems import Refused
+from appliance.config.settings import Given, Option, Settings, load
+from appliance.hardware.machine import Gpu, Machine
+from appliance.hardware.topology import Topology
+from appliance.planning.derivation import summed
+from appliance.planning.host import appliance_bytes
+from appliance.planning.memory import CPU_CACHE_BYTES, Memory
+from appliance.planning.plan import Plan, fingerprint, plan
+from appliance.planning.workspace import PROCESS_BYTES, StepSize, workspace
+from engine.api.config import EngineConfig
+from engine.models.checkpoint import Checkpoint
+from engine.models.parts import MLP, Attention, Branch, Embedding, Experts, Head, Model, RMSNorm, Rope
+from engine.models.schemes import Quantization, Scheme
+from engine.models.sources import linear_paths
+
+BASE = "apiVersion: slipway/v2\nmodel: {source: {path: /models/tiny}}\n"
+GIB, MIB = 2**30, 2**20
+LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB, CONTEXT = 3, 32, 4, 2, 8, 48, 131, 1000
+ATTENTION = HIDDEN * DIM * (2 * HEADS + 2 * KV_HEADS)
+PARAMETERS = VOCAB * HIDDEN + HIDDEN + LAYERS * (ATTENTION + 3 * HIDDEN * INNER + 2 * HIDDEN)
+NORMS = HIDDEN + LAYERS * 2 * HIDDEN
+PADDED_VOCAB = 160  # whole tiles of compiled kernels, 32 outputs each
+PADDING = (PADDED_VOCAB - VOCAB) * HIDDEN
+BLOCK = LAYERS * 2 * 16 * KV_HEADS * DIM * 2  # bytes of 16 tokens in bfloat16
+CPU = Machine(cores=6, cores_from="affinity", memory_free=20 * GIB, memory_from="MemAvailable", no_gpu="no driver")
+H100 = Gpu("NVIDIA H100", 80 * GIB, 79 * GIB, (9, 0))
+GPU_HOST = Machine(cores=16, cores_from="affinity", memory_free=128 * GIB, memory_from="MemAvailable", gpus=(H100,))
+
+
+def model(window: int | None = None, dim: int = DIM) -> Model:
+    norm = RMSNorm(size=HIDDEN, eps=1e-6)
+    attention = Attention(
+        hidden=HIDDEN, heads=HEADS, kv_heads=KV_HEADS, head_dim=dim, rope=Rope(dim=dim, theta=1e4), window=window
+    )
+    block = (
+        Branch(body=attention, before=RMSNorm(size=HIDDEN, eps=1e-6, name="input_layernorm")),
+        Branch(body=MLP(hidden=HIDDEN, inner=INNER), before=RMSNorm(size=HIDDEN, eps=1e-6, name="post_layernorm")),
+    )
+    embed = Embedding(vocab=VOCAB, hidden=HIDDEN)
+    return Model(embed=embed, blocks=(block,) * LAYERS, norm=norm, head=Head(tied=True), max_context=CONTEXT)
+
+
+def checkpoint(generation: dict[str, object] | None = None, window: int | None = None, dim: int = DIM) -> Checkpoint:
+    return Checkpoint(
+        path=Path("/models/tiny"),
+        architecture="TinyForCausalLM",
+        config={"eos_token_id": 7},
+        generation=generation or {},
+        model=model(window, dim),
+        dtype="bfloat16",
+        eos_token_ids=(7, 9),
+        tensors={},
+    )
+
+
+def settings(tmp_path: Path, *sets: str, text: str = BASE) -> Settings:
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    return load(Given(path, tuple(Option(f"--set {one.partition('=')[0]}", *one.split("=", 1)) for one in sets)))
+
+
+def planned(tmp_path: Path, *sets: str, machine: Machine = CPU, facts: Checkpoint | None = None) -> Plan:
+    return plan(settings(tmp_path, *sets), facts or checkpoint(), machine)
+
+
+def refused(tmp_path: Path, *sets: str, machine: Machine = CPU) -> Refused:
+    with pytest.raises(Refused) as caught:
+        planned(tmp_path, *sets, machine=machine)
+    return caught.value
+
+
+def free(count: int) -> Machine:
+    return Machine(
+        cores=CPU.cores, cores_from="affinity", memory_free=count, memory_from="cgroup limit", no_gpu="no driver"
+    )
+
+
+def reason(found: Plan, key: str) -> tuple[object, str]:
+    return next((one.resolved, one.reason) for one in found.effective if one.key == key)
+
+
+def test_auto_on_a_cpu_is_float32_with_16_bit_pages_small_steps_and_all_cores(tmp_path: Path) -> None:
+    engine = planned(tmp_path).engines[0]
+    assert (engine.device, engine.dtype, engine.kv_dtype) == ("cpu", "float32", "bfloat16")
+    assert (engine.max_step_tokens, engine.threads, engine.max_context) == (512, 6, CONTEXT)
+
+
+def test_auto_on_a_gpu_is_the_checkpoints_type_and_wide_steps(tmp_path: Path) -> None:
+    engine = planned(tmp_path, machine=GPU_HOST).engines[0]
+    assert (engine.device, engine.dtype, engine.kv_dtype) == ("cuda", "bfloat16", "bfloat16")
+    assert engine.max_step_tokens == 8192
+
+
+def test_what_is_asked_is_not_changed(tmp_path: Path) -> None:
+    sets = ("model.dtype=float16", "quantization.kv_cache=bfloat16", "hardware={device: cpu, threads: 3}")
+    more = ("engine={scheduling: {max_step_tokens: 77, max_running: 5, policy: priority, overlap: false}}",)
+    engine = planned(tmp_path, *sets, *more, "engine.cache={block_tokens: 7, prefix: false}", machine=GPU_HOST).engines[
+        0
+    ]
+    assert (engine.dtype, engine.kv_dtype, engine.device, engine.threads) == ("float16", "bfloat16", "cpu", 3)
+    assert (engine.max_step_tokens, engine.max_running, engine.policy, engine.overlap) == (77, 5, "priority", False)
+    assert (engine.block_tokens, engine.prefix_cache) == (7, False)
+
+
+def test_memory_is_the_sum_of_its_parts_and_within_the_share(tmp_path: Path) -> None:
+    found = planned(tmp_path)
+    memory, engine = found.memory, found.engines[0]
+    assert (engine.weight_bytes, engine.workspace_bytes) == (memory.weights, memory.workspace)
+    assert memory.weights == PARAMETERS * 4
+    assert memory.block_bytes == BLOCK
+    assert memory.workspace > PROCESS_BYTES["cpu"]
+    assert memory.total == memory.weights + memory.workspace + memory.cache <= memory.budget == int(20 * GIB * 0.85)
+
+
+def test_auto_takes_no_more_cache_than_all_running_requests_can_use(tmp_path: Path) -> None:
+    found = planned(tmp_path, "engine.scheduling.max_running=3")
+    per_request = -(-CONTEXT // 16)
+    assert found.memory.cache == (3 * per_request + 1) * BLOCK
+    assert (found.memory.blocks, found.memory.whole_contexts) == (3 * per_request + 1, 3)
+    assert found.engines[0].kv_bytes == found.memory.cache
+
+
+def test_auto_takes_a_bounded_part_of_a_cpu_hosts_memory(tmp_path: Path) -> None:
+    long = replace(checkpoint(), model=replace(model(), max_context=100 * CONTEXT))
+    found = planned(tmp_path, machine=free(200 * GIB), facts=long)
+    assert found.memory.cache == CPU_CACHE_BYTES < 256 * 100 * CONTEXT // 16 * BLOCK
+    assert "the most that auto takes on a CPU" in reason(found, "hardware.kv_cache_memory")[1]
+
+
+def test_auto_context_shrinks_to_what_the_cache_holds_and_says_so(tmp_path: Path) -> None:
+    rest = planned(tmp_path, "model.max_context=64").memory
+    needed = rest.weights + rest.workspace + 5 * BLOCK + BLOCK // 2  # the null block and four others
+    found = planned(tmp_path, machine=free(needed + appliance_bytes(VOCAB)))
+    assert (found.engines[0].max_context, found.memory.blocks, found.memory.tokens) == (64, 5, 64)
+    assert "what the cache can hold" in reason(found, "model.max_context")[1]
+
+
+def test_a_window_needs_blocks_for_its_reach_only(tmp_path: Path) -> None:
+    whole = planned(tmp_path, "engine.scheduling.max_running=1").memory.blocks
+    windowed = planned(tmp_path, "engine.scheduling.max_running=1", facts=checkpoint(window=32)).memory.blocks
+    assert (whole, windowed) == (64, 36)  # the reach is 31 behind a step of 512
+
+
+def test_several_engines_share_cores_and_memory(tmp_path: Path) -> None:
+    one, two = planned(tmp_path), planned(tmp_path, "parallelism.data=2")
+    assert len(two.engines) == 2 and two.engines[0].threads == 3
+    assert two.memory.budget == one.memory.budget // 2
+    assert planned(tmp_path, "parallelism.data=7").engines[0].threads == 1
+
+
+def test_several_engines_record_into_files_of_their_own(tmp_path: Path) -> None:
+    records = [engine.record for engine in planned(tmp_path, "parallelism.data=2", "engine.record=run.log").engines]
+    assert records == [str(tmp_path / "run-0.log"), str(tmp_path / "run-1.log")]
+
+
+def test_a_context_beyond_the_models_is_refused_with_the_limit(tmp_path: Path) -> None:
+    error = refused(tmp_path, "model.max_context=1001")
+    assert str(error) == (
+        "--set model.max_context: 1001: the checkpoint supports 1000 tokens; use at most 1000, or auto"
+    )
+    assert error.cause == exits.MANIFEST
+    assert planned(tmp_path, "model.max_context=1000").engines[0].max_context == 1000
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
+    message = str(refused(tmp_path, "hardware.device=cuda"))
+    assert "no usable GPU here (no driver); use auto or cpu" in message
+
+
+@pytest.mark.parametrize("count", [0, 10 * MIB, 400 * MIB])
+def test_no_memory_for_one_block_is_refused_with_sizes_and_keys(tmp_path: Path, count: int) -> None:
+    error = refused(tmp_path, machine=free(count))
+    assert error.cause == exits.MEMORY
+    for words in ("hardware.memory_share", "no memory for one block", "free by cgroup limit", "are needed"):
+        assert words in str(error)
+
+
+def test_the_last_byte_decides_whether_one_block_fits(tmp_path: Path) -> None:
+    rest = planned(tmp_path, "hardware.memory_share=1", "model.max_context=2").memory
+    enough = rest.weights + rest.workspace + 2 * BLOCK + appliance_bytes(VOCAB)
+    assert planned(tmp_path, "hardware.memory_share=1", machine=free(enough)).memory.blocks == 2
+    refused(tmp_path, "hardware.memory_share=1", machine=free(enough - 1))
+
+
+def test_a_wanted_context_that_does_not_fit_is_refused_with_the_size_it_needs(tmp_path: Path) -> None:
+    error = refused(tmp_path, "model.max_context=1000", f"hardware.kv_cache_memory={63 * BLOCK}")
+    assert error.cause == exits.MEMORY and "a request of 1000 tokens needs" in str(error)
+    assert "raise hardware.kv_cache_memory" in str(error)
+    fits = planned(tmp_path, "model.max_context=1000", f"hardware.kv_cache_memory={64 * BLOCK}")
+    assert (fits.memory.blocks, fits.memory.whole_contexts) == (64, 1)
+
+
+def test_a_cache_larger_than_what_is_left_is_refused_with_the_most_it_may_be(tmp_path: Path) -> None:
+    error = refused(tmp_path, "hardware.kv_cache_memory=19GiB")
+    assert error.cause == exits.MEMORY
+    assert "19.0 GiB make 19.3 GiB in all" in str(error) and "use at most 16.7 GiB" in str(error)
+
+
+def test_sampling_defaults_are_manifest_over_generation_config_over_the_api(tmp_path: Path) -> None:
+    facts = checkpoint({"temperature": 0.6, "top_p": 0.95, "top_k": 20, "max_new_tokens": 5, "do_sample": True})
+    found = planned(tmp_path, "engine.sampling.top_p=0.5", facts=facts)
+    sampling = found.gateway.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.6, 0.5, 20, 0.0)
+    assert sampling.max_tokens == 5
+    assert reason(found, "engine.sampling.temperature") == (0.6, "generation_config.json")
+    assert reason(found, "engine.sampling.top_p")[1] == ""
+
+
+def test_an_ignored_generation_config_gives_neither_sampling_nor_end_tokens(tmp_path: Path) -> None:
+    facts = checkpoint({"temperature": 0.6, "eos_token_id": [9]})
+    found = planned(tmp_path, "model.generation_config=ignore", facts=facts).gateway
+    assert (found.sampling.temperature, found.eos_token_ids) == (1.0, (7,))
+    assert planned(tmp_path, facts=facts).gateway.eos_token_ids == (7, 9)
+
+
+def test_names_are_those_given_or_the_folders(tmp_path: Path) -> None:
+    assert planned(tmp_path).gateway.names == ("tiny",)
+    assert planned(tmp_path, "model.names=[a, b]").gateway.names == ("a", "b")
+
+
+def test_the_gateway_is_told_what_the_manifest_says(tmp_path: Path) -> None:
+    sets = (
+        *(
+            "endpoints={host: '::1', port: 9, compat: vllm, cors_origins: ['*'], keep_alive: 2s, docs: false,"
+            " page: false}",
+        ),
+        *("limits={max_waiting: 1, max_body: 2KiB, max_output_tokens: 3, max_choices: 4, max_prompts: 5}",),
+        "limits.max_waiting_tokens=6",
+        *("limits={max_logprobs: -1, max_stop: 7}", "lifecycle.drain=500ms"),
+        "observability={log_level: debug, log_format: json, log_requests: true, log_outputs: final}",
+        "observability.vllm_metrics=false",
+    )
+    found = planned(tmp_path, *sets).gateway
+    assert (found.host, found.port, found.compat, found.cors_origins) == ("::1", 9, "vllm", ("*",))
+    assert (found.keep_alive_s, found.docs, found.page, found.drain_s) == (2.0, False, False, 0.5)
+    limits = (found.max_waiting, found.max_body_bytes, found.max_output_tokens, found.max_choices, found.max_prompts)
+    assert limits == (1, 2048, 3, 4, 5)
+    assert (found.max_waiting_tokens, planned(tmp_path).gateway.max_waiting_tokens) == (6, None)
+    assert (found.max_logprobs, found.max_stop, found.max_context, found.vocab_size) == (-1, 7, CONTEXT, VOCAB)
+    logs = (found.log_level, found.log_format, found.log_requests, found.log_outputs, found.vllm_metrics)
+    assert logs == ("debug", "json", True, "final", False)
+
+
+def test_a_secret_reaches_the_gateway_as_a_reference(tmp_path: Path) -> None:
+    by_file = planned(tmp_path, "secrets={k: {file: keys.txt}}", "endpoints.api_keys=k").gateway.api_keys
+    by_name = planned(tmp_path, "secrets={k: {env: KEYS}}", "endpoints.api_keys=k").gateway.api_keys
+    assert by_file and (by_file.file, by_file.env) == (str(tmp_path / "keys.txt"), None)
+    assert by_name and (by_name.file, by_name.env) == (None, "KEYS")
+
+
+def test_the_fingerprint_depends_on_values_not_on_spelling(tmp_path: Path) -> None:
+    plain = fingerprint(settings(tmp_path, text=BASE))
+    assert fingerprint(settings(tmp_path, text=BASE + "limits:\n  max_stop: 16 # the default\n")) == plain
+    assert fingerprint(settings(tmp_path, "limits.max_stop=17")) != plain
+
+
+def test_the_hash_of_outputs_follows_settled_values_and_no_others(tmp_path: Path) -> None:
+    """What replies carry as system_fingerprint: a port is none of it, an `auto` that comes out otherwise is."""
+    plain = planned(tmp_path).gateway.outputs_sha256
+    for same in ("endpoints.port=9", "limits.max_stop=3", "hardware.threads=6", "model.max_context=1000"):
+        assert planned(tmp_path, same).gateway.outputs_sha256 == plain, same
+    for other in ("engine.sampling.temperature=0.5", "hardware.threads=5", "model.dtype=float16"):
+        assert planned(tmp_path, other).gateway.outputs_sha256 != plain, other
+    assert planned(tmp_path, machine=replace(CPU, cores=5)).gateway.outputs_sha256 != plain
+
+
+def test_every_key_is_told_with_value_and_origin(tmp_path: Path) -> None:
+    found = {one.key: one for one in planned(tmp_path, "limits.max_stop=2").effective}
+    assert found["limits.max_stop"].origin == "--set limits.max_stop"
+    assert found["model.source.path"].origin == f"{tmp_path / 'm.yaml'}:2:24"
+    assert found["limits.max_body"].origin == "default"
+    other = [key.name for key in leaves() if key.path[:2] == ("model", "source") and key.path[2] != "path"]
+    assert set(found) == {key.name for key in leaves() if "*" not in key.path} - set(other)
+    assert all(one.reason for one in found.values() if one.value == "auto" and one.key != "model.generation_config")
+
+
+def test_the_plan_is_complete(tmp_path: Path) -> None:
+    found = planned(tmp_path)
+    assert isinstance(found.memory, Memory) and isinstance(found.engines[0], EngineConfig)
+    assert (found.engines[0].socket, found.gateway.engines) == ("", ())
+    assert found.sha256 == found.gateway.manifest_sha256
+
+
+COMPILED = replace(CPU, kernels=("avx512", "avx2", "base"))
+
+
+def test_auto_takes_the_fastest_kernels_that_the_cpu_runs(tmp_path: Path) -> None:
+    found = planned(tmp_path, machine=COMPILED)
+    assert found.engines[0].kernels == "avx512"
+    assert reason(found, "hardware.kernels") == ("avx512", "the fastest compiled kernels for this CPU")
+    assert planned(tmp_path, "hardware.kernels=base", machine=COMPILED).engines[0].kernels == "base"
+    assert planned(tmp_path, "hardware.kernels=torch", machine=COMPILED).engines[0].kernels == "torch"
+
+
+def test_without_compiled_kernels_torch_serves_and_the_plan_says_what_that_costs(tmp_path: Path) -> None:
+    found = planned(tmp_path)
+    assert found.engines[0].kernels == "torch"
+    assert "none are compiled: install with a C++ compiler" in reason(found, "hardware.kernels")[1]
+    on_gpu = planned(tmp_path, machine=replace(GPU_HOST, kernels=("avx2",)))
+    assert on_gpu.engines[0].kernels == "torch"
+    assert planned(tmp_path, "model.dtype=bfloat16", machine=COMPILED).engines[0].kernels == "torch"
+
+
+QKV = (2 * HEADS + 2 * KV_HEADS) * DIM  # the outputs of an attention, and what it gives back
+GPU_KERNELS = replace(GPU_HOST, triton=True)
+OLD_GPU = replace(GPU_KERNELS, gpus=(replace(H100, name="NVIDIA A100", capability=(8, 0)),))
+
+
+def test_a_gpu_computes_with_triton_and_captures_decode_steps(tmp_path: Path) -> None:
+    found = planned(tmp_path, "engine.scheduling.max_running=6", machine=GPU_KERNELS)
+    engine = found.engines[0]
+    assert (engine.kernels, engine.kv_dtype, engine.kv_measured) == ("triton", "bfloat16", True)
+    assert reason(found, "hardware.kernels") == ("triton", "the fused kernels for a GPU")
+    # six rows of the widest layer, with the residual stream and its norm beside it; their logits and hidden states, the
+    # former once more in the graph
+    assert engine.graph_sizes == (1, 2, 4, 6)
+    assert engine.graph_bytes == 6 * (2 * (2 * QKV + 4 * HIDDEN) + 2 * 4 * VOCAB + 2 * HIDDEN) + 4 * 8 * MIB
+    without = planned(tmp_path, "engine.scheduling.max_running=6", "hardware.graphs=false", machine=GPU_KERNELS)
+    assert without.engines[0].graph_sizes == () and without.engines[0].graph_bytes == 0
+    assert found.memory.workspace - without.memory.workspace == engine.graph_bytes
+
+
+def test_without_triton_a_gpu_computes_with_torch_and_the_plan_says_so(tmp_path: Path) -> None:
+    found = planned(tmp_path, machine=GPU_HOST)
+    assert found.engines[0].graph_sizes == () and not found.engines[0].invariant
+    assert "Triton is not installed" in reason(found, "hardware.kernels")[1]
+
+
+@pytest.mark.parametrize("dim", [12, 264])
+def test_heads_that_no_kernel_of_a_gpu_serves_are_torchs(tmp_path: Path, dim: int) -> None:
+    facts = checkpoint(dim=dim)
+    found = planned(tmp_path, machine=GPU_KERNELS, facts=facts)
+    assert found.engines[0].kernels == "torch"
+    words = f"the model has heads of {dim}: Triton kernels serve multiples of 8 up to 256"
+    assert reason(found, "hardware.kernels") == ("torch", words)
+    with pytest.raises(Refused, match=words):
+        planned(tmp_path, "hardware.kernels=triton", machine=GPU_KERNELS, facts=facts)
+
+
+EXPERTS = Experts(hidden=HIDDEN, inner=16, count=8, chosen=2, scores="softmax", shared=MLP(hidden=HIDDEN, inner=24))
+
+
+def sparse() -> Checkpoint:
+    """The tiny model with experts in its last layer."""
+    facts = checkpoint()
+    last = Branch(body=EXPERTS, before=RMSNorm(size=HIDDEN, eps=1e-6, name="post_layernorm"))
+    blocks = (*facts.model.blocks[:-1], (facts.model.blocks[-1][0], last))
+    return replace(facts, model=replace(facts.model, blocks=blocks))
+
+
+def test_a_model_with_experts_has_fused_kernels_and_graphs_on_a_gpu_and_compiled_ones_on_a_cpu(tmp_path: Path) -> None:
+    found = planned(tmp_path, "engine.scheduling.max_running=6", machine=GPU_KERNELS, facts=sparse())
+    assert (found.engines[0].kernels, found.engines[0].graph_sizes) == ("triton", (1, 2, 4, 6))
+    assert planned(tmp_path, machine=COMPILED, facts=sparse()).engines[0].kernels == "avx512"
+
+
+def test_experts_count_as_weights_and_routers_are_not_rounded(tmp_path: Path) -> None:
+    def weights(*sets: str) -> int:
+        return planned(tmp_path, *sets, machine=COMPILED, facts=sparse()).memory.weights
+
+    # The router's 8 outputs are padded to a tile of 32, the 48 of the shared expert's gate and up to 64.
+    mlps, router = 3 * HIDDEN * (8 * 16 + 24 - INNER) + 16 * HIDDEN, 32 * HIDDEN
+    assert weights() == 4 * (PARAMETERS + PADDING + mlps + router)
+    plain = planned(tmp_path, "quantization.weights=int8", machine=COMPILED).memory.weights
+    outputs = 8 * (2 * 16 + HIDDEN) + 2 * 24 - 2 * INNER  # each has a scale
+    assert weights("quantization.weights=int8") - plain == mlps + 4 * outputs + 4 * router
+
+
+def test_a_row_for_each_expert_that_a_token_takes_counts_as_workspace(tmp_path: Path) -> None:
+    def taken(chosen: int, kernels: str = "torch") -> int:
+        """Without what the threads of torch take."""
+        body = replace(EXPERTS, chosen=chosen)
+        model = replace(sparse().model, blocks=((Branch(body=body),),))
+        return summed(workspace(model, device="cuda", kernels=kernels, size=StepSize(100, 1), element_bytes=4))
+
+    # gate, up and their product, and what comes out; with Triton the routes too, and the router's logits
+    assert taken(5) - taken(4) == 100 * 4 * (3 * 16 + HIDDEN)
+    assert taken(5, "triton") - taken(5) == 100 * 4 * (8 + 7 * 5)
+
+
+def test_pages_of_8_bits_halve_the_blocks(tmp_path: Path) -> None:
+    plain = planned(tmp_path, machine=GPU_KERNELS)
+    small = planned(tmp_path, "quantization.kv_cache=fp8", machine=GPU_KERNELS)
+    assert small.engines[0].kv_dtype == "fp8" and 2 * small.memory.block_bytes == plain.memory.block_bytes
+
+
+def test_pages_of_whole_numbers_have_a_scale_for_each_key_and_value(tmp_path: Path) -> None:
+    plain = planned(tmp_path, "quantization.kv_cache=float32", machine=COMPILED)
+    small = planned(tmp_path, "quantization.kv_cache=int8", machine=COMPILED)
+    assert small.engines[0].kv_dtype == "int8"
+    assert plain.memory.block_bytes == 2 * BLOCK
+    assert small.memory.block_bytes == LAYERS * 2 * 16 * KV_HEADS * (DIM + 4)
+
+
+@pytest.mark.parametrize("machine", [CPU, COMPILED], ids=["torch", "compiled"])
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+def test_pages_on_a_cpu_have_the_checkpoints_16_bits(tmp_path: Path, machine: Machine, stored: str) -> None:
+    facts = replace(checkpoint(), dtype=stored)
+    found = planned(tmp_path, machine=machine, facts=facts)
+    cost = {"bfloat16": "+0.004 %", "float16": "+0.006 %"}[stored]
+    assert reason(found, "quantization.kv_cache") == (
+        stored,
+        f"the checkpoint's type, half the bytes of float32, measured perplexity {cost}; a token takes {BLOCK // 16} B",
+    )
+    assert (found.engines[0].kv_dtype, found.memory.block_bytes) == (stored, BLOCK)
+    for asked in ("float32", "bfloat16", "float16"):
+        explicit = planned(tmp_path, f"quantization.kv_cache={asked}", machine=machine, facts=facts)
+        assert explicit.engines[0].kv_dtype == asked and reason(explicit, "quantization.kv_cache")[1] == ""
+
+
+def test_pages_on_a_cpu_are_float32_for_a_float32_checkpoint(tmp_path: Path) -> None:
+    found = planned(tmp_path, facts=replace(checkpoint(), dtype="float32"))
+    assert reason(found, "quantization.kv_cache") == ("float32", "the type of the activations")
+    assert found.memory.block_bytes == 2 * BLOCK
+
+
+def test_pages_beside_16_bit_activations_have_their_type(tmp_path: Path) -> None:
+    found = planned(tmp_path, "model.dtype=float16", "hardware.kernels=torch")
+    assert reason(found, "quantization.kv_cache") == (
+        "float16",
+        f"the type of the activations; a token takes {BLOCK // 16} B",
+    )
+
+
+def test_pages_of_a_quantized_gguf_file_are_float16_with_torch_kernels(tmp_path: Path) -> None:
+    found = planned(tmp_path, facts=quantized("gguf", Scheme("gguf", 4, 32)))
+    value, why = reason(found, "quantization.kv_cache")
+    assert value == "float16" and why.startswith("the type of a GGUF file's scales, half the bytes of float32")
+    plain = planned(tmp_path, facts=quantized("gguf", Scheme("turned", 0, None, heads=2)))
+    assert plain.engines[0].kv_dtype == "bfloat16"
+
+
+def test_beside_rounded_weights_pages_are_float16(tmp_path: Path) -> None:
+    found = planned(tmp_path, "quantization.weights=int8", machine=COMPILED)
+    assert found.engines[0].kv_dtype == "float16" and "int8" in reason(found, "quantization.kv_cache")[1]
+    asked = planned(tmp_path, "quantization.weights=int8", "quantization.kv_cache=float32", machine=COMPILED)
+    assert asked.engines[0].kv_dtype == "float32"
+
+
+def test_a_pool_whose_size_is_given_is_not_measured(tmp_path: Path) -> None:
+    assert not planned(tmp_path, "hardware.kv_cache_memory=1GiB", machine=GPU_KERNELS).engines[0].kv_measured
+    assert not planned(tmp_path).engines[0].kv_measured
+
+
+@pytest.mark.parametrize(
+    ("sets", "machine", "invariant"),
+    [
+        ([], GPU_KERNELS, False),
+        (["hardware.batch_invariant=true"], GPU_KERNELS, True),
+        ([], COMPILED, True),  # compiled kernels know nothing else
+        (["hardware.kernels=torch"], COMPILED, False),
+    ],
+)
+def test_who_computes_alike_in_any_batch(tmp_path: Path, sets: list[str], machine: Machine, invariant: bool) -> None:
+    assert planned(tmp_path, *sets, machine=machine).engines[0].invariant is invariant
+
+
+def test_a_gpu_without_bfloat16_computes_in_float16(tmp_path: Path) -> None:
+    turing = replace(GPU_KERNELS, gpus=(replace(H100, name="Tesla T4", capability=(7, 5)),))
+    found = planned(tmp_path, machine=turing)
+    assert found.engines[0].dtype == "float16" and "Tesla T4 has no bfloat16" in reason(found, "model.dtype")[1]
+    assert "Tesla T4 has no bfloat16" in str(refused(tmp_path, "model.dtype=bfloat16", machine=turing))
+    assert planned(tmp_path, "model.dtype=float32", machine=turing).engines[0].dtype == "float32"
+
+
+def test_an_old_gpu_is_served_by_torch(tmp_path: Path) -> None:
+    turing = replace(GPU_KERNELS, gpus=(replace(H100, name="Tesla T4", capability=(7, 5)),))
+    found = planned(tmp_path, machine=turing)
+    assert found.engines[0].kernels == "torch" and not found.engines[0].graph_sizes
+    assert "Tesla T4 has compute capability 7.5: Triton kernels are for 8.0" in reason(found, "hardware.kernels")[1]
+    assert "Triton kernels are for 8.0" in str(refused(tmp_path, "hardware.kernels=triton", machine=turing))
+    ampere = replace(turing, gpus=(replace(H100, name="NVIDIA A10G", capability=(8, 6)),))
+    assert planned(tmp_path, machine=ampere).engines[0].kernels == "triton"
+
+
+@pytest.mark.parametrize(
+    ("sets", "machine", "words"),
+    [
+        (
+            ["hardware.kernels=triton"],
+            COMPILED,
+            "GPU; there is no usable GPU here (no driver); use auto, torch, avx512",
+        ),
+        (
+            ["hardware.kernels=triton"],
+            GPU_HOST,
+            "install the release that this torch asks for; use auto or torch",
+        ),
+        (
+            ["quantization.kv_cache=fp8"],
+            CPU,
+            "read fp8 pages; Triton kernels are for a GPU; there is no usable GPU",
+        ),
+        (
+            ["quantization.kv_cache=int8"],
+            GPU_KERNELS,
+            "int8: only compiled kernels of a CPU read int8 pages; no compiled kernels are here: install with a C++ "
+            "compiler; use auto, bfloat16 or fp8",
+        ),
+        (
+            ["quantization.kv_cache=int8"],
+            CPU,
+            "no compiled kernels are here: install with a C++ compiler; use auto, float32, bfloat16 or float16",
+        ),
+        (["quantization.kv_cache=fp8"], COMPILED, "use auto, float32, bfloat16, float16 or int8"),
+        (
+            ["quantization.kv_cache=fp8"],
+            OLD_GPU,
+            "NVIDIA A100 has no fp8 (compute capability 8.9",
+        ),
+        (
+            ["quantization.kv_cache=float16"],
+            GPU_KERNELS,
+            "pages have the type of the activations, or fp8; use auto, bfloat16 or fp8, or hardware.device: cpu, or "
+            "model.dtype: float16, or hardware.kernels: torch",
+        ),
+        (["hardware.batch_invariant=true"], CPU, "true: the sums of torch depend on the size of the batch; "),
+        (
+            ["quantization.weights=int8"],
+            GPU_KERNELS,
+            "no compiled kernels are here: install with a C++ compiler; use auto",
+        ),
+    ],
+)
+def test_what_the_kernels_of_a_gpu_cannot_do_is_refused(
+    tmp_path: Path, sets: list[str], machine: Machine, words: str
+) -> None:
+    assert words in str(refused(tmp_path, *sets, machine=machine))
+
+
+@pytest.mark.parametrize(
+    ("sets", "machine", "words"),
+    [
+        (
+            ["hardware.kernels=amx"],
+            COMPILED,
+            "amx: this machine has avx512, avx2, base alone of the",
+        ),
+        (
+            ["hardware.kernels=avx2", "model.dtype=float16"],
+            COMPILED,
+            "model.dtype: float16 (--set model.dtype)",
+        ),
+        (["hardware.kernels=avx2"], GPU_HOST, "avx2: no compiled kernels are here"),
+        (
+            ["quantization.weights=int8"],
+            CPU,
+            "only compiled kernels of a CPU multiply by weights that are",
+        ),
+        (
+            ["quantization.weights=int4", "hardware.kernels=torch"],
+            COMPILED,
+            "torch cannot go with quantization.weights",
+        ),
+    ],
+)
+def test_what_compiled_kernels_cannot_do_is_refused(
+    tmp_path: Path, sets: list[str], machine: Machine, words: str
+) -> None:
+    assert words in str(refused(tmp_path, *sets, machine=machine))
+
+
+def test_rounded_weights_take_their_bits_and_the_head_takes_eight(tmp_path: Path) -> None:
+    stored = planned(tmp_path, machine=COMPILED).memory.weights
+    head, norms = PADDED_VOCAB * HIDDEN + 4 * VOCAB, 4 * NORMS
+    matrices = [((HEADS + 2 * KV_HEADS) * DIM, HIDDEN), (HIDDEN, HEADS * DIM)]
+    matrices += [(INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER)]
+    eight = sum(rows * inputs + 4 * rows for rows, inputs in matrices)
+    four = sum(rows * -(-inputs // 32) * 18 for rows, inputs in matrices)
+    for bits, each in (("int8", eight), ("int4", four)):
+        found = planned(tmp_path, f"quantization.weights={bits}", machine=COMPILED)
+        assert found.memory.weights == head + norms + LAYERS * each < stored
+        assert found.engines[0].weights == bits
+
+
+def test_rounded_weights_are_kept_in_the_cache_folder_unless_that_is_switched_off(tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text(BASE + "quantization: {weights: int8}\n")
+
+    def folder(environ: dict[str, str], *options: Option) -> str | None:
+        return plan(load(Given(path, options, environ)), checkpoint(), COMPILED).engines[0].weight_cache
+
+    assert folder({"XDG_CACHE_HOME": "/var/cache/x", "HOME": "/home/y"}) == "/var/cache/x/slipway/weights"
+    assert folder({"HOME": "/home/y"}) == "/home/y/.cache/slipway/weights"
+    assert folder({}) is None
+    assert folder({"HOME": "/home/y"}, Option("--set quantization.keep", "quantization.keep", "false")) is None
+    stored = Option("--set quantization.weights", "quantization.weights", "auto")
+    assert folder({"HOME": "/home/y"}, stored) is None
+
+
+def test_what_compiled_kernels_leave_to_torch_is_named(tmp_path: Path) -> None:
+    odd = replace(checkpoint().model.blocks[0][1], body=MLP(hidden=HIDDEN, inner=INNER, act="relu2"))
+    plain = checkpoint().model.blocks[0]
+    facts = replace(checkpoint(), model=replace(model(), blocks=(plain, (plain[0], odd), (plain[0], odd))))
+    host = replace(CPU, kernels=("avx2", "base"))
+    assert reason(planned(tmp_path, machine=host), "hardware.kernels") == (
+        "avx2",
+        "the fastest compiled kernels for this CPU",
+    )
+    told = reason(planned(tmp_path, machine=host, facts=facts), "hardware.kernels")[1]
+    assert "torch computes activation relu2 of 2 MLPs, on one thread" in told
+    told = reason(planned(tmp_path, "hardware.kernels=base", machine=host, facts=facts), "hardware.kernels")
+    assert told[0] == "base" and told[1].startswith("torch computes activation relu2 of 2 MLPs")
+    assert "torch computes" not in reason(planned(tmp_path, facts=facts), "hardware.kernels")[1]  # torch serves it all
+
+
+def test_the_plan_says_where_threads_run(tmp_path: Path) -> None:
+    four = Topology((0, 1, 2, 3), (((0,), (1,)), ((2,), (3,))))
+    host = replace(CPU, cores=4, kernels=("base",), topology=four)
+    found = planned(tmp_path, "parallelism.data=2", machine=host)
+    assert [engine.cpus for engine in found.engines] == [(0, 1), (2, 3)]
+    assert [engine.process_cpus for engine in found.engines] == [(0, 1), (2, 3)] and found.other_cpus == ()
+    assert reason(found, "hardware.cpus") == ("0-1 and 2-3", "one thread a core, each engine on one NUMA node")
+    by_torch = planned(tmp_path, "hardware.threads=2", machine=replace(host, kernels=()))
+    assert by_torch.engines[0].cpus == () and by_torch.engines[0].process_cpus == (0, 1)
+    assert by_torch.other_cpus == (2, 3)
+
+
+FOUR_BITS = Scheme("gptq", 4, 32, zeros=True)
+
+
+def quantized(method: str = "gptq", scheme: Scheme = FOUR_BITS, few: bool = False) -> Checkpoint:
+    """few: only the MLPs' matrices, of which those of one layer are fused with one that is not quantized."""
+    paths = [path for path in linear_paths(model()) if not few or ("mlp" in path and "0.mlp.up" not in path)]
+    return replace(checkpoint(), quantization=Quantization(method, dict.fromkeys(paths, scheme)))
+
+
+def test_quantized_weights_stay_as_they_are_with_compiled_kernels(tmp_path: Path) -> None:
+    found = planned(tmp_path, machine=COMPILED, facts=quantized())
+    assert reason(found, "quantization.weights") == ("stored", "the checkpoint's 4 bits (gptq, groups of 32)")
+    cache, why = reason(found, "quantization.kv_cache")
+    assert cache == "float16" and "weights in 4 bits (gptq, groups of 32)" in why
+    matrices = [((HEADS + 2 * KV_HEADS) * DIM, HIDDEN), (HIDDEN, HEADS * DIM)]
+    matrices += [(INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER)]
+    four = sum(rows * -(-inputs // 32) * (16 + 2 + 1) for rows, inputs in matrices)
+    assert found.memory.weights == 4 * (PADDED_VOCAB * HIDDEN + NORMS) + LAYERS * four
+    assert found.engines[0].weights == "stored" and found.engines[0].weight_cache is None
+
+
+def test_elsewhere_quantized_weights_are_restored_and_the_plan_says_what_that_costs(tmp_path: Path) -> None:
+    found = planned(tmp_path, machine=CPU, facts=quantized())
+    assert found.memory.weights == 4 * PARAMETERS
+    assert reason(found, "quantization.weights") == (
+        "stored",
+        "the checkpoint's 4 bits (gptq, groups of 32), restored to float32 for torch: 107.2 KiB instead of the "
+        "35.1 KiB that they take with compiled kernels of a CPU",
+    )
+    gpu = planned(tmp_path, machine=GPU_KERNELS, facts=quantized())
+    assert gpu.memory.weights == 2 * (PARAMETERS + NORMS)  # norms are held in float32
+    assert "restored to bfloat16 for triton: 54.1 KiB instead of" in reason(gpu, "quantization.weights")[1]
+
+
+def test_matrices_of_which_a_part_is_quantized_are_restored_and_counted(tmp_path: Path) -> None:
+    found = planned(tmp_path, machine=COMPILED, facts=quantized(few=True))
+    assert reason(found, "quantization.weights")[1] == (
+        "the checkpoint's 4 bits (gptq, groups of 32), 1 of 8 matrices restored to float32"
+    )
+    down, gate = HIDDEN * -(-INNER // 32) * 19, INNER * -(-HIDDEN // 32) * 19
+    assert found.memory.weights == 4 * (PARAMETERS + PADDING - 7 * HIDDEN * INNER) + 3 * down + 4 * gate
+
+
+def test_quantized_weights_are_not_rounded_again(tmp_path: Path) -> None:
+    for bits in ("int8", "int4"):
+        with pytest.raises(Refused) as caught:
+            planned(tmp_path, f"quantization.weights={bits}", machine=COMPILED, facts=quantized())
+        assert f"{bits}: the checkpoint is quantized already, in 4 bits (gptq, groups of 32): round" in str(
+            caught.value
+        )
+
+
+def test_what_a_gguf_file_has_in_other_types_may_be_rounded(tmp_path: Path) -> None:
+    facts = quantized("gguf", Scheme("gguf", 0, None))
+    auto = planned(tmp_path, machine=COMPILED, facts=facts)
+    assert reason(auto, "quantization.weights")[1] == (
+        "the checkpoint's gguf (other types), 21 of 21 matrices restored to float32"
+    )
+    assert auto.memory.weights == 4 * (PARAMETERS + PADDING) and auto.engines[0].kv_dtype == "float16"
+    rounded = planned(tmp_path, "quantization.weights=int8", machine=COMPILED, facts=facts)
+    assert rounded.engines[0].weights == "int8" and rounded.memory.weights < auto.memory.weights / 3
+    with pytest.raises(Refused):
+        planned(tmp_path, "quantization.weights=int8", machine=COMPILED, facts=quantized("gguf", Scheme("gguf", 4, 32)))

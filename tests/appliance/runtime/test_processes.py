@@ -1,0 +1,30 @@
+import os
+import socket
+import subprocess
+import sys
+
+from appliance.runtime import listener as listen
+from appliance.runtime import processes
+
+
+def test_a_dead_child_that_nobody_reaped_is_no_descendant() -> None:
+    command = [sys.executable, "-c", "input()"]
+    living, dead = (subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(2))
+    assert {living.pid, dead.pid} <= set(processes.descendants(os.getpid()))
+    dead.kill()
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)  # it has ended and stays a zombie
+    found = processes.descendants(os.getpid())
+    assert living.pid in found and dead.pid not in found
+    for child in (living, dead):
+        child.kill()
+        child.communicate()
+
+
+def test_connections_that_linger_from_a_former_run_do_not_take_the_port() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = int(server.getsockname()[1])
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            server.accept()[0].close()  # who closes first has the connection linger
+            assert client.recv(1) == b""
+    with listen.listening("127.0.0.1", port) as listener:
+        assert listener.getsockname()[1] == port

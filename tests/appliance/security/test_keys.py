@@ -1,0 +1,53 @@
+"""Lists of API keys: in the clear and hashed, with names, limits and shares, and every way to get a line wrong."""
+
+import hashlib
+
+import pytest
+
+from appliance.security.keys import ApiKey, parse_keys
+from engine.api.errors import ConfigError
+
+HASH = hashlib.sha256(b"sk-secret").hexdigest()
+
+
+def test_a_key_and_its_hash_are_the_same_key():
+    (clear,) = parse_keys(["sk-secret"], "k")
+    (hashed,) = parse_keys([f"sha256:{HASH.upper()}"], "k")
+    assert clear == hashed == ApiKey(bytes.fromhex(HASH))
+
+
+def test_words_behind_a_key_name_it_limit_it_and_give_it_a_share():
+    lines = [
+        "# clients",
+        "",
+        f"  sha256:{HASH}  name=alice requests_per_minute=60  share=2.5 priority=yes # until spring",
+        "sk-b\t# b",
+    ]
+    alice, other = parse_keys(lines, "k")
+    assert alice == ApiKey(bytes.fromhex(HASH), "alice", 60, None, 2.5, priority=True)
+    assert (other.name, other.shown, other.share, other.priority) == ("", "unnamed", 1.0, False)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["sk-secret admin"], "line 1: word 2 is none of name=…, requests_per_minute=…"),
+        (["sk-secret nme=x"], "line 1: word 2 is none of"),
+        (["ok", "sk-secret name=a b"], "line 2: word 3 is none of"),
+        (["sk-secret name="], "name=: a name has"),
+        (["sk-secret name=a name=b"], "name is given twice"),
+        (["sk-secret tokens_per_minute=0"], "tokens_per_minute=0: it has to be a whole number from 1 on"),
+        (["sk-secret tokens_per_minute=1e3"], "whole number"),
+        (["sk-secret share=0"], "share=0: it has to be a number from 0.01 to 100"),
+        (["sk-secret share=nan"], "from 0.01 to 100"),
+        (["sk-secret priority=1"], "priority=1: it has to be yes or no"),
+        (["sha256:1234"], "64 hexadecimal digits"),
+        (["sk-secret", "other", f"sha256:{HASH}"], "line 3: this key stands in an earlier line"),
+        (["sk-secret name=a", "other name=a"], "line 2: name=a stands in an earlier line"),
+    ],
+)
+def test_a_wrong_line_is_named_and_no_key_is_repeated(lines, message):
+    with pytest.raises(ConfigError) as refused:
+        parse_keys(lines, "keys")
+    assert message in str(refused.value) and str(refused.value).startswith("keys, line ")
+    assert "sk-secret" not in str(refused.value) and HASH not in str(refused.value)

@@ -1,0 +1,57 @@
+"""Rights of API keys: going before others, and /invocations without a key."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from appliance.security.keys import parse_keys
+from tests.appliance.server.http.conftest import Gateway
+
+USER = {"role": "user", "content": "hello"}
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [USER]},
+    "/v1/completions": {"prompt": "hello"},
+    "/v1/messages": {"messages": [USER], "model": "qwen", "max_tokens": 4},
+    "/v1/responses": {"input": "hello"},
+    "/invocations": {"messages": [USER]},
+}
+KEYS = ["sk-any", "sk-first name=first priority=yes"]
+
+
+def with_keys(gateway: Gateway) -> Gateway:
+    gateway.service.set_keys(parse_keys(KEYS, "keys"))
+    return gateway.says("ok")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_going_before_others_is_a_right_of_a_key(gateway: Gateway, path: str) -> None:
+    with_keys(gateway)
+    for priority, key, expected in ((-1, "sk-any", 400), (0, "sk-any", 200), (7, "sk-any", 200), (-1, "sk-first", 200)):
+        status, reply = gateway.post(path, {**ROUTES[path], "priority": priority}, **{"x-api-key": key})
+        assert status == expected, reply
+        if expected == 400:
+            assert "priority=yes" in reply["error"]["message"] and not gateway.submits
+        else:
+            assert gateway.submits[-1].priority == priority
+
+
+def test_the_header_needs_the_same_right(gateway: Gateway) -> None:
+    with_keys(gateway)
+    body = ROUTES["/v1/completions"]
+    status, reply = gateway.post("/v1/completions", body, **{"x-api-key": "sk-any", "x-vllm-priority": "-1"})
+    assert (status, reply["error"]["param"]) == (400, "priority")
+    assert gateway.post("/v1/completions", body, **{"x-api-key": "sk-first", "x-vllm-priority": "-1"})[0] == 200
+
+
+def test_without_keys_every_client_may_go_first(gateway: Gateway) -> None:
+    assert gateway.says("ok").post("/v1/completions", {**ROUTES["/v1/completions"], "priority": -1})[0] == 200
+
+
+def test_invocations_can_be_served_without_a_key(make_gateway: Callable[..., Gateway]) -> None:
+    for opened in (False, True):
+        gateway = with_keys(make_gateway(invocations_without_key=opened))
+        assert gateway.post("/invocations", ROUTES["/invocations"])[0] == (200 if opened else 401)
+        assert gateway.post("/invocations/", ROUTES["/invocations"])[0] == (200 if opened else 401)
+        assert gateway.post("/v1/chat/completions", ROUTES["/v1/chat/completions"])[0] == 401
+        assert gateway.post("/invocations/x", ROUTES["/invocations"])[0] == 401

@@ -1,0 +1,36 @@
+"""The request that is shown when the service is ready is one that the model can answer."""
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+
+from appliance.config.gateway import GatewayConfig
+from appliance.server.sagemaker import SHAPES
+from appliance.supervisor.startup import curl_line
+
+
+def config(**fields: Any) -> GatewayConfig:
+    defaults = {"host": "", "port": 0, "names": ("demo",), "model": "", "engines": (), "max_context": 9}
+    return GatewayConfig(**{**defaults, "vocab_size": 9, **fields})
+
+
+@pytest.mark.parametrize(
+    ("tasks", "path"),
+    [
+        (("generate",), "/v1/chat/completions"),
+        (("embed", "token_embed"), "/v1/embeddings"),
+        (("classify",), "/classify"),
+        (("score",), "/score"),
+        (("token_embed",), "/pooling"),
+        (("token_classify",), "/pooling"),
+    ],
+)
+def test_shown_request_is_of_a_task_of_the_model(tasks: Any, path: str) -> None:
+    words = shlex.split(curl_line("http://host:1", config(tasks=tasks)))
+    assert words[:3] == ["curl", "-N", f"http://host:1{path}"]
+    body = json.loads(words[-1])
+    assert body["model"] == "demo"
+    fitting = [shape for shape in SHAPES if body.keys() >= set(shape.keys) and set(shape.tasks) & set(tasks)]
+    assert fitting[0].schema.model_validate(body)

@@ -1,0 +1,47 @@
+"""Lines out of a pipe, however the bytes come."""
+
+import os
+
+import pytest
+
+from appliance.supervisor.init import Lines
+
+
+@pytest.fixture
+def pipe():
+    reading, writing = os.pipe()
+    yield reading, writing
+    os.close(reading)
+
+
+def test_lines_come_whole_however_they_are_cut_and_the_last_needs_no_newline(pipe):
+    taken = []
+    lines = Lines(pipe[0], taken.append)
+    for data in (b"on", b"e\ntwo\n\nth", b"ree"):
+        os.write(pipe[1], data)
+        assert lines.read()
+    assert taken == [b"one", b"two", b""]
+    os.close(pipe[1])
+    assert not lines.read()
+    assert taken == [b"one", b"two", b"", b"three"]
+
+
+def test_a_line_without_end_is_passed_on_in_pieces(pipe):
+    """What is kept of it is bounded."""
+    taken = []
+    lines = Lines(pipe[0], taken.append)
+    for _ in range(10):
+        os.write(pipe[1], b"x" * 30_000)
+        assert lines.read()
+    assert len(taken) == 3 and all(65_536 < len(piece) <= 65_536 + 30_000 for piece in taken)
+    os.close(pipe[1])
+    assert not lines.read()
+    assert b"".join(taken) == b"x" * 300_000
+
+
+def test_the_last_five_lines_are_kept(pipe):
+    lines = Lines(pipe[0], lambda line: None)
+    os.write(pipe[1], b"".join(b"%d\n" % number for number in range(7)))
+    os.close(pipe[1])
+    lines.read()
+    assert list(lines.last) == [b"2", b"3", b"4", b"5", b"6"]

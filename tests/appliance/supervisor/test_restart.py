@@ -1,0 +1,134 @@
+import json
+import os
+import signal
+import time
+
+
+def test_a_killed_engine_comes_back_and_nothing_else_changes(launched):
+    appliance = launched(engines=[["run"], ["run"]])
+    first, other, gateway = (appliance.started(name) for name in ("engine-0", "engine-1", "gateway"))
+    appliance.ready()
+    os.kill(first, signal.SIGKILL)
+    assert appliance.started("engine-0", times=2) != first
+    assert appliance.pids("gateway") == [gateway]
+    assert appliance.pids("engine-1") == [other]
+    assert appliance.process.poll() is None
+    appliance.until(lambda: b"engine-0   died (killed by SIGKILL); restart 1 of 5" in appliance.out())
+
+
+def test_a_killed_gateway_comes_back_on_the_same_port(launched):
+    appliance = launched()
+    first, engine = appliance.started("gateway"), appliance.started("engine-0")
+    appliance.ready()
+    os.kill(first, signal.SIGKILL)
+    appliance.started("gateway", times=2)
+    assert appliance.pids("engine-0") == [engine]
+    appliance.until(lambda: b"ready      again" in appliance.out())
+
+
+def test_a_permanent_exit_ends_everything_at_once_with_its_own_words(launched):
+    appliance = launched(engines=[["run"], ["permanent", "slipway engine: memory: one block needs 96 MiB"]], max=5)
+    assert appliance.end() == 11
+    reason = appliance.reason()
+    assert reason["exit"] == "memory"
+    assert reason["program"] == "engine-1"
+    assert reason["message"] == "engine-1 ended for good: memory: one block needs 96 MiB"
+    assert len(appliance.pids("engine-1")) == 1
+    assert appliance.alive() == {}
+
+
+def test_permanent_exits_have_codes_by_their_first_word(launched):
+    words = {
+        "checkpoint: model.safetensors is cut short": 10,
+        "architecture: FooForCausalLM": 10,
+        "config: no": 15,
+        "": 15,
+    }
+    appliances = [launched(folder=str(index), engines=[["permanent", text]]) for index, text in enumerate(words)]
+    assert [appliance.end() for appliance in appliances] == list(words.values())
+
+
+def test_a_crash_loop_ends_the_appliance_with_the_last_words_of_the_program(launched):
+    appliance = launched(engines=[["crash"]], max=2)
+    assert appliance.end() == 14
+    reason = appliance.reason()
+    assert reason["exit"] == "restarts"
+    assert "engine-0" in reason["message"]
+    assert "lifecycle.restart.max is 2" in reason["message"]
+    assert reason["last_lines"][-1] == "engine-0: about to crash"
+    assert len(appliance.pids("engine-0")) == 3
+    assert appliance.alive() == {}
+
+
+def test_deaths_after_a_good_start_are_counted_too(launched):
+    """Supervisor itself would restart such a program for ever."""
+    appliance = launched(max=1)
+    appliance.started("gateway")
+    appliance.ready()
+    for times in (1, 2):
+        pid = appliance.started("engine-0", times=times)
+        # Two seconds of life are past any start-up second of Supervisor.
+        appliance.until(lambda pid=pid: _age(pid) > 2)
+        os.kill(pid, signal.SIGKILL)
+    assert appliance.end() == 14
+    assert len(appliance.pids("engine-0")) == 2
+
+
+def test_deaths_out_of_the_window_are_forgotten(launched):
+    appliance = launched(max=1, window_s=1.5)
+    for times in (1, 2, 3, 4):
+        pid = appliance.started("engine-0", times=times)
+        appliance.until(lambda pid=pid: _age(pid) > 2)
+        if times < 4:
+            os.kill(pid, signal.SIGKILL)
+    assert appliance.terminate() == 0
+
+
+def test_the_reason_goes_to_the_termination_log_if_there_is_one(launched, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "termination-log").write_text("from the run before, and longer than the new text " * 50)
+    appliance = launched(engines=[["permanent", "checkpoint: no such shard"]])
+    assert appliance.end() == 10
+    reason = json.loads((appliance.directory / "termination-log").read_text())
+    assert reason == appliance.reason()
+
+
+def test_a_termination_log_stays_json_where_the_last_lines_are_too_long_for_it(launched, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "termination-log").touch()
+    appliance = launched(engines=[["permanent", "a" * 2500 + "\n" + "b" * 2500 + "\nmemory: too little"]])
+    assert appliance.end() == 11
+    text = (appliance.directory / "termination-log").read_bytes()
+    assert len(text) <= 4096 and json.loads(text)["last_lines"] == ["b" * 2500, "memory: too little"]
+    assert len(appliance.reason()["last_lines"]) == 3
+
+
+def test_a_killed_sentinel_is_replaced_and_finds_who_died_meanwhile(launched):
+    appliance = launched()
+    engine = appliance.started("engine-0")
+    appliance.ready()
+    (sentinel,) = [pid for pid, command in appliance.alive().items() if "appliance.supervisor.monitor" in command]
+    os.kill(sentinel, signal.SIGSTOP)
+    os.kill(engine, signal.SIGKILL)
+    appliance.until(lambda: engine not in appliance.alive())
+    os.kill(sentinel, signal.SIGKILL)
+    appliance.started("engine-0", times=2)
+
+
+def test_a_killed_supervisor_ends_the_appliance_and_all_it_started(launched):
+    appliance = launched()
+    appliance.started("engine-0")
+    appliance.started("gateway")
+    (supervisor,) = [pid for pid, command in appliance.alive().items() if "supervisor.supervisord" in command]
+    os.kill(supervisor, signal.SIGKILL)
+    assert appliance.end() == 16
+    assert "SIGKILL" in appliance.reason()["message"]
+    assert appliance.alive() == {}
+    assert list(appliance.runs.iterdir()) == []
+
+
+def _age(pid: int) -> float:
+    """Seconds since a process was started, by the kernel's clock."""
+    with open(f"/proc/{pid}/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

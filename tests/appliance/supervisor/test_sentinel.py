@@ -1,0 +1,252 @@
+import msgspec
+import pytest
+
+from appliance.supervisor.death import Death
+from appliance.supervisor.monitor import Notice, Policy, Sentinel
+from appliance.supervisor.supervisord import take_event
+from engine.api.errors import EXIT_DRIFT
+
+
+class World:
+    """What a sentinel sees and does: exit statuses and what keepers tell in, starts and notices out."""
+
+    def __init__(self, policy: Policy, *, parked: bool = False) -> None:
+        self.status: int | None = -1
+        self.death: Death | None = None
+        self.started: list[str] = []
+        self.notices: list[Notice] = []
+        self.parkings = 0
+        self.sentinel = Sentinel(
+            policy,
+            notify=self.notices.append,
+            start=self.started.append,
+            status=lambda name: self.status,
+            death=lambda program: self.death,
+            park=self._park,
+            parked=parked,
+        )
+
+    def _park(self) -> None:
+        assert self.notices[-1].park, "the launcher hears of it first"
+        self.parkings += 1
+
+    def dies(self, now: float, name: str = "engine-0", status: int | None = -1) -> None:
+        self.status = status
+        group = "gateway" if name == "gateway" else "engines"
+        payload = {"processname": name, "groupname": group, "from_state": "RUNNING", "expected": "0", "pid": "7"}
+        self.sentinel.event("PROCESS_STATE_EXITED", payload, now)
+
+
+def test_the_first_restart_is_at_once_and_the_next_ones_wait_longer_and_longer():
+    world = World(Policy(max=9, window_s=1000.0))
+    delays = []
+    for now in range(0, 900, 100):
+        world.dies(now)
+        due = world.sentinel.next_due()
+        assert due is not None
+        delays.append(due - now)
+        world.sentinel.start_due(due - 0.001)
+        assert len(world.started) == len(delays) - 1
+        world.sentinel.start_due(due)
+        assert world.started == ["engines:engine-0"] * len(delays)
+    assert delays == [0, 1, 2, 4, 8, 16, 30, 30, 30]
+
+
+def test_the_waits_are_the_manifest_s():
+    policy = Policy(max=9, window_s=1000.0, backoff_s=3.0, longest_s=10.0)
+    assert [policy.delay([0.0] * deaths, 0.0) for deaths in range(1, 11)] == [0, 3, 6, 10, 10, 10, 10, 10, 10, None]
+    assert Policy(max=9, window_s=1000.0, backoff_s=0.0).delay([0.0] * 9, 0.0) == 0
+
+
+def test_deaths_with_a_cause_of_their_own_do_not_count():
+    world = World(Policy(max=2, window_s=600.0))
+    for now in (1, 2, 3, 4, 5, 6):
+        world.dies(now)
+        world.sentinel.start_due(now + 60)
+        world.sentinel.pardoned("engine-0", 1)
+        world.sentinel.pardoned("engine-1", 5)
+    assert {notice.kind for notice in world.notices} == {"restart"}
+    for now in (7, 8, 9):
+        world.dies(now)
+        world.sentinel.start_due(now + 60)
+    assert world.notices[-1].kind == "exhausted"
+
+
+def test_the_death_of_what_hung_says_so():
+    world = World(Policy(max=5, window_s=600.0))
+    world.sentinel.hung("engine-0", "hung: no step was finished for 90 s")
+    world.dies(1)
+    world.sentinel.start_due(1)
+    world.dies(2)
+    assert [notice.how for notice in world.notices] == ["hung: no step was finished for 90 s", "killed by a signal"]
+
+
+@pytest.mark.parametrize("most", [0, 1, 5])
+def test_one_restart_too_many_in_the_window_is_reported_and_not_made(most):
+    world = World(Policy(max=most, window_s=600.0))
+    for now in range(most + 1):
+        world.dies(now * 100.0)
+        world.sentinel.start_due(now * 100.0 + 99)
+    assert [notice.kind for notice in world.notices] == ["restart"] * most + ["exhausted"]
+    assert len(world.started) == most
+    assert world.sentinel.next_due() is None
+
+
+def test_drift_is_cured_by_a_restart_once_and_a_second_time_in_the_window_it_is_for_good():
+    world = World(Policy(max=9, window_s=100.0))
+    for now, kind in ((0.0, "restart"), (150.0, "restart"), (200.0, "permanent")):
+        world.dies(now, status=EXIT_DRIFT)
+        world.sentinel.start_due(now)
+        assert world.notices[-1].kind == kind
+    assert len(world.started) == 2
+
+
+def test_drift_of_one_engine_says_nothing_of_another_nor_do_other_deaths_of_it():
+    world = World(Policy(max=9, window_s=100.0))
+    for now, name, status in ((0, "engine-0", EXIT_DRIFT), (1, "engine-1", EXIT_DRIFT), (2, "engine-0", 70)):
+        world.dies(now, name, status)
+        world.sentinel.start_due(now + 50)
+    assert {notice.kind for notice in world.notices} == {"restart"}
+
+
+def test_a_death_counts_until_the_window_has_passed_over_it():
+    world = World(Policy(max=1, window_s=10.0))
+    world.dies(0.0)
+    world.sentinel.start_due(0.0)
+    world.dies(10.0)
+    world.sentinel.start_due(10.0)
+    assert [notice.kind for notice in world.notices] == ["restart", "restart"]
+    world.dies(19.9)
+    assert world.notices[-1].kind == "exhausted"
+
+
+def test_programs_are_counted_apart():
+    world = World(Policy(max=1, window_s=600.0))
+    world.dies(0.0, "engine-0")
+    world.dies(1.0, "engine-1")
+    world.sentinel.start_due(1.0)
+    assert sorted(world.started) == ["engines:engine-0", "engines:engine-1"]
+
+
+def test_the_permanent_code_is_reported_and_never_restarted():
+    world = World(Policy(max=5, window_s=600.0))
+    world.dies(0.0, status=78)
+    assert world.notices == [Notice(kind="permanent", program="engine-0", how="exit code 78")]
+    assert world.sentinel.next_due() is None
+
+
+@pytest.mark.parametrize(("status", "how"), [(-1, "killed by a signal"), (0, "exit code 0"), (3, "exit code 3")])
+def test_every_other_end_is_a_crash_and_the_notice_says_how_it_ended(status, how):
+    world = World(Policy(max=5, window_s=600.0))
+    world.dies(0.0, status=status)
+    assert world.notices == [Notice(kind="restart", program="engine-0", how=how, restart=1, delay_s=0.0)]
+
+
+def test_a_death_that_is_told_twice_counts_once():
+    world = World(Policy(max=5, window_s=600.0))
+    world.dies(0.0)
+    world.sentinel.start_due(0.0)
+    world.dies(1.0)
+    world.dies(1.1)
+    assert len(world.notices) == 2
+
+
+def test_a_death_told_late_of_a_program_that_runs_again_does_not_count():
+    """Nor is anything restarted while Supervisor shuts down, which looks the same from here."""
+    world = World(Policy(max=5, window_s=600.0))
+    world.dies(0.0, status=None)
+    assert world.notices == world.started == []
+    assert world.sentinel.next_due() is None
+
+
+def test_a_program_that_cannot_be_started_is_reported():
+    world = World(Policy(max=5, window_s=600.0))
+    world.sentinel.event("PROCESS_STATE_FATAL", {"processname": "gateway", "groupname": "gateway"}, 0.0)
+    assert world.notices == [Notice(kind="unstartable", program="gateway")]
+
+
+def _event(serial: int) -> bytes:
+    payload = f"processname:engine-{serial} groupname:engines from_state:RUNNING expected:0 pid:{serial}"
+    return (
+        f"ver:3.0 server:supervisor serial:{serial} pool:sentinel poolserial:{serial} "
+        f"eventname:PROCESS_STATE_EXITED len:{len(payload)}\n{payload}"
+    ).encode()
+
+
+def test_events_are_found_however_the_bytes_are_cut():
+    stream = b"".join(_event(serial) for serial in range(3))
+    for size in (1, 2, 7, 101, len(stream)):
+        buffer, found = bytearray(), []
+        for start in range(0, len(stream), size):
+            buffer += stream[start : start + size]
+            while (event := take_event(buffer)) is not None:
+                found.append(event)
+        assert [(kind, payload["processname"]) for kind, payload in found] == [
+            ("PROCESS_STATE_EXITED", f"engine-{serial}") for serial in range(3)
+        ]
+        assert buffer == b""
+
+
+def test_a_notice_is_written_in_one_piece():
+    """A pipe keeps writes of up to 4096 bytes together."""
+    told = tuple("4194304 " + "x" * 100 for _ in range(6))
+    events = dict.fromkeys(("low", "high", "max", "oom", "oom_kill", "oom_group_kill", "sock_throttled"), 10**15)
+    death = Death(
+        pid=2**22, lived_s=1e9, code=255, signal="SIGSEGV", core=True, peak_bytes=2**50, memory=events,
+        killed=told, stuck=told, removed=told,
+    )  # fmt: skip
+    notice = Notice(kind="exhausted", program="engine-63", how="x" * 99, restart=10**6, delay_s=1e300, death=death)
+    assert len(msgspec.json.encode(notice)) < 4096
+
+
+def test_what_the_keeper_saw_says_how_it_ended():
+    world = World(Policy(max=5, window_s=600.0))
+    world.death = Death(pid=3, lived_s=1.5, signal="SIGSEGV")
+    world.dies(0.0)
+    assert (world.notices[0].how, world.notices[0].death) == ("killed by SIGSEGV", world.death)
+
+
+def test_a_death_that_ends_everything_is_told_once():
+    """A new sentinel looks first and gets the event of the time before afterwards"""
+    world = World(Policy(max=0, window_s=600.0))
+    world.dies(0.0)
+    world.dies(0.1)
+    assert [notice.kind for notice in world.notices] == ["exhausted"]
+
+
+def test_parking_stops_all_engines_and_starts_none_again_but_the_gateway():
+    world = World(Policy(max=1, window_s=600.0, exhausted="park"))
+    world.dies(0.0, "engine-1")
+    world.dies(0.0, "engine-0")
+    world.sentinel.start_due(0.0)
+    world.dies(1.0, "engine-1")
+    assert world.notices[-1].kind == "exhausted" and world.notices[-1].park and world.parkings == 1
+    world.started.clear()
+    world.dies(2.0, "engine-0")
+    world.sentinel.start_due(9.0)
+    assert world.started == [] and len(world.notices) == 3
+    world.dies(10.0, "gateway")
+    world.sentinel.start_due(10.0)
+    assert world.started == ["gateway:gateway"]
+
+
+def test_a_restart_that_was_due_does_not_come_once_parked():
+    world = World(Policy(max=9, window_s=600.0, exhausted="park"))
+    world.dies(0.0, "engine-0")
+    world.sentinel.start_due(0.0)
+    world.dies(1.0, "engine-0")
+    world.dies(1.0, "engine-1", status=78)
+    world.sentinel.start_due(100.0)
+    assert world.started == ["engines:engine-0"] and world.notices[-1].kind == "permanent" and world.parkings == 1
+
+
+def test_a_sentinel_of_a_parked_appliance_starts_no_engine():
+    world = World(Policy(max=9, window_s=600.0, exhausted="park"), parked=True)
+    world.dies(0.0, "engine-0")
+    assert world.notices == [] and world.sentinel.next_due() is None
+
+
+def test_a_gateway_that_is_given_up_ends_the_appliance_also_where_engines_would_be_parked():
+    world = World(Policy(max=0, window_s=600.0, exhausted="park"))
+    world.dies(0.0, "gateway")
+    assert not world.notices[-1].park and world.parkings == 0

@@ -1,0 +1,165 @@
+"""Crash loops of every shape under the real Supervisor: the documented code in time, nothing left, the right reason."""
+
+import json
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+END_S = 2.0  # from the last death to the end
+
+
+def busy() -> float:
+    """How many times longer things may take on this machine now: what waits for each core."""
+    return max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def bundles(appliance):
+    """What each crash bundle says, oldest first."""
+    return [json.loads(path.read_text()) for path in sorted((appliance.directory / "crashes").glob("*/death.json"))]
+
+
+SHAPES = [
+    (["end", "3", "0"], "exit-code", "exit code 3"),
+    (["end", "3", "3"], "exit-code", "exit code 3"),
+    (["end", "3", "ready"], "exit-code", "exit code 3"),
+    (["end", "0", "0"], "exit-code", "exit code 0"),
+    (["end", "0", "ready"], "exit-code", "exit code 0"),
+    (["end", "SIGSEGV", "ready"], "signal", "killed by SIGSEGV"),
+    (["end", "SIGABRT", "0"], "signal", "killed by SIGABRT"),
+    (["end", "255", "0"], "exit-code", "exit code 255"),
+    (["end", "SIGSEGV", "0"], "signal", "killed by SIGSEGV"),
+    (["end", "SIGKILL", "0"], "signal", "killed by SIGKILL"),
+    (["end", "SIGTERM", "0"], "signal", "killed by SIGTERM"),
+    (["litter", "SIGSEGV"], "signal", "killed by SIGSEGV"),
+    (["litter", "1"], "exit-code", "exit code 1"),
+    (["litter", "0"], "exit-code", "exit code 0"),
+]
+
+
+@pytest.mark.parametrize(("words", "cause", "how"), SHAPES, ids=[" ".join(words) for words, *_ in SHAPES])
+def test_a_crash_loop_ends_with_the_documented_code_and_nothing_left(launched, tmp_path, words, cause, how):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "termination-log").touch()
+    appliance = launched(engines=[words], max=1)
+    appliance.until(lambda: b"ready " in appliance.out() or words[-1] != "ready")
+    (appliance.directory / "seen").touch()
+    appliance.started("engine-0", times=2)
+    appliance.until(lambda: appliance.out().count(b"the end:") == 2)
+    decided = time.monotonic()
+    assert appliance.end() == 14
+    assert time.monotonic() - decided < END_S * busy()
+    assert appliance.alive() == {}
+    assert list(appliance.runs.iterdir()) == []
+    assert not list(Path("/dev/shm").glob(f"{appliance.mark}*"))
+    reason = appliance.reason()
+    assert (reason["exit"], reason["program"], reason["cause"]) == ("restarts", "engine-0", cause)
+    assert how in reason["message"] and reason["last_lines"] == [f"the end: {words[1]}"]
+    assert json.loads((appliance.directory / "termination-log").read_text()) == reason
+    assert [(told["cause"], told["how"]) for told in bundles(appliance)] == [(cause, how)] * 2
+    assert Path(reason["bundle"], "log.txt").read_text() == f"the end: {words[1]}\n"
+    assert [told["follows"] for told in bundles(appliance)] == ["restart", "exit"]
+    if words[0] == "litter":
+        assert all(len(told["death"]["killed"]) == 2 for told in bundles(appliance))
+
+
+def test_before_the_next_start_all_that_the_dead_engine_left_is_gone(launched):
+    appliance = launched(engines=[["litter", "SIGKILL"]], max=1)
+    appliance.started("engine-0", times=2)
+    first, alive = appliance.pids("engine-0")[0], appliance.alive()
+    assert len(children := appliance.pids("engine-0-child")) >= 2 and not set(children[:2]) & set(alive)
+    assert not Path(f"/dev/shm/{appliance.mark}-{first}").exists()
+
+
+def test_what_a_killed_keeper_could_not_clear_the_next_one_does(launched):
+    appliance = launched(engines=[["escape"]])
+    child, engine = appliance.started("engine-0-child"), appliance.started("engine-0")
+    (keeper,) = [pid for pid, command in appliance.alive().items() if "supervisor.reaper" in command]
+    os.kill(keeper, signal.SIGKILL)
+    appliance.started("engine-0", times=2)
+    assert not {child, engine} & set(appliance.alive())
+
+
+def test_a_kill_for_memory_is_told_from_any_other(launched, tmp_path):
+    counter = tmp_path / "memory.events"
+    counter.write_text("low 0\noom_kill 3\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    appliance = launched(engines=[["oom", str(counter)], ["run"]], max=0, memory=str(counter))
+    assert appliance.end() == 14
+    reason, (told,) = appliance.reason(), bundles(appliance)
+    assert reason["cause"] == told["cause"] == "oom-kill" and "SIGKILL, oom-kill" in reason["message"]
+    assert "memory limit" in reason["cure"]
+    assert told["death"]["memory"] == {"oom_kill": 1} and told["memory_limits"] == {"memory.max": "1000"}
+
+
+def test_kills_for_memory_of_before_are_not_this_one_s(launched, tmp_path):
+    counter = tmp_path / "memory.events"
+    counter.write_text("low 0\noom_kill 3\n")
+    appliance = launched(engines=[["end", "SIGKILL", "0"]], max=0, memory=str(counter))
+    assert appliance.end() == 14 and appliance.reason()["cause"] == "signal"
+
+
+def test_an_engine_that_hangs_again_and_again_is_a_hang(launched):
+    appliance = launched(engines=[["run"]], max=1, stalled_s=1.0)
+    assert appliance.end() == 14
+    reason = appliance.reason()
+    assert reason["cause"] == "hang" and "its start made no progress" in reason["message"]
+    assert [told["death"]["signal"] for told in bundles(appliance)] == ["SIGKILL"] * 2
+
+
+def test_bundles_are_bounded_and_hide_secrets(launched):
+    environment = {"KEYS": "first-secret"}
+    words = ["end", "first-secret sk-abcdefgh12345", "0"]
+    appliance = launched(engines=[words], max=3, backoff_s=0.1, keep=2, secrets=["KEYS"], environment=environment)
+    assert appliance.end() == 14
+    crashes = appliance.directory / "crashes"
+    assert len(bundles(appliance)) == 2 == len(list(crashes.iterdir()))
+    assert crashes.stat().st_mode & 0o777 == 0o700
+    text = "".join(path.read_text() for path in crashes.glob("*/*"))
+    assert "the end: •••" in text and "first-secret" not in text and "sk-abcdefgh12345" not in text
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing_else(launched, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "crashes").touch()
+    appliance = launched(engines=[["end", "1", "0"]], max=0)
+    assert appliance.end() == 14
+    assert b"no crash bundle can be written" in appliance.out() and "bundle" not in appliance.reason()
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["end", "1", "0"], 14), (["permanent", "memory: no"], 11), (["litter", "1"], 14)]
+)
+def test_a_parked_appliance_keeps_its_gateway_and_ends_by_a_signal(launched, words, code):
+    appliance = launched(engines=[words, ["run"]], max=1, exhausted="park")
+    gateway, other = appliance.started("gateway"), appliance.started("engine-1")
+    appliance.until(lambda: appliance.err().endswith("\n"))
+    appliance.until(lambda: other not in appliance.alive())
+    reason = appliance.reason()
+    assert reason["code"] == code and gateway in appliance.alive()
+    (run,) = (path for path in appliance.runs.iterdir() if (path / "parked").exists())
+    assert json.loads((run / "parked").read_text())["message"] == reason["message"]
+    (sentinel,) = [pid for pid, command in appliance.alive().items() if "supervisor.monitor" in command]
+    lives = len(appliance.pids("engine-0"))
+    os.kill(sentinel, signal.SIGKILL)
+    os.kill(gateway, signal.SIGKILL)  # it comes back, which also shows that the new sentinel works
+    appliance.started("gateway", times=2)
+    began = time.monotonic()
+    appliance.until(lambda: time.monotonic() - began > 1.0)  # for an engine that is started wrongly to begin
+    assert len(appliance.pids("engine-0")) == lives and len(appliance.pids("engine-1")) == 1
+    assert appliance.terminate() == code
+    assert appliance.alive() == {} and appliance.reason() == reason
+    assert list(appliance.runs.iterdir()) == [] and not list(Path("/dev/shm").glob(f"{appliance.mark}*"))
+
+
+def test_where_a_full_disk_keeps_the_gateway_from_being_told_the_appliance_exits_instead_of_parking(launched):
+    appliance = launched(engines=[["end", "1", "ready"]], max=0, exhausted="park")
+    appliance.until(lambda: b"ready " in appliance.out())
+    launcher = appliance.process.pid
+    resource.prlimit(launcher, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # no write into a file succeeds
+    (appliance.directory / "seen").touch()
+    assert appliance.end() == 14
+    assert appliance.alive() == {}  # what it says goes into files as well, so only its code tells

@@ -1,0 +1,181 @@
+import configparser
+import io
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from appliance.config.gateway import GatewayConfig, SecretRef
+from appliance.config.gateway import read_config as read_gateway
+from appliance.config.manifest import Manifest
+from appliance.supervisor import supervise
+from appliance.supervisor.launch import secret_names
+from appliance.supervisor.monitor import Policy
+from appliance.supervisor.supervise import Program, Service
+from engine.api.config import EngineConfig
+from engine.api.config import read_config as read_engine
+
+
+def _service(engines: int = 2) -> Service:
+    return Service(
+        gateway=GatewayConfig(
+            host="127.0.0.1",
+            port=8000,
+            names=("demo",),
+            model="/m",
+            engines=(),
+            max_context=7,
+            vocab_size=97,
+            drain_s=8.5,
+            api_keys=SecretRef(env="KEYS"),
+        ),
+        engines=tuple(EngineConfig(model="/m", kv_bytes=1, max_context=7, threads=5) for _ in range(engines)),
+        startup_s=1.0,
+        restarts=Policy(1, 1.0),
+        secrets=("KEYS",),
+    )
+
+
+def _parsed(text: str) -> configparser.RawConfigParser:
+    parser = configparser.RawConfigParser()
+    parser.read_file(io.StringIO(text))
+    return parser
+
+
+@pytest.mark.parametrize("engines", [1, 2, 7])
+def test_each_engine_listens_where_the_gateway_looks_for_it(tmp_path, engines):
+    programs = supervise.programs(_service(engines), tmp_path)
+    assert [program.name for program in programs] == ["gateway", *(f"engine-{index}" for index in range(engines))]
+    sockets = [read_engine(tmp_path / f"engine-{index}.json").socket for index in range(engines)]
+    assert list(read_gateway(tmp_path / "gateway.json").engines) == sockets
+    assert len(set(sockets)) == engines
+
+
+def test_commands_carry_a_configuration_file_and_nothing_else(tmp_path):
+    for program in supervise.programs(_service(), tmp_path):
+        *python, module, path = program.argv
+        assert python == [sys.executable, "-P", "-m"]
+        assert module in ("appliance.server", "engine")
+        assert Path(path).exists()
+
+
+def test_a_replica_changes_nothing_for_the_programs_before_it(tmp_path):
+    one, two = (supervise.configuration(supervise.programs(_service(n), tmp_path), "p", root=False) for n in (1, 2))
+    before, after = _parsed(one), _parsed(two)
+    assert set(after.sections()) - set(before.sections()) == {"program:engine-1"}
+    assert all(before[name] == after[name] for name in before.sections() if name != "group:engines")
+
+
+def test_supervisor_wants_a_password_of_everybody_and_kills_whole_groups(tmp_path):
+    parser = _parsed(supervise.configuration(supervise.programs(_service(), tmp_path), "pass", root=False))
+    socket = parser["unix_http_server"]
+    assert (socket["chmod"], socket["username"], socket["password"]) == ("0700", "slipway", "pass")
+    kinds = ("program:", "eventlistener:")
+    assert {parser[name]["killasgroup"] for name in parser.sections() if name.startswith(kinds)} == {"true"}
+
+
+def test_every_variable_that_a_manifest_calls_a_secret_is_one_used_or_not():
+    secrets = {"a": {"env": "ONE"}, "b": {"file": "/f"}, "c": {"env": "TWO"}, "d": {"env": "ONE"}}
+    text = {"apiVersion": "slipway/v2", "model": {"source": {"path": "/m"}}, "secrets": secrets}
+    assert secret_names(Manifest.model_validate(text)) == ("ONE", "TWO")
+
+
+def test_the_gateway_gets_its_drain_and_stops_first(tmp_path):
+    programs = supervise.programs(_service(), tmp_path)
+    parser = _parsed(supervise.configuration(programs, "p", root=False))
+    assert int(parser["program:gateway"]["stopwaitsecs"]) > 8.5
+    # Supervisor stops the highest priority first.
+    assert int(parser["group:gateway"]["priority"]) > int(parser["group:engines"]["priority"])
+    assert parser["group:engines"]["programs"] == "engine-0,engine-1"
+
+
+def test_supervisor_itself_never_restarts_a_program(tmp_path):
+    """Its restarts have neither delay nor limit once a program ran for startsecs; the sentinel's have both."""
+    parser = _parsed(supervise.configuration(supervise.programs(_service(), tmp_path), "p", root=False))
+    programs = [parser[name] for name in parser.sections() if name.startswith("program:")]
+    assert {(program["autorestart"], program["startsecs"]) for program in programs} == {("false", "0")}
+    assert parser["eventlistener:sentinel"]["autorestart"] == "true"
+
+
+def test_the_configuration_holds_nothing_that_supervisor_would_expand_or_cut(tmp_path):
+    odd = tmp_path / "%(x)s ;\"' dir"
+    odd.mkdir()
+    text = supervise.configuration(supervise.programs(_service(), odd), "p", root=True)
+    assert not set("%;\"'") & set(text)
+    assert odd.name not in text
+
+
+def begun(folder: Path, program: Program, secret_files: dict[str, str], **environment: str):
+    """Start a program as Supervisor does, with this environment alone."""
+    supervise.write_script(folder, program, secret_files, "")
+    command = ["/bin/sh", f"{program.name}.sh"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), os.nice(0)]))"
+
+
+def test_a_program_gets_its_words_variables_secrets_and_priority_as_they_are(tmp_path):
+    """There is no PATH: nothing but system calls is used."""
+    words = ("", "a b", "%", "a ;b", "'", '"', "$HOME", "`id`", "\\", "é\n*", "--", "-n", "\udcff")
+    set_here = {"NEW": "it's; $1"}
+    program = Program("x", (sys.executable, "-c", SHOW, *words), "g", 1, 1, set_here, ("SECRET",), nice=3)
+    secret = "one; $1 `id` 'x\\n' \"é\n\ntwo\n\n"
+    file = tmp_path / "odd ' $name"
+    file.write_text(secret)
+    done = begun(tmp_path, program, {"SECRET": str(file), "OTHER": "/nowhere"}, KEPT="a b", NEW="old")
+    assert not any("one; $1" in path.read_text() for path in tmp_path.glob("x.*"))
+    argv, seen, directory, nice = json.loads(done.stdout)
+    assert argv == list(words)
+    assert (seen["NEW"], seen["KEPT"], seen["SECRET"]) == ("it's; $1", "a b", secret)
+    assert (directory, nice) == (os.getcwd(), os.nice(0) + 3)
+    file.unlink()
+    done = begun(tmp_path, program, {"SECRET": str(file)})
+    assert done.returncode == 127 and not done.stdout and "No such file" in done.stderr
+
+
+def test_an_engine_gets_what_it_reads_and_no_credential(tmp_path):
+    wanted = {"PATH": "/bin", "HOME": "/h", "LANG": "C", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "1", "PYTHONPATH": "/p"}
+    wanted |= {"NVIDIA_VISIBLE_DEVICES": "all", "NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "TRITON_CACHE_DIR": "/t"}
+    secret = {
+        "HF_TOKEN": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "OPENAI_API_KEY": "c",
+        "HTTPS_PROXY": "http://u:p@x",
+        "X": "d",
+    }
+    engine = supervise.engine_program(_service(), "engine-0", (sys.executable, "-c", SHOW), threads=5)
+    done = begun(tmp_path, replace(engine, leaves=()), {}, **wanted, **secret)
+    _, seen, _, _ = json.loads(done.stdout)
+    assert wanted.items() <= seen.items() and not secret.keys() & seen.keys()
+    assert seen["OMP_NUM_THREADS"] == "5"
+
+
+def test_a_start_is_announced_before_the_program_is_there(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        done = begun(tmp_path, Program("x", ("/nowhere",), "g", 1, 1, announce=(str(pipe), "it starts")), {})
+        assert done.returncode == 127 and os.read(reading, 100) == b"it starts\n"
+    finally:
+        os.close(reading)
+
+
+def test_only_the_gateway_gets_the_secrets_and_only_engines_many_threads(tmp_path):
+    gateway, engine, _ = supervise.programs(_service(), tmp_path)
+    assert (gateway.secrets, engine.secrets) == (("KEYS",), ())
+    assert (gateway.environment["OMP_NUM_THREADS"], engine.environment["OMP_NUM_THREADS"]) == ("1", "5")
+
+
+def test_an_engine_that_downloads_keeps_its_token_when_it_is_swapped(tmp_path):
+    before = Program("engine-0", ("one",), "engines", 20, 5, secrets=("HF_TOKEN",), leaves=("engine-0.sock",))
+    supervise.write_script(tmp_path, before, {"HF_TOKEN": "/proc/1/fd/7", "KEYS": "/proc/1/fd/8"}, "")
+    supervise.rewrite_script(tmp_path, replace(before, argv=("two",)), "")
+    told = json.loads((tmp_path / "engine-0.begin").read_text())
+    assert told["secrets"] == {"HF_TOKEN": "/proc/1/fd/7"}
+    assert json.loads((tmp_path / "engine-0.kept").read_text())["argv"] == ["two"]
