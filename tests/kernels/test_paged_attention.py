@@ -34,9 +34,7 @@ def brute_force(q, keys, values, first, window, scale, softcap, sinks=None, begi
 class Rows:
     """Rows of (first, count), whose earlier positions are in shuffled pages; blocks out of the window are released."""
 
-    def __init__(
-        self, rows, *, heads=6, kv_heads=2, dim=8, window=None, seed=0, begins=None, dtype=torch.float32
-    ):
+    def __init__(self, rows, *, heads=6, kv_heads=2, dim=8, window=None, seed=0, begins=None, dtype=torch.float32):
         self.window, self.begins, draw = window, begins, torch.Generator().manual_seed(seed)
         self.first, self.count = [first for first, _ in rows], [count for _, count in rows]
         total = sum(self.count)
