@@ -8,7 +8,10 @@ waits, so rounds can alternate without loading anything again; engines may live 
 A job is `decode:BATCH:CONTEXT` or `prefill:TOKENS`.
 
 `--busy` keeps one core busy with another process meanwhile, in every second round: the quiet and the busy rate come of
-the same run. Prints medians, ranges and ratios to the first side; writes JSON.
+the same run. The memory's read bandwidth is measured before and after the rounds with the same number of threads
+(benchmarks/bandwidth.py). A decode step of one row reads all weights once, so the bytes of a side's weights times its
+tokens a second are a share of that bandwidth. Prints medians, ranges, ratios to the first side and these shares; writes
+JSON.
 """
 
 import argparse
@@ -22,9 +25,11 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from benchmarks.bandwidth import MIB, Bandwidth, faster, line, measure
 from benchmarks.machine import facts
 from benchmarks.shapes import SHAPES, make
 from benchmarks.sides import Job, Name, job, name
+from benchmarks.weights import token_bytes
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).resolve().parent.parent
@@ -114,6 +119,29 @@ def report(rates: Rates, title: str, quiet: Rates | None = None) -> None:
             print(f"  {side:26s} {middle:8.1f}  [{min(values):.1f} – {max(values):.1f}]   {middle / base:.2f} {note}")
 
 
+def shares(rates: Rates, weights: dict[str, int | None], bytes_per_s: float) -> dict[str, dict[str, float]]:
+    """By decode job of one row and by side: weights read per second (median), as a share of the memory's bandwidth."""
+    return {
+        asked: {
+            side: statistics.median(values) * size / bytes_per_s
+            for side, values in sides.items()
+            if (size := weights[side]) is not None
+        }
+        for asked, sides in rates.items()
+        if job(asked).batch == 1
+    }
+
+
+def report_shares(found: dict[str, dict[str, float]], weights: dict[str, int | None], memory: Bandwidth) -> None:
+    print(f"\n{line(memory)}")
+    for asked, sides in found.items():
+        print(f"{asked}, weights read, share of the bandwidth")
+        for side, share in sides.items():
+            size = weights[side] or 0
+            rate = share * memory.bytes_per_s
+            print(f"  {side:26s} {size / 1e6:8.1f} MB a token, {rate / 1e9:.1f} GB/s   {share:.0%}")
+
+
 def _pythons(entries: list[str]) -> dict[str, str]:
     found = {}
     for entry in entries:
@@ -135,6 +163,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, help="its folder; made if it is not there")
     parser.add_argument("--python", nargs="+", default=[], metavar="ENGINE=PATH", help="interpreter that has an engine")
     parser.add_argument("--busy", action="store_true", help="every second round beside a process that never waits")
+    parser.add_argument("--buffer", type=int, default=1024, help="MiB that the measurement of the bandwidth reads")
     parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/cpu-….json")
     options = parser.parse_args()
     pythons = _pythons(options.python)
@@ -146,6 +175,7 @@ def main() -> None:
         max(max(1, one.batch) * one.context for one in jobs),
     )
     sides: list[Side] = []
+    before = measure(options.threads, options.buffer * MIB)
     try:
         for side in options.sides:
             python = pythons.get(side.build, pythons.get(side.engine, sys.executable))
@@ -154,11 +184,23 @@ def main() -> None:
     finally:
         for open_side in sides:
             open_side.close()
+    memory = faster(before, measure(options.threads, options.buffer * MIB))
+    weights = {str(side): token_bytes(options.checkpoint, side) for side in options.sides}
+    of_memory = shares(quiet, weights, memory.bytes_per_s)
     report(quiet, "")
     report(loaded, " beside a busy process", quiet)
+    report_shares(of_memory, weights, memory)
     path = options.out or RESULTS / f"cpu-{options.shape}.json"
     settings = {"shape": options.shape, "threads": options.threads, "rounds": options.rounds}
-    found = {"settings": settings, "tokens_per_s": quiet, "beside_a_busy_process": loaded, "machine": asdict(facts())}
+    found = {
+        "settings": settings,
+        "tokens_per_s": quiet,
+        "beside_a_busy_process": loaded,
+        "memory": asdict(memory),
+        "weight_bytes_per_token": weights,
+        "share_of_bandwidth": of_memory,
+        "machine": asdict(facts()),
+    }
     path.write_text(json.dumps(found, indent=1) + "\n")
     print(f"written to {path}")
 

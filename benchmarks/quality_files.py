@@ -1,6 +1,6 @@
 """GGUF files of one model in other weight formats, and its tokenizer. Needs the packages gguf and tokenizers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from engine.models.footprint import INT4_GROUP
 from kernels.quantisation import to_int4, to_int8
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+FORMATS = ("original", "plain", "Q8_0", "Q4_0", "int8_restored", "int4_restored")
 Values = Any  # numpy arrays
 
 
@@ -40,8 +41,8 @@ def tokenize(file: Path, text: str) -> list[int]:
     return ids
 
 
-def write_formats(file: Path, folder: Path) -> dict[str, Path]:
-    """Write one folder with a GGUF file per format and return them by format.
+def write_formats(file: Path, folder: Path, wanted: Collection[str] = FORMATS) -> dict[str, Path]:
+    """Write one folder with a GGUF file per wanted format, and original and plain always; return them by format.
 
     original: the given file. plain: its weights in float32. Q8_0, Q4_0: plain, quantized by gguf's reference code.
     int8_restored, int4_restored: plain, rounded as the engine rounds at load, then restored to float32, with a head of
@@ -56,9 +57,11 @@ def write_formats(file: Path, folder: Path) -> dict[str, Path]:
     (made["original"] / "model.gguf").unlink(missing_ok=True)
     (made["original"] / "model.gguf").symlink_to(file.resolve())
     made["plain"] = _write(folder / "plain", file, plain, {})
-    for kind in (Type.Q8_0, Type.Q4_0):
+    for kind in (one for one in (Type.Q8_0, Type.Q4_0) if one.name in wanted):
         made[kind.name] = _write(folder / kind.name, file, plain, dict.fromkeys(matrices, kind))
     for bits, restored in (("int8", _restored_int8), ("int4", _restored_int4)):
+        if f"{bits}_restored" not in wanted:
+            continue
         rounded = {name: restored(values) for name, values in matrices.items() if name != EMBEDDING}
         rounded[HEAD] = _restored_int8(plain.get(HEAD, plain[EMBEDDING]))
         made[f"{bits}_restored"] = _write(folder / f"{bits}_restored", file, plain | rounded, {})

@@ -51,10 +51,11 @@ from engine.api.ranges import (
 )
 from engine.arguments import checked_config, python_names
 from engine.core.loop import build_loop
-from engine.kv.layout import SCALE_BYTES, layout
+from engine.kv.layout import SCALE_BYTES, cpu_kv_dtype, layout
 from engine.models.checkpoint import Checkpoint, read_checkpoint
 from engine.models.footprint import Holder, weight_bytes
 from engine.models.parts import Model, keeps_nothing
+from engine.models.stored import held_weights
 from engine.structured.grammar import compiler_for
 from engine.text import IncrementalDecoder, StopStrings, Tokenizer
 from engine.text.files import has_tokenizer
@@ -381,16 +382,17 @@ def _config(path: Path, overrides: dict[str, Any]) -> EngineConfig:
     checkpoint = read_checkpoint(path, overrides.get("trust_remote_code", False), task=task)
     device = overrides.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = overrides.get("dtype") or ("float32" if device == "cpu" else checkpoint.dtype)
+    kernels = overrides.get("kernels") or _kernels(device, dtype, checkpoint.model)
     config = checked_config(
         {
             "model": str(checkpoint.path),
             "device": device,
             "dtype": dtype,
-            "kv_dtype": "float16" if overrides.get("weights") in ("int8", "int4") else dtype,
+            "kv_dtype": _kv_dtype(checkpoint, device, dtype, kernels, overrides.get("weights", "stored")),
             "kv_bytes": 1,
             "max_context": checkpoint.model.max_context,
             "threads": torch.get_num_threads(),
-            "kernels": _kernels(device, dtype, checkpoint.model),
+            "kernels": kernels,
             "max_step_tokens": _step_tokens(checkpoint.model, overrides),
             **overrides,
         }
@@ -406,6 +408,16 @@ def _kernels(device: str, dtype: str, model: Model) -> str:
     if device == "cuda":
         return "triton" if installed() else "torch"
     return best() if dtype == "float32" and model.encoder is None else "torch"
+
+
+def _kv_dtype(checkpoint: Checkpoint, device: str, dtype: str, kernels: str, weights: str) -> str:
+    """Return the default type of the pages, as `slipway plan` resolves it."""
+    if device != "cpu" or dtype != "float32" or kernels == "triton":
+        return dtype
+    own = checkpoint.quantization
+    held = own is not None and kernels != "torch" and bool(held_weights(checkpoint.model, own))
+    gguf = own is not None and own.method == "gguf" and not own.is_plain
+    return cpu_kv_dtype(checkpoint.dtype, quantized=weights in ("int8", "int4") or held, gguf=gguf)
 
 
 def _step_tokens(model: Model, overrides: Mapping[str, Any]) -> int:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.paged_kv import stored
+
 # Elements of one gather of keys: 16 MiB of fp32 stays in the last-level cache between the gather and its product.
 GATHER_ELEMENTS = 1 << 22
 # Elements of one score matrix of a softcap or of sinks, for which there is no fused kernel.
@@ -165,6 +167,8 @@ def paged_attention(
         if planes is None:
             assert k is not None and v is not None, "a row that reads no pages reads its own keys"
             keys, values = k[own], v[own]
+            if pages.dtype != q.dtype:  # a prompt gives the same numbers however it is cut
+                keys, values = (stored(x, pages.dtype).to(q.dtype) for x in (keys, values))
         else:
             keys, values = (
                 flat.index_select(0, plane).flatten(0, 1)[: span.length].to(q.dtype) for plane in planes[layer]

@@ -23,4 +23,9 @@ def write_kv(pages: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
     """
     flat = pages.view(-1, pages.shape[-2] * pages.shape[-1])
     for at, x in ((rows[0], k), (rows[1], v)):
-        flat.index_copy_(0, at, torch.nan_to_num(x.flatten(1).to(pages.dtype), 0.0, 0.0, 0.0))
+        flat.index_copy_(0, at, stored(x.flatten(1), pages.dtype))
+
+
+def stored(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return keys or values as pages of this type hold them: rounded to nearest, ties to even, what is not finite 0."""
+    return torch.nan_to_num(x.to(dtype), 0.0, 0.0, 0.0)

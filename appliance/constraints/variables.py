@@ -4,15 +4,19 @@ from collections.abc import Callable
 from typing import Any
 
 from appliance.constraints import ranks
+from appliance.constraints.facts import ModelFacts
 from appliance.constraints.kernels import BF16_CAPABILITY, RULES
 from appliance.constraints.rule import TORCH, TRITON, Facts, Variable, View, is_compiled
 from appliance.constraints.weights import ON_CPU
+from engine.kv.layout import cpu_kv_dtype
 
 # Attention of 4 rows over 2,048 tokens (16 heads of 128 to 8 KV heads, float16 pages, one thread, AVX-512) takes 4.1 ms
 # with blocks of 16, 4.4 to 4.7 ms of 32 to 128, but 8.5 of 24 and 12.1 of 8, which are no whole vectors.
 BLOCK_TOKENS = 16
 # float32 in a vector, as W in kernels/cpu/simd.h
 LANES = {"amx": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "base": 4}
+# Change of the perplexity of SmolLM2-135M-Instruct against pages in float32 (benchmarks.quality, AVX-512).
+PERPLEXITY = {"bfloat16": "+0.004 %", "float16": "+0.006 %"}
 MOST_RANKS = 64
 VARIANTS = tuple(LANES)
 
@@ -67,17 +71,28 @@ def _graphs_why(view: View) -> str:
 
 
 def _pages(view: View) -> tuple[str, ...]:
-    if view.weights in ON_CPU or (is_compiled(view.kernels) and view.facts.model.held):
-        return ("float16",)
-    return (view.dtype,)
+    model = view.facts.model
+    if view.device != "cpu" or view.dtype != "float32" or view.kernels == TRITON:
+        return (view.dtype,)
+    quantized = view.weights in ON_CPU or (is_compiled(view.kernels) and model.held)
+    return (cpu_kv_dtype(model.dtype, quantized=quantized, gguf=_is_quantized_gguf(model)),)
+
+
+def _is_quantized_gguf(model: ModelFacts) -> bool:
+    return model.method == "gguf" and model.quantized != ""
 
 
 def _pages_why(view: View) -> str:
+    """The change of the perplexity is that of SmolLM2-135M-Instruct (docs/performance.md)."""
+    model = view.facts.model
+    if view.kv_cache == view.dtype:
+        return "the type of the activations"
     if view.weights in ON_CPU:
         return f"half the bytes, and far more exact than {view.weights} weights"
-    if is_compiled(view.kernels) and view.facts.model.held:
-        return f"half the bytes, and far more exact than weights in {view.facts.model.quantized}"
-    return "the type of the activations"
+    if is_compiled(view.kernels) and model.held:
+        return f"half the bytes, and far more exact than weights in {model.quantized}"
+    whose = "the type of a GGUF file's scales" if _is_quantized_gguf(model) else "the checkpoint's type"
+    return f"{whose}, half the bytes of float32, measured perplexity {PERPLEXITY[view.kv_cache]}"
 
 
 def _blocks_why(view: View) -> str:
@@ -169,7 +184,8 @@ VARIABLES = (
         values=_always("float32", "bfloat16", "float16", "int8", "fp8"),
         auto=_pages,
         why=_pages_why,
-        prefers="the type of the activations; `float16` beside weights of 8 or 4 bits that a CPU's kernels multiply by",
+        prefers="on a CPU the checkpoint's type, `float16` for quantized GGUF files and beside weights of 8 or 4 bits "
+        "that a CPU's kernels multiply by; on a GPU, and beside other activations than float32, the activations' type",
     ),
     Variable(
         key="engine.cache.block_tokens",

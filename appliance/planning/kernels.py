@@ -24,6 +24,7 @@ from appliance.planning.memory import spell_bytes
 from appliance.planning.memory_budget import Room
 from appliance.planning.ranks import Rooms, ways
 from engine.api.config import Dtype
+from engine.kv.layout import Layout
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import Holder, weight_bytes
 from kernels.cpu.library import VARIANTS, Tiling
@@ -49,7 +50,17 @@ def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Res
     if view is None:
         raise Refused(problems(settings, situation))
     choices = {one.key: _choice(situation, view, one, checkpoint) for one in VARIABLES}
-    return Resolved(view, choices, rooms.room(view), lambda: list(ways(rooms, situation, view)))
+    room = rooms.room(view)
+    choices["quantization.kv_cache"] = _with_bytes(choices["quantization.kv_cache"], view, room.pages)
+    return Resolved(view, choices, room, lambda: list(ways(rooms, situation, view)))
+
+
+def _with_bytes(choice: Choice[Any], view: View, pages: Layout) -> Choice[Any]:
+    """Add to the reason of pages in 16 bits what a token takes."""
+    if not choice.reason or view.device != "cpu" or view.kv_cache == "float32" or not pages.groups:
+        return choice
+    each = "each rank " if view.tensor > 1 else ""
+    return Choice(choice.value, f"{choice.reason}; a token takes {each}{pages.token_bytes:,} B")
 
 
 def _without_memory(situation: Situation) -> View | None:

@@ -34,6 +34,7 @@ def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int
     vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
     kept: Job | None = None  # whose prompts the cache holds
+    rounds = 0
 
     def decode(entries: Sequence[tuple[int, int, int, bool]]) -> None:
         for at, (token, position, row, wanted) in enumerate(entries):
@@ -43,18 +44,19 @@ def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int
         assert llama_cpp.llama_decode(context, batch) == 0
         llama_cpp.llama_synchronize(context)
 
-    def read(asked: Job) -> None:
+    def read(asked: Job, start: int = 0) -> None:
         llama_cpp.llama_memory_clear(memory, True)
-        for row, ids in enumerate(prompts(max(1, asked.batch), asked.context, vocab)):
+        for row, ids in enumerate(prompts(max(1, asked.batch), asked.context, vocab, start)):
             for at in range(0, len(ids), BATCH):
                 part = ids[at : at + BATCH]
                 decode([(token, at + i, row, at + i == len(ids) - 1) for i, token in enumerate(part)])
 
     def measure(asked: Job) -> float:
-        nonlocal kept
+        nonlocal kept, rounds
+        rounds += 1
         if asked.batch == 0:
             kept, start = None, time.perf_counter()
-            read(asked)
+            read(asked, rounds)
             return asked.context / (time.perf_counter() - start)
         if kept != asked:
             read(asked)

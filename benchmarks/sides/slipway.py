@@ -29,6 +29,8 @@ def load(checkpoint: Path, bits: str, variant: str, threads: int, most: list[int
             wish = Params(temperature=0.0, max_tokens=1)
             (only,) = llm.generate(prompts(1, asked.context, llm.vocab, start=rounds), wish)
             assert only.timing is not None
+            if only.timing.cached_tokens:
+                raise SystemExit(f"{only.timing.cached_tokens} tokens of a new prompt came from the prefix cache")
             return asked.context / (only.timing.first_token - only.timing.scheduled)
         ahead = lead(asked.batch, asked.context)
         wishes = [

@@ -17,6 +17,15 @@ SCALE_BYTES = {"int8": 4}
 MAX_SPARE = 0.1
 
 
+def cpu_kv_dtype(checkpoint: str, *, quantized: bool, gguf: bool) -> str:
+    """Return the default type of the pages beside float32 activations on a CPU: the checkpoint's own type.
+
+    checkpoint: type of its plain weights. quantized: kernels multiply by weights of 8 or 4 bits. gguf: a GGUF file with
+    quantized weights, whose scales are float16. Both get pages in float16, which rounds 8 times as finely as bfloat16.
+    """
+    return "float16" if quantized or gguf else checkpoint
+
+
 def blocks_of(tokens: int, block_tokens: int) -> int:
     """Blocks that hold this many tokens from a block's start on."""
     return -(-tokens // block_tokens)
@@ -57,6 +66,11 @@ class Layout:
     def page_bytes(self) -> int:
         """Bytes of one block in one layer, keys and values together."""
         return 2 * self.block_tokens * self.kv_heads * (self.head_dim * self.element_bytes + self.scale_bytes)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in all layers."""
+        return sum(len(group.layers) for group in self.groups) * self.page_bytes // self.block_tokens
 
     @property
     def block_bytes(self) -> int:

@@ -2,14 +2,18 @@
 
 import argparse
 import json
+import math
 import os
 import sys
 
+import numpy as np
 import pytest
 
-from benchmarks import cpu
+from benchmarks import bandwidth, cpu
 from benchmarks.shapes import make
-from benchmarks.sides import Job, Name, ik_llama_cpp, job, name, prompts
+from benchmarks.sides import Job, Name, ik_llama_cpp, job, name, prompts, slipway
+from benchmarks.weights import token_bytes
+from engine.models.checkpoint import read_checkpoint
 
 
 def test_jobs_are_read_as_they_are_named():
@@ -45,6 +49,71 @@ def test_no_prompt_begins_with_another_one():
     assert prompts(2, 64, 151936, 3) == prompts(2, 64, 151936, 3)
 
 
+def test_every_round_of_a_prefill_reads_a_new_prompt(tmp_path, monkeypatch):
+    """An engine with a prefix cache reads none of it from there; a prompt that is repeated ends the side."""
+    measure = slipway.load(make("small", tmp_path), "stored", "base", 1, (2, 64, 128))
+    for asked in (Job(0, 64), Job(2, 64), Job(0, 64), Job(1, 64), Job(0, 64), Job(0, 48), Job(0, 64)):
+        assert measure(asked) > 0
+    monkeypatch.setattr(slipway, "prompts", lambda *sizes, **more: prompts(1, 64, 8192))
+    with pytest.raises(SystemExit, match="of a new prompt came from the prefix cache"):
+        for _ in range(2):
+            measure(Job(0, 64))
+
+
+def test_rounds_alternate_between_the_sides():
+    """The first round of each job counts for nobody; a round beside a busy process follows each other one."""
+    asked: list[tuple[str, str]] = []
+
+    class Fake:
+        def __init__(self, name):
+            self.name = name
+
+        def measure(self, one):
+            asked.append((one.name, self.name))
+            return float(len(asked))
+
+    quiet, loaded = cpu.run([Fake("a"), Fake("b")], [Job(1, 64), Job(0, 32)], 2, with_busy=True)
+    assert asked == [(name, side) for name in ("decode:1:64", "prefill:32") for _ in range(5) for side in "ab"]
+    assert quiet["decode:1:64"] == {"a": [3.0, 7.0], "b": [4.0, 8.0]}
+    assert loaded["decode:1:64"] == {"a": [5.0, 9.0], "b": [6.0, 10.0]}
+
+
+def test_the_share_of_the_bandwidth_is_that_of_one_row():
+    rates = {"decode:1:64": {"a": [10.0, 30.0, 20.0], "b": [5.0]}, "decode:8:64": {"a": [1.0], "b": [1.0]}}
+    assert cpu.shares(rates, {"a": 100, "b": None}, 4000.0) == {"decode:1:64": {"a": 0.5}}
+
+
+@pytest.mark.parametrize("compiler", ["cc", "no-such-compiler"])
+def test_the_bandwidth_is_the_largest_rate_of_all_rounds(monkeypatch, compiler):
+    monkeypatch.setenv("CC", compiler)
+    found = bandwidth.measure(2, 8 * bandwidth.MIB + 100, rounds=3)
+    assert len(found.rounds) == 3 and max(found.rounds) == found.bytes_per_s > 1e8
+    assert (found.threads, found.bytes) == (2, 8 * bandwidth.MIB)
+    assert found.how in bandwidth.LOOPS if compiler == "cc" else found.how == "torch.sum"
+    assert "2 threads" in bandwidth.line(found)
+
+
+def test_compiled_loops_read_every_byte(tmp_path):
+    """Each sum of 64-bit words is that of numpy."""
+    words = np.arange(2 * bandwidth.TURN // 8 + 8, dtype=np.int64)
+    aligned = words[-words.ctypes.data % 64 // 8 :][: 2 * bandwidth.TURN // 8]
+    readers = bandwidth.compiled_loops(tmp_path)
+    assert len(readers) == 2
+    for read in readers.values():
+        assert read(aligned.ctypes.data, aligned.nbytes) == aligned.sum()
+
+
+def test_bytes_of_a_token_are_those_of_the_matrices(tmp_path):
+    """bf16 as they are, float32 in transformers, 8 bits with scales; nothing is known of other engines' files."""
+    folder = make("small", tmp_path)
+    sizes = {text: token_bytes(folder, name(text)) for text in ("slipway@base:stored", "transformers:float32")}
+    weights = sum(math.prod(one.shape) for one in read_checkpoint(folder).tensors.values())
+    assert sizes["transformers:float32"] == 4 * weights
+    assert 2 * weights < sizes["slipway@base:stored"] < 2.01 * weights
+    assert weights < token_bytes(folder, name("slipway@base:int8")) < 1.02 * weights
+    assert token_bytes(folder, name("openvino:int8")) is None
+
+
 def test_ik_llama_cpp_s_table_is_read(tmp_path, monkeypatch):
     """The program is a script that prints what llama-batched-bench does; its row holds its own arguments."""
     program = tmp_path / "bench"
@@ -65,13 +134,17 @@ def test_a_run_writes_the_rates_of_every_side_and_job(tmp_path, monkeypatch, cap
     out = tmp_path / "cpu.json"
     arguments = ["--shape", "small", "--checkpoint", str(tmp_path / "small"), "--rounds", "2", "--out", str(out)]
     sides = ["--sides", "slipway@base:stored", "slipway@base:int4", "slipway-http:int8", "transformers:float32"]
-    jobs = ["--jobs", "decode:2:20", "prefill:40", "--threads", "1", "--busy"]
+    jobs = ["--jobs", "decode:1:20", "decode:2:20", "prefill:40", "--threads", "1", "--busy", "--buffer", "8"]
     monkeypatch.setattr(sys, "argv", ["cpu", *arguments, *sides, *jobs])
     cpu.main()
     found = json.loads(out.read_text())
+    assert found["memory"]["bytes_per_s"] > 1e8
+    assert set(found["weight_bytes_per_token"]) == set(sides[1:])
+    assert all(0 < share < 10 for share in found["share_of_bandwidth"]["decode:1:20"].values())
     for part in ("tokens_per_s", "beside_a_busy_process"):
         rates = found[part]
         assert {asked: set(of_sides) for asked, of_sides in rates.items()} == {
+            "decode:1:20": set(sides[1:]),
             "decode:2:20": set(sides[1:]),
             "prefill:40": set(sides[1:]),
         }
@@ -79,6 +152,7 @@ def test_a_run_writes_the_rates_of_every_side_and_job(tmp_path, monkeypatch, cap
         assert all(len(values) == 2 and min(values) > 0 for values in every)
     printed = capsys.readouterr().out
     assert "decode:2:20, tokens a second\n" in printed and "of its quiet rate" in printed
+    assert "decode:1:20, weights read, share of the bandwidth\n" in printed
 
 
 def test_a_shape_s_tokenizer_has_a_token_for_every_id(tmp_path):

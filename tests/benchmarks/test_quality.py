@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from pathlib import Path
 
 import gguf
 import pytest
@@ -11,9 +12,11 @@ import torch
 from benchmarks import quality
 from benchmarks.quality import Logprobs, windows_of
 from benchmarks.quality_files import tokenize, write_formats
+from benchmarks.quality_llama import LlamaCpp
 from tests.engine.layers.test_gguf import gguf_name, permute
 from tests.engine.quantized_writers import random_model
 
+ROOT = Path(__file__).resolve().parents[2]
 TEXT = "A short text of 43 bytes, é and 1234 in it."
 
 
@@ -60,6 +63,109 @@ def file(tmp_path_factory):
     return path
 
 
+LLAMA_CPP = """
+import ctypes, sys
+
+__version__ = "1.2.3"
+LLAMA_FTYPE_MOSTLY_Q8_0, LLAMA_FTYPE_MOSTLY_Q4_0 = 7, 2
+VOCAB = 259
+
+
+class Settings:
+    ftype = n_ctx = n_batch = n_ubatch = n_threads = n_threads_batch = 0
+
+
+class Batch:
+    def __init__(self, most):
+        self.token, self.pos, self.n_seq_id, self.logits = ([0] * most for _ in range(4))
+        self.seq_id = [[0] for _ in range(most)]
+
+
+def nothing(*arguments):
+    return 0
+
+
+llama_model_quantize_default_params = llama_model_default_params = llama_context_default_params = Settings
+llama_backend_init = llama_get_memory = llama_model_get_vocab = llama_synchronize = nothing
+llama_model_load_from_file = llama_init_from_model = llama_memory_clear = nothing
+llama_batch_init = lambda most, embed, rows: Batch(most)
+llama_vocab_n_tokens = lambda vocab: VOCAB
+
+
+def llama_model_quantize(source, target, settings):
+    sys.path.insert(0, {root!r})
+    from pathlib import Path
+    from benchmarks.quality_files import write_formats
+    kind = {{7: "Q8_0", 2: "Q4_0"}}[settings.ftype]
+    folder = Path(target.decode()).parent / "made"
+    write_formats(Path(source.decode()), folder, [kind])[kind].joinpath("model.gguf").rename(target.decode())
+
+
+def llama_decode(context, batch):
+    global logits
+    logits = (ctypes.c_float * (batch.n_tokens * VOCAB))()
+    for at in range(batch.n_tokens):
+        assert batch.pos[at] == at and batch.logits[at]
+        logits[at * VOCAB + batch.token[at]] = 5.0  # it expects each token once more
+    return 0
+
+
+def llama_get_logits(context):
+    return ctypes.cast(logits, ctypes.POINTER(ctypes.c_float))
+"""
+"""Stands for llama-cpp-python, which the tests do not install: the calls that the benchmark makes, and known logits."""
+
+
+@pytest.fixture
+def llama_python(tmp_path):
+    """An interpreter that has LLAMA_CPP."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "llama_cpp.py").write_text(LLAMA_CPP.format(root=str(ROOT)))
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site:$PYTHONPATH exec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_llama_cpp_is_scored_at_the_same_positions(llama_python, tmp_path):
+    """The logits of known tokens: 5 for the token itself, 0 for all others."""
+    llama = LlamaCpp(llama_python)
+    windows = [[5, 5, 5, 7], [9, 3]]
+    found = llama.log_probabilities(tmp_path / "model.gguf", windows, 1)
+    assert llama.version == "1.2.3" and [tuple(rows.shape) for rows in found] == [(3, 259), (1, 259)]
+    total = math.log(math.exp(5) + 258)
+    chosen = Logprobs(windows, found).chosen().tolist()
+    assert chosen == pytest.approx([5 - total, 5 - total, -total, -total], rel=1e-6)
+
+
+def test_a_failure_of_llama_cpp_is_reported(llama_python):
+    llama = LlamaCpp(llama_python)
+    with pytest.raises(SystemExit, match="score /no.gguf .* failed"):
+        llama.log_probabilities(Path("/no.gguf"), [], 1)
+
+
+def test_a_run_beside_llama_cpp_measures_both_on_its_files(file, llama_python, tmp_path, monkeypatch, capsys):
+    (tmp_path / "text.txt").write_text("aabb" * 5)
+    out = tmp_path / "found.json"
+    names = [one.name for one in quality.LLAMA_SETTINGS]
+    arguments = ["--model", str(file), "--texts", str(tmp_path), "--kernels", "base", "--threads", "1"]
+    monkeypatch.setattr(
+        sys, "argv", ["quality", *arguments, "--out", str(out), "--llama-cpp", llama_python, "--settings", *names]
+    )
+    quality.main()
+    found = json.loads(out.read_text())
+    assert found["settings"]["llama_cpp"] == "1.2.3" and set(found["results"]) == {"float32 (torch)", *names}
+    # 10 of the 19 tokens are the one before; the others get what is left.
+    expected = math.exp(math.log(math.exp(5) + 258) - 5 * 10 / 19)
+    for name in names:
+        result = found["results"][name]["all"]
+        if name.endswith("llama.cpp"):
+            assert result["perplexity"] == pytest.approx(expected, rel=1e-5) and result["kl"] > 0
+        else:
+            assert abs(found["results"][name]["arithmetic"]["kl"]) < result["kl"]
+    assert "llama-cpp-python 1.2.3" in capsys.readouterr().out
+
+
 def test_text_is_split_as_the_file_says(file):
     assert tokenize(file, TEXT) == list(TEXT.encode())
     assert tokenize(file, "the") == [256, ord("e")]
@@ -97,6 +203,7 @@ def test_formats_have_the_weights_that_their_names_say(file, tmp_path):
     for name, kind in (("plain", "F32"), ("Q8_0", "Q8_0"), ("Q4_0", "Q4_0"), ("int8_restored", "F32")):
         assert tensors[name]["blk.0.ffn_up.weight"].tensor_type.name == kind
         assert tensors[name]["blk.0.attn_norm.weight"].tensor_type.name == "F32"
+    assert set(write_formats(file, tmp_path / "some", ["Q8_0", "plain"])) == {"original", "plain", "Q8_0"}
     for bits, levels in (("int8", 255), ("int4", 16)):
         row = torch.from_numpy(tensors[f"{bits}_restored"]["blk.0.ffn_up.weight"].data[0].copy())
         part = row if bits == "int8" else row[:32]
@@ -118,10 +225,11 @@ def test_a_run_writes_every_setting(file, tmp_path, monkeypatch, capsys):
         "--out",
         str(out),
     ]
-    monkeypatch.setattr(sys, "argv", ["quality", *arguments])
+    names = [one.name for one in quality.SETTINGS]
+    monkeypatch.setattr(sys, "argv", ["quality", *arguments, "--settings", *names])
     quality.main()
     results = json.loads(out.read_text())["results"]
-    assert set(results) == {"float32 (torch)", *(one.name for one in quality.SETTINGS)}
+    assert set(results) == {"float32 (torch)", *names}
     assert results["float32 (torch)"]["all"]["kl"] == 0.0
     for name in ("stored", "original file"):
         assert abs(results[name]["arithmetic"]["kl"]) < 1e-6 and results[name]["all"]["same_top"] == 1.0

@@ -75,6 +75,7 @@ def test_a_wrong_argument_of_a_command_is_one_readable_message():
 
 
 SMALLEST = {
+    "bandwidth": "benchmarks.bandwidth --threads 1 --mebibytes 8",
     "steps": "benchmarks.steps --running 1 --steps 3 --out {out}/result.json",
     "masks": "benchmarks.masks --vocabularies 600 --rows 1 --walks 1",
     "golden": "benchmarks.golden 1",

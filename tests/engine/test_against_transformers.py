@@ -78,6 +78,8 @@ class Case:
     def tight_bytes(self, pages: str = "float32") -> int:
         """A cache that one request of full length fills."""
         form = layout(read_checkpoint(self.path).model, block_tokens=BLOCK_TOKENS, element_bytes=4)
+        if pages in ("bfloat16", "float16"):
+            form = replace(form, element_bytes=2)
         if pages == "int8":
             form = replace(form, element_bytes=1, scale_bytes=4)
         return (form.blocks_for(MAX_CONTEXT, 7) + 1) * form.block_bytes
@@ -175,7 +177,11 @@ def test_prompt_logprobs_are_transformers_at_every_chunk_edge(case, engine):
 
 
 @pytest.mark.parametrize(
-    ("name", "pages"), [*((name, "float32") for name in ("llama", "gemma2", "phi3-long")), ("llama", "int8")]
+    ("name", "pages"),
+    [
+        *((name, "float32") for name in ("llama", "gemma2", "phi3-long")),
+        *(("llama", "bfloat16"), ("gemma2", "float16"), ("llama", "int8")),
+    ],
 )
 def test_drawn_tokens_depend_on_neither_batch_nor_steps_nor_preemption(name, pages, tmp_path, engine):
     path = tmp_path / name

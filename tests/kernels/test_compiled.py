@@ -21,6 +21,7 @@ from kernels.cpu.library import MissingKernels, Tiling, usable
 from kernels.cpu.packing import FORMS, form_for, pack
 from kernels.cpu.pages import arranged, restored
 from kernels.cpu.program import Activate, Add, Attend, Cap, Embed, Heads, Norm, Program, StepData, Team
+from kernels.paged_kv import write_kv, write_rows
 from kernels.quantisation import Int4Weight, Int8Groups, Int8Weight, activation_block, rounded_rows, to_int4, to_int8
 from kernels.rope import rope_angles, rotate_
 
@@ -604,6 +605,23 @@ def test_the_number_of_threads_changes_nothing(team):
         other = Team(team.variant, threads)
         assert torch.equal(pages.attend(other), want)
         other.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pages_hold_the_bits_that_torch_writes(team, dtype):
+    """Rounding is to nearest, ties to even: halves of both parities, subnormals and the edge of float16's range."""
+    pages = Pages([(0, 40)], dtype=dtype)
+    qkv = pages.qkv[0].mul_(1.0013)  # no longer numbers of the pages' type
+    edges = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-11, 1 + 3 * 2**-11, 2**-25, 3 * 2**-25, 65519.0, 65520.0]
+    qkv[1, pages.heads :] = torch.tensor(edges)
+    qkv[2, pages.heads :] = -torch.tensor(edges)
+    want = pages.pages.clone()
+    slots = pages.table[0, torch.arange(40) // pages.block] * pages.block + torch.arange(40) % pages.block
+    rows = write_rows(slots, want.shape[1], pages.block)[pages.LAYER]
+    k, v = qkv[:, pages.heads :].split(pages.kv_heads, 1)
+    write_kv(want, rows, k, v)
+    pages.attend(team)
+    assert torch.equal(pages.pages.view(torch.int16), want.view(torch.int16))
 
 
 def test_values_that_are_not_finite_are_written_as_zero(team):

@@ -34,14 +34,14 @@ def brute_force(q, keys, values, first, window, scale, softcap, sinks=None, begi
 class Rows:
     """Rows of (first, count), whose earlier positions are in shuffled pages; blocks out of the window are released."""
 
-    def __init__(self, rows, *, heads=6, kv_heads=2, dim=8, window=None, seed=0, begins=None):
+    def __init__(self, rows, *, heads=6, kv_heads=2, dim=8, window=None, seed=0, begins=None, dtype=torch.float32):
         self.window, self.begins, draw = window, begins, torch.Generator().manual_seed(seed)
         self.first, self.count = [first for first, _ in rows], [count for _, count in rows]
         total = sum(self.count)
         width = max(-(-(first + count) // BLOCK) for first, count in rows)
         blocks = torch.randperm(len(rows) * width, generator=draw) + 1
         self.table = blocks.view(len(rows), width)
-        self.pages = torch.full((len(rows) * width + 1, LAYERS, 2, BLOCK, kv_heads, dim), 50.0)
+        self.pages = torch.full((len(rows) * width + 1, LAYERS, 2, BLOCK, kv_heads, dim), 50.0, dtype=dtype)
         self.q = torch.randn((total, heads, dim), generator=draw)
         self.kv = [torch.randn((2, first + count, kv_heads, dim), generator=draw) for first, count in rows]
         new = [kv[:, first:] for kv, first in zip(self.kv, self.first, strict=True)]
@@ -82,7 +82,8 @@ class Rows:
         begins = self.begins or [0] * len(self.first)
         for first, count, kv, begin in zip(self.first, self.count, self.kv, begins, strict=True):
             q = self.q[at : at + count]
-            pieces.append(brute_force(q, kv[0], kv[1], first, self.window, scale, softcap, sinks, begin))
+            keys, values = kv.to(self.pages.dtype)
+            pieces.append(brute_force(q, keys, values, first, self.window, scale, softcap, sinks, begin))
             at += count
         return torch.cat(pieces)
 
@@ -108,6 +109,13 @@ MIXES = {
 @pytest.mark.parametrize("mix", MIXES)
 def test_rows_equal_a_loop_over_queries(mix, window, softcap):
     check(Rows(MIXES[mix], window=window), softcap=softcap)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_over_16_bit_pages_read_rounded_keys_of_their_own_step_too(dtype, softcap, window):
+    check(Rows(MIXES["everything"], window=window, dtype=dtype), softcap=softcap)
 
 
 @pytest.mark.parametrize("window", [None, 5])

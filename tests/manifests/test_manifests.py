@@ -46,14 +46,14 @@ class Expected:
 
 LLAMA, LARGE, QWEN = "Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct", "Qwen3-0.6B"
 EXPECTED: dict[str, Expected] = {
-    "minimal.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.27),
+    "minimal.yaml": Expected(QWEN, "cpu", "avx512", "bfloat16", 40960, 1, weight_share=1.27),
     "cpu.yaml": Expected("Qwen2.5-0.5B-Instruct", "cpu", "avx512", "int8", 8192, 16, "int8", 0.51),
     "gptq-cpu.yaml": Expected("Qwen2.5-7B-Instruct-GPTQ-Int4", "cpu", "avx512", "int8", 16384, 16, weight_share=0.52),
     "gguf-cpu.yaml": Expected("Qwen2.5-7B-Instruct", "cpu", "avx512", "int8", 16384, 8, weight_share=0.45),
     "moe-cpu.yaml": Expected("Qwen3-30B-A3B", "cpu", "avx512", "int8", 32768, 2, "int4", 0.3),
-    "layered.yaml": Expected(QWEN, "cpu", "avx512", "float32", 8192, 1, weight_share=1.27),
-    "replicas.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.27),
-    "secured.yaml": Expected(QWEN, "cpu", "avx512", "float32", 40960, 1, weight_share=1.27),
+    "layered.yaml": Expected(QWEN, "cpu", "avx512", "bfloat16", 8192, 1, weight_share=1.27),
+    "replicas.yaml": Expected(QWEN, "cpu", "avx512", "bfloat16", 40960, 1, weight_share=1.27),
+    "secured.yaml": Expected(QWEN, "cpu", "avx512", "bfloat16", 40960, 1, weight_share=1.27),
     "h200-8b.yaml": Expected(LLAMA, "cuda", "triton", "bfloat16", 32768, 20),
     "h200-8b-fp8.yaml": Expected(LLAMA, "cuda", "triton", "fp8", 32768, 40),
     "h200-70b-tp2.yaml": Expected(LARGE, "cuda", "triton", "bfloat16", 32768, 10, ranks=2),

@@ -30,7 +30,7 @@ PARAMETERS = VOCAB * HIDDEN + HIDDEN + LAYERS * (ATTENTION + 3 * HIDDEN * INNER 
 NORMS = HIDDEN + LAYERS * 2 * HIDDEN
 PADDED_VOCAB = 160  # whole tiles of compiled kernels, 32 outputs each
 PADDING = (PADDED_VOCAB - VOCAB) * HIDDEN
-BLOCK = LAYERS * 2 * 16 * KV_HEADS * DIM * 4  # bytes of 16 tokens in float32
+BLOCK = LAYERS * 2 * 16 * KV_HEADS * DIM * 2  # bytes of 16 tokens in bfloat16
 CPU = Machine(cores=6, cores_from="affinity", memory_free=20 * GIB, memory_from="MemAvailable", no_gpu="no driver")
 H100 = Gpu("NVIDIA H100", 80 * GIB, 79 * GIB, (9, 0))
 GPU_HOST = Machine(cores=16, cores_from="affinity", memory_free=128 * GIB, memory_from="MemAvailable", gpus=(H100,))
@@ -88,9 +88,9 @@ def reason(found: Plan, key: str) -> tuple[object, str]:
     return next((one.resolved, one.reason) for one in found.effective if one.key == key)
 
 
-def test_auto_on_a_cpu_is_float32_small_steps_and_all_cores(tmp_path: Path) -> None:
+def test_auto_on_a_cpu_is_float32_with_16_bit_pages_small_steps_and_all_cores(tmp_path: Path) -> None:
     engine = planned(tmp_path).engines[0]
-    assert (engine.device, engine.dtype, engine.kv_dtype) == ("cpu", "float32", "float32")
+    assert (engine.device, engine.dtype, engine.kv_dtype) == ("cpu", "float32", "bfloat16")
     assert (engine.max_step_tokens, engine.threads, engine.max_context) == (512, 6, CONTEXT)
 
 
@@ -397,8 +397,46 @@ def test_pages_of_whole_numbers_have_a_scale_for_each_key_and_value(tmp_path: Pa
     plain = planned(tmp_path, "quantization.kv_cache=float32", machine=COMPILED)
     small = planned(tmp_path, "quantization.kv_cache=int8", machine=COMPILED)
     assert small.engines[0].kv_dtype == "int8"
-    assert plain.memory.block_bytes == BLOCK
+    assert plain.memory.block_bytes == 2 * BLOCK
     assert small.memory.block_bytes == LAYERS * 2 * 16 * KV_HEADS * (DIM + 4)
+
+
+@pytest.mark.parametrize("machine", [CPU, COMPILED], ids=["torch", "compiled"])
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+def test_pages_on_a_cpu_have_the_checkpoints_16_bits(tmp_path: Path, machine: Machine, stored: str) -> None:
+    facts = replace(checkpoint(), dtype=stored)
+    found = planned(tmp_path, machine=machine, facts=facts)
+    cost = {"bfloat16": "+0.004 %", "float16": "+0.006 %"}[stored]
+    assert reason(found, "quantization.kv_cache") == (
+        stored,
+        f"the checkpoint's type, half the bytes of float32, measured perplexity {cost}; a token takes {BLOCK // 16} B",
+    )
+    assert (found.engines[0].kv_dtype, found.memory.block_bytes) == (stored, BLOCK)
+    for asked in ("float32", "bfloat16", "float16"):
+        explicit = planned(tmp_path, f"quantization.kv_cache={asked}", machine=machine, facts=facts)
+        assert explicit.engines[0].kv_dtype == asked and reason(explicit, "quantization.kv_cache")[1] == ""
+
+
+def test_pages_on_a_cpu_are_float32_for_a_float32_checkpoint(tmp_path: Path) -> None:
+    found = planned(tmp_path, facts=replace(checkpoint(), dtype="float32"))
+    assert reason(found, "quantization.kv_cache") == ("float32", "the type of the activations")
+    assert found.memory.block_bytes == 2 * BLOCK
+
+
+def test_pages_beside_16_bit_activations_have_their_type(tmp_path: Path) -> None:
+    found = planned(tmp_path, "model.dtype=float16", "hardware.kernels=torch")
+    assert reason(found, "quantization.kv_cache") == (
+        "float16",
+        f"the type of the activations; a token takes {BLOCK // 16} B",
+    )
+
+
+def test_pages_of_a_quantized_gguf_file_are_float16_with_torch_kernels(tmp_path: Path) -> None:
+    found = planned(tmp_path, facts=quantized("gguf", Scheme("gguf", 4, 32)))
+    value, why = reason(found, "quantization.kv_cache")
+    assert value == "float16" and why.startswith("the type of a GGUF file's scales, half the bytes of float32")
+    plain = planned(tmp_path, facts=quantized("gguf", Scheme("turned", 0, None, heads=2)))
+    assert plain.engines[0].kv_dtype == "bfloat16"
 
 
 def test_beside_rounded_weights_pages_are_float16(tmp_path: Path) -> None:
@@ -645,7 +683,7 @@ def test_what_a_gguf_file_has_in_other_types_may_be_rounded(tmp_path: Path) -> N
     assert reason(auto, "quantization.weights")[1] == (
         "the checkpoint's gguf (other types), 21 of 21 matrices restored to float32"
     )
-    assert auto.memory.weights == 4 * (PARAMETERS + PADDING) and auto.engines[0].kv_dtype == "float32"
+    assert auto.memory.weights == 4 * (PARAMETERS + PADDING) and auto.engines[0].kv_dtype == "float16"
     rounded = planned(tmp_path, "quantization.weights=int8", machine=COMPILED, facts=facts)
     assert rounded.engines[0].weights == "int8" and rounded.memory.weights < auto.memory.weights / 3
     with pytest.raises(Refused):

@@ -164,6 +164,6 @@ def test_a_gguf_file_of_plain_numbers_is_a_plain_checkpoint(folder: Callable[[st
     (file.parent / "tokenizer.json").write_text('{"model": {}}')
     manifest = made.path.parent / "m.yaml"
     manifest.write_text(f"apiVersion: slipway/v2\nmodel: {{source: {{path: {file}}}}}\n")
-    assert weights(proved(made)) == "the checkpoint's bfloat16" and proved(made).engines[0].kv_dtype == "float32"
+    assert weights(proved(made)) == "the checkpoint's bfloat16" and proved(made).engines[0].kv_dtype == "bfloat16"
     manifest.write_text(manifest.read_text() + "quantization: {weights: int4}\n")
     assert proved(made).engines[0].weights == "int4"
