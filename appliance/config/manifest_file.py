@@ -1,7 +1,6 @@
-"""What a manifest file may hold besides the manifest's own keys: of which layers it is composed.
+"""Keys of a manifest file that compose a manifest from layers, in addition to the manifest's own keys.
 
-``appliance.config.composition`` takes these keys out when it puts the layers over each other; none is left in the
-effective manifest.
+``appliance.config.composition`` removes these keys when it merges the layers; the effective manifest has none of them.
 """
 
 from typing import Annotated, Any, Literal
@@ -12,8 +11,10 @@ from appliance.config.manifest import SIZES, Hardware, Manifest, Section
 
 
 def _range(quantity: str, form: str, bare: str = "") -> tuple[Any, Any]:
-    """any, or comparisons with a quantity, such as ">=2 <8"; `bare` is the JSON type of one number alone, if that may
-    be."""
+    """Return the field and its schema for "any" or comparisons such as ">=2 <8".
+
+    `bare` is the JSON type of a single number, if one is allowed.
+    """
     pattern = rf"^\s*((>=|<=|>|<)\s*{quantity}\s*)+$"
     options: list[dict[str, Any]] = [{"const": "any", "type": "string"}, {"type": "string", "pattern": pattern}]
     options += [{"type": bare, "minimum": 1}] if bare else []
@@ -33,50 +34,49 @@ VariableName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 class Match(Section):
     device: Literal["any", "cpu", "cuda"] = "any"
-    """The device that hardware.device asks for; where that is auto, cuda if there is a GPU."""
+    """Device that hardware.device selects; if that is auto, cuda if there is a GPU."""
     gpu: Annotated[str, Field(min_length=1)] = "any"
-    """Part of the name of every GPU, such as H200; capital and small letters are one."""
+    """Part of the name of every GPU, such as H200; case is ignored."""
     count: CountRange = "any"
-    """How many GPUs there are."""
+    """Number of GPUs."""
     memory: SizeRange = "any"
-    """Memory of every GPU. What is sold as 80 GB has a little less than 80GiB: write ">=80GB"."""
+    """Memory of every GPU. GPUs sold as 80 GB have slightly less than 80GiB, so write ">=80GB"."""
     compute_capability: VersionRange = "any"
     """Compute capability of every GPU."""
     kernels: Literal["any", "base", "neon", "avx2", "avxvnni", "avx512", "amx"] = "any"
     """Compiled kernels that the CPU can run."""
     cores: CountRange = "any"
-    """CPU cores that affinity and cgroups leave to this process."""
+    """CPU cores that affinity and cgroups allow for this process."""
 
 
 class Profile(Section):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
-    """What `slipway plan` calls the profile."""
+    """Name of the profile in the output of `slipway plan`."""
     match: Match
-    """What the machine must be. All keys must fit; with {} every machine does."""
+    """Conditions on the machine. All keys must match; {} matches every machine."""
     set: dict[str, Any]
-    """Keys of the manifest for such a machine; all but extends, overlays, variables and hardware.profiles."""
+    """Manifest keys for such a machine; all except extends, overlays, variables and hardware.profiles."""
 
 
 class Profiled(Section):
     profiles: Annotated[tuple[Profile, ...], Field(strict=False)] = ()
-    """Values that depend on the machine. The first profile that matches gives what nothing else does: its values go
-    before the defaults only."""
+    """Values that depend on the machine. The first matching profile applies; its values override only the defaults."""
 
 
 class HardwareFile(Profiled, Hardware):
-    """The section as a file may have it."""
+    """The `hardware` section in a file."""
 
 
 class ManifestFile(Manifest):
-    """What stands in a file: a manifest, and how it is composed."""
+    """A manifest file: the manifest's keys, and those that compose it."""
 
     hardware: HardwareFile = HardwareFile()
-    """Which device, and how much of it."""
+    """Device, and the part of it that the service may use."""
     extends: str | Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Manifest that this one starts from, or a list of them: of two that give one key the later wins, and this file
-    over all. Relative paths start at this file's folder."""
+    """Base manifest, or a list of them; the later one overrides the earlier, and this file overrides all. Relative
+    paths start at this file's folder.
+    """
     overlays: dict[OverlayName, dict[str, Any]] = {}
-    """Keys of the manifest by the name of an occasion, such as dev; `--overlay dev` or SLIPWAY_OVERLAY=dev lays them
-    over the file."""
+    """Sets of manifest keys by name, such as dev; `--overlay dev` or SLIPWAY_OVERLAY=dev applies one to the file."""
     variables: dict[VariableName, str | int | float | bool] = {}
-    """Values that the manifest's texts name as `${var.name}`."""
+    """Values that texts of the manifest refer to as `${var.name}`."""
