@@ -1,8 +1,7 @@
-"""Exit codes of `slipway`: every way the appliance ends, with its number, its cause and its cure.
+"""Exit codes of `slipway`, with number, cause and remedy.
 
-0 to 2 mean what they mean for any command; 10 and up are the appliance's own and stay clear of what shells, Docker
-and signals use (125 to 127, and 128 plus the signal's number). docs/operations.md shows this table; a test compares
-the two.
+0 to 2 have their conventional meaning. Codes from 10 are specific to the appliance and avoid those of shells, Docker
+and signals (125 to 127, and 128 plus the signal number). docs/operations.md shows this table; a test compares the two.
 """
 
 from dataclasses import dataclass
