@@ -213,8 +213,9 @@ def is_secret_variable(name: str) -> bool:
 
 
 def is_secret(path: Path) -> bool:
-    """Return whether the value at a path may be a secret: it is below `secrets`, or a key has a name that
-    suggests one.
+    """Return whether the value at a path may be a secret.
+
+    This is so below `secrets`, and below a key whose name suggests a secret.
     """
     if path[-2:-1] == ("variables",) and is_secret_variable(str(path[-1])):
         return True

@@ -17,7 +17,7 @@ class Effect:
     """Effect of changing a key."""
 
     restart: Restart
-    """Smallest restart that applies the change: "engine" keeps the gateway and its open requests, "service" is
+    """Smallest restart that applies the change: "engine" keeps the gateway and its requests, "service" is
     everything.
     """
     live: bool = False  # `slipway reload` applies the change to a running gateway without a restart (server/live.py)

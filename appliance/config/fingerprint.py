@@ -14,8 +14,9 @@ from appliance.config.effects import EFFECTS, Effect
 
 
 class Unhashable(TypeError):
-    """Raised for a value without a canonical form: not null, a boolean, a finite number, text, or a list or mapping of
-    these.
+    """Raised for a value without a canonical form.
+
+    Only null, booleans, finite numbers, text, and lists and mappings of these have one.
     """
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 
 class SecretRef(msgspec.Struct, frozen=True):
-    """Location of a secret; exactly one field is set. The gateway reads the secret, so that no generated file contains
+    """Location of a secret, in exactly one of the fields. The gateway reads the secret; generated files never contain
     it.
     """
 
@@ -70,8 +70,8 @@ class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
     any_dimensions: bool = False  # any length up to `width` is allowed
     max_input: int = 0  # maximum tokens of a text to embed, split into windows; 0: one window
     activation: Literal["none", "normalize", "softmax", "sigmoid"] = "none"
-    """Default activation, which a request's `activate: false` disables: unit length of vectors, or that of a
-    classifier.
+    """Default activation: unit length of vectors, or that of a classifier. `activate: false` in a request
+    disables it.
     """
     pairs: Literal["none", "tokenizer", "template", "reranker"] = "none"
     """How two texts become one prompt: joined by the tokenizer (with segment ids), by the checkpoint's template with

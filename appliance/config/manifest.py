@@ -227,8 +227,8 @@ class Pooling(Section):
     splitting.
     """
     score_tokens: tuple[str, ...] = Field(default=("yes", "no"), strict=False, min_length=2, max_length=2)
-    """Two words for model.task score, each a single token; the score is the probability of the first word against the
-    second.
+    """Two words for model.task score, each a single token; the score is the probability of the first if only these two
+    could follow.
     """
 
 
@@ -316,7 +316,7 @@ class Hardware(Section):
     available.
     """
     batch_invariant: bool = False
-    """Make results independent of the batch; slower on a GPU, free on a CPU."""
+    """Make results independent of the batch; slower on a GPU, no cost on a CPU."""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """Precision of float32 matrix products in torch; highest is exact, high uses TF32, medium bfloat16, if
     supported.
@@ -326,11 +326,11 @@ class Hardware(Section):
     generates tokens.
     """
     kv_cache_memory: BytesOrAuto = "auto"
-    """KV cache memory of one engine, such as 4GiB; auto is the rest of memory_share after the weights."""
+    """KV cache memory of one engine, such as 4GiB; auto is what memory_share leaves after weights and workspace."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
-    """Fraction of the memory that is free at start for weights, cache and workspace of the engines."""
+    """Fraction of the memory free at start that engines may use for weights, cache and workspace."""
     capacity: Capacity = Capacity()
-    """Load that the memory must hold; if model.max_context is auto, it is the largest that fits this load."""
+    """Load that the memory must hold; if model.max_context is auto, it becomes the longest context that fits."""
 
 
 class Scheduling(Section):
@@ -524,7 +524,7 @@ class Restart(Section):
     longest_backoff: Seconds = 30.0
     """Maximum delay of a restart."""
     exhausted: Literal["exit", "park"] = "exit"
-    """Action when all restarts failed; exit, or park without engines, with the reason in /ready until SIGTERM."""
+    """Action after the last restart failed; exit, or park without engines, with the reason in /ready until SIGTERM."""
     hold: Seconds = 10.0
     """Maximum wait of new requests for a restarting engine, else they get 503; open requests always wait."""
 
@@ -542,7 +542,7 @@ class Journal(Section):
 
 class SelfTest(Section):
     prompts: Annotated[int, Field(ge=0, le=16)] = 4
-    """Self-test prompts, whose logits must not change; `slipway lock` records the same number. 0 disables the
+    """Number of self-test prompts, whose logits must not change; `slipway lock` records as many. 0 disables the
     self-test.
     """
     at_start: bool = True

@@ -219,9 +219,7 @@ def _once(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 @dataclass(frozen=True)
 class _Whole:
-    """A merged tree without its variables and profiles, and the names for interpolation. Nothing is
-    interpolated yet.
-    """
+    """A merged tree before interpolation, without its variables and profiles, and the names for interpolation."""
 
     tree: Tree
     names: Names

@@ -192,9 +192,7 @@ def _alone(name: str, above: Path) -> bool:
 
 
 def suggest_value(key: Key, value: Any, item: bool = False) -> Hint:
-    """Return a hint for an invalid value; an empty hint if nothing is similar. The fix is a value that the key
-    accepts.
-    """
+    """Return a hint for an invalid value, empty if nothing is similar. Its fix is a value that the key accepts."""
     text, write, certain = _value(key, value, item)
     if not write:
         return Hint(text, Remove() if text.startswith("leave the key out") else None)

@@ -88,9 +88,7 @@ def _edits(text: str, value: dict[str, Any], version: Older) -> Iterator[Edit]:
 
 
 def _nest(text: str, span: Span, section: str) -> Iterator[Edit]:
-    """Move a key and its value into a section: in braces on the same line for a plain value, else indented on a new
-    line.
-    """
+    """Move a key and its value into a section: in braces on the same line if the value is plain, else on a new line."""
     start, end = span.value
     written = text[start:end]
     quoted = written[:1] in ("'", '"')

@@ -57,7 +57,7 @@ def older(value: Any) -> Older | None:
 
 
 def translate(tree: Tree, unnamed: Older | None = None) -> Older | None:
-    """Convert the tree of one file to the current version in place. Return its original version, or None if it is
+    """Convert the tree of one file to the current version in place, and return its original version, or None if
     current.
 
     `unnamed` is the version of a file that names none. Features of the current version are faults in an older file.

@@ -64,8 +64,9 @@ def _told(rules: tuple[Rule, ...], start: tuple[Variable, ...]) -> list[Rule]:
 
 
 def _beside(settings: Settings, situation: Situation, found: Conflict, variable: Variable) -> str:
-    """Format another key of the conflict, for example `hardware.device: cpu (m.yaml:4:11)` or `hardware.device: auto
-    (cuda here)`.
+    """Format another key of the conflict.
+
+    Examples: `hardware.device: cpu (m.yaml:4:11)`, `hardware.device: auto (cuda here)`.
     """
     if variable.name in situation.written:
         value = variable.spelled(situation.written[variable.name])
@@ -77,9 +78,7 @@ def _beside(settings: Settings, situation: Situation, found: Conflict, variable:
 
 
 def _ways(found: Conflict, variable: Variable, before: str = "") -> str:
-    """Return the values of one key that resolve the conflict as text that starts with `before`, or "" if there are
-    none.
-    """
+    """Return the values of one key that resolve the conflict as text after `before`, or "" if there are none."""
     values = found.instead[variable.name]
     if variable.limit and len(values) > 1:
         most = max(value for value in values if value is not None)

@@ -22,7 +22,7 @@ class Facts:
     model: ModelFacts
     machine: Machine
     lacks: "Callable[[View], str] | None" = field(default=None, compare=False)
-    """Returns the memory shortage of a choice, "" if it fits; None: memory is not checked."""
+    """Function that returns the memory shortage of a choice, "" if it fits; None disables the memory rule."""
 
 
 @dataclass

@@ -68,9 +68,7 @@ def cells(table: Table) -> Iterator[Cell]:
 
 
 def _broken(situation: Situation) -> tuple[Rule, ...]:
-    """Return every rule that the written keys break by themselves; if there is none, a minimal set of rules in
-    conflict.
-    """
+    """Return every rule that the written keys break by themselves, else a minimal set of rules in conflict."""
     view = View(situation.facts, **situation.written)
     alone = (rule for rule in RULES if situation.written.keys() >= set(rule.keys) and not rule.holds(view))
     return tuple(alone) or least_rules(situation)

@@ -23,7 +23,7 @@ class Idle:
     """Keys that have no effect for some models."""
 
     keys: Mapping[str, Any]
-    """Keys, and the value that is accepted because it describes the model (ANY: no value); `auto` and null are always
+    """Values that are accepted because they describe the model, by key (ANY: none). `auto` and null are always
     accepted.
     """
     is_idle: Callable[[Model], bool]

@@ -46,8 +46,10 @@ def _gpu(
     kind: Literal["NVLink", "PCIe"] = "NVLink",
     fp8: float = 0,
 ) -> GpuModel:
-    """Return a model. `mib` is the memory in MiB that nvidia-smi shows; `gb_s` and `link` are in GB/s; `bf16`, `fp32`
-    and `fp8` in TFLOP/s.
+    """Return a model.
+
+    `mib` is the memory in MiB that nvidia-smi shows; `gb_s` and `link` are in GB/s; `bf16`, `fp32` and `fp8` in
+    TFLOP/s.
     """
     return GpuModel(
         *(name, calls, mib * MIB, gb_s * GIGA, int(bf16 * TERA), int(fp32 * TERA), capability, link * GIGA, kind),

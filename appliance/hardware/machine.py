@@ -1,8 +1,7 @@
-"""Resources of this machine: cores and free memory within cgroup and affinity limits, and GPUs, without importing
-torch.
+"""Resources of this machine: cores and free memory within cgroup and affinity limits, and GPUs.
 
-Page cache counts as free, because the kernel evicts it under memory pressure. Sources: cgroup v1 and v2 documentation
-of the Linux kernel, proc(5).
+This module does not import torch. Page cache counts as free, because the kernel evicts it under memory pressure.
+Sources: cgroup v1 and v2 documentation of the Linux kernel, proc(5).
 """
 
 import json

@@ -34,8 +34,7 @@ _REVISION = re.compile(r"[0-9a-f]{40}")
 
 
 def read_names(folder: Path) -> tuple[str, ...]:
-    """Return the sorted file names, relative to the folder. Shards named by an index are included even if they are
-    missing.
+    """Return the sorted file names, relative to the folder. Shards in an index are included even if they are missing.
 
     Raise CheckpointError if the folder has several GGUF files.
     """

@@ -176,9 +176,7 @@ def differences(settings: Settings, lock: Lock, folder: Path, *, hashed: bool) -
 
 
 def _template_difference(settings: Settings, lock: Lock) -> list[Difference]:
-    """Return the difference of a chat template that the manifest reads from its own file, outside the checkpoint
-    folder.
-    """
+    """Return the difference of a chat template file that the manifest names, which is not in the checkpoint folder."""
     file = settings.manifest.model.chat_template
     if file is None:
         return []

@@ -51,9 +51,7 @@ def _end_tokens(settings: Settings, checkpoint: Checkpoint) -> Iterator[Problem]
 
 
 def _sampling_defaults(settings: Settings, checkpoint: Checkpoint) -> Iterator[Problem]:
-    """Validate the defaults in generation_config.json by the manifest's rules, except those that the manifest
-    overrides.
-    """
+    """Validate the defaults in generation_config.json by the manifest's rules, unless the manifest overrides them."""
     for name in Sampling.model_fields:
         value = checkpoint.generation.get(name)
         if value is None or getattr(settings.manifest.engine.sampling, name) is not None:

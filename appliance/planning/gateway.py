@@ -157,9 +157,7 @@ def _tls(settings: Settings) -> Tls | None:
 
 
 def _journal(settings: Settings) -> str:
-    """Return the file of the reply journal. Without a configured folder it is a bare name, resolved in the run
-    directory.
-    """
+    """Return the file of the reply journal; without a configured folder a bare name, resolved in the run directory."""
     return _in_folder(settings, JOURNAL) if settings.manifest.lifecycle.journal.keep else ""
 
 

@@ -38,9 +38,7 @@ def model_type(checkpoint: Checkpoint) -> str:
 
 
 def _template(settings: Settings, folder: Path) -> str | None:
-    """Return the text of the chat template, or None if there is none or it is unreadable. The gateway reports the
-    error.
-    """
+    """Return the text of the chat template, or None if it is missing or unreadable. The gateway reports the error."""
     from engine.text.tokenizer import chat_templates
 
     if settings.manifest.model.chat_template is not None:

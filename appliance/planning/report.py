@@ -154,9 +154,7 @@ def _span(seconds: float) -> str:
 
 
 def as_json(plan: Plan) -> str:
-    """Return the plan as JSON: effective keys, configurations, memory and estimates. docs/memory.md describes the
-    fields.
-    """
+    """Return the plan as JSON: effective keys, configurations, memory and estimates (docs/memory.md has the fields)."""
     value: dict[str, Any] = {
         "manifest": str(plan.path),
         "layers": plan.layers,

@@ -42,7 +42,7 @@ def needed(room: Room, asked: Asked, context: int) -> int:
 
 
 def cache_room(manifest: Manifest, room: Room, context: int) -> int:
-    """Return the bytes available to the cache: kv_cache_memory, or what is left."""
+    """Return the bytes available to the cache: kv_cache_memory, or the remaining memory if that is auto or less."""
     given, left = manifest.hardware.kv_cache_memory, room.left(context)
     return left if given == "auto" else min(given, left)
 

@@ -120,8 +120,9 @@ def roofline(
 
 
 def slowest_step_s(model: Model, made: Roofline, limit: Limits, *, step_tokens: int, max_context: int) -> float:
-    """Return the seconds of the slowest step at the roofline: the last chunk of a prompt that fills the context, or the
-    largest decode step.
+    """Return the seconds of the slowest step at the roofline.
+
+    This is the last chunk of a prompt that fills the context, or the largest decode step.
     """
     operations = 2 * active_parameters(model) + attention_operations(model, max_context)
     prompt_s = step_tokens * operations / (limit.ranks * limit.operations)
@@ -164,7 +165,7 @@ def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_toke
 def _ceiling(
     limit: Limits, read: Sequence[float], tokens: int, multiplied: int, rows: int
 ) -> tuple[tuple[Step, ...], Ceiling]:
-    """Return the ceiling of a step with `tokens` tokens that reads `read` bytes and does `multiplied` operations per
+    """Return the ceiling of a step of `tokens` tokens that reads `read` bytes, with `multiplied` operations per
     token.
     """
     per_second = f"{number(limit.ranks)} × {number(limit.operations)}"

@@ -51,9 +51,7 @@ DESCRIBED: dict[str, type[_TokenizerFile | _TekkenFile]] = {
     "tekken.json": _TekkenFile,
 }
 PLAIN = ("tokenizer.model", "tiktoken.model", "qwen.tiktoken")
-"""SentencePiece and tiktoken files, in the order in which engine/text looks for them. They are read only if no file in
-`DESCRIBED` exists.
-"""
+"""SentencePiece and tiktoken files, in the order of engine/text. Read only if no file in `DESCRIBED` exists."""
 _RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|$)")
 _RANKS = re.compile(rb" (\d{7,})\r?$", re.MULTILINE)
 _PIECES = b"\x0a"  # a SentencePiece model starts with its first piece, field 1 of the message

@@ -167,7 +167,7 @@ def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> 
 
 
 def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
-    """Return the memory of Triton's expert layer, in 4-byte words: router logits, routes, and the partial sum for the
+    """Return the memory of Triton's expert layer, in 4-byte words: router logits, routes, and the sum for the
     all-reduce.
     """
     parts = [body for body in all_bodies(model) if isinstance(body, Experts)]
@@ -313,7 +313,7 @@ def tables(
 
 
 def _pooled_tables(model: Model, slots: int) -> tuple[Step, ...]:
-    """Return the tables for pooling: segment starts and accumulated states of each slot
+    """Return the tables for pooling: segment starts and sums of the states of each slot
     (engine/layers/fused_pooler.py).
     """
     kinds = 0 if model.embed.segments is None else model.embed.segments.count

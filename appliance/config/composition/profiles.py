@@ -1,5 +1,6 @@
-"""Hardware profiles: values for a kind of machine. The first matching profile supplies values that no other
-layer sets.
+"""Hardware profiles: values for a kind of machine.
+
+The first matching profile supplies the values that no other layer sets.
 """
 
 from collections.abc import Callable

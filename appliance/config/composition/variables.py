@@ -69,7 +69,7 @@ class _Resolver:
         self.broken.add(name)
 
     def resolve(self, name: str, chain: tuple[str, ...]) -> None:
-        """Resolve one variable, after those that it refers to. `chain` are the variables being resolved, to detect
+        """Resolve one variable after those that it refers to. `chain` are the variables being resolved, to detect
         cycles.
         """
         if name in self.values or name in self.broken:

@@ -7,7 +7,7 @@ from typing import Any
 from appliance.config.keys import find, spell
 from appliance.planning.diff.config_snapshot import Side, Value
 
-# Limits by key, and what happens to a request beyond the limit. None is no limit, and so is -1 if the key allows it.
+# Limits by key, and what happens to a request beyond the limit. null means unlimited, and so does -1 if allowed.
 LIMITS: dict[str, str] = {
     "model.max_context": "longer prompts and replies get 400 or end earlier",
     "limits.max_waiting": "more requests get 503 under load",

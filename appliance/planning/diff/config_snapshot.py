@@ -43,12 +43,12 @@ class Side:
 
     @property
     def outputs_sha256(self) -> str | None:
-        """Hash of all inputs that can change generated tokens; None without a plan."""
+        """Return the hash of all inputs that can change generated tokens, or None without a plan."""
         return self.plan.gateway.outputs_sha256 if self.plan else None
 
     @property
     def graphs_sha256(self) -> str | None:
-        """Hash of all inputs of kernel compilation and CUDA graph capture; None without a plan."""
+        """Return the hash of all inputs of kernel compilation and CUDA graph capture, or None without a plan."""
         return graphs_hash(settled(self.plan.effective)) if self.plan else None
 
 

@@ -18,7 +18,7 @@ class Number:
 
     @property
     def share(self) -> float | None:
-        """Return the relative change; None if the old value is 0."""
+        """Return the relative change, or None if the old value is 0."""
         return None if not self.before else (self.after - self.before) / self.before
 
 
