@@ -83,7 +83,7 @@ EFFECTS: dict[str, Effect] = {
     "parallelism.tensor": _EVERYTHING,  # each rank sums its own inputs first and caches its own quantized share
     "hardware.device": _EVERYTHING,
     "hardware.threads": _THREADS,
-    "hardware.cpus": Effect("service"),  # gateway and sentinel run on the other CPUs
+    "hardware.cpus": Effect("service"),  # the gateway and the restart monitor run on the other CPUs
     "hardware.reserved_cores": Effect("service"),
     "hardware.kernels": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
     "hardware.batch_invariant": Effect("engine", outputs="rounding", caches=("prefix",), graphs=True),

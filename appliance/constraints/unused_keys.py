@@ -23,7 +23,7 @@ class Idle:
     """Keys that have no effect for some models."""
 
     keys: Mapping[str, Any]
-    """Values that are accepted because they describe the model, by key (ANY: none). `auto` and null are always
+    """Value of each key that is accepted because it describes the model (ANY: none). `auto` and null are also
     accepted.
     """
     is_idle: Callable[[Model], bool]

@@ -1,7 +1,7 @@
 """Host memory that is not part of the device: other processes, page-locked memory, and buffers while weights load.
 
 Process sizes are resident memory in MiB, measured while the demo model was served: launcher 43, supervisord 27,
-sentinel 26, gateway 66. In the gateway, a tokenizer with a large vocabulary takes about 1 KiB per entry.
+restart monitor 26, gateway 66. In the gateway, a tokenizer with a large vocabulary takes about 1 KiB per entry.
 """
 
 from appliance.planning.derivation import Account, Step, number, product

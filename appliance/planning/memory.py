@@ -46,7 +46,7 @@ class Concurrency:
 class Host:
     """Host memory that is not part of an engine's device."""
 
-    appliance: int  # launcher, Supervisor, sentinel and gateway
+    appliance: int  # launcher, Supervisor, restart monitor and gateway
     engines: int  # engine processes, on a GPU only
     pinned: int  # page-locked buffers of transfers, on a GPU only
     loading: int  # one matrix while it is read
