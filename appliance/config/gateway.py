@@ -70,9 +70,7 @@ class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
     any_dimensions: bool = False  # any length up to `width` is allowed
     max_input: int = 0  # maximum tokens of a text to embed, split into windows; 0: one window
     activation: Literal["none", "normalize", "softmax", "sigmoid"] = "none"
-    """Default activation: unit length of vectors, or that of a classifier. `activate: false` in a request
-    disables it.
-    """
+    """Default activation, which a request can disable: unit length of vectors, or the activation of a classifier."""
     pairs: Literal["none", "tokenizer", "template", "reranker"] = "none"
     """How two texts become one prompt: joined by the tokenizer (with segment ids), by the checkpoint's template with
     `query` and `document`, or by the template of Qwen3 rerankers; none: vectors are compared.
