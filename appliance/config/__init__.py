@@ -1,1 +1,1 @@
-"""The manifest as text, and the settings it becomes: YAML with positions, sources with precedence, suggestions."""
+"""Manifest loading: YAML with source locations, layers with precedence, validation, and suggestions for mistakes."""

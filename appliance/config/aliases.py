@@ -1,11 +1,11 @@
-"""What other servers call the keys of this manifest: options, variables and fields, without marks and in small letters.
+"""Names that other servers use for keys of this manifest, in lower case and without separators.
 
 Sources: the command-line references of vLLM, text-generation-inference, SGLang and llama.cpp's server, the environment
 variables of NVIDIA NIM, the options of DJL Serving and Ollama, and the fields of KServe's InferenceService.
 """
 
 LAYERS = {
-    # Kustomize, Helm, Docker Compose, editors' and linters' configurations
+    # Kustomize, Helm, Docker Compose; configuration files of editors and linters
     "base": "extends",
     "bases": "extends",
     "import": "extends",
@@ -24,7 +24,7 @@ LAYERS = {
 
 OTHER_SERVERS = {
     # vLLM
-    "enforceeager": "",  # Slipway captures graphs where they are exact
+    "enforceeager": "",  # Slipway captures CUDA graphs if they are exact
     "enablelogrequests": "observability.log_requests",
     "alloworigins": "endpoints.cors_origins",
     "allowedorigins": "endpoints.cors_origins",

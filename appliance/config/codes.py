@@ -1,4 +1,4 @@
-"""Kinds of problems of a manifest: a short stable name, what it means, what to do. SARIF calls them rules."""
+"""Problem codes of manifests: a stable short name, the meaning and the remedy. SARIF calls them rules."""
 
 CODES: dict[str, tuple[str, str]] = {
     "not-yaml": (

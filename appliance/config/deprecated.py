@@ -1,7 +1,7 @@
-"""Keys that have another name now: the old one works, with one warning a start, until the version that drops it.
+"""Deprecated keys: the old name works, with a warning at each start, until the version that removes it.
 
-A row is the whole of a deprecation: files, variables and options with the old name are read as the new one,
-`slipway check --fix` renames it in the file, and the row goes with the version that it names.
+One row defines a deprecation: the old name is accepted in files, variables and options, and `slipway check --fix`
+renames it in the file. The row is deleted in the version that it names.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from appliance.config.yaml_loader import Fault, Path, Place, Tree
 
 @dataclass(frozen=True)
 class Deprecated:
-    """`since` and `removed` are versions of Slipway: the first that warns, the first without the old name."""
+    """A deprecated key. Versions are versions of Slipway."""
 
     old: str
     new: str
-    since: str
-    removed: str
+    since: str  # first version that warns
+    removed: str  # first version without the old name
 
     @property
     def old_path(self) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ DEPRECATED: tuple[Deprecated, ...] = ()
 
 
 def current(path: tuple[str, ...]) -> tuple[str, ...]:
-    """The present path of a key, for options and variables; any other path as it is."""
+    """Return the current path of a key in an option or variable. Other paths are returned unchanged."""
     for row in DEPRECATED:
         if path[: len(row.old_path)] == row.old_path:
             return row.new_path + path[len(row.old_path) :]
@@ -51,8 +51,11 @@ def current(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def rename(tree: Tree) -> list[Problem]:
-    """Moves what stands under old names to the new ones, with its places, and gives a warning for each, in overlays and
-    profiles of a file too. Where both stand the tree gets a fault: nobody can know which is meant."""
+    """Move values from old names to new ones in a tree, with their places, and return a warning for each.
+
+    Overlays and profiles in the file are included. If old and new name are both present, the tree gets a fault, because
+    the intended value is unknown.
+    """
     if not DEPRECATED:
         return []
     return [
@@ -64,7 +67,7 @@ def rename(tree: Tree) -> list[Problem]:
 
 
 def parts(value: Any, base: Path = (), layer: str = "") -> Iterator[tuple[Path, str]]:
-    """Where keys of the manifest begin in a file, and what that part is called."""
+    """Yield the path of each part of a file that contains manifest keys, and the name of the part."""
     yield base, layer
     overlays = value.get("overlays") if not base else None
     for name, inner in overlays.items() if isinstance(overlays, dict) else ():
@@ -86,7 +89,8 @@ def _rename(tree: Tree, row: Deprecated, base: Path, layer: str) -> Iterator[Pro
     old, new = (*base, *row.old_path), (*base, *row.new_path)
     place = tree.keys.get(old) or tree.values[old]
     value = above.pop(row.old_path[-1])
-    for length in range(len(row.old_path) - 1, 0, -1):  # a section that is no more goes with its last key
+    # remove a section that no longer exists together with its last key
+    for length in range(len(row.old_path) - 1, 0, -1):
         if find(row.old_path[:length]) is None and not _mapping(root, row.old_path[:length]):
             del _at(root, row.old_path[: length - 1])[row.old_path[length - 1]]
     target = _mapping(root, row.new_path[:-1], make=True)

@@ -1,7 +1,7 @@
-"""A YAML file as it is written: where each key and value begins and ends, and which lines may be shown.
+"""A YAML file as written: positions of keys and values, and the text that messages may show.
 
-`appliance.config.yaml_loader` says what a manifest means; this says what stands there, for edits and for messages that
-show a line. A file that is no YAML has lines only.
+`appliance.config.yaml_loader` reads the meaning of a manifest; this module reads its text, for edits and for messages
+that quote a line. For a file that is not YAML, only lines are available.
 """
 
 import difflib
@@ -28,19 +28,19 @@ Path = tuple[str | int, ...]
 Position = tuple[int, int]  # line and column, from 1
 MAX_DEPTH = 20
 HIDDEN = "•••"
-_BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # what YAML ends a line with
+_BREAK = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")  # line breaks of YAML
 
 
 @dataclass
 class Node:
-    """`end` is behind the last character. `flow` is whether it is written in braces or brackets."""
+    """A node of the YAML document."""
 
     path: Path
     start: Position
-    end: Position
+    end: Position  # position after the last character
     kind: str  # scalar, mapping, sequence
-    flow: bool = False
-    text: str = ""  # of a scalar, without quotes
+    flow: bool = False  # written in braces or brackets
+    text: str = ""  # text of a scalar, without quotes
     entries: "list[tuple[Node, Node]]" = field(default_factory=list)
     items: "list[Node]" = field(default_factory=list)
 
@@ -50,29 +50,30 @@ class Document:
     lines: list[str]
     breaks: list[str]
     root: Node | None = None
-    keys: dict[Position, tuple[Node, int]] = field(default_factory=dict)  # of a key → its mapping and its number in it
+    keys: dict[Position, tuple[Node, int]] = field(default_factory=dict)
+    """Mapping that contains the key at a position, and the key's index there."""
     values: dict[Position, Node] = field(default_factory=dict)
-    found: dict[Path, Node] = field(default_factory=dict)  # the first of each path
+    found: dict[Path, Node] = field(default_factory=dict)  # first node of each path
 
     @property
     def text(self) -> str:
         return "".join(line + end for line, end in zip(self.lines, self.breaks, strict=True))
 
     def parent(self, node: Node) -> tuple[Node, int] | None:
-        """The mapping in which a value stands, and its number there."""
+        """Return the mapping that contains a value, and its index there."""
         for mapping, index in self.keys.values():
             if mapping.entries[index][1] is node:
                 return mapping, index
         return None
 
     def within(self, node: Node) -> "Iterator[Node]":
-        """A value and all below it."""
+        """Yield a value and all values below it."""
         yield node
         for inner in (*node.items, *(value for _, value in node.entries)):
             yield from self.within(inner)
 
     def shown(self, number: int) -> str:
-        """A line without what stands below `secrets` or looks like a secret; "" where that cannot be told."""
+        """Return a line with secrets hidden, or "" if it is unknown where they are."""
         line = self.lines[number - 1] if 0 < number <= len(self.lines) else ""
         if self.root is None and within_secrets(self.lines, number):
             return ""
@@ -81,7 +82,7 @@ class Document:
         return line
 
     def shown_column(self, number: int, column: int) -> int:
-        """Where a column of a line stands in what is shown of it; one within a hidden part stands at its beginning."""
+        """Map a column to the column in the shown line. A column in a hidden part maps to the start of that part."""
         shift = 0
         for start, end in self._hidden_spans(number, self.lines[number - 1] if number <= len(self.lines) else ""):
             if column <= start:
@@ -92,7 +93,7 @@ class Document:
         return column + shift
 
     def _hidden_spans(self, number: int, line: str) -> list[tuple[int, int]]:
-        """In order, none within another."""
+        """Return the hidden spans of a line in order, without overlaps."""
         found = [(match.start() + 1, match.end() + 1) for match in _SECRET_TEXT.finditer(line)]
         spans: list[tuple[int, int]] = []
         for start, end in sorted([*found, *self._secret_spans(number)]):
@@ -122,7 +123,7 @@ class Document:
 
 
 def read_document(file: File) -> Document | None:
-    """None where there is no such file, or it is no text."""
+    """Return the document, or None if the file is missing or not text."""
     try:
         data = read_file(file, MANIFEST_BYTES)
         return document(data.removeprefix(b"\xef\xbb\xbf").decode("utf-8"))
@@ -150,7 +151,7 @@ def _read(made: Document, text: str) -> None:
         if isinstance(event, MappingStartEvent):
             made.root = _node(made, event, events, (), 0)
             break
-    for _ in events:  # what follows is no YAML either
+    for _ in events:  # the remaining events are not used, but reading them detects errors
         pass
 
 
@@ -176,7 +177,7 @@ def _node(made: Document, event: Event, events: Iterator[Event], path: Path, dep
     if flow:
         node.end = _position(event, "end_mark")
     elif inner:
-        node.end = inner[-1].end  # a block ends where its last value does, not where the next token begins
+        node.end = inner[-1].end  # a block ends at its last value, not at the next token
     if path[-1:] != ("?",):
         made.values.setdefault(node.start, node)
         made.found.setdefault(path, node)
@@ -188,12 +189,12 @@ def _position(event: Event, which: str) -> Position:
     return mark.line + 1, mark.column + 1
 
 
-# -- what is not shown ------------------------------------------------------------------------------------------------
+# -- secrets -----------------------------------------------------------------------------------------------------------
 
 _SECRET_NAME = re.compile(r"secret|passw(or)?d|credential|apikey|accesskey|privatekey|authtoken|hftoken|bearer")
 _SECRET_TEXT = re.compile(
     r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)|\b(sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|AKIA|ASIA|AIza|eyJ)[\w.-]{6,}|-----BEGIN[^\n]*"
-    # 24 and more letters and digits in a row, of both kinds: no word, path, model or digest.
+    # At least 24 consecutive letters and digits, with both kinds: not a word, path, model name or digest.
     r"|(?<![\w/.-])(?<!sha256: \")(?=[A-Za-z_+=-]*[0-9])(?=[0-9_+=-]*[A-Za-z])[A-Za-z0-9_+=]{24,}(?![\w/.-])"
 )
 
@@ -207,12 +208,15 @@ _VARIABLE_NAME = re.compile(r"(keys?|token|secrets?|passwords?|passwd|passphrase
 
 
 def is_secret_variable(name: str) -> bool:
-    """Whether a variable, of the environment or of `variables`, is called like one that holds a secret."""
+    """Return whether an environment variable or a key of `variables` has a name that suggests a secret."""
     return bool(_VARIABLE_NAME.search(name))
 
 
 def is_secret(path: Path) -> bool:
-    """Whether what stands there may be a secret: below `secrets`, or below a key that is named like one."""
+    """Return whether the value at a path may be a secret.
+
+    This is so below `secrets`, and below a key whose name suggests a secret.
+    """
     if path[-2:-1] == ("variables",) and is_secret_variable(str(path[-1])):
         return True
     names = [re.sub(r"[-_ ]", "", part).lower() for part in path if isinstance(part, str)]
@@ -220,19 +224,19 @@ def is_secret(path: Path) -> bool:
 
 
 def is_hidden(path: Path, value: object) -> bool:
-    """Whether a value must not be repeated, for where it stands or for what it looks like."""
+    """Return whether a value must not be shown, because of its path or its form."""
     if isinstance(value, list):
         return any(is_hidden(path, item) for item in value)
     return is_secret(path) or isinstance(value, str) and masked(value) != value
 
 
 def names_secret(text: str, known: Iterable[str]) -> bool:
-    """Whether a text was meant to be one of these names of secrets, so that it is not a secret itself."""
+    """Return whether a text is probably meant as the name of a secret, and so is not a secret itself."""
     return text in known or bool(difflib.get_close_matches(text, list(known), 1, 0.6))
 
 
 def masked(text: str) -> str:
-    """A text without what looks like a key or a token of a known service."""
+    """Hide keys and tokens of known services in a text."""
     return _SECRET_TEXT.sub(HIDDEN, text)
 
 
@@ -247,7 +251,7 @@ def is_clear_text(text: str) -> bool:
 
 
 def within_secrets(lines: list[str], number: int) -> bool:
-    """In a text that is no YAML: whether the section around a line names secrets anywhere."""
+    """Return whether the section around a line mentions secrets, in a text that is not YAML."""
     first = number - 1
     while first > 0 and (not lines[first : first + 1] or not re.match(r"[A-Za-z]", lines[first])):
         first -= 1

@@ -1,7 +1,7 @@
-"""What a change of a key entails, each key once: what starts again, what is generated, caches, graphs, memory.
+"""Effects of a change, by key: restarts, outputs, caches, CUDA graphs and memory.
 
-A row speaks of its own key alone. Where one key settles the `auto` of another (`hardware.kv_cache_memory` that of
-`model.max_context`), compare resolved values: the other key's row says the rest.
+A row describes only its own key. If a key determines the `auto` of another (`hardware.kv_cache_memory` that of
+`model.max_context`), compare resolved values: the row of the other key covers the rest.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,20 @@ Cache = Literal["weights", "prefix"]
 
 @dataclass(frozen=True)
 class Effect:
-    """`restart`: the least that must start again for the key to act; "engine" leaves the gateway and its open requests,
-    "service" is everything. `live`: nothing starts again, `slipway reload` changes it in a running gateway
-    (server/live.py). `outputs`: what the same request with the same seed generates, or where it ends; "rounding": only
-    through sums that depend on how requests fall into steps and on threads, so not with compiled kernels of a CPU, nor
-    with hardware.batch_invariant. `caches`: what was kept no longer fits, the file of rounded weights or the blocks of
-    prefixes. `graphs`: kernels are compiled, or graphs captured, differently. `memory`: bytes move."""
+    """Effect of changing a key."""
 
     restart: Restart
-    live: bool = False
+    """Smallest restart that applies the change: "engine" keeps the gateway and its requests, "service" is
+    everything.
+    """
+    live: bool = False  # `slipway reload` applies the change to a running gateway without a restart (server/live.py)
     outputs: Outputs = "no"
-    caches: tuple[Cache, ...] = ()
-    graphs: bool = False
-    memory: bool = False
+    """Change of the reply to the same request with the same seed. "rounding": only through the order of floating-point
+    sums, which depends on batching and threads; this excludes compiled CPU kernels and hardware.batch_invariant.
+    """
+    caches: tuple[Cache, ...] = ()  # caches that become invalid: the file of quantized weights, or prefix cache blocks
+    graphs: bool = False  # kernels are compiled or graphs captured differently
+    memory: bool = False  # memory use changes
 
 
 _LIVE = Effect("none", live=True)
@@ -34,10 +35,11 @@ _LIVE_OUTPUTS = Effect("none", live=True, outputs="yes")
 _SERVICE = Effect("service")
 _THREADS = Effect("engine", outputs="rounding")
 _NUMBERS = Effect("engine", outputs="yes", caches=("prefix",), graphs=True, memory=True)
-_TASK = Effect("service", outputs="yes", caches=("prefix",), graphs=True, memory=True)  # the gateway's routes too
+# the routes of the gateway change, too
+_TASK = Effect("service", outputs="yes", caches=("prefix",), graphs=True, memory=True)
 _EVERYTHING = Effect("service", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True)
 
-# Key, as in Key.name → effect.
+# Effect of each key (Key.name).
 EFFECTS: dict[str, Effect] = {
     "apiVersion": Effect("none"),
     "model.source.path": _EVERYTHING,
@@ -46,7 +48,7 @@ EFFECTS: dict[str, Effect] = {
     "model.source.huggingface.files": _EVERYTHING,
     "model.source.http.url": _EVERYTHING,
     "model.source.http.sha256": _EVERYTHING,
-    "model.source.http.max_size": _SERVICE,  # what a download asks for or allows: the launcher's affair
+    "model.source.http.max_size": _SERVICE,  # affects downloads only, which the launcher runs
     "model.source.pypi.package": _EVERYTHING,
     "model.source.pypi.version": _EVERYTHING,
     "model.source.pypi.sha256": _EVERYTHING,
@@ -72,16 +74,16 @@ EFFECTS: dict[str, Effect] = {
     "model.pooling.dimensions": Effect("service", outputs="yes"),
     "model.pooling.max_input": Effect("service", outputs="yes"),
     "model.pooling.score_tokens": _TASK,
-    "model.trust_remote_code": Effect("engine"),  # its code is run for no architecture that is served without it
-    "model.lock": Effect("engine"),  # whether golden prompts of the lock count
+    "model.trust_remote_code": Effect("engine"),  # built-in architectures never run remote code
+    "model.lock": Effect("engine"),  # selects the reference outputs of the lock file
     "quantization.weights": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
     "quantization.keep": Effect("engine"),
     "quantization.kv_cache": _NUMBERS,
     "parallelism.data": Effect("service", outputs="rounding", memory=True),
-    "parallelism.tensor": _EVERYTHING,  # each rank adds up its own inputs first, and keeps its own share rounded
+    "parallelism.tensor": _EVERYTHING,  # each rank sums its own inputs first and caches its own quantized share
     "hardware.device": _EVERYTHING,
     "hardware.threads": _THREADS,
-    "hardware.cpus": Effect("service"),  # gateway and sentinel run on the other CPUs
+    "hardware.cpus": Effect("service"),  # the gateway and the restart monitor run on the other CPUs
     "hardware.reserved_cores": Effect("service"),
     "hardware.kernels": Effect("engine", outputs="yes", caches=("weights", "prefix"), graphs=True, memory=True),
     "hardware.batch_invariant": Effect("engine", outputs="rounding", caches=("prefix",), graphs=True),
@@ -93,7 +95,7 @@ EFFECTS: dict[str, Effect] = {
     "hardware.capacity.tokens": Effect("engine", outputs="rounding", memory=True),
     "engine.scheduling.max_running": Effect("engine", outputs="rounding", graphs=True, memory=True),
     "engine.scheduling.max_step_tokens": Effect("engine", outputs="rounding", graphs=True, memory=True),
-    "engine.scheduling.policy": Effect("service", outputs="rounding"),  # the gateway estimates waits by it
+    "engine.scheduling.policy": Effect("service", outputs="rounding"),  # the gateway uses it to estimate waiting times
     "engine.scheduling.overlap": Effect("engine", outputs="rounding"),
     "engine.cache.block_tokens": Effect("engine", outputs="rounding", caches=("prefix",), graphs=True, memory=True),
     "engine.cache.prefix": Effect("engine", outputs="rounding"),
@@ -104,7 +106,7 @@ EFFECTS: dict[str, Effect] = {
     "engine.sampling.repetition_penalty": _LIVE_OUTPUTS,
     "engine.record": Effect("engine"),
     "engine.record_size": Effect("engine"),
-    "endpoints.host": _SERVICE,  # the launcher looks for a free port, and tells health checks where
+    "endpoints.host": _SERVICE,  # the launcher searches for a free port and configures health checks
     "endpoints.port": _SERVICE,
     "endpoints.api_keys": _LIVE,
     "endpoints.tls.certificate": _LIVE,
@@ -148,7 +150,7 @@ EFFECTS: dict[str, Effect] = {
     "health.stalled_busy": _SERVICE,
     "health.stalled_idle": _SERVICE,
     "health.stalled_gateway": _SERVICE,
-    "lifecycle.drain": _SERVICE,  # Supervisor waits as long
+    "lifecycle.drain": _SERVICE,  # Supervisor waits for the same time
     "lifecycle.linger": _LIVE,
     "lifecycle.restart.max": _SERVICE,
     "lifecycle.restart.window": _SERVICE,
@@ -164,20 +166,20 @@ EFFECTS: dict[str, Effect] = {
     "lifecycle.crash_bundles.folder": _SERVICE,
     "lifecycle.crash_bundles.keep": _SERVICE,
     "lifecycle.crash_bundles.size": _SERVICE,
-    "lifecycle.journal.folder": Effect("gateway"),  # its file is open, and locked
+    "lifecycle.journal.folder": Effect("gateway"),  # the gateway holds its file open and locked
     "lifecycle.journal.keep": _LIVE,
     "lifecycle.journal.size": _LIVE,
     "lifecycle.journal.linger": _LIVE,
     "lifecycle.chaos": _LIVE,
     "observability.log_level": _LIVE,
-    "observability.log_format": _SERVICE,  # the launcher's own lines have it too
+    "observability.log_format": _SERVICE,  # the launcher uses it for its own log lines
     "observability.log_requests": _LIVE,
     "observability.log_outputs": _LIVE,
     "observability.stories": _LIVE,
     "observability.vllm_metrics": _LIVE,
     "secrets.*.file": _LIVE,
-    "secrets.*.env": _SERVICE,  # the launcher takes the value from its own environment
-    # Of what a manifest is composed acts through the keys that it gives: compare their settled values.
+    "secrets.*.env": _SERVICE,  # the launcher reads the value from its own environment
+    # Composition keys take effect through the keys that they set: compare the resolved values of those.
     "extends": Effect("none"),
     "overlays": Effect("none"),
     "variables.*": Effect("none"),
@@ -186,7 +188,7 @@ EFFECTS: dict[str, Effect] = {
 
 
 def effect(key: str) -> Effect:
-    """The effect of a key, named as in a plan; `secrets.NAME` stands for all below it. Raises KeyError."""
+    """Return the effect of a key, named as in a plan. `secrets.NAME` includes everything below it. Raise KeyError."""
     if key.startswith("variables."):
         return EFFECTS["variables.*"]
     if key.startswith("secrets."):

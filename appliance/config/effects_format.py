@@ -1,4 +1,4 @@
-"""The effect of a key in words: short for a table, in sentences for `slipway explain`."""
+"""Text for the effect of a key: short for tables, sentences for `slipway explain`."""
 
 from appliance.config.effects import Effect
 
@@ -35,7 +35,7 @@ def _told(effect: Effect) -> list[tuple[str, str]]:
 
 
 def in_short(effect: Effect) -> str:
-    """`engines; outputs, memory`: what starts again, then what else."""
+    """Return a short text such as `engines; outputs, memory`: the restart, then other effects."""
     restart, *rest = (short for short, _ in _told(effect))
     return f"{restart}; {', '.join(rest)}" if rest else restart
 

@@ -1,4 +1,4 @@
-"""Exit codes of `slipway`: every way the appliance ends, with its number, its cause and its cure.
+"""Exit codes of `slipway`, with number, cause and remedy.
 
 0 to 2 have their usual meaning; 10 and up are the appliance's own and stay clear of what shells, Docker
 and signals use (125 to 127, and 128 plus the signal's number). docs/operations.md shows this table; a test compares

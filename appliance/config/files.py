@@ -1,4 +1,4 @@
-"""Did-you-mean for names of files and folders: from a path that does not exist to what stands near it."""
+"""Suggestions for names of files and folders that do not exist."""
 
 import difflib
 import os
@@ -12,13 +12,16 @@ from engine.api.files import is_path
 
 MOST_SHOWN = 5
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""ORG/NAME, as the Hugging Face hub names repositories."""
-MOST_READ = 2000  # entries of a folder that are looked at
+"""Repository name on the Hugging Face hub, ORG/NAME."""
+MOST_READ = 2000  # maximum number of folder entries examined
 
 
 def suggest_checkpoint(given: str, folder: Path) -> Hint:
-    """What model.source.path was meant to be: a repository of the hub if it looks like one and nothing is there, else a
-    folder as `suggest_file` finds it."""
+    """Return a suggestion for model.source.path.
+
+    This is a repository of the hub if the text looks like one and no such path exists, else a folder from
+    `suggest_file`.
+    """
     if HUB_ID.fullmatch(given) and not (folder / Path(given).parts[0]).exists() and not Path(given).exists():
         repository = f"{{repo: {scalar(given)}}}"
         text = f"for the repository of the Hugging Face hub write source: {{huggingface: {repository}}}"
@@ -27,8 +30,10 @@ def suggest_checkpoint(given: str, folder: Path) -> Hint:
 
 
 def suggest_file(given: str, folder: Path, *, holds: str = "") -> Hint:
-    """What a path was meant to be, as it was written: relative to `folder` or absolute. `holds` names a file that the
-    wanted folder has, such as config.json. Reads names of files only."""
+    """Return a suggestion for a path that is relative to `folder` or absolute, in the same form.
+
+    `holds` is a file that the folder must contain, such as config.json. Only names of files are read.
+    """
     if not is_path(folder / given):
         return Hint()
     path = folder / given
@@ -43,7 +48,7 @@ def suggest_file(given: str, folder: Path, *, holds: str = "") -> Hint:
 
 
 def _near(given: str, folder: Path) -> Hint:
-    """The first part of the path that is not there, and names like it beside it."""
+    """Find the first missing part of the path, and suggest similar names in the same folder."""
     before, parts = Path(), Path(given).parts
     for index, part in enumerate(parts):
         if (folder / before / part).exists():
@@ -62,7 +67,7 @@ def _near(given: str, folder: Path) -> Hint:
 
 
 def _inside(given: str, path: Path, holds: str) -> Hint:
-    """A folder that lacks the file: it is there one or two folders deeper, or one above."""
+    """Return a suggestion for a folder that lacks the required file: one or two levels below, or one above."""
     if path.is_file():
         return _mean(str(Path(given).parent)) if (path.parent / holds).exists() else Hint()
     deeper = [name for name in _deeper(path) if (path / name / holds).exists()]
@@ -76,7 +81,7 @@ def _inside(given: str, path: Path, holds: str) -> Hint:
 
 
 def _deeper(path: Path) -> Iterator[str]:
-    """Folders below, down to what a cache of the Hugging Face hub has between a model and its files."""
+    """Yield subfolders, including the snapshots of a Hugging Face cache."""
     for name in _names(path):
         if (path / name).is_dir():
             yield name
@@ -85,7 +90,7 @@ def _deeper(path: Path) -> Iterator[str]:
 
 
 def _like(part: str, names: list[str]) -> list[str]:
-    """Other spellings of a name first, then similar ones."""
+    """Return similar names; different spellings of the same name come first."""
     same = [name for name in names if flat(name) == flat(part)]
     if same:
         return same
@@ -96,7 +101,7 @@ def _like(part: str, names: list[str]) -> list[str]:
 
 
 def _names(folder: Path) -> list[str]:
-    """In order; hidden ones and those of a folder that cannot be read are left out."""
+    """Return the sorted names in a folder, without hidden ones; an unreadable folder has none."""
     try:
         with os.scandir(folder) as entries:
             found = [entry.name for entry, _ in zip(entries, range(MOST_READ), strict=False)]
@@ -109,7 +114,7 @@ def _listed(folder: Path, names: list[str]) -> str:
     if not names:
         return f"{folder} has no files" if folder.is_dir() else ""
     if folder == folder.parent:
-        return ""  # what else a machine's root has says nothing
+        return ""  # other names in the root directory are not helpful
     more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
     return f"{folder} has {', '.join(names[:MOST_SHOWN])}{more}"
 

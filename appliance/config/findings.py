@@ -1,4 +1,4 @@
-"""Problems beside the text of their files: the columns they cover, the line to show, the edits that would do."""
+"""Problems with their source text: columns, the line to show, and suggested edits."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,34 +11,31 @@ from appliance.config.overrides import assignment, variable
 from appliance.config.problems import Problem
 from appliance.config.yaml_loader import Place, dotted
 
-# Every edit is tried by reading the file with it, at 50 µs a line. `check --fix` reads again after a round of edits.
-MAX_TRIED = 5_000  # lines, of all edits together
+# Every edit is verified by reading the edited file, at 50 µs per line. `check --fix` reads again after each round.
+MAX_TRIED = 5_000  # lines that all edits together may read
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`end` is the column behind what is wrong, 0 where unknown. `line` is the source line, `removed` and `added` what
-    the edits make of their file, as lines with their numbers; all three without anything that may be a secret. `mark`
-    are the columns of `line` from and behind which it is wrong.
-    `outside` is what to do instead of an edit where the value stands in no file."""
+    """A problem with its source text. Lines are shown with secrets hidden."""
 
     problem: Problem
-    end: int = 0
-    line: str = ""
+    end: int = 0  # column after the wrong text; 0 if unknown
+    line: str = ""  # source line
     edits: tuple[Edit, ...] = ()
-    removed: tuple[tuple[int, str], ...] = ()
-    added: tuple[tuple[int, str], ...] = ()
-    outside: str = ""
-    mark: tuple[int, int] = (0, 0)
+    removed: tuple[tuple[int, str], ...] = ()  # lines that the edits remove, with their numbers
+    added: tuple[tuple[int, str], ...] = ()  # lines that the edits add, with their numbers
+    outside: str = ""  # action that replaces an edit if the value is not in a file
+    mark: tuple[int, int] = (0, 0)  # columns of `line` at the start and after the end of the wrong text
 
     @property
     def fixable(self) -> bool:
-        """Whether the edits can be made without asking."""
+        """Return whether the edits can be made without confirmation."""
         return bool(self.edits) and self.problem.certain
 
 
 def findings(problems: Iterable[Problem]) -> list[Finding]:
-    """In the order of the problems; each file is read once."""
+    """Return the findings in the order of the problems. Each file is read once."""
     texts: dict[str, Document | None] = {}
 
     def text(place: Place) -> Document | None:
@@ -56,7 +53,7 @@ def findings(problems: Iterable[Problem]) -> list[Finding]:
 
 
 def _finding(problem: Problem, text: Document | None, mended: Document | None) -> Finding:
-    """`text` is the file of the problem's place, `mended` that of its remedy's, if an edit is to be tried."""
+    """Build a finding. `text` is the problem's file; `mended` is the file of its fix, if an edit is to be tried."""
     place, mend_at = problem.place, problem.mend_at or problem.place
     end, line, mark = 0, "", (0, 0)
     if text is not None:
@@ -73,7 +70,7 @@ def _finding(problem: Problem, text: Document | None, mended: Document | None) -
 
 
 def _outside(problem: Problem, place: Place) -> str:
-    """What to change on the command line or in the environment."""
+    """Return the required change on the command line or in the environment."""
     match problem.remedy:
         case Write(text):
             return assignment(place, text)
@@ -89,7 +86,7 @@ Lines = tuple[tuple[int, str], ...]
 
 
 def changed_lines(before: Document, after: Document) -> tuple[Lines, Lines]:
-    """The lines that differ: between what both texts begin and end with, less what stands in both at a distance."""
+    """Return the lines that differ between two documents, with their numbers."""
     import difflib
 
     removed: list[tuple[int, str]] = []

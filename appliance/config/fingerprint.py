@@ -1,7 +1,7 @@
-"""Hashes of what an effective configuration entails: they change if, and only if, a key with that effect does.
+"""Hashes of the effective configuration, by effect: a hash changes exactly if a key with that effect changes.
 
-SHA-256 over the keys in order, each with its value as canonical JSON. Values are the settled ones, so an `auto` that
-comes out otherwise counts as a change, and a spelling (1GiB, 1024MiB) does not.
+SHA-256 over the sorted keys, each with its value as canonical JSON. Values are resolved, so a different result of
+`auto` changes the hash, and a different spelling (1GiB, 1024MiB) does not.
 """
 
 import hashlib
@@ -14,8 +14,10 @@ from appliance.config.effects import EFFECTS, Effect
 
 
 class Unhashable(TypeError):
-    """A value that has no one spelling: neither null, a truth value, a finite number, text, nor a list or mapping of
-    those."""
+    """Raised for a value without a canonical form.
+
+    Only null, booleans, finite numbers, text, and lists and mappings of these have one.
+    """
 
 
 def outputs(effect: Effect) -> bool:
@@ -27,28 +29,28 @@ def graphs(effect: Effect) -> bool:
 
 
 def keys_with(what: Any) -> tuple[str, ...]:
-    """The keys whose effect is `outputs` or `graphs`."""
+    """Return the keys whose effect satisfies `what`: `outputs` or `graphs`."""
     return tuple(key for key, effect in EFFECTS.items() if what(effect))
 
 
 def outputs_hash(values: Mapping[str, Any]) -> str:
-    """Of what may change the tokens of a reply. `values`: every key of a plan with its settled value."""
+    """Return the hash of everything that can change generated tokens. `values` has the resolved value of every key."""
     return digest(values, keys_with(outputs))
 
 
 def graphs_hash(values: Mapping[str, Any]) -> str:
-    """Of what compiled kernels and captured graphs depend on."""
+    """Return the hash of everything that compiled kernels and captured graphs depend on."""
     return digest(values, keys_with(graphs))
 
 
 def digest(values: Mapping[str, Any], keys: Iterable[str]) -> str:
-    """Raises Unhashable naming the key, KeyError for a key without a value."""
+    """Return the hash of these keys. Raise Unhashable with the key, or KeyError for a key without a value."""
     spelled = [[key, canonical(values[key], key)] for key in sorted(keys) if "*" not in key]
     return hashlib.sha256(json.dumps(spelled, ensure_ascii=True).encode()).hexdigest()
 
 
 def canonical(value: Any, key: str) -> str:
-    """The one JSON text of a value."""
+    """Return the canonical JSON of a value."""
     _check(value, key)
     return json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 

@@ -1,7 +1,7 @@
-"""What would put a mistake right, as data about keys and values; `appliance.config.fix_edits` finds the columns.
+"""Fixes of mistakes as data about keys and values; `appliance.config.fix_edits` converts them to text edits.
 
-Whoever refuses a key can name its remedy without knowing where in which file the key stands. Paths are those of the
-manifest: in an overlay or a profile they begin where that does.
+A check can return the fix without knowing where the key is written. Paths are paths of the manifest; in an overlay or a
+profile they are relative to it.
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Write:
-    """Another value, as YAML text."""
+    """Replace the value; `text` is YAML."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Move:
-    """The key belongs elsewhere, or has another name where it stands; `text` replaces its value where it is not ""."""
+    """Move the key to another path, or rename it. A non-empty `text` replaces its value."""
 
     path: Path
     text: str = ""
@@ -26,12 +26,12 @@ class Move:
 
 @dataclass(frozen=True)
 class Remove:
-    """The key goes, with its value."""
+    """Remove the key and its value."""
 
 
 @dataclass(frozen=True)
 class Add:
-    """A key that is missing at the top level, with its value as YAML text."""
+    """Add a missing key at the top level; `text` is its value as YAML."""
 
     name: str
     text: str
@@ -39,14 +39,14 @@ class Add:
 
 @dataclass(frozen=True)
 class Strip:
-    """`count` characters go, from the place of the problem on."""
+    """Remove `count` characters at the place of the problem."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Replace:
-    """A part of a text: the first `old` from the place of the problem on, in its line, becomes `new`."""
+    """Replace the first `old` in the line, from the place of the problem, by `new`."""
 
     old: str
     new: str
@@ -54,7 +54,7 @@ class Replace:
 
 @dataclass(frozen=True)
 class Mend:
-    """The text is no YAML: what stands at the place is tried out."""
+    """Repair text that is not YAML, by trying common repairs."""
 
 
 Remedy = Write | Move | Remove | Add | Strip | Replace | Mend
@@ -62,8 +62,8 @@ Remedy = Write | Move | Remove | Add | Strip | Replace | Mend
 
 @dataclass(frozen=True)
 class Hint:
-    """What to say, and what would do it. `certain`: nothing else was meant, so it may be done without asking."""
+    """A message for the operator, and its fix."""
 
     text: str = ""
     remedy: Remedy | None = None
-    certain: bool = True
+    certain: bool = True  # True if no other fix is plausible, so that it can be applied without confirmation

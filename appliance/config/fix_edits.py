@@ -1,6 +1,6 @@
-"""From a remedy to the smallest change of a file's text: columns replaced, inserted or deleted.
+"""Conversion of fixes to minimal text edits, which replace, insert or delete columns.
 
-Every edit was tried: the text with it is YAML, and a key that was moved is where it belongs.
+Every edit is verified: the edited text is valid YAML, and a moved key is at its new path.
 """
 
 import re
@@ -16,15 +16,17 @@ INDENT = "  "
 
 @dataclass(frozen=True, order=True)
 class Edit:
-    """What stands from a line's `column` up to, not with, column `end` of `end_line` (0: the same line) becomes
-    `replacement`. Lines and columns from 1; `column` = `end` inserts."""
+    """Replacement of the text from `column` up to, but excluding, column `end` of `end_line`.
+
+    Lines and columns start at 1. `column` equal to `end` inserts text.
+    """
 
     file: str
     line: int
     column: int
     end: int
     replacement: str
-    end_line: int = 0
+    end_line: int = 0  # 0: the same line
 
     @property
     def start(self) -> Position:
@@ -36,7 +38,7 @@ class Edit:
 
 
 def edits_for(remedy: Remedy | None, place: Place, text: Document) -> tuple[Edit, ...]:
-    """The edits that put a problem at this place right; () where there are none to offer."""
+    """Return the edits that fix a problem at this place; () if there are none."""
     if remedy is None or not place.line:
         return ()
     at = (place.line, place.column)
@@ -61,7 +63,7 @@ def edits_for(remedy: Remedy | None, place: Place, text: Document) -> tuple[Edit
 
 
 def apply(text: Document, edits: Iterable[Edit]) -> str:
-    """The text with all edits, which must not overlap, made from the last to the first."""
+    """Return the text with all edits applied from last to first. Edits must not overlap."""
     lines = [line + end for line, end in zip(text.lines, text.breaks, strict=True)]
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
         (first, column), (last, end) = edit.start, edit.stop
@@ -71,7 +73,7 @@ def apply(text: Document, edits: Iterable[Edit]) -> str:
 
 
 def overlap(edits: Sequence[Edit], others: Sequence[Edit]) -> bool:
-    """Whether two changes touch the same text, or insert at the same place."""
+    """Return whether two changes affect the same text or insert at the same position."""
     return any(
         a.file == b.file and (a.start < b.stop and b.start < a.stop or a.start == b.start)
         for a in edits
@@ -80,7 +82,7 @@ def overlap(edits: Sequence[Edit], others: Sequence[Edit]) -> bool:
 
 
 def end_of(text: Document, place: Place) -> int:
-    """The column behind the key or value that begins at a place; 0 where it is unknown or on a later line."""
+    """Return the column after the key or value at a place; 0 if it is unknown or on a later line."""
     at = (place.line, place.column)
     if at in text.keys:
         mapping, index = text.keys[at]
@@ -98,7 +100,7 @@ def _is_yaml(text: str) -> bool:
 
 
 def _first(text: Document) -> tuple[Position, Position]:
-    """Where the first key stands, before which a new one goes."""
+    """Return the position of the first key, where a new key is inserted."""
     line = text.root.start[0] if text.root and not text.root.flow else 1
     return (line, 1), (line, 1)
 
@@ -106,7 +108,7 @@ def _first(text: Document) -> tuple[Position, Position]:
 def _written(text: Document, place: Place, value: str) -> list[Edit]:
     at = (place.line, place.column)
     node = text.values.get(at)
-    if node is None and at in text.keys:  # an empty section is named by its key
+    if node is None and at in text.keys:  # an empty section is identified by its key
         mapping, index = text.keys[at]
         node = mapping.entries[index][1]
     if node is None:
@@ -126,7 +128,7 @@ def _replaced(text: Document, place: Place, old: str, new: str) -> list[Edit]:
     if _is_yaml(apply(text, made)) or not around or not (raw := _verbatim(text, around[0])):
         return made
     start, end = column - around[0].start[1], column - around[0].start[1] + len(old)
-    return [_edit(place, around[0].start, around[0].end, quoted(raw[:start] + new + raw[end:]))]  # within braces
+    return [_edit(place, around[0].start, around[0].end, quoted(raw[:start] + new + raw[end:]))]  # inside braces
 
 
 def _entry(text: Document, place: Place) -> tuple[Node, int] | None:
@@ -155,7 +157,7 @@ def _removed(text: Document, place: Place) -> list[Edit]:
 
 
 def _whole(text: Document, mapping: Node, index: int, keep: Node | None = None) -> tuple[Node, int]:
-    """What goes with an entry: a section that would be left without keys goes as a whole."""
+    """Return the entry to remove: the section itself if it would become empty."""
     while len(mapping.entries) == 1 and mapping is not keep and (above := text.parent(mapping)):
         mapping, index = above
     return mapping, index
@@ -175,11 +177,11 @@ def _moved(text: Document, place: Place, path: Path, value: str) -> list[Edit]:
         return []
     mapping, index = entry
     key, node = mapping.entries[index]
-    if mapping.path == path[:-1]:  # only its name is another
+    if mapping.path == path[:-1]:  # same section: only the name changes
         renamed = [_edit(place, key.start, key.end, str(path[-1]))]
         return renamed + ([_edit(place, node.start, node.end, value)] if value and node.end > node.start else [])
     if any(is_hidden(inner.path, inner.text) for inner in text.within(node)):
-        return []  # an edit is shown, and holds what it moves
+        return []  # a shown edit would reveal the value that it moves
     value = value or _verbatim(text, node)
     if not value:
         return []
@@ -200,7 +202,7 @@ def _moved(text: Document, place: Place, path: Path, value: str) -> list[Edit]:
 
 
 def _verbatim(text: Document, node: Node) -> str:
-    """A value as it is written, if it stands in one line as a scalar or in braces."""
+    """Return the text of a value if it is on one line, as a scalar or in braces."""
     if node.start[0] != node.end[0] or not (node.kind == "scalar" or node.flow):
         return ""
     return text.lines[node.start[0] - 1][node.start[1] - 1 : node.end[1] - 1]
@@ -218,7 +220,7 @@ def _inserted(text: Document, place: Place, above: Node, line: str) -> list[Edit
     return [_edit(place, at, at, f"{line}\n{' ' * (key.start[1] - 1)}")]
 
 
-# -- text that is no YAML ---------------------------------------------------------------------------------------------
+# -- invalid YAML ------------------------------------------------------------------------------------------------------
 
 _GLUED = re.compile(r"(\s*(?:- )?[A-Za-z_]\w*:)([^\s/].*)$")
 _VALUE = re.compile(r"(\s*(?:- )?[A-Za-z_]\w*: +)([^'\"#{\[].*?)(\s+#.*)?$")
@@ -227,7 +229,7 @@ _IN_BRACES = re.compile(r"([{,]\s*[A-Za-z_]\w*: +)([^'\"#{\[,}][^,}]*)")
 
 
 def _mended(text: Document, place: Place) -> tuple[Edit, ...]:
-    """The first of a few usual repairs after which the file is YAML."""
+    """Return the first of several common repairs that makes the file valid YAML."""
     number = place.line
     line = text.lines[number - 1] if number <= len(text.lines) else ""
     tried: list[list[Edit]] = []
@@ -259,7 +261,7 @@ def _spaces(blank: str, width: int) -> str:
 
 
 def _all_tabs(text: Document, place: Place) -> list[list[Edit]]:
-    """Where several lines are indented with tabs, one of them alone does not make YAML of it."""
+    """Replace the tabs of all lines, because fixing a single line does not make the file valid."""
     blanks = [(n, match[0]) for n, line in enumerate(text.lines, 1) if (match := re.match(r"[ \t]*\t[ \t]*", line))]
     return [
         [_edit(place, (n, 1), (n, len(blank) + 1), _spaces(blank, width)) for n, blank in blanks] for width in (2, 4)
@@ -267,7 +269,7 @@ def _all_tabs(text: Document, place: Place) -> list[list[Edit]]:
 
 
 def _aligned(text: Document, place: Place) -> list[list[Edit]]:
-    """The line indented as the one above it, or two columns more."""
+    """Indent the line like the one above, or two columns deeper."""
     blank = re.match(r" *", text.lines[place.line - 1])
     above = next((line for line in reversed(text.lines[: place.line - 1]) if line.strip()), "")
     if blank is None or not above:
@@ -278,7 +280,7 @@ def _aligned(text: Document, place: Place) -> list[list[Edit]]:
 
 
 def _closed(text: Document, place: Place) -> list[list[Edit]]:
-    """A bracket or brace closed at the end of the line that opens it, the one named or the one above."""
+    """Close a bracket or brace at the end of the line that opens it: the named line or the one above."""
     tried = []
     for number in (place.line, place.line - 1):
         line = text.lines[number - 1] if number else ""

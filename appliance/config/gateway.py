@@ -1,4 +1,4 @@
-"""All that the gateway process is told: one resolved value, written as JSON by the launcher. Nothing is `auto` here."""
+"""Configuration of the gateway process: one resolved value without `auto`, which the launcher writes as JSON."""
 
 from pathlib import Path
 from typing import Literal
@@ -7,22 +7,24 @@ import msgspec
 
 
 class SecretRef(msgspec.Struct, frozen=True):
-    """Where a secret lies; exactly one is set. The gateway reads it itself, so that no generated file holds it."""
+    """Location of a secret, in exactly one of the fields. The gateway reads the secret; generated files never contain
+    it.
+    """
 
     file: str | None = None
     env: str | None = None
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM files of the certificate, with what leads to its root behind it, and of its private key."""
+    """TLS settings."""
 
-    certificate: str
-    key: str
+    certificate: str  # PEM file of the certificate and its chain
+    key: str  # PEM file of the private key
     least_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request that names no value gets: manifest over generation_config.json over the API's own default."""
+    """Sampling defaults of requests: manifest, else generation_config.json, else the default of the API."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -35,7 +37,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """`endpoints.connections` of the manifest; durations in seconds."""
+    """`endpoints.connections` of the manifest. Durations are in seconds."""
 
     max: int = 8192
     max_idle: int = 1024
@@ -50,86 +52,63 @@ Task = Literal["generate", "embed", "classify", "token_embed", "token_classify",
 
 
 class LateReading(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model of late interaction reads a query and a document: `markers` behind the first token ("": none),
-    `lengths` in tokens. `skipped` tokens of a document are not compared; `expands`: queries are filled up with mask
-    tokens."""
+    """Input format of a late-interaction model."""
 
-    markers: tuple[str, str]
-    lengths: tuple[int, int]
-    skipped: tuple[str, ...] = ()
-    expands: bool = False
+    markers: tuple[str, str]  # markers after the first token of a query and of a document; "": none
+    lengths: tuple[int, int]  # maximum tokens of a query and of a document
+    skipped: tuple[str, ...] = ()  # document tokens that are not compared
+    expands: bool = False  # queries are padded with mask tokens
 
 
 class PooledModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model answers that pools its prompts. `labels` are those of a classifier, by number; `width` counts the
-    numbers of a vector. `dimensions` are the lengths that a request may cut it to, where the model was trained for it:
-    `any_dimensions` stands for all up to `width`. `activation` is what `activate` switches off: unit length of vectors,
-    or what a classifier does to its logits.
+    """Outputs of a pooling model."""
 
-    `pairs` says how a pair of texts becomes one prompt: `tokenizer`, its own way of joining two (with their segments);
-    `template`, the checkpoint's template with `query` and `document`; `reranker`, that of Qwen3's yes-or-no form;
-    `none`, not at all: vectors are compared, by `similarity`. A text to embed may have `max_input` tokens, in
-    pieces of a window each (0: one piece). `prompts` are texts put in front, by name, and
-    `default_prompt` is the name of that which goes without being asked for ("": none). `late`: of a model that compares
-    vectors of tokens."""
-
-    labels: tuple[str, ...] = ()
-    width: int = 0
+    labels: tuple[str, ...] = ()  # labels of a classifier, by index
+    width: int = 0  # length of a vector
     dimensions: tuple[int, ...] = ()
-    any_dimensions: bool = False
-    max_input: int = 0
+    """Vector lengths that a request may ask for, if the model was trained for truncation."""
+    any_dimensions: bool = False  # any length up to `width` is allowed
+    max_input: int = 0  # maximum tokens of a text to embed, split into windows; 0: one window
     activation: Literal["none", "normalize", "softmax", "sigmoid"] = "none"
+    """Default activation, which a request can disable: unit length of vectors, or the activation of a classifier."""
     pairs: Literal["none", "tokenizer", "template", "reranker"] = "none"
-    similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"
-    prompts: dict[str, str] = {}
-    default_prompt: str = ""
-    late: LateReading | None = None
+    """How two texts become one prompt: joined by the tokenizer (with segment ids), by the checkpoint's template with
+    `query` and `document`, or by the template of Qwen3 rerankers; none: vectors are compared.
+    """
+    similarity: Literal["cosine", "dot", "euclidean", "manhattan"] = "cosine"  # comparison of vectors in score requests
+    prompts: dict[str, str] = {}  # text prefixes by name
+    default_prompt: str = ""  # name of the prefix of requests that name none; "": no prefix
+    late: LateReading | None = None  # set for models that compare vectors of tokens
 
 
 class SourceModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What an encoder-decoder model can read: a source of up to `longest` tokens, and a reply of up to `reply`
-    with what it begins with, which is `begins` unless a request says otherwise. No reply has one of `never`."""
+    """Limits of an encoder-decoder model."""
 
-    longest: int
-    reply: int
-    begins: tuple[int, ...]
-    never: tuple[tuple[int, ...], ...] = ()
+    longest: int  # maximum tokens of the encoder input
+    reply: int  # maximum tokens of a reply, including `begins`
+    begins: tuple[int, ...]  # first tokens of a reply, unless the request sets others
+    never: tuple[tuple[int, ...], ...] = ()  # token sequences that a reply must not contain
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`engines` are the Unix sockets of the engine processes; `names` the served names, canonical first. Durations in
-    seconds, sizes in bytes. `eos_token_ids` end a reply (config.json and generation_config.json). `vocab_size` counts
-    the model's logits. `format` is how it writes calls and reasoning, `model_type` what config.json calls it.
-    `outputs_sha256` changes with what may change a reply's tokens, and with nothing else. `hold_s`: new requests wait
-    for an engine whose restart takes no longer. `policy` is the engines' order of requests. In the first
-    `drain_linger_s` of the `drain_s` that open requests get after SIGTERM new ones are still taken. `pardons` is the
-    pipe to the sentinel (appliance/supervisor/monitor.py), `control` the socket on which the launcher reloads
-    (server/control.py). `door` is the socket on which the launcher lends the listener (runtime/listener.py); empty: the
-    gateway opens its own. `run` is the run directory: the gateway writes there what was open when an engine died, and
-    reads whether the appliance is parked. What happened to the last `stories` sequences is kept. `journal` is the file
-    of durable replies, empty for none: they are kept for `journal_keep_s`, in `journal_bytes`, and generated on for
-    `linger_s` without a client. `key_requests_per_minute` and `key_tokens_per_minute` limit each API key that names no
-    limit of its own. `tls`: the listener speaks it. `chaos`: faults may be made on purpose. `responses` is the file of
-    stored responses, empty for none: at most `responses_count` and `responses_bytes` of them, each for
-    `responses_keep_s`. `tasks` are what the model can be asked for, and `pooled` is set unless that is generation
-    alone. `sources`: of a model that reads a prompt by an encoder and replies by a decoder."""
+    """Configuration of the gateway. Durations are in seconds, sizes in bytes."""
 
     host: str
     port: int
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # served names, canonical first
     model: str
-    engines: tuple[str, ...]
+    engines: tuple[str, ...]  # Unix sockets of the engine processes
     max_context: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...] = ()
-    tasks: tuple[Task, ...] = ("generate",)
-    pooled: PooledModel | None = None
-    sources: SourceModel | None = None
+    vocab_size: int  # size of the model's logits
+    eos_token_ids: tuple[int, ...] = ()  # tokens that end a reply (config.json and generation_config.json)
+    tasks: tuple[Task, ...] = ("generate",)  # tasks that requests may use
+    pooled: PooledModel | None = None  # set unless the only task is generation
+    sources: SourceModel | None = None  # set for encoder-decoder models
     chat_template: str | None = None
-    format: str = "auto"
-    model_type: str = ""
+    format: str = "auto"  # format of tool calls and reasoning
+    model_type: str = ""  # model type in config.json
     api_keys: SecretRef | None = None
-    tls: Tls | None = None
+    tls: Tls | None = None  # the listener uses TLS if set
     compat: Literal["openai", "vllm"] = "openai"
     unknown_fields: Literal["refuse", "warn", "ignore"] = "warn"
     invocations_without_key: bool = False
@@ -140,7 +119,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     trust_request_chat_template: bool = False
     docs: bool = True
     page: bool = True
-    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
+    policy: Literal["fcfs", "priority", "fair"] = "fcfs"  # order of requests in the engines
     max_waiting: int = 1024
     max_waiting_tokens: int | None = None
     max_body_bytes: int = 32 * 2**20
@@ -153,47 +132,48 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     grammar_time_s: float = 5.0
     grammar_memory_bytes: int = 512 * 2**20
     sampling: SamplingDefaults = SamplingDefaults()
-    drain_s: float = 8.0
-    drain_linger_s: float = 0.0
-    hold_s: float = 10.0
-    pardons: str = ""
-    control: str = ""
+    drain_s: float = 8.0  # time for open requests after SIGTERM
+    drain_linger_s: float = 0.0  # first part of drain_s, in which new requests are still accepted
+    hold_s: float = 10.0  # maximum wait of new requests for a restarting engine
+    pardons: str = ""  # pipe to the restart monitor (appliance/supervisor/monitor.py)
+    control: str = ""  # socket on which the launcher reloads the configuration (server/control.py)
     door: str = ""
-    run: str = ""
-    journal: str = ""
-    journal_keep_s: float = 900.0
-    journal_bytes: int = 64 * 2**20
-    key_requests_per_minute: int | None = None
-    key_tokens_per_minute: int | None = None
-    linger_s: float = 60.0
-    chaos: bool = False
-    responses: str = ""
-    responses_keep_s: float = 86400.0
-    responses_bytes: int = 64 * 2**20
-    responses_count: int = 10_000
+    """Socket on which the launcher lends the listener (runtime/listener.py); "": the gateway opens its own."""
+    run: str = ""  # run directory, for the in-flight snapshot of a crashed engine and the halted state
+    journal: str = ""  # file of durable replies; "" disables them
+    journal_keep_s: float = 900.0  # retention time of durable replies
+    journal_bytes: int = 64 * 2**20  # maximum size of durable replies
+    key_requests_per_minute: int | None = None  # limit of API keys that set none
+    key_tokens_per_minute: int | None = None  # limit of API keys that set none
+    linger_s: float = 60.0  # time that a durable reply is generated after its client disconnects
+    chaos: bool = False  # fault injection is allowed
+    responses: str = ""  # file of stored responses; "" disables them
+    responses_keep_s: float = 86400.0  # retention time of stored responses
+    responses_bytes: int = 64 * 2**20  # maximum size of stored responses
+    responses_count: int = 10_000  # maximum number of stored responses
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_requests: bool = False
     log_outputs: Literal["off", "final", "deltas"] = "off"
     vllm_metrics: bool = True
-    stories: int = 1000
+    stories: int = 1000  # number of sequences with a request timeline
     version: str = ""
     manifest_sha256: str = ""
-    outputs_sha256: str = ""
+    outputs_sha256: str = ""  # hash of all inputs that can change generated tokens
 
     @property
     def system_fingerprint(self) -> str:
-        """Of replies: the version, and what may change their tokens."""
+        """Fingerprint in replies: the version, and a hash of all inputs that can change generated tokens."""
         return f"slipway-{self.version}-{self.outputs_sha256[:8]}"
 
 
 def read_config(path: Path) -> GatewayConfig:
-    """The configuration in a JSON file; raises msgspec.DecodeError or OSError: the file is our own."""
+    """Read the configuration from a JSON file. Raise msgspec.DecodeError or OSError, because Slipway wrote the file."""
     return msgspec.json.decode(path.read_bytes(), type=GatewayConfig)
 
 
 def write_config(config: GatewayConfig, path: Path) -> None:
-    """In one piece, whoever reads it meanwhile."""
+    """Write the file atomically."""
     new = path.with_name(f"{path.name}.new")
     new.write_bytes(msgspec.json.format(msgspec.json.encode(config), indent=1) + b"\n")
     new.replace(path)

@@ -1,7 +1,7 @@
 """Detection of the hosting platform, for `slipway serve` without a manifest.
 
-Each platform starts the container without arguments of Slipway's, mounts or names the model in its own way, and sends
-requests to a port of its own. The first platform in PLATFORMS that recognises its environment is used. Sources: the
+Each platform starts the container without Slipway's arguments, has its own way to mount or name the model, and sends
+requests to its own port. The first platform in PLATFORMS that recognises its environment is used. Sources: the
 container contracts of Amazon SageMaker (bring your own container), Google Vertex AI (custom containers), Azure Machine
 Learning (custom containers for online endpoints), KServe (storage initializer) and Google Cloud Run.
 """
@@ -22,7 +22,7 @@ KSERVE_MODEL = Path("/mnt/models")
 
 @dataclass(frozen=True)
 class Port:
-    """The port on which a platform expects the service, and the variable or rule that says so."""
+    """Port on which a platform expects the service, and the variable or rule that defines it."""
 
     number: int
     origin: str
@@ -34,7 +34,7 @@ class Detected:
 
     name: str
     reason: str
-    """What in the environment identified it."""
+    """Part of the environment that identified it."""
     source: dict[str, Any] | None = None
     """Value of model.source, or None if the platform provides no model."""
     port: Port | None = None
@@ -42,7 +42,7 @@ class Detected:
 
 
 def detect(environ: Mapping[str, str], root: Path = Path("/")) -> Detected | None:
-    """Return the platform, or None. Mounted folders are looked up below `root`. Raises Refused for a wrong port."""
+    """Return the platform, or None. Mounted folders are looked up below `root`. Raise Refused for an invalid port."""
     return next((found for recognise in PLATFORMS if (found := recognise(environ, root))), None)
 
 
@@ -74,7 +74,7 @@ def _vertex(environ: Mapping[str, str], root: Path) -> Detected | None:
 
 
 def _azure(environ: Mapping[str, str], root: Path) -> Detected | None:
-    """The port is the one that the deployment's inference_config names, which the container cannot see."""
+    """Detect Azure ML. The deployment's inference_config defines the port, but the container cannot read it."""
     folder = value(environ, "AZUREML_MODEL_DIR")
     if not folder:
         return None
@@ -90,7 +90,7 @@ def _kserve(environ: Mapping[str, str], root: Path) -> Detected | None:
 
 
 def _cloud_run(environ: Mapping[str, str], root: Path) -> Detected | None:
-    """Cloud Run, Heroku and others only name a port."""
+    """Detect Cloud Run, Heroku and others, which only set a port."""
     port = _port(value(environ, "PORT"), "PORT")
     return None if port is None else Detected("a platform that sets PORT", "PORT", None, port)
 
@@ -121,7 +121,7 @@ def _has_model(folder: Path) -> bool:
 
 
 def _port(text: str, name: str) -> Port | None:
-    """Return the port that the variable `name` has as its text, or None if it is not set."""
+    """Return the port in the variable `name`, or None if it is not set."""
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):

@@ -1,6 +1,6 @@
-"""Every key of the manifest as data, derived from the schema: path, what is allowed, default, meaning.
+"""Table of all manifest keys, derived from the schema: path, allowed values, default, meaning.
 
-Error messages, suggestions, `slipway plan` and docs/manifest.md all read this one table.
+Error messages, suggestions, `slipway plan` and docs/manifest.md use this table.
 """
 
 from collections.abc import Iterator
@@ -18,23 +18,20 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Key:
-    """`kind`: "section" has keys below, "map" has names of the operator's choice, "value" is a leaf; "layer" stands in
-    files only, where it says of what the manifest is composed. `types` are the JSON types of its values, `choices` its
-    fixed words, `form` what kind of quantity is written, such as "size" or "duration". `least`, `above` and `most`
-    bound a number, where it is bounded. `examples` are values that one might write."""
+    """One key of the manifest."""
 
     path: tuple[str, ...]
-    kind: str
-    types: frozenset[str]
-    choices: tuple[str, ...]
+    kind: str  # kind of key: section, map (of names that the operator chooses), value (leaf) or layer (composes files)
+    types: frozenset[str]  # JSON types of its values
+    choices: tuple[str, ...]  # fixed words
     allowed: str
     required: bool
     default: Any
     text: str
-    form: str = ""
-    least: float | None = None
-    above: float | None = None
-    most: float | None = None
+    form: str = ""  # quantity, such as "size" or "duration"
+    least: float | None = None  # minimum of a number
+    above: float | None = None  # exclusive minimum of a number
+    most: float | None = None  # maximum of a number
     examples: tuple[Any, ...] = ()
 
     @property
@@ -59,11 +56,11 @@ _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 _FLAGS = frozenset(("yes", "no", "on", "off", "true", "false"))
-_MARKS = frozenset("*&!%@`?|>")  # that begin something else than a text in YAML
+_MARKS = frozenset("*&!%@`?|>")  # characters with a special meaning at the start of a YAML scalar
 
 
 def spell(value: Any, form: str = "") -> str:
-    """A value as one would write it in YAML flow style: 32MiB, 15s, true, [a, b]."""
+    """Format a value in YAML flow style: 32MiB, 15s, true, [a, b]."""
     match value:
         case None:
             return "none"
@@ -90,25 +87,27 @@ def spell(value: Any, form: str = "") -> str:
 
 
 def _item(value: Any) -> str:
-    """Of a list: what YAML would read as true or false is quoted."""
+    """Format an item of a list. Words that YAML would read as a boolean are quoted."""
     return f'"{value}"' if isinstance(value, str) and value.lower() in _FLAGS else spell(value)
 
 
 @cache
 def schema() -> Json:
-    """JSON Schema of what a manifest file may hold (validation mode)."""
+    """Return the JSON Schema of a manifest file (validation mode)."""
     return ManifestFile.model_json_schema(mode="validation")
 
 
 @cache
 def keys() -> dict[tuple[str, ...], Key]:
-    """All keys by path, in order of the schema; `*` stands for a name of the operator's choice."""
+    """Return all keys by path, in the order of the schema. `*` matches a name chosen by the operator."""
     return {key.path: key for key in _walk(schema(), ())}
 
 
 def find(path: tuple[str | int, ...]) -> Key | None:
-    """The declaration behind a path of a manifest: chosen names and sections in a list match `*`, other items of a list
-    their list."""
+    """Return the declaration of a path in a manifest.
+
+    Chosen names and sections in a list match `*`. Other list items match their list.
+    """
     table = keys()
     found: tuple[str, ...] = ()
     for part in path:
@@ -124,7 +123,7 @@ def find(path: tuple[str | int, ...]) -> Key | None:
 
 
 def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
-    """Names of the declared keys right below a path; for the root of the manifest, its sections."""
+    """Return the names of the keys directly below a path; for the root of the manifest, its sections."""
     above: tuple[str, ...] = ()
     if path:
         key = find(path)
@@ -135,11 +134,11 @@ def children(path: tuple[str | int, ...]) -> tuple[str, ...]:
 
 
 def takes(path: tuple[str, ...], value: Any) -> bool:
-    """Whether a key takes a value, whatever else the manifest says."""
+    """Return whether a key accepts a value, independent of other keys."""
     whole: Json = {"apiVersion": API_VERSION, "model": {"source": {"path": "/"}}}
     inner: Json = whole
     at: tuple[str | int, ...] = path
-    if path[:3] == (*PROFILES, "*"):  # those are a list, and each has three keys
+    if path[:3] == (*PROFILES, "*"):  # profiles are a list, and each item requires three keys
         inner = {"name": "x", "match": {}, "set": {}}
         whole["hardware"], at, path = {"profiles": [inner]}, (*PROFILES, 0, *path[3:]), path[3:]
     for part in path[:-1]:
@@ -153,7 +152,7 @@ def takes(path: tuple[str, ...], value: Any) -> bool:
 
 
 def leaves() -> tuple[Key, ...]:
-    """The keys that hold values: what a plan lists. What profiles are made of is none."""
+    """Return the leaf keys, which a plan lists, without those of profiles."""
     return tuple(key for key in keys().values() if key.kind == "value" and key.path[: len(PROFILES)] != PROFILES)
 
 
@@ -182,7 +181,7 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
     if kind == "section":
         yield from _walk(resolved, path)
     if path == ("overlays",):
-        return  # an overlay holds the keys of the manifest once more
+        return  # an overlay repeats the keys of the manifest
     for inner in map(_resolve, named.values()):
         yield from _named(inner, (*path, "*"))
     if "properties" in (item := _resolve(resolved.get("items", {}))):
@@ -191,7 +190,7 @@ def _key(node: Json, path: tuple[str, ...], required: bool) -> Iterator[Key]:
 
 
 def _named(inner: Json, path: tuple[str, ...]) -> Iterator[Key]:
-    """What stands below a name of the operator's choice: a secret, which has one of several forms, or a plain value."""
+    """Yield the keys below a chosen name: the forms of a secret, or a plain value."""
     options = [_resolve(option) for option in inner.get("anyOf", (inner,))]
     if not any("properties" in option for option in options):
         types = frozenset(kind for option in options for kind in _types(option))
@@ -204,7 +203,7 @@ def _named(inner: Json, path: tuple[str, ...]) -> Iterator[Key]:
 
 
 def _bounds(options: list[Json]) -> tuple[float | None, float | None, float | None]:
-    """The least that a number may be, what it must be above, and the most."""
+    """Return the minimum, exclusive minimum and maximum of a number."""
     least, above, most = (
         next((option[name] for option in options if name in option), None)
         for name in ("minimum", "exclusiveMinimum", "maximum")
@@ -233,7 +232,7 @@ def _words(node: Json) -> tuple[Any, ...]:
 
 
 def _allowed(node: Json) -> str:
-    """What a value must be, in words."""
+    """Describe the allowed values."""
     if form := node.get("format"):
         return " or ".join(
             [*(str(word) for option in node.get("anyOf", ()) for word in _words(option)), _EXAMPLES[form]]

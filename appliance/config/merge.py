@@ -1,6 +1,6 @@
-"""Trees laid over each other and cut apart again. Every value keeps the place it was written at.
+"""Merging and splitting of trees. Every value keeps its source location.
 
-Mappings are merged key by key, everything else is replaced; so is what has exactly one of its keys, such as a source.
+Mappings are merged key by key; other values are replaced, and so are sections with exactly one key, such as a source.
 """
 
 import copy
@@ -14,7 +14,7 @@ NOTE = "x-"
 
 
 def merged(*trees: Tree) -> Tree:
-    """The trees laid over each other, each over those before it. None of them is changed."""
+    """Merge trees; a later tree overrides an earlier one. The arguments are not changed."""
     into = Tree(value={})
     for tree in trees:
         into.faults += tree.faults
@@ -50,7 +50,8 @@ def _lay(path: Path, low: dict[str, Any], high: dict[str, Any], into: Tree, over
     for name, value in high.items():
         inner = (*path, name)
         if isinstance(value, dict) and isinstance(low.get(name), dict):
-            # A section stands where the highest file has it; options, variables and layers only add to it.
+            # A section has the location of the highest file that contains it. Options, variables and layers do not move
+            # it.
             if inner in over.keys and over.keys[inner].line and not over.keys[inner].layer:
                 into.keys[inner], into.values[inner] = over.keys[inner], over.values[inner]
             _lay(inner, low[name], value, into, over)
@@ -73,7 +74,7 @@ def _forget(tree: Tree, path: Path) -> None:
 
 
 def below(tree: Tree, path: Path, layer: str) -> Tree:
-    """What stands below one key, as a tree of its own whose places name the layer. The value there is a mapping."""
+    """Return the mapping below one key as a tree whose places name the layer."""
     size = len(path)
     cut = Tree(value=copy.deepcopy(at(tree, path)))
     cut.keys = {known[size:]: place.within(layer, path) for known, place in tree.keys.items() if _in(known, path)}
@@ -97,7 +98,7 @@ def _in(path: Path, above: Path) -> bool:
 
 
 def without(tree: Tree, path: Path) -> Tree:
-    """The tree without one key and all below it, faults too."""
+    """Return the tree without one key, and without everything below it, including faults."""
     rest = merged(tree)
     rest.faults = [fault for fault in tree.faults if fault.path[: len(path)] != path]
     holder = at(rest, path[:-1])
@@ -108,7 +109,7 @@ def without(tree: Tree, path: Path) -> Tree:
 
 
 def at(tree: Tree, path: Path) -> Any:
-    """The value at a path, or None where there is no such path."""
+    """Return the value at a path, or None if the path does not exist."""
     value = tree.value
     for part in path:
         if isinstance(value, dict):
@@ -121,8 +122,10 @@ def at(tree: Tree, path: Path) -> Any:
 
 
 def without_notes(tree: Tree) -> Tree:
-    """The tree without the keys that start with x-, which are the operator's own notes. Names of the operator's choice,
-    such as those of secrets, may start so."""
+    """Return the tree without keys that start with x-, which are notes of the operator.
+
+    Names chosen by the operator, such as names of secrets, may start with x-.
+    """
     notes = [path for path in tree.keys if _is_note(path)]
     for path in sorted(notes, key=len):
         tree = without(tree, path)
@@ -134,7 +137,7 @@ def _is_note(path: Path) -> bool:
 
 
 def place_of(tree: Tree, path: Path) -> Place:
-    """Where a path was written: its value, else its key, else the closest above it."""
+    """Return the location of a path: of its value, else of its key, else of the nearest parent."""
     for length in range(len(path), -1, -1):
         if place := tree.values.get(path[:length]) or tree.keys.get(path[:length]):
             return place

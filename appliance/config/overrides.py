@@ -1,4 +1,4 @@
-"""What is given from outside a manifest's files: options of the command line and variables of the environment."""
+"""Overrides from outside a manifest's files: command-line options and environment variables."""
 
 import difflib
 from collections.abc import Mapping
@@ -17,28 +17,31 @@ PREFIX = "SLIPWAY__"
 
 @dataclass(frozen=True)
 class Option:
-    """`--set key=value` or the flag of a key; `flag` is what to call it."""
+    """An option: `--set key=value`, or the flag of a key."""
 
-    flag: str
+    flag: str  # name of the option in messages
     key: str
     text: str
 
 
 @dataclass(frozen=True)
 class Given:
-    """All that is given from outside. `overlays`: names of the manifest's overlays, or files."""
+    """All inputs from outside the manifest's files."""
 
     manifest: File
     options: tuple[Option, ...] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
-    overlays: tuple[str, ...] = ()
+    overlays: tuple[str, ...] = ()  # names of overlays in the manifest, or files
     text: str = ""
-    """The manifest itself if it is not read from a file; `manifest` is then its name in messages."""
+    """The manifest's content if it is not read from a file; `manifest` is then its name in messages."""
 
 
 def read_environment(given: Given) -> Tree:
-    """Variables that start with SLIPWAY__ (two underscores: a Kubernetes service named slipway sets SLIPWAY_PORT). A
-    longer name is more precise and wins over a shorter one."""
+    """Read variables that start with SLIPWAY__ into a tree.
+
+    The prefix has two underscores, because a Kubernetes service named slipway sets SLIPWAY_PORT. A longer name is more
+    specific and overrides a shorter one.
+    """
     trees = []
     names = [name for name in given.environ if name.upper().startswith(PREFIX)]
     for name in sorted(names, key=lambda name: (name.count("__"), name)):
@@ -66,7 +69,7 @@ def read_options(given: Given) -> Tree:
 
 
 def assignment(place: Place, text: str) -> str:
-    """What to do so that an option or variable has another value."""
+    """Return the instruction to give an option or variable another value."""
     if not place.source.startswith("--"):
         return f"set {place.source}={text}"
     return f"give {place.source}{'=' if place.source.startswith('--set ') else ' '}{text}"
@@ -79,11 +82,11 @@ def _only_in_files(path: tuple[str, ...], place: Place) -> Tree | None:
     return Tree(value={}, faults=[Fault(path, place, "can only be written in a file", (), hint, "wrong-layer")])
 
 
-# -- names of variables ----------------------------------------------------------------------------------------------
+# -- names of variables -----------------------------------------------------------------------------------------------
 
 
 def variable(path: tuple[str, ...]) -> str:
-    """SLIPWAY__ENDPOINTS__PORT"""
+    """Return the variable of a key, for example SLIPWAY__ENDPOINTS__PORT."""
     return PREFIX + "__".join(part.upper() for part in path)
 
 
@@ -108,7 +111,7 @@ def _suggest_variable(name: str) -> str:
 
 
 def _single(path: tuple[str, ...], text: str, place: Place) -> Tree:
-    """One value with the sections around it."""
+    """Return a tree with a single value and the sections that contain it."""
     tree = Tree()
     tree.value = read_value(text, place, path, tree)
     for length in range(len(path), 0, -1):

@@ -1,8 +1,8 @@
-"""The platform that stops the service: how long it waits between SIGTERM and SIGKILL, and whether it balances load.
+"""The platform that stops the service: its grace period between SIGTERM and SIGKILL, and load balancing.
 
-Docker waits 10 s (`docker stop -t`), Kubernetes terminationGracePeriodSeconds, 30 s by default, which a container does
-not see: SLIPWAY_GRACE says it where it is another. SageMaker kills after 30 s. What is not recognised is treated as
-Docker: the shortest of all is right for each.
+Docker waits 10 s (`docker stop -t`). Kubernetes waits for terminationGracePeriodSeconds, by default 30 s, which a
+container cannot read; SLIPWAY_GRACE sets a different value. SageMaker kills after 30 s. An unknown platform is treated
+as Docker, because the shortest grace period is safe everywhere.
 """
 
 from collections.abc import Mapping
@@ -12,21 +12,20 @@ from pathlib import Path
 from appliance.config import variables
 
 SAGEMAKER_MODEL = Path("/opt/ml/model")
-MARGIN_S = 2.0  # for what follows the drain: last bytes, engines, Supervisor
+MARGIN_S = 2.0  # time for steps after the drain: last bytes, engines, Supervisor
 
 
 @dataclass(frozen=True)
 class Platform:
-    """`grace_s`: from SIGTERM to SIGKILL, known from `source`. `balances`: it sends traffic to many of us, and hears of
-    the end only a moment later."""
+    """A platform."""
 
-    grace_s: float = 10.0
-    source: str = "docker stop kills after 10 s"
-    balances: bool = False
+    grace_s: float = 10.0  # seconds from SIGTERM to SIGKILL
+    source: str = "docker stop kills after 10 s"  # reason for `grace_s`, as text
+    balances: bool = False  # True: it balances load over several replicas, and notices the shutdown after a delay
 
 
 def platform(environ: Mapping[str, str], model: Path = SAGEMAKER_MODEL) -> Platform:
-    """`model` is where SageMaker lays a model down."""
+    """Detect the platform. `model` is the folder where SageMaker mounts the model."""
     kubernetes = bool(variables.value(environ, "KUBERNETES_SERVICE_HOST"))
     if given := variables.DURATION.fullmatch(variables.value(environ, "SLIPWAY_GRACE")):
         return Platform(float(given[1]), f"SLIPWAY_GRACE is {float(given[1]):g} s", kubernetes)

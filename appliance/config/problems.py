@@ -1,7 +1,7 @@
-"""What is wrong with a manifest, each with its place, and all together in one message.
+"""Problems of a manifest with their source locations, reported together in one message.
 
-A line reads `file:line:column: path.of.key: what was given; what is allowed; a suggestion`. Values below `secrets`, and
-what looks like a secret elsewhere, are never repeated: what stands there by mistake may be the secret itself.
+A line has the form `file:line:column: path.of.key: given value; allowed values; suggestion`. Values below `secrets`,
+and values elsewhere that look like secrets, are never shown, because a secret may be written there by mistake.
 """
 
 import re
@@ -29,26 +29,23 @@ IN_CLEAR_TEXT = (
 
 @dataclass(frozen=True)
 class Problem:
-    """`message` says all of it but the layers that the place stands in; `given`, `allowed` and `hint` are its parts
-    where it has them. `remedy` is what would put it right, at `mend_at` where the value was written elsewhere, and
-    `certain` whether nothing else can have been meant. `related` are the other keys of a conflict, with their places.
-    `code` is one of CODES."""
+    """One problem of a manifest."""
 
     place: Place
     key: str
-    message: str
-    given: str = ""
-    allowed: str = ""
-    hint: str = ""
-    remedy: Remedy | None = None
-    certain: bool = True
-    code: str = "impossible"
-    mend_at: Place | None = None
-    related: tuple[tuple[str, Place], ...] = ()
+    message: str  # full message without the layers of the place
+    given: str = ""  # given value, as part of the message
+    allowed: str = ""  # allowed values, as part of the message
+    hint: str = ""  # suggestion, as part of the message
+    remedy: Remedy | None = None  # fix of the problem
+    certain: bool = True  # True if no other fix is plausible
+    code: str = "impossible"  # one of CODES
+    mend_at: Place | None = None  # place of the fix, if the value was written elsewhere
+    related: tuple[tuple[str, Place], ...] = ()  # other keys of a conflict, with their places
 
     @property
     def level(self) -> str:
-        """A warning refuses nothing."""
+        """Return "warning" or "error". Only errors refuse the manifest."""
         return "warning" if self.code in WARNINGS else "error"
 
     @property
@@ -56,14 +53,17 @@ class Problem:
         return _join(self.message, self.place.through())
 
     def __str__(self) -> str:
-        source = self.place.source.replace("-", "_")  # a flag writes the key's underscores as dashes
+        source = self.place.source.replace("-", "_")  # a flag writes the underscores of its key as dashes
         said = not self.key or (self.place.line == 0 and source.endswith(self.key))
         return f"{self.place}: {self.text}" if said else f"{self.place}: {self.key}: {self.text}"
 
 
 class Refused(Exception):
-    """A manifest that cannot be served. `problems` are in file order, a file before those that it extends, options and
-    variables last; `cause` says with which code a command ends."""
+    """Raised for a manifest that cannot be served.
+
+    `problems` are in file order: a file before the files that it extends, options and variables last. `cause`
+    determines the exit code of a command.
+    """
 
     def __init__(self, problems: Iterable[Problem], cause: exits.Exit = exits.MANIFEST) -> None:
         self.cause = cause
@@ -77,7 +77,10 @@ def _order(problem: Problem) -> tuple[bool, int, str, int, int]:
 
 
 def from_fault(fault: Fault) -> Problem | None:
-    """A fault of spelling; None where the key takes just this word (`log_outputs: off`), so nothing is ambiguous."""
+    """Return the problem of a YAML fault, or None if the key accepts this word, so that it is unambiguous.
+
+    Example: `log_outputs: off`.
+    """
     key = find(fault.path) if fault.path else None
     name = dotted(fault.path)
     if not fault.readings:
@@ -118,7 +121,7 @@ def _in_base_60(key: Key, text: str) -> Hint:
 
 
 def from_validation(error: ValidationError, tree: Tree) -> list[Problem]:
-    """One problem for each wrong place; places that are faulty already are left out."""
+    """Return one problem for each invalid place. Places with YAML faults are skipped."""
     faulty = {fault.path for fault in tree.faults} | tree.unknown
     details = [(detail, _path(detail, tree.value)) for detail in error.errors(include_url=False)]
     unread = any(detail["type"] == "extra_forbidden" and _is_extends(path) for detail, path in details)
@@ -128,28 +131,28 @@ def from_validation(error: ValidationError, tree: Tree) -> list[Problem]:
             continue
         if path[:1] == ("secrets",) and any(known[: len(path)] == path for known in faulty):
             continue
-        # One mistake, one message: a key that is there under another name is told there.
+        # Report each mistake once: a misspelled key is reported at its own place, not as missing.
         if detail["type"] != "missing" or not unread and not _misspelt(path, tree):
             found[path] = _problem(detail, path, tree)
     return list(found.values())
 
 
 def _is_extends(path: Path) -> bool:
-    """Whether an unknown key was meant to be `extends`: what is missing may stand in the file that was not read."""
+    """Return whether an unknown key was meant as `extends`; missing keys may then be in the file that was not read."""
     return ("extends",) in suggest_key(path)[1]
 
 
 def _misspelt(path: Path, tree: Tree) -> bool:
-    """Whether an unknown key beside a missing one was meant to be it, or to stand in it."""
+    """Return whether an unknown sibling of a missing key was meant as that key, or as a part of it."""
     return any(meant[: len(path)] == path for other in _siblings(path, tree) for meant in suggest_key(other)[1])
 
 
 def _path(detail: ErrorDetails, value: Any) -> Path:
-    """The place in the manifest behind a pydantic location, which also names union members and validators."""
+    """Return the manifest path of a pydantic location, which also names union members and validators."""
     path: Path = ()
     for part in detail["loc"]:
         if path[:1] == ("secrets",) and len(path) == 2:
-            break  # of the two kinds of secret neither fits: one problem, not four
+            break  # neither kind of secret fits: report one problem, not four
         inside = isinstance(value, dict) and part in value or isinstance(value, list) and isinstance(part, int)
         if not inside:
             return (*path, part) if detail["type"] == "missing" else path
@@ -158,7 +161,7 @@ def _path(detail: ErrorDetails, value: Any) -> Path:
 
 
 def _of_an_item(allowed: str) -> str:
-    """What one of a list must be, whose key takes a list of these."""
+    """Return the allowed form of an item, for a key that takes a list."""
     return "a whole number" if allowed.endswith("of whole numbers") else "text"
 
 
@@ -205,7 +208,7 @@ def _missing(path: Path, tree: Tree) -> Problem:
 
 
 def unknown_key(path: Path) -> str:
-    """What to say about a key that the schema does not have: the one that was meant, else all that there are."""
+    """Return the message for an unknown key: the intended key, else all keys of the section."""
     hint, _ = suggest_key(path)
     if hint:
         return _join("unknown key", hint)
@@ -215,7 +218,7 @@ def unknown_key(path: Path) -> str:
 
 
 def _not_one_kind(message: str, path: Path, tree: Tree) -> Problem:
-    """Of a section that takes exactly one of its keys."""
+    """Return the problem of a section that must contain exactly one key."""
     inside = _at(path, tree) or {}
     empty = [name for name, value in inside.items() if value is None and not children((*path, name))]
     if len(inside) == 1 and empty:
@@ -285,7 +288,7 @@ def _wrong_name(path: Path) -> tuple[str, Hint]:
 
 
 def unread(place: Place, path: Path, what: str, hint: Hint | None = None) -> Problem:
-    """A file or variable that the manifest names and that is not as it should be."""
+    """Return the problem of a file or variable that the manifest names and that is missing or invalid."""
     hint = hint or Hint()
     return _said(place, path, _join(what, hint.text), hint, code="unread")
 
@@ -294,8 +297,10 @@ _ONE_NAME = re.compile(r"\$\{[\w.]+\}")
 
 
 def given(path: Path, value: Any, spelled: str = "", *, open: bool = False) -> str:
-    """A value as it was given, short, and not at all where it may be a secret unless that is known better (`open`);
-    with what the file has, if it is interpolated."""
+    """Format a given value briefly, with its text in the file if it is interpolated.
+
+    A value that may be a secret is hidden unless `open`.
+    """
     if is_secret(path) and not open:
         return NOT_SHOWN + (f" (from {spelled})" if _ONE_NAME.fullmatch(spelled) else "")
     match value:
@@ -326,7 +331,7 @@ def _at(path: Path, tree: Tree) -> Any:
 
 
 def _above(path: Path, tree: Tree) -> Place:
-    """The place of the closest part of a path that was written."""
+    """Return the location of the nearest parent that was written."""
     for length in range(len(path) - 1, 0, -1):
         table = tree.values if isinstance(path[length - 1], int) else tree.keys
         if place := table.get(path[:length]):

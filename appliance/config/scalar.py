@@ -1,9 +1,9 @@
-"""Unquoted YAML scalars by the 1.2 core schema, with the traps: spellings that YAML 1.1 takes for something else."""
+"""Unquoted YAML scalars by the 1.2 core schema, and spellings that YAML 1.1 reads differently."""
 
 import re
 from typing import Any
 
-MAX_DIGITS = 100  # of a number, however it is written
+MAX_DIGITS = 100  # maximum length of a number, in any notation
 _DIGITS = re.compile(r"[-+]?(0[xX][0-9a-fA-F_]+|0[ob][0-9_]+|[0-9.][0-9_.:]*([eE][-+]?[0-9]+)?)")
 _INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(0|[1-9][0-9]*|(?=\.))(\.[0-9]*)?([eE][-+][0-9]+)?")
@@ -18,7 +18,10 @@ _WORDS = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false
 
 
 def read_plain(text: str) -> tuple[Any, str, tuple[tuple[str, str], ...]]:
-    """An unquoted scalar: its value, and if it is a trap the reason and what to write instead (else two empty)."""
+    """Read an unquoted scalar.
+
+    Return its value and, if it is ambiguous, the reason and unambiguous spellings (otherwise both are empty).
+    """
     if text in ("", "~", "null", "Null", "NULL"):
         return None, "", ()
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):

@@ -1,4 +1,4 @@
-"""The manifest's JSON Schema (draft 2020-12) for editors, and its page in the documentation, from the one schema."""
+"""JSON Schema of the manifest (draft 2020-12) for editors, and its documentation page, from the same schema."""
 
 import copy
 import json
@@ -14,12 +14,15 @@ NOTES: dict[str, Any] = {"^x-": {}}
 
 
 def manifest_schema() -> dict[str, Any]:
-    """The schema with the keywords that editors look for. `format` size and duration are annotations of our own. Keys
-    that must be given are wanted of a file that has an apiVersion, unless it extends another."""
+    """Return the schema with the keywords that editors use.
+
+    The formats size and duration are custom annotations. Required keys are required only in a file that has an
+    apiVersion and does not extend another file.
+    """
     value = copy.deepcopy(schema())
     sections = value["$defs"]
     required = _take_required(value, sections)
-    # pydantic says which names a mapping takes, but leaves other names open.
+    # pydantic constrains the names of a mapping, but allows other names.
     for name in ("secrets", "overlays", "variables"):
         value["properties"][name]["additionalProperties"] = False
     part = {**value, "title": "Overlay", "properties": _but(value["properties"], "extends", "overlays")}
@@ -44,7 +47,7 @@ def _but(node: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _take_required(node: dict[str, Any], sections: dict[str, Any]) -> dict[str, Any]:
-    """Takes `required` out of a section and of the sections below it, and gives it back as one condition."""
+    """Remove `required` from a section and its subsections, and return it as a single condition."""
     wanted: dict[str, Any] = {}
     if names := node.pop("required", None):
         wanted["required"] = names
@@ -56,7 +59,7 @@ def _take_required(node: dict[str, Any], sections: dict[str, Any]) -> dict[str, 
 
 
 def _interpolated(name: str, node: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a key, with a text that has ${…} in it wherever a scalar of another kind may stand."""
+    """Return the schema of a key that also accepts a text with ${…}, unless it accepts any text already."""
     items = node.get("items", {})
     if node.get("type") == "array" and items.get("type") in ("integer", "number"):
         return {**node, "items": {"anyOf": [items, INTERPOLATED]}}

@@ -1,9 +1,9 @@
-"""Where settings come from, and which one wins. The only module that reads the environment.
+"""Sources of settings and their precedence. This is the only module that reads the environment.
 
-    --a.b value, --set a.b=value  >  SLIPWAY__A__B=value  >  overlays  >  the manifest  >  what it extends
-        >  profile of the hardware  >  defaults of the schema
+    --a.b value, --set a.b=value  >  SLIPWAY__A__B=value  >  overlays  >  the manifest  >  files that it extends
+        >  hardware profile  >  defaults of the schema
 
-Mappings are merged key by key, everything else is replaced. Every value keeps the place it was written at.
+Mappings are merged key by key; other values are replaced. Every value keeps its source location.
 """
 
 import os
@@ -36,7 +36,7 @@ from appliance.config.versions import Older, spoken
 from appliance.config.yaml_loader import Path, Place, Tree, dotted
 from engine.api.files import is_path, real_path
 
-# Keys with the name of a file or folder; so has the file of a secret.
+# Keys that name a file or folder; secrets may also name files.
 PATHS = (
     ("model", "source", "path"),
     ("model", "download", "cache"),
@@ -50,22 +50,24 @@ TLS_PATHS = (("endpoints", "tls", "certificate"), ("endpoints", "tls", "key"))
 
 @dataclass(frozen=True)
 class Settings:
-    """The effective manifest, and where each of its values was written. `auto` values still say auto. `files` are the
-    manifest and all that it is composed of; `layers` says in words which files, overlays and profile had a part."""
+    """The effective manifest with the source location of each value. `auto` is not resolved yet."""
 
     manifest: Manifest
     tree: Tree
     path: File
-    cache: File | None = None  # folder for what may be lost, after the XDG base directory specification
-    platform: Platform = Platform()  # that stops the service some day
-    files: tuple[File, ...] = ()
-    layers: tuple[str, ...] = ()
+    cache: File | None = None  # folder for data that can be deleted, by the XDG base directory specification
+    platform: Platform = Platform()  # platform that will stop the service
+    files: tuple[File, ...] = ()  # the manifest and all files that compose it
+    layers: tuple[str, ...] = ()  # files, overlays and profile that contributed, as text
     older: Mapping[str, Older] = field(default_factory=dict)  # files of an older version, by name
-    notices: tuple[Problem, ...] = ()  # of deprecated names, for the operator; one each
+    notices: tuple[Problem, ...] = ()  # warnings about deprecated names, one each
 
     def origin(self, key: Key | Path) -> str:
-        """`m.yaml:3:9`, `m.yaml:30:12 (profile h200x1)`, `SLIPWAY__ENDPOINTS__PORT`, `--set endpoints.port`, or
-        `default`."""
+        """Return the origin of a value as text.
+
+        Examples: `m.yaml:3:9`, `m.yaml:30:12 (profile h200x1)`, `SLIPWAY__ENDPOINTS__PORT`, `--set endpoints.port`,
+        `default`.
+        """
         path = key.path if isinstance(key, Key) else key
         place = self.tree.values.get(path)
         if place is None:
@@ -75,35 +77,37 @@ class Settings:
         return f"{place} ({', '.join(through)})" if through else str(place)
 
     def place(self, path: Path) -> Place:
-        """Where a value is written, or the closest section around it."""
+        """Return the location of a value, or of the nearest section that contains it."""
         for length in range(len(path), 0, -1):
             if place := self.tree.values.get(path[:length]):
                 return place if length == len(path) else self.tree.keys.get(path[:length], place)
         return self.tree.values.get((), Place(str(self.path), 1, 1))
 
     def folder(self, path: Path) -> File:
-        """Where a relative path that is a value starts: at the folder of the file that has it, and at the manifest's
-        where an option or variable gives it."""
+        """Return the folder that a relative path starts at.
+
+        This is the folder of the file that contains the value, or the manifest's folder for an option or variable.
+        """
         place = self.tree.values.get(path)
         return real_path(folder_of(place.source if place and place.line else str(self.path)))
 
     def file(self, path: Path) -> File:
-        """The file or folder that a value names."""
+        """Return the file or folder that a value names."""
         return joined(self.folder(path), str(at(self.tree, path)))
 
     def from_manifest(self, path: Path) -> str:
-        """A path as it would be written in the manifest's own folder, whichever file has it."""
+        """Return a path relative to the manifest's folder, independent of the file that contains it."""
         written = str(at(self.tree, path))
         return written if File(written).is_absolute() else os.path.relpath(self.file(path), real_path(self.path).parent)
 
     def paths(self) -> dict[tuple[str, ...], str]:
-        """Every value that names a file or folder, as from_manifest writes it."""
+        """Return every value that names a file or folder, in the form of from_manifest."""
         named = (("secrets", name, "file") for name in self.manifest.secrets)
         return {path: self.from_manifest(path) for path in (*PATHS, *named) if at(self.tree, path) is not None}
 
 
 def environment() -> dict[str, str]:
-    """A copy of the process's environment."""
+    """Return a copy of the process environment."""
     return dict(os.environ)
 
 
@@ -116,12 +120,12 @@ def cache_folder(environ: Mapping[str, str]) -> File | None:
 
 @dataclass(frozen=True)
 class Layers:
-    """What each source gives, in the order of precedence, the highest first. Defaults are the schema's."""
+    """Values of each source, highest precedence first. The schema supplies the defaults."""
 
     options: Tree
     environment: Tree
     overlays: Tree
-    manifest: Tree  # and what it extends
+    manifest: Tree  # with the files that it extends
     profile: Tree = field(default_factory=lambda: Tree(value={}))
 
     def merged(self) -> Tree:
@@ -129,8 +133,10 @@ class Layers:
 
 
 def load(given: Given, choose: Choose | None = None) -> Settings:
-    """Reads, merges and checks all sources. `choose` looks at the machine for hardware.profiles: without it none is
-    taken. Raises Refused with every problem found."""
+    """Read, merge and validate all sources. Raise Refused with all problems.
+
+    `choose` selects a hardware profile for the machine; without it no profile is used.
+    """
     reading = Reading(given.environ)
     with spoken(reading.older):
         return _load(given, choose, reading)
@@ -147,7 +153,7 @@ def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
     faults = [fault for layer in (file, *chosen) for fault in layer.faults]
     wrong = variables.wrong(given.environ)
     if any(fault.path[:1] in ((), ("extends",)) and fault.place.line for fault in faults):
-        # Files that could not be read as a whole: what is missing in them means nothing.
+        # Files that were not read completely: do not report missing keys.
         raise Refused(_once([*_of_faults(layers.merged()), *wrong]))
     whole = _Whole.of(layers.merged(), given.environ)
     taken, notes = _taken(whole, choose)
@@ -171,7 +177,7 @@ def _load(given: Given, choose: Choose | None, reading: Reading) -> Settings:
 
 
 def _no_paths(manifest: Manifest | None, tree: Tree, file: File) -> Iterator[Problem]:
-    """Texts in the place of a path that no system takes for one."""
+    """Yield a problem for each path that no file system accepts."""
     named = [("secrets", name, "file") for name in manifest.secrets] if manifest else []
     for path in (*PATHS, *TLS_PATHS, *named):
         text = at(tree, path)
@@ -181,7 +187,7 @@ def _no_paths(manifest: Manifest | None, tree: Tree, file: File) -> Iterator[Pro
 
 
 def _in_clear_text(tree: Tree) -> Iterator[Problem]:
-    """Warnings of values that look like secrets."""
+    """Yield warnings about values that look like secrets."""
     for path, place in tree.values.items():
         text = at(tree, path)
         if isinstance(text, str) and path[:1] != ("secrets",) and is_clear_text(text):
@@ -193,8 +199,7 @@ def _in_clear_text(tree: Tree) -> Iterator[Problem]:
 
 
 def unvalidated(given: Given) -> Tree:
-    """Return all layers over each other, interpolated, whatever is wrong with them. Raises Refused if the manifest
-    cannot be read."""
+    """Return all layers merged and interpolated, without validation. Raise Refused if the manifest cannot be read."""
     file, _ = overlays.split(_read_manifest(given, Reading(given.environ)))
     layers = Layers(
         options=read_options(given), environment=read_environment(given), overlays=Tree(value={}), manifest=file
@@ -204,7 +209,7 @@ def unvalidated(given: Given) -> Tree:
 
 
 def _once(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-    """What two layers have in common is found in both, and a file that two others extend is read twice: told once."""
+    """Remove duplicates: problems of parts that layers share, and of files that are extended twice."""
     found: dict[tuple[object, ...], Problem] = {}
     for problem in problems:
         place = problem.place
@@ -214,7 +219,7 @@ def _once(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 @dataclass(frozen=True)
 class _Whole:
-    """A merged tree apart from its variables and profiles, and what its texts can name. Nothing is interpolated yet."""
+    """A merged tree before interpolation, without its variables and profiles, and the names for interpolation."""
 
     tree: Tree
     names: Names
@@ -230,8 +235,11 @@ class _Whole:
         return _Whole(rest, names, profiles.read(alone, names))
 
     def of_profiles(self) -> Iterator[Problem]:
-        """What is wrong with the profiles, taken or not: each is laid over all, so that nothing hides its values. What
-        is not set in the environment may be set where they are taken."""
+        """Yield the problems of all profiles, whether selected or not.
+
+        Each profile is applied over everything else, so that none of its values is hidden. Unset environment variables
+        are ignored, because they may be set on the machine of the profile.
+        """
         yield from self.profiles.problems
         for values in self.profiles.values:
             _, problems = _validated(interpolate(merged(self.tree, values), self.names))
@@ -239,8 +247,11 @@ class _Whole:
 
 
 def _of_overlays(layers: Layers, named: Mapping[str, Tree], environ: Mapping[str, str]) -> Iterator[Problem]:
-    """What is wrong with the overlays, chosen or not: each alone is laid over all, so that nothing hides its values.
-    Nothing is missing in an overlay, and what is not set in the environment may be set where it is chosen."""
+    """Yield the problems of all overlays, whether selected or not.
+
+    Each overlay is applied over everything else, so that none of its values is hidden. Missing keys and unset
+    environment variables are ignored.
+    """
     if not named:
         return
     low = (layers.overlays, layers.environment, layers.options, layers.manifest)
@@ -267,11 +278,11 @@ def _of_faults(tree: Tree) -> list[Problem]:
 
 
 def _taken(whole: _Whole, choose: Choose | None) -> tuple[Profile | None, tuple[str, ...]]:
-    """The profile for this machine, and which it is or why there is none."""
+    """Return the profile for this machine, and notes about the selection."""
     found = whole.profiles.profiles
     if not found or choose is None:
         return None, ()
-    # hardware.device decides what is looked at; a problem with it is told when the whole is validated.
+    # hardware.device determines the examined devices; its own problems are reported by the validation.
     device = interpolate(whole.tree, whole.names).value
     wanted = device.get("hardware", {}).get("device", "auto") if isinstance(device.get("hardware"), dict) else "auto"
     reasons = choose(str(wanted), found)
@@ -283,7 +294,7 @@ def _taken(whole: _Whole, choose: Choose | None) -> tuple[Profile | None, tuple[
 
 
 def _notes(reading: Reading, asked: tuple[overlays.Wanted, ...], named: Mapping[str, Tree]) -> Iterator[str]:
-    """Which files and overlays had a part, in words."""
+    """Yield the files and overlays that contributed, as text."""
     own = {File(one.name) for one in asked if one.is_file}
     if bases := [str(file) for file in reading.files[1:] if file not in own]:
         yield f"extends {', '.join(bases)}"

@@ -1,4 +1,4 @@
-"""How long stored responses and durable replies last: a line for `slipway check`, `slipway plan` and the log."""
+"""Retention of stored responses and durable replies: a line for `slipway check`, `slipway plan` and the log."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ CURE = "set lifecycle.journal.folder to a folder on a volume to keep them"
 
 
 def storage_line(config: GatewayConfig) -> str:
-    """Say what is kept, for how long and where. Returns "" if nothing is kept."""
+    """Return a line with the stored data, retention and location, or "" if nothing is stored."""
     kept = []
     if config.responses:
         kept.append(f"stored responses for {spell(config.responses_keep_s, 'duration')}")
@@ -24,7 +24,7 @@ def storage_line(config: GatewayConfig) -> str:
 
 
 def is_temporary(config: GatewayConfig) -> bool:
-    """Return True if the files are in the run directory. The plan names them without a folder then."""
+    """Return True if the files are in the run directory, which the plan represents by names without a folder."""
     return _folder(config) in (Path(), Path(config.run))
 
 

@@ -1,4 +1,4 @@
-"""Did-you-mean: from what was written to what was probably meant, for keys, values and names."""
+"""Suggestions for misspelled keys, values and names."""
 
 import difflib
 import json
@@ -14,7 +14,7 @@ from appliance.config.keys import PROFILES, Key, children, find, keys, takes
 from appliance.config.scalar import read_plain
 from appliance.config.yaml_loader import Path, Place, Tree, read_value
 
-# What other servers and other parts of this manifest call it → the key here.
+# Names that other servers, or other parts of this manifest, use → the key here.
 FOREIGN_KEYS = {
     "kind": "",
     "metadata": "",
@@ -95,7 +95,7 @@ _UNITS = {
 }
 
 
-# Numbers that name something: the nearest that is allowed is no better than any other.
+# Identifying numbers: the nearest allowed number is not a useful suggestion.
 _NAMING = ("endpoints.port",)
 
 
@@ -103,14 +103,16 @@ LEAVE_OUT = "leave it out"
 
 
 def flat(name: str) -> str:
-    """A name without the marks that spellings differ in: maxRunning, max-running and max_running are one."""
+    """Normalise a name: maxRunning, max-running and max_running are equal."""
     return re.sub(r"[-_ ]", "", name).lower()
 
 
 @cache
 def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
-    """A hint for an unknown key, and the keys it may stand for: the same word here, elsewhere, in other servers, or a
-    similar word here, elsewhere."""
+    """Return a hint for an unknown key, and the keys it may stand for.
+
+    The order is: the same word in this section, elsewhere and in other servers, then a similar word here and elsewhere.
+    """
     above, name = path[:-1], str(path[-1])
     here = children(above)
     word = flat(name.removeprefix("option."))  # DJL Serving writes option.NAME
@@ -135,7 +137,7 @@ def suggest_key(path: Path) -> tuple[str, tuple[Path, ...]]:
 
 @cache
 def _by_word() -> dict[str, list[Key]]:
-    """The keys by their last names as `flat` writes them."""
+    """Return the keys by their normalised last names."""
     table: dict[str, list[Key]] = {}
     for key in keys().values():
         if "*" not in key.path:
@@ -144,7 +146,7 @@ def _by_word() -> dict[str, list[Key]]:
 
 
 def _in_profile(above: Path, name: str) -> tuple[str, tuple[Path, ...]]:
-    """A profile takes keys of the manifest below `set` alone."""
+    """Return a hint for an unknown key in a profile, where manifest keys are only allowed below `set`."""
     if len(above) == len(PROFILES) + 1 and (name,) in keys():
         return "it belongs below set", ((*above, "set", name),)
     close = difflib.get_close_matches(name.lower(), children(above), 1, 0.6)
@@ -156,7 +158,7 @@ def _section(key: Key) -> str:
 
 
 def hint_for_key(path: Path, tree: Tree) -> Hint:
-    """The hint for an unknown key of a manifest."""
+    """Return the hint for an unknown key of a manifest."""
     text, targets = suggest_key(path)
     if text == LEAVE_OUT:
         return Hint(text, Remove())
@@ -177,21 +179,20 @@ def hint_for_key(path: Path, tree: Tree) -> Hint:
 
 
 def _stands_beside(tree: Tree, path: Path, other: Path) -> bool:
-    """Whether a key is given in the same layer as another, which then cannot take its place."""
+    """Return whether a key is given in the same layer as another, which then cannot be renamed to it."""
     here, there = tree.keys.get(path), tree.keys.get(other)
     return here is not None and there is not None and (here.source, here.base) == (there.source, there.base)
 
 
 def _alone(name: str, above: Path) -> bool:
-    """Whether no second key is as near as the first."""
+    """Return whether no second key is as similar as the first."""
     close = difflib.get_close_matches(name.lower(), children(above), 2, 0.6)
     ratios = [difflib.SequenceMatcher(None, word, name.lower()).ratio() for word in close]
     return len(ratios) < 2 or ratios[0] - ratios[1] > 0.05
 
 
 def suggest_value(key: Key, value: Any, item: bool = False) -> Hint:
-    """A hint for a value that its key does not take; an empty one where nothing is near. A remedy is a value that the
-    key takes."""
+    """Return a hint for an invalid value, empty if nothing is similar. Its fix is a value that the key accepts."""
     text, write, certain = _value(key, value, item)
     if not write:
         return Hint(text, Remove() if text.startswith("leave the key out") else None)
@@ -202,7 +203,7 @@ def suggest_value(key: Key, value: Any, item: bool = False) -> Hint:
 
 
 def _value(key: Key, value: Any, item: bool) -> tuple[str, str, bool]:
-    """The words of a hint, the YAML text to write, and whether nothing else was meant."""
+    """Return the hint's text, the YAML text to write, and whether no other fix is plausible."""
     if item:
         return _say("write", quoted(_plain(value))) if isinstance(value, int | float) else NOTHING
     if isinstance(value, str):
@@ -239,7 +240,7 @@ def _number(key: Key, value: float) -> tuple[str, str, bool]:
     if key.allowed.startswith("a number") and key.above == 0 and key.most == 1 and 1 < value <= 100:
         return f"write {value / 100:g} for {value:g} %", f"{value / 100:g}", True
     if key.most is not None and value > key.most and key.name not in _NAMING:
-        return "", f"{key.most:g}", False  # the words say already what is allowed
+        return "", f"{key.most:g}", False  # the message already states the allowed range
     if key.least is not None and value < key.least and key.name not in _NAMING:
         return "", f"{key.least:g}", False
     if "string" in key.types and not key.choices and not key.form:
@@ -267,7 +268,7 @@ def quoted(text: str) -> str:
 
 
 def scalar(value: Any) -> str:
-    """A value as YAML text, in quotes where it would be read as something else without."""
+    """Return a value as YAML text, quoted if needed."""
     if not isinstance(value, str):
         return _plain(value)
     simple = re.fullmatch(r"[A-Za-z0-9_./~][\w./ +~%@-]*", value) and value == value.strip()
@@ -309,7 +310,7 @@ def _text(key: Key, text: str) -> tuple[str, str, bool]:
 
 
 def _source(section: str, text: str) -> tuple[str, str, bool]:
-    """The source that a text in place of a section names: an address, a repository of the hub, or a folder."""
+    """Return the source for a text in place of a section: an address, a hub repository, or a folder."""
     if section not in ("model", "model.source"):
         return NOTHING
     kinds = {"s3": "s3: {uri", "gs": "gs: {uri", "http": "http: {url", "https": "http: {url"}
@@ -322,13 +323,13 @@ def _source(section: str, text: str) -> tuple[str, str, bool]:
 
 
 def nearest_word(choices: tuple[str, ...], text: str) -> str:
-    """The one of these words that was meant, "" if none is near."""
+    """Return the intended word, or "" if none is similar."""
     near = _word(choices, text)
     return near[0] if near else ""
 
 
 def _word(choices: tuple[str, ...], text: str) -> tuple[str, bool] | None:
-    """The word that was meant, and whether it is another spelling of it and no mere likeness."""
+    """Return the intended word, and True if the text is another spelling of it rather than merely similar."""
     lowered = text.lower()
     if lowered in choices:
         return lowered, True
@@ -352,7 +353,7 @@ def _quantity(form: str, text: str) -> str:
 
 
 def suggest_name(word: str, names: Iterable[str]) -> str:
-    """The one of these names that was meant: of secrets, overlays, profiles, served models; "" if none is near."""
+    """Return the intended name of a secret, overlay, profile or model, or "" if none is similar."""
     known = list(names)
     same = [name for name in known if flat(name) == flat(word)]
     close = same or difflib.get_close_matches(word.lower(), [name.lower() for name in known], 1, 0.6)

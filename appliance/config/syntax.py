@@ -1,4 +1,4 @@
-"""What the parser of YAML could not read, with the cause that an operator would look for."""
+"""YAML syntax errors, with the most likely cause."""
 
 import re
 
@@ -8,7 +8,7 @@ from appliance.config.document import within_secrets
 
 
 def explain(error: yaml.MarkedYAMLError, text: str) -> tuple[int, int, str, str]:
-    """Line and column (from 1), what is wrong, and how to mend it ("" if nobody knows)."""
+    """Return line and column (from 1), the error message, and a fix ("" if unknown)."""
     mark = error.problem_mark or error.context_mark
     if "unexpected end of stream" in (error.problem or "") and error.context_mark:
         mark = error.context_mark
@@ -16,7 +16,8 @@ def explain(error: yaml.MarkedYAMLError, text: str) -> tuple[int, int, str, str]
     lines = text.splitlines()
     problem = (error.problem or "cannot be read").replace("\\t", "tab")
     message = f"not valid YAML: {problem}"
-    # The parser says where it gave up; the cause is often a key without a space after its colon, there or a line above.
+    # The parser reports where it failed. The cause is often a key without a space after its colon, there or a line
+    # above.
     for number in (line, line - 1):
         if 0 <= number < len(lines) and (match := re.match(r"\s*(- )?([A-Za-z_]\w*):([^\s/].*)$", lines[number])):
             fixed = f"{match[2]}: {'…' if within_secrets(lines, number + 1) else match[3]}"

@@ -1,5 +1,8 @@
-"""Rewrites a manifest of an older version: only the characters of keys that changed, so that comments, order, quotes
-and indentation stay. What comes out is read again and compared with what was there before it is given back."""
+"""Rewriting of a manifest in an older version of the format.
+
+Only the characters of changed keys are edited, so that comments, order, quotes and indentation are kept. The result is
+read again and compared with the original before it is returned.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,18 +27,18 @@ BOM = "\ufeff"
 
 
 class NoUpgrade(Exception):
-    """The text cannot be rewritten; the message says where and why."""
+    """Raised if the text cannot be rewritten. The message states where and why."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Where a key and its value stand in a text, in characters. `flow`: within { }. `scalar`: one value, no mapping."""
+    """Position of a key and its value in a text, in characters."""
 
     key: tuple[int, int]
     value: tuple[int, int]
     column: int
-    flow: bool
-    scalar: bool
+    flow: bool  # inside braces
+    scalar: bool  # a single value, not a mapping
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Edit:
 
 
 def upgrade(data: bytes, source: str) -> bytes:
-    """The same manifest in the present version; unchanged if it is of it. Raises NoUpgrade."""
+    """Return the manifest in the current version, unchanged if it already is. Raise NoUpgrade."""
     tree = read_yaml(data, source)
     if unreadable := [fault for fault in tree.faults if not fault.path]:
         raise NoUpgrade("\n".join(f"{fault.place}: {fault.message}" for fault in unreadable))
@@ -85,7 +88,7 @@ def _edits(text: str, value: dict[str, Any], version: Older) -> Iterator[Edit]:
 
 
 def _nest(text: str, span: Span, section: str) -> Iterator[Edit]:
-    """Puts a key and its value into a section: on their line in braces where the value is plain, else a line deeper."""
+    """Move a key and its value into a section: in braces on the same line if the value is plain, else on a new line."""
     start, end = span.value
     written = text[start:end]
     quoted = written[:1] in ("'", '"')
@@ -102,7 +105,7 @@ def _nest(text: str, span: Span, section: str) -> Iterator[Edit]:
 
 
 def _spans(text: str) -> Iterator[tuple[Path, Span]]:
-    """All keys of the mappings of a document."""
+    """Yield all keys of the mappings in a document."""
     events = (event for event in yaml.parse(text, Loader=yaml.SafeLoader))
     for event in events:
         if isinstance(event, CollectionStartEvent):

@@ -1,8 +1,8 @@
-"""The environment variables that Slipway reads beside `SLIPWAY__…`, each declared once.
+"""Environment variables that Slipway reads in addition to `SLIPWAY__…`, each declared once.
 
-`SLIPWAY__SECTION__KEY` sets a key of the manifest and has that key's type and words. Variables that libraries read for
-themselves (CUDA_VISIBLE_DEVICES, TRITON_CACHE_DIR) are not listed. Reading is a function of the environment that is
-given: nothing is remembered, so a changed variable acts where it is read next.
+`SLIPWAY__SECTION__KEY` sets a key of the manifest, with that key's type and values. Variables that libraries read
+themselves (CUDA_VISIBLE_DEVICES, TRITON_CACHE_DIR) are not listed. Values are read from the given environment and are
+not cached, so a change takes effect at the next read.
 """
 
 import re
@@ -20,12 +20,13 @@ ON, OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Variable:
-    """`kind`: "folder" is an absolute path (a relative one is as good as none: XDG base directories), "switch" is one
-    of ON and OFF, "presence" counts where it is set to anything, "word" is one of `choices`, "duration" a number of
-    seconds, "text" anything."""
+    """A declared environment variable."""
 
     name: str
     kind: str
+    """Kind of value. "folder": absolute path (a relative path is ignored, as for XDG base directories); "switch": one
+    of ON and OFF; "presence": any value counts as set; "word": one of `choices`; "duration": seconds; "text": any text.
+    """
     text: str
     default: str = ""
     choices: tuple[str, ...] = ()
@@ -84,20 +85,22 @@ _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
 
 def value(environ: Mapping[str, str], name: str) -> str:
-    """A declared variable; its default is the reader's affair, "" says that it is not set. Raises KeyError for a name
-    that is not declared."""
+    """Return the value of a declared variable, or "" if it is unset; callers apply the default.
+
+    Raise KeyError for a name that is not declared.
+    """
     text = environ.get(name, "")
     return "" if _BY_NAME[name].kind == "folder" and not text.startswith("/") else text
 
 
 def is_on(environ: Mapping[str, str], name: str) -> bool:
-    """Whether a switch is on, or a variable that counts by its presence is there."""
+    """Return whether a switch is on, or a presence variable is set."""
     declared, text = _BY_NAME[name], environ.get(name, "")
     return bool(text) if declared.kind == "presence" else text.lower() in ON
 
 
 def wrong(environ: Mapping[str, str], declared: Iterable[Variable] = VARIABLES) -> list[Problem]:
-    """One problem for each variable with a value that it does not take."""
+    """Return one problem for each variable with an invalid value."""
     found = []
     for variable in declared:
         text = environ.get(variable.name, "")
@@ -112,7 +115,7 @@ def wrong(environ: Mapping[str, str], declared: Iterable[Variable] = VARIABLES) 
 
 
 def variables_table() -> list[str]:
-    """The lines of the table in docs/manifest.md."""
+    """Return the lines of the table in docs/manifest.md."""
     rows = [
         f"| `{variable.name}` | {values(variable)} | {variable.default or '–'} | {variable.text} |"
         for variable in VARIABLES
@@ -121,7 +124,7 @@ def variables_table() -> list[str]:
 
 
 def values(variable: Variable) -> str:
-    """What it may be set to, in words."""
+    """Describe the allowed values."""
     kinds = {
         "folder": "an absolute path",
         "presence": "anything",

@@ -1,5 +1,7 @@
-"""Older versions of the manifest's language: what their keys are called now. A file of an older version is read as if
-it had been written in the present one, each value keeping its place; `slipway upgrade` rewrites it by the same table.
+"""Older versions of the manifest format, and the current names of their keys.
+
+A file of an older version is read as if it were written in the current version, and each value keeps its location.
+`slipway upgrade` uses the same table to rewrite the file.
 """
 
 import re
@@ -17,7 +19,7 @@ from appliance.config.yaml_loader import Fault, Path, Place, Tree, dotted
 
 @dataclass(frozen=True)
 class Rename:
-    """A key that is now one level deeper, below a section that the older version does not have."""
+    """A key that moved one level deeper, into a section that the older version does not have."""
 
     old: tuple[str, ...]
     new: tuple[str, ...]
@@ -32,11 +34,11 @@ class Rename:
 
 @dataclass(frozen=True)
 class Older:
-    """`dropped_in`: the version of Slipway that no longer reads it."""
+    """An older version of the format."""
 
     name: str
     renames: tuple[Rename, ...]
-    dropped_in: str
+    dropped_in: str  # first version of Slipway that does not read it
 
     def warning(self, tree: Tree) -> Problem:
         place = tree.values[("apiVersion",)]
@@ -49,15 +51,17 @@ OLDER = (Older("slipway/v1", (Rename(("model", "path"), ("model", "source", "pat
 
 
 def older(value: Any) -> Older | None:
-    """The older version that a manifest's value names."""
+    """Return the older version that a manifest names, or None."""
     name = value.get("apiVersion") if isinstance(value, dict) else None
     return next((version for version in OLDER if version.name == name), None)
 
 
 def translate(tree: Tree, unnamed: Older | None = None) -> Older | None:
-    """Makes the tree of one file one of the present version, in place. Returns the version it was written in, None for
-    the present one; `unnamed` is that of a file that names none. What only the present version has is a fault in an
-    older file."""
+    """Convert the tree of one file to the current version in place, and return its original version, or None if
+    current.
+
+    `unnamed` is the version of a file that names none. Features of the current version are faults in an older file.
+    """
     version = older(tree.value) or unnamed
     if version is None:
         return None
@@ -103,7 +107,7 @@ def _at(value: Any, path: Path) -> Any:
 
 @contextmanager
 def spoken(files: Mapping[str, Older]) -> Iterator[None]:
-    """Problems that are raised within name keys as their files of older versions have them."""
+    """Rename keys in raised problems to the names in their files of older versions."""
     try:
         yield
     except Refused as refused:
@@ -118,7 +122,7 @@ def spoken(files: Mapping[str, Older]) -> Iterator[None]:
 
 def _spoken(problem: Problem, version: Older) -> Problem:
     if not problem.place.line:
-        return problem  # of an option or variable, which has the present names
+        return problem  # options and variables have the current names
     for rename in version.renames:
         new, old = dotted(rename.new), dotted(rename.old)
         if problem.key == dotted(rename.section):
@@ -133,12 +137,12 @@ def _spoken(problem: Problem, version: Older) -> Problem:
         key = old if problem.key == new else problem.key
         problem = replace(problem, key=key, message=message, hint=hint, remedy=remedy)
         if isinstance(remedy, Write | Move) and f"{rename.section[-1]}: {{" in getattr(remedy, "text", ""):
-            problem = replace(problem, remedy=None)  # of what the older version cannot say
+            problem = replace(problem, remedy=None)  # the older version cannot express it
     return problem
 
 
 def _older_words(text: str, rename: Rename) -> str:
-    """What says where or how to write the key, as the older version has it."""
+    """Convert the location and spelling of a key in a message to the older version."""
     section, name = rename.section[-1], rename.new[-1]
     text = text.replace(dotted(rename.new), dotted(rename.old))
     text = text.replace(f"{dotted(rename.section)}: {name}", f"{dotted(rename.old[:-1])}: {rename.old[-1]}")

@@ -1,9 +1,9 @@
-"""YAML with positions, read strictly: every value knows its file:line:column, and what two YAML readers would read
-differently is an error, not a surprise.
+"""Strict YAML loader with source locations: every value has its file:line:column, and ambiguous YAML is an error.
 
-The language is the YAML 1.2 core schema over one mapping in one document. Refused with a reading to write instead: what
-YAML 1.1 and 1.2 take for different values (`no`, `010`, `12:30`, `1e3`, `2026-01-01`), numbers in other bases, tabs as
-indentation, duplicate keys, keys that are no text, anchors, aliases, merge keys and tags.
+The language is the YAML 1.2 core schema, limited to one mapping in one document. Values that YAML 1.1 and 1.2 read
+differently (`no`, `010`, `12:30`, `1e3`, `2026-01-01`) are refused with an unambiguous spelling. Also refused are
+numbers in other bases, tabs as indentation, duplicate keys, keys that are not text, anchors, aliases, merge keys and
+tags.
 """
 
 import re
@@ -33,47 +33,44 @@ from appliance.config.syntax import explain
 
 Path = tuple[str | int, ...]
 MAX_DEPTH = 20
-MAX_POSITIONED = 65_536  # characters of a text in which the column of each $ is found
-MAX_SHOWN = 60  # characters of a value in a message
-MAX_VALUES = 4000  # of one file; layers over each other cost the square of it
-_NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")  # no path, variable or message can hold these
+MAX_POSITIONED = 65_536  # maximum characters of a text for which the column of each $ is determined
+MAX_SHOWN = 60  # maximum characters of a value in a message
+MAX_VALUES = 4000  # maximum values of one file; the cost of merging layers is quadratic
+_NO_TEXT = re.compile(r"[\x00\ud800-\udfff]")  # characters that no path, variable or message can contain
 
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """Where a value was written: a file with line and column (from 1), or an option or variable, which has neither.
-    `layer` is the part of the file that it stands in, if that is an overlay or a profile, and `base` where that part
-    begins; `via` are the places of the `extends` that led to the file, the nearest first."""
+    """Source location of a value: a file with line and column (from 1), or an option or variable without them."""
 
     source: str
     line: int = 0
     column: int = 0
-    layer: str = ""
-    via: tuple["Place", ...] = ()
-    base: Path = ()
+    layer: str = ""  # overlay or profile that contains the value
+    via: tuple["Place", ...] = ()  # locations of the `extends` that led to the file, nearest first
+    base: Path = ()  # path of that overlay or profile
 
     def __str__(self) -> str:
         return f"{self.source}:{self.line}:{self.column}" if self.line else self.source
 
     def within(self, layer: str, base: Path) -> "Place":
-        """The same place as one of a layer that begins at a path of what stood there so far."""
+        """Return the same place inside a layer whose root is at `base`."""
         return replace(self, layer=f"{layer} of {self.layer}" if self.layer else layer, base=(*self.base, *base))
 
     def through(self) -> str:
-        """`in overlay dev, extended by m.yaml:2:10`; "" for what the manifest itself says."""
+        """Describe the layers, for example `in overlay dev, extended by m.yaml:2:10`; "" for the manifest itself."""
         parts = [f"in {self.layer}"] if self.layer else []
         return ", ".join([*parts, *([f"extended by {', '.join(map(str, self.via))}"] if self.via else [])])
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that is wrong whatever the key means. `readings` are spellings to use instead, by JSON type. Code,
-    remedy and whether it is certain: as in a Problem."""
+    """An error that is independent of the meaning of the key. `code`, `remedy` and `certain` are as in Problem."""
 
     path: Path
     place: Place
     message: str
-    readings: tuple[tuple[str, str], ...] = ()
+    readings: tuple[tuple[str, str], ...] = ()  # unambiguous spellings, by JSON type
     hint: str = ""
     code: str = "not-yaml"
     remedy: Remedy | None = None
@@ -82,33 +79,33 @@ class Fault:
 
 @dataclass(frozen=True)
 class Spelled:
-    """An interpolated value as the file has it. `giver`: where all of it was written, which is a variable of the
-    environment or of `variables`, or with `default` a text that has it; None where several gave a part. `shared`: other
-    texts name that variable too."""
+    """An interpolated value as written in the file."""
 
     text: str
     giver: Place | None = None
-    default: str | None = None
-    shared: bool = False
+    """Source of the complete value: an environment variable, an entry of `variables`, or a text with a default; None if
+    several sources contribute.
+    """
+    default: str | None = None  # the default that supplied the value
+    shared: bool = False  # other texts refer to the same variable
 
 
 @dataclass
 class Tree:
-    """Plain values of one source, the place of each key and of each value, and what is wrong with its spelling.
-    `dollars`: the place of each $ in a text of a file, which may be interpolation. `spelled`: where the value is an
-    interpolated one. `unknown`: paths without a value because of a fault elsewhere."""
+    """Values of one source with their locations and YAML faults."""
 
     value: Any = None
-    keys: dict[Path, Place] = field(default_factory=dict)
-    values: dict[Path, Place] = field(default_factory=dict)
+    keys: dict[Path, Place] = field(default_factory=dict)  # location of each key
+    values: dict[Path, Place] = field(default_factory=dict)  # location of each value
     faults: list[Fault] = field(default_factory=list)
     dollars: dict[Path, tuple[Place, ...]] = field(default_factory=dict)
-    spelled: dict[Path, Spelled] = field(default_factory=dict)
-    unknown: set[Path] = field(default_factory=set)
+    """Location of each $ in a text of a file, which may start an interpolation."""
+    spelled: dict[Path, Spelled] = field(default_factory=dict)  # interpolated values
+    unknown: set[Path] = field(default_factory=set)  # paths without a value because of a fault elsewhere
 
 
 def dotted(path: Path) -> str:
-    """`model.names[0]`"""
+    """Format a path, for example `model.names[0]`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -116,8 +113,10 @@ def dotted(path: Path) -> str:
 
 
 def read_yaml(data: bytes, source: str, via: tuple[Place, ...] = ()) -> Tree:
-    """The one mapping in a YAML document, with places and faults; `value` is {} where nothing could be read. `via`:
-    the places of the `extends` that led here."""
+    """Read the single mapping in a YAML document, with locations and faults; `value` is {} if nothing could be read.
+
+    `via` are the locations of the `extends` that led to the document.
+    """
     tree = Tree(value={})
     start = Place(source, 1, 1, via=via)
     text = _decode(data, start, tree)
@@ -147,8 +146,11 @@ def read_yaml(data: bytes, source: str, via: tuple[Place, ...] = ()) -> Tree:
 
 
 def read_value(text: str, place: Place, path: Path, tree: Tree) -> Any:
-    """The value of an option or variable; its places and faults go into `tree`. Text that starts with a bracket, brace
-    or quote is YAML in flow style (so JSON too); anything else is one scalar as it stands, with `#` and `: ` in it."""
+    """Read the value of an option or variable; its locations and faults are added to `tree`.
+
+    Text that starts with a bracket, brace or quote is YAML flow style, which includes JSON. Any other text is a single
+    scalar, even if it contains `#` or `: `.
+    """
     tree.values[path] = place
     if text.lstrip()[:1] not in ("{", "[", '"', "'"):
         value, reason, readings = read_plain(text.strip())
@@ -187,8 +189,11 @@ _NO_ANCHORS = "anchors and aliases are not allowed: repeat the value"
 
 
 class _Builder:
-    """Builds values from parser events; one document, one mapping. `start` is where it begins and `text` what the
-    file has; without a text everything is at that one place."""
+    """Builder of values from parser events, for one document with one mapping.
+
+    `start` is the location of the document and `text` its content. Without a text, every value has the location
+    `start`.
+    """
 
     def __init__(self, start: Place, tree: Tree, text: str | None = None) -> None:
         self._start = start
@@ -214,7 +219,7 @@ class _Builder:
                 self._tree.faults.append(Fault((), self._start, "the file is empty", hint=hint))
 
     def build_value(self, text: str, path: Path) -> Any:
-        """The value of a text that is no file: an option or a variable; all its parts are at the one fixed place."""
+        """Return the value of an option or variable. All its parts have the same location."""
         events = (e for e in yaml.parse(text, Loader=yaml.SafeLoader) if not isinstance(e, _FRAME))
         value = self._value(next(events), events, path, len(path))
         if rest := next(events, None):
@@ -284,7 +289,7 @@ class _Builder:
             place = self._place(event)
             inner = (*path, key if key is not None else "?")
             if key is not None and key in mapping:
-                # The first value stays; the second is read for its own faults under a path of its own.
+                # The first value is kept; the second is read under a separate path to find its faults.
                 again = self._value(next(events), events, (*path, f"{key} (again)"), depth + 1)
                 message = f"duplicate key; it stands already in line {self._tree.keys[inner].line}"
                 hint = "keep one of them" if again != mapping[key] else "leave one out: they are equal"
@@ -331,7 +336,7 @@ class _Builder:
         return replace(self._start, line=mark.line + 1, column=mark.column + 1)
 
     def _dollars(self, event: ScalarEvent, text: str) -> tuple[Place, ...]:
-        """The place of each $ of a scalar; that of the scalar where escapes hide which is which."""
+        """Return the location of each $ of a scalar, or that of the scalar if escapes prevent the mapping."""
         place, start, end = self._place(event), event.start_mark, event.end_mark
         assert start is not None and end is not None, "events of a text carry their marks"
         raw = text[start.index : end.index]

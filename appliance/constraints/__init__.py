@@ -1,1 +1,1 @@
-"""Which choices go together: declared rules, and the solver that resolves `auto` by them."""
+"""Constraints between manifest keys: declared rules, and the solver that resolves `auto` with them."""

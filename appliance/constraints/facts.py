@@ -1,4 +1,4 @@
-"""What is known of a checkpoint and a machine, as far as rules ask for it. Free of torch; no weights are read."""
+"""Facts about a checkpoint and a machine that rules use. This module imports no torch and reads no weights."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,34 +27,29 @@ from kernels.cpu.library import ACTIVATIONS
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """`heads`: of queries and of keys, each pair once. `inner`: sizes that tensor parallelism divides beside heads.
-    `whole`: numbers of ranks that cut the checkpoint's whole numbers between groups alone. `quantized`: in words, empty
-    where nothing is. `held`: compiled kernels multiply by the checkpoint's whole numbers. `restored`: quantized
-    matrices that they do not. `fp8`: matrices in fp8 that Triton kernels multiply by as they are; `blocks`: numbers of
-    ranks that cut those between blocks alone. `experts`: it has some. `unlike`: with these weights the experts of one
-    layer lie in several forms. `pools`: vectors or scores come out, and no tokens. `sourced`: an encoder stands in
-    front of the decoder. `pages`: KV heads and their size, each pair once."""
+    """Facts about a checkpoint's model."""
 
     dtype: str = "float32"
     max_context: int = 4096
     vocab: int = 32000
-    heads: tuple[tuple[int, int], ...] = ((8, 8),)
+    heads: tuple[tuple[int, int], ...] = ((8, 8),)  # distinct pairs of query heads and KV heads
     head_sizes: tuple[int, ...] = (64,)
-    inner: tuple[int, ...] = (1024,)
-    experts: bool = False
-    pools: bool = False
-    sourced: bool = False
+    inner: tuple[int, ...] = (1024,)  # other sizes that tensor parallelism divides
+    experts: bool = False  # True for mixture-of-experts models
+    pools: bool = False  # True for pooling models, which return vectors or scores instead of tokens
+    sourced: bool = False  # True for encoder-decoder models
     unlike: tuple[WeightBits, ...] = ()
-    quantized: str = ""
+    """Values of quantization.weights for which the experts of one layer would have several formats."""
+    quantized: str = ""  # the quantization as text; "" without one
     method: str = ""
-    held: bool = False
-    restored: int = 0
-    whole: tuple[int, ...] = ()
-    fp8: int = 0
-    blocks: tuple[int, ...] = ()
+    held: bool = False  # True if compiled kernels multiply by the checkpoint's integer weights directly
+    restored: int = 0  # number of quantized matrices that compiled kernels must dequantize
+    whole: tuple[int, ...] = ()  # rank counts that split the integer weights only between quantization groups
+    fp8: int = 0  # number of fp8 matrices that Triton kernels multiply by directly
+    blocks: tuple[int, ...] = ()  # rank counts that split the fp8 matrices only between scale blocks
     by_torch: tuple[str, ...] = ()
     normed_together: bool = False
-    pages: tuple[tuple[int, int], ...] = ((8, 64),)
+    pages: tuple[tuple[int, int], ...] = ((8, 64),)  # distinct pairs of KV head count and head size
 
 
 def model_facts(checkpoint: Checkpoint) -> ModelFacts:
@@ -97,7 +92,7 @@ def _inner(model: Model) -> Iterator[int]:
 
 
 def _restored(checkpoint: Checkpoint, held: dict[str, Scheme]) -> int:
-    """Quantized matrices that compiled kernels do not multiply by as they are."""
+    """Return the number of quantized matrices that compiled kernels must dequantize."""
     own = checkpoint.quantization
     if own is None:
         return 0
@@ -107,10 +102,13 @@ def _restored(checkpoint: Checkpoint, held: dict[str, Scheme]) -> int:
 
 
 def _unlike(checkpoint: Checkpoint) -> tuple[WeightBits, ...]:
-    """Compiled kernels hold the experts of a layer in one form; with which weights a layer would have several."""
+    """Return the values of quantization.weights for which a layer's experts would have several formats.
+
+    Compiled kernels need all experts of a layer in one format.
+    """
     types = {info.dtype for info in checkpoint.tensors.values() if len(info.shape) > 1}
     if checkpoint.quantization is None and len(types) < 2:
-        return ()  # the usual case, told without a walk over 18,000 projections
+        return ()  # the common case, decided without visiting up to 18,000 projections
     found: set[WeightBits] = set()
     for matrices in _expert_matrices(checkpoint.model):
         forms = {_form(checkpoint, paths) for paths in matrices}
@@ -122,7 +120,7 @@ def _unlike(checkpoint: Checkpoint) -> tuple[WeightBits, ...]:
 
 
 def _expert_matrices(model: Model) -> Iterator[list[tuple[str, ...]]]:
-    """The matrices that all routed experts of a layer have, up and down apart, each as the paths of its sources."""
+    """Yield the routed experts' matrices of each layer, up and down separately, each as the paths of its sources."""
     for index, block in enumerate(model.blocks):
         for body in (body for branch in block for body in bodies(branch)):
             if isinstance(body, Experts):
@@ -133,7 +131,7 @@ def _expert_matrices(model: Model) -> Iterator[list[tuple[str, ...]]]:
 
 
 def _form(checkpoint: Checkpoint, paths: tuple[str, ...]) -> str | tuple[int, int | None, bool]:
-    """What compiled kernels hold a fused matrix in: bits, group and zero points, or a type of plain numbers."""
+    """Return the format in which compiled kernels hold a fused matrix: bits, group and zero points, or a plain type."""
     schemes = {} if checkpoint.quantization is None else checkpoint.quantization.schemes
     own = [schemes.get(path) for path in paths]
     if alike(own):

@@ -1,11 +1,11 @@
-"""Rules about what computes: devices, kernels, and the types of activations that they have."""
+"""Rules for devices, kernels and the activation types that they support."""
 
 from appliance.constraints.rule import TORCH, TRITON, Facts, Rule, View, is_compiled
 
-HEAD_MULTIPLE, HEAD_MOST = 8, 256  # sizes of heads that attention kernels of a GPU serve
-MOST_IN_A_GROUP = 64  # query heads that read one KV head, of the same kernels
+HEAD_MULTIPLE, HEAD_MOST = 8, 256  # head sizes that the GPU attention kernels support
+MOST_IN_A_GROUP = 64  # query heads per KV head that the same kernels support
 BF16_CAPABILITY = (8, 0)
-TRITON_CAPABILITY = (8, 0)  # on older GPUs Triton multiplies without their matrix units
+TRITON_CAPABILITY = (8, 0)  # on older GPUs, Triton does not use tensor cores
 
 
 def _gpu_name(facts: Facts) -> str:

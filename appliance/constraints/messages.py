@@ -1,4 +1,4 @@
-"""What is said about choices: why one was made, and what is in conflict."""
+"""Messages about choices: the reason for a value, and the keys in conflict."""
 
 from appliance.config.fix import Write
 from appliance.config.problems import Problem
@@ -6,23 +6,25 @@ from appliance.config.settings import Settings
 from appliance.constraints.rule import Rule, Variable, View
 from appliance.constraints.solve import Conflict, Situation, conflicts, passed_over, solve
 
-MOST_WAYS = 6  # out, that are told of one key
+MOST_WAYS = 6  # most suggestions listed for one key
 
 
 def reason(situation: Situation, view: View, variable: Variable) -> str:
-    """Why an open variable has its value: by preference, or by the rules that exclude a better one."""
+    """Return why an open variable has its value: its preference, or the rules that exclude a better value."""
     rules = passed_over(situation, view, variable)
     return "; ".join(rule.words(situation.facts) for rule in rules) or variable.why(view)
 
 
 def problems(settings: Settings, situation: Situation) -> list[Problem]:
-    """The refusal of a situation without a solution: one for each conflict."""
+    """Return one problem for each conflict of a situation that has no solution."""
     return [_problem(settings, situation, found) for found in conflicts(situation)]
 
 
 def _problem(settings: Settings, situation: Situation, found: Conflict) -> Problem:
-    """At the place of the last written key in conflict: `fp8 cannot go with hardware.device: cpu (m.yaml:4:11): why;
-    use auto or …`."""
+    """Return a conflict as a problem at the last written key in it.
+
+    Example: `fp8 cannot go with hardware.device: cpu (m.yaml:4:11): why; use auto or …`.
+    """
     keys = (*found.open, *found.written)
     because = "; ".join(rule.words(situation.facts) for rule in _told(found.rules, keys[-1:]))
     if not keys:
@@ -51,7 +53,7 @@ def _problem(settings: Settings, situation: Situation, found: Conflict) -> Probl
 
 
 def _told(rules: tuple[Rule, ...], start: tuple[Variable, ...]) -> list[Rule]:
-    """From what is known on: the rules of the first key, then those of keys that these bring in."""
+    """Sort rules so that each follows from known keys, beginning with the rules of the `start` keys."""
     known, left, found = {variable.name for variable in start}, list(rules), []
     while left:
         rule = next((rule for rule in left if known & set(rule.keys)), left[0])
@@ -62,7 +64,10 @@ def _told(rules: tuple[Rule, ...], start: tuple[Variable, ...]) -> list[Rule]:
 
 
 def _beside(settings: Settings, situation: Situation, found: Conflict, variable: Variable) -> str:
-    """`hardware.device: cpu (m.yaml:4:11)`, or `hardware.device: auto (cuda here)`."""
+    """Format another key of the conflict.
+
+    Examples: `hardware.device: cpu (m.yaml:4:11)`, `hardware.device: auto (cuda here)`.
+    """
     if variable.name in situation.written:
         value = variable.spelled(situation.written[variable.name])
         place = settings.place(tuple(variable.key.split(".")))
@@ -73,7 +78,7 @@ def _beside(settings: Settings, situation: Situation, found: Conflict, variable:
 
 
 def _ways(found: Conflict, variable: Variable, before: str = "") -> str:
-    """The values of one key with which all the rest goes together, `before` in front of them."""
+    """Return the values of one key that resolve the conflict as text after `before`, or "" if there are none."""
     values = found.instead[variable.name]
     if variable.limit and len(values) > 1:
         most = max(value for value in values if value is not None)
@@ -85,7 +90,7 @@ def _ways(found: Conflict, variable: Variable, before: str = "") -> str:
 
 
 def _nearest(found: Conflict, variable: Variable) -> str:
-    """The value to write instead: the largest below a limit, else the first that goes with all the rest."""
+    """Return the value to suggest: the largest for a limit, else the first that resolves the conflict."""
     values = [value for value in found.instead[variable.name] if value is not None or not variable.sole]
     numbers = [value for value in values if value is not None]
     if variable.limit and numbers:

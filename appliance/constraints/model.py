@@ -1,4 +1,4 @@
-"""Rules about the checkpoint alone: what no choice of the manifest can mend."""
+"""Rules about the checkpoint alone, which no key of the manifest can satisfy."""
 
 from appliance.constraints.rule import Rule
 

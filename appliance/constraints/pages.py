@@ -1,8 +1,8 @@
-"""Rules about the pages of the KV cache: who reads which type, and how long a request may be."""
+"""Rules for the KV cache: supported types and the maximum request length."""
 
 from appliance.constraints.rule import TRITON, Rule, View, is_compiled
 
-FP8_CAPABILITY = (8, 9)  # the first NVIDIA GPUs that convert e4m3
+FP8_CAPABILITY = (8, 9)  # first NVIDIA GPUs that convert e4m3
 
 
 def _has_fp8(view: View) -> bool:

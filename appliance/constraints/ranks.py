@@ -1,8 +1,8 @@
-"""Rules about tensor parallelism: what the ranks of one model must share evenly, and what each needs.
+"""Rules for tensor parallelism: dimensions that ranks must divide evenly, and the memory of each rank.
 
-Rows of a matrix are cut between heads, or between outputs of an MLP; inputs where the outputs before them were cut. KV
-heads that are fewer than the ranks are held by several of them. A vocabulary is cut anywhere. `engine.models.ranks`
-says the same of one number.
+Output rows of a matrix are split between heads, or between the outputs of an MLP. Inputs are split like the outputs of
+the matrix before. If there are fewer KV heads than ranks, several ranks hold a copy of the same head. The vocabulary is
+split anywhere. `engine.models.ranks` implements the same division.
 """
 
 from appliance.constraints.rule import TRITON, Facts, Rule, View, is_compiled

@@ -1,7 +1,7 @@
-"""What a rule, a variable and a view of the choices are.
+"""Types of the constraint model: rules, variables and views of the choices.
 
-A variable is a key of the manifest that takes part: its value is the operator's, or `auto` chooses among few. A rule
-ties variables to one another and to facts of the checkpoint and the machine. `solve.py` finds choices, or a conflict.
+A variable is a manifest key with a value from the operator, or with `auto`, which selects from a few values. A rule
+relates variables to each other and to facts of the checkpoint and the machine. `solve.py` finds choices or a conflict.
 """
 
 from collections.abc import Callable
@@ -17,16 +17,17 @@ TORCH, TRITON = "torch", "triton"
 
 @dataclass(frozen=True)
 class Facts:
-    """`lacks`: what memory lacks for a choice, empty where it fits; None where nothing depends on it."""
+    """Facts that rules read."""
 
     model: ModelFacts
     machine: Machine
     lacks: "Callable[[View], str] | None" = field(default=None, compare=False)
+    """Function that returns the memory shortage of a choice, "" if it fits; None disables the memory rule."""
 
 
 @dataclass
 class View:
-    """All choices, typed. While they are searched for, those of later variables still have the values below."""
+    """Typed values of all variables. During the search, later variables still have the defaults below."""
 
     facts: Facts
     device: Device = "cpu"
@@ -43,26 +44,24 @@ class View:
 
 
 def is_compiled(kernels: str) -> bool:
-    """Whether these are kernels of a CPU, which pack weights."""
+    """Return whether these are compiled CPU kernels, which use packed weights."""
     return kernels not in (TORCH, TRITON)
 
 
 @dataclass(frozen=True)
 class Variable:
-    """`name` is the field of `View`. `values`: all that could be written, of numbers those worth a proposal. `auto`:
-    what it may become where nothing is written, the best first, by the facts and earlier variables. `why` says so of
-    the first of them, `prefers` of all in words. `spell`: values that are written otherwise. `limit`: whatever is below
-    a legal value is legal. `sole`: the manifest takes no auto for the key, so that leaving it out is its one value."""
+    """A manifest key that takes part in the constraints."""
 
     key: str
-    name: str
+    name: str  # field of `View`
     values: Callable[[Facts], tuple[Any, ...]]
-    auto: Callable[[View], tuple[Any, ...]]
-    why: Callable[[View], str]
-    prefers: str
-    spell: tuple[tuple[str, str], ...] = ()
-    limit: bool = False
-    sole: bool = False
+    """All values that can be written; for numbers, only those worth suggesting."""
+    auto: Callable[[View], tuple[Any, ...]]  # values of auto by facts and earlier variables, best first
+    why: Callable[[View], str]  # reason for the first value of `auto`
+    prefers: str  # preferences of `auto` as text
+    spell: tuple[tuple[str, str], ...] = ()  # values whose YAML text differs
+    limit: bool = False  # True: any value below a legal value is legal
+    sole: bool = False  # True: the key does not accept auto, so omitting it is the only alternative to a value
 
     def spelled(self, value: Any) -> str:
         if isinstance(value, bool):
@@ -72,17 +71,15 @@ class Variable:
 
 @dataclass(frozen=True)
 class Rule:
-    """`holds` reads the variables of `keys`, by their names, and of the facts those of `facts`. `text` is the rule in
-    words; `because` the same for one checkpoint and one machine. `chosen`: an engine that was forced would start all
-    the same, so that the refusal is the project's choice."""
+    """A condition on variables and facts."""
 
     name: str
-    keys: tuple[str, ...]
+    keys: tuple[str, ...]  # variables that `holds` reads
     holds: Callable[[View], bool]
-    text: str
-    because: Callable[[Facts], str] | None = None
-    facts: tuple[str, ...] = ()
-    chosen: bool = False
+    text: str  # the rule as text
+    because: Callable[[Facts], str] | None = None  # text for a specific checkpoint and machine
+    facts: tuple[str, ...] = ()  # facts that `holds` reads
+    chosen: bool = False  # True: the engine could start despite the rule, so the refusal is a policy
 
     def words(self, facts: Facts) -> str:
         return self.text if self.because is None else self.because(facts)

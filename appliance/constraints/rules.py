@@ -1,4 +1,4 @@
-"""All rules. A rule stands in the file of its subject."""
+"""All rules. Each rule is declared in the module of its subject."""
 
 from appliance.constraints import kernels, model, pages, ranks, weights
 

@@ -1,9 +1,9 @@
-"""The solver: the first choices by preference that satisfy every rule, or the least that is in conflict.
+"""Solver: finds the preferred choices that satisfy every rule, or a minimal conflict.
 
-Backtracking over the variables in their order; a rule is asked as soon as the last of its variables has a value. A
-variable is open (`auto`: the few values that it may become of itself), written (that value alone), or freed (all that
-could be written). A conflict is what remains when everything has been freed, one by one, that it does not need: first
-what is open, then what is written; then rules are left out in the same way. Source: the deletion filter of Chinneck,
+The solver backtracks over the variables in order and evaluates a rule as soon as its last variable has a value. A
+variable is open (`auto`: the values it may resolve to), written (one value), or freed (all values that could be
+written). A minimal conflict is found by freeing variables one at a time while there is still no solution: first the
+open ones, then the written ones. Rules are then removed in the same way. This is the deletion filter of Chinneck,
 "Feasibility and Infeasibility in Optimization", 2008, chapter 6.
 """
 
@@ -18,26 +18,27 @@ from appliance.constraints.variables import VARIABLES
 
 @dataclass(frozen=True)
 class Situation:
-    """`written`: the operator's values by the names of variables; what is missing is open."""
+    """Input of the solver."""
 
     facts: Facts
     written: Mapping[str, Any] = field(default_factory=dict)
+    """The operator's values by variable name; missing variables are open."""
 
     def but(self, **values: Any) -> "Situation":
-        """With other values; None opens a variable."""
+        """Return a copy with these values; None makes a variable open."""
         kept = {**self.written, **values}
         return replace(self, written={name: value for name, value in kept.items() if value is not None})
 
 
 @dataclass(frozen=True)
 class Conflict:
-    """`written` and `open` variables of which none can be left out, and the `rules` that they break together.
-    `instead`: by variable, the values with which the rest would go together; an open one may be written."""
+    """A minimal conflict."""
 
-    written: tuple[Variable, ...]
-    open: tuple[Variable, ...]
-    rules: tuple[Rule, ...]
+    written: tuple[Variable, ...]  # written variables, each of them necessary for the conflict
+    open: tuple[Variable, ...]  # open variables, each of them necessary for the conflict
+    rules: tuple[Rule, ...]  # rules that they break together
     instead: Mapping[str, tuple[Any, ...]]
+    """By variable: values that would resolve the conflict, which may also be written for an open variable."""
 
 
 def solve(
@@ -47,9 +48,9 @@ def solve(
     variables: Sequence[Variable] = VARIABLES,
     freed: Collection[str] = (),
 ) -> View | None:
-    """The choices, or None where there are none."""
+    """Return the choices, or None if there is no solution."""
     view = View(situation.facts)
-    # What is written has one value: to take it first changes no preference, and ends a vain search at once.
+    # Written variables have one value. Assigning them first changes no preference and ends a futile search early.
     variables = sorted(variables, key=lambda variable: variable.name not in situation.written or variable.name in freed)
     order = {variable.name: at for at, variable in enumerate(variables)}
     due: list[list[Rule]] = [[] for _ in range(len(variables) + 1)]
@@ -72,7 +73,7 @@ def solve(
 
 
 def domain(variable: Variable, situation: Situation, view: View, freed: Collection[str] = ()) -> tuple[Any, ...]:
-    """What the variable may be, the best first, after those before it have their values in `view`."""
+    """Return the candidate values of a variable, best first, given the earlier variables in `view`."""
     written = situation.written.get(variable.name)
     if variable.name in freed:
         own = () if written is None else (written,)
@@ -81,13 +82,16 @@ def domain(variable: Variable, situation: Situation, view: View, freed: Collecti
 
 
 def conflicts(situation: Situation) -> tuple[Conflict, ...]:
-    """All that is in conflict, one after another: the last written key of each is opened to find the next. The ways out
-    of one are those that remain when the others are resolved so."""
+    """Return all conflicts.
+
+    To find the next conflict, the last written key of the previous one is opened. The alternatives for one conflict
+    assume that the other conflicts are resolved in this way.
+    """
     found, rest = [], situation
     while solve(rest) is None:
         found.append(conflict(rest))
         if not found[-1].written:
-            break  # no key mends that
+            break  # no key can resolve it
         rest = rest.but(**{found[-1].written[-1].name: None})
     if len(found) == 1:
         return tuple(found)
@@ -100,7 +104,7 @@ def conflicts(situation: Situation) -> tuple[Conflict, ...]:
 
 
 def conflict(situation: Situation) -> Conflict:
-    """Of a situation without a solution: what is in conflict, the least of it."""
+    """Return a minimal conflict of a situation without a solution."""
     freed, core = _core(situation)
     rules = least_rules(situation, freed)
     written = tuple(variable for variable in core if variable.name in situation.written)
@@ -113,7 +117,7 @@ def conflict(situation: Situation) -> Conflict:
 
 
 def _core(situation: Situation) -> tuple[frozenset[str], tuple[Variable, ...]]:
-    """The variables that can be freed without a solution, and the others."""
+    """Return the variables that can be freed without creating a solution, and the remaining variables."""
     freed: frozenset[str] = frozenset()
     for variable in sorted(VARIABLES, key=lambda variable: variable.name in situation.written):
         if solve(situation, freed=freed | {variable.name}) is None:
@@ -122,7 +126,7 @@ def _core(situation: Situation) -> tuple[frozenset[str], tuple[Variable, ...]]:
 
 
 def least_rules(situation: Situation, freed: Collection[str] = ()) -> tuple[Rule, ...]:
-    """Rules that have no solution together, and would have one without any one of them."""
+    """Return a minimal set of rules without a solution: removing any one of them creates a solution."""
     kept = list(RULES)
     for rule in RULES:
         rest = [other for other in kept if other is not rule]
@@ -132,7 +136,7 @@ def least_rules(situation: Situation, freed: Collection[str] = ()) -> tuple[Rule
 
 
 def _instead(situation: Situation, variable: Variable) -> Iterator[Any]:
-    """Values of the variable that go together with everything else as it is; None stands for leaving it open."""
+    """Yield the values that satisfy all rules with everything else unchanged; None means open."""
     if variable.name in situation.written and solve(situation.but(**{variable.name: None})) is not None:
         yield None
     for value in variable.values(situation.facts):
@@ -142,8 +146,10 @@ def _instead(situation: Situation, variable: Variable) -> Iterator[Any]:
 
 
 def passed_over(situation: Situation, view: View, variable: Variable) -> tuple[Rule, ...]:
-    """Why an open variable did not become what it prefers: the rules that exclude it, given the choices before it; none
-    where it did."""
+    """Return the rules that exclude the preferred value of an open variable, given the choices before it.
+
+    Return no rules if the variable has its preferred value.
+    """
     before = {other.name: getattr(view, other.name) for other in VARIABLES[: VARIABLES.index(variable)]}
     first = domain(variable, situation, view)[0]
     if first == getattr(view, variable.name):

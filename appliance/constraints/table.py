@@ -1,8 +1,8 @@
-"""What goes together, as tables: rows and columns as data, each cell by the solver.
+"""Compatibility tables: rows and columns are data, and the solver computes each cell.
 
-docs/compatibility.md is made of them, and a test runs or refuses every cell. The machine of the tables lacks nothing: a
-CPU with compiled kernels and two GPUs of compute capability 9.0 with Triton. The model is a plain one in bfloat16, but
-for what a row says of it.
+docs/compatibility.md is generated from them, and a test runs or refuses every cell. The machine of the tables supports
+everything: a CPU with compiled kernels, and two GPUs of compute capability 9.0 with Triton. The model is a plain
+bfloat16 model, except where a row says otherwise.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,14 +15,14 @@ from appliance.constraints.rules import RULES
 from appliance.constraints.solve import Situation, least_rules, solve
 from appliance.hardware.machine import Gpu, Machine
 
-COMPILED = "avx512"  # stands for every variant
+COMPILED = "avx512"  # represents every compiled variant
 CAPABILITY, GPUS = (9, 0), 2
 PLAIN = ModelFacts(dtype="bfloat16", heads=((4, 2),))
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row or a column: what it writes, and what is different in its model or its GPUs."""
+    """A row or a column: the keys that it sets, and changes to the model or the GPUs."""
 
     label: str
     written: Mapping[str, Any] = field(default_factory=dict)
@@ -41,13 +41,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Cell:
-    """`broken`: the rules that exclude it; none where it is legal."""
+    """One combination of a row and a column."""
 
     table: Table
     row: Line
     column: Line
     situation: Situation
-    broken: tuple[Rule, ...]
+    broken: tuple[Rule, ...]  # rules that exclude the combination; empty if it is legal
 
     def __str__(self) -> str:
         return f"{self.table.name}: {self.row.label}, {self.column.label}"
@@ -68,7 +68,7 @@ def cells(table: Table) -> Iterator[Cell]:
 
 
 def _broken(situation: Situation) -> tuple[Rule, ...]:
-    """Every rule that what is written breaks by itself; where none does, those that leave the rest no value."""
+    """Return every rule that the written keys break by themselves, else a minimal set of rules in conflict."""
     view = View(situation.facts, **situation.written)
     alone = (rule for rule in RULES if situation.written.keys() >= set(rule.keys) and not rule.holds(view))
     return tuple(alone) or least_rules(situation)

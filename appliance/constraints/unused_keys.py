@@ -1,8 +1,8 @@
-"""Keys that do nothing for some models.
+"""Keys that have no effect for some models.
 
-Some speak of replies where prompts are pooled, some of a cache where nothing is kept, some of vectors where none are
-made. Written all the same, they are refused: who writes a key waits for its effect. In a file that is extended they may
-be meant for the other services that share it, and are only told.
+Examples are keys of text generation for a pooling model, or keys of the prefix cache for a model without a KV cache.
+Such a key is an error, because the operator expects an effect. In an extended file it may be meant for other services
+that share the file, and is only a warning.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,18 +15,20 @@ from appliance.config.problems import Problem, given
 from appliance.config.settings import Settings
 from engine.models.parts import Model, TokenLogits, keeps_nothing
 
-ANY = object()  # stands for no value at all
+ANY = object()  # marks keys for which no value is harmless
 
 
 @dataclass(frozen=True)
 class Idle:
-    """`keys`, each with the value that says of such a model what is so, and may stand (ANY: there is none; `auto` and
-    null always may). `whose`: the models, in words; `because`: why the keys do nothing for them."""
+    """Keys that have no effect for some models."""
 
     keys: Mapping[str, Any]
+    """Value of each key that is accepted because it describes the model (ANY: none). `auto` and null are also
+    accepted.
+    """
     is_idle: Callable[[Model], bool]
-    whose: str
-    because: str
+    whose: str  # the models, as text
+    because: str  # why the keys have no effect for them
 
 
 def _pools(model: Model) -> bool:
@@ -34,7 +36,10 @@ def _pools(model: Model) -> bool:
 
 
 def _keeps_only(model: Model) -> bool:
-    """Whether prefixes are kept and never read: numbers that are made of all states need a step for each token."""
+    """Return whether the model fills a KV cache but never reuses prefixes.
+
+    This is so if its output depends on the states of all tokens, which must then be computed for every request.
+    """
     pooler = model.pooler
     return (
         pooler is not None and not keeps_nothing(model) and (pooler.pool != "last" or pooler.task == "token_classify")
@@ -147,7 +152,7 @@ IDLE = (
 
 
 def problems(settings: Settings, model: Model) -> Iterator[Problem]:
-    """One for each key that is written and does nothing for this model; warnings among them."""
+    """Yield a problem for each written key that has no effect for this model. Some are only warnings."""
     for one in IDLE:
         if one.is_idle(model):
             for key, so in one.keys.items():

@@ -1,4 +1,4 @@
-"""The keys that take part, in the order in which they are resolved: what each can be, and what `auto` makes of it."""
+"""Variables of the constraints in the order of resolution: possible values of each, and the values of `auto`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,11 @@ from appliance.constraints.rule import TORCH, TRITON, Facts, Variable, View, is_
 from appliance.constraints.weights import ON_CPU
 from engine.kv.layout import cpu_kv_dtype
 
-# Attention of 4 rows over 2,048 tokens (16 heads of 128 to 8 KV heads, float16 pages, one thread, AVX-512) takes 4.1 ms
-# with blocks of 16, 4.4 to 4.7 ms of 32 to 128, but 8.5 of 24 and 12.1 of 8, which are no whole vectors.
+# Attention of 4 rows over 2,048 tokens (16 query heads of size 128, 8 KV heads, float16 cache, one thread, AVX-512)
+# takes 4.1 ms with blocks of 16 tokens and 4.4 to 4.7 ms with 32 to 128. It takes 8.5 ms with 24 and 12.1 ms with 8,
+# because these are not multiples of the vector width.
 BLOCK_TOKENS = 16
-# float32 in a vector, as W in kernels/cpu/simd.h
+# float32 lanes of a vector, W in kernels/cpu/simd.h
 LANES = {"amx": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "base": 4}
 # Change of the perplexity of SmolLM2-135M-Instruct against pages in float32 (benchmarks.quality, AVX-512).
 PERPLEXITY = {"bfloat16": "+0.004 %", "float16": "+0.006 %"}
@@ -25,7 +26,10 @@ _TRITON_THERE = tuple(rule for rule in RULES if rule.keys == ("kernels",) and ru
 
 
 def _devices(view: View) -> tuple[str, ...]:
-    """A service that silently left its GPU for the CPU would be a hundred times slower: only its absence decides."""
+    """Return the device of auto: cuda if there is a GPU, whatever other keys say.
+
+    A silent fallback from the GPU to the CPU would make the service about a hundred times slower.
+    """
     return ("cuda",) if view.facts.machine.gpus else ("cpu",)
 
 
@@ -47,7 +51,10 @@ def _dtype_why(view: View) -> str:
 
 
 def _kernels(view: View) -> tuple[str, ...]:
-    """On a GPU torch serves only what Triton kernels cannot, whatever other keys say: it is several times slower."""
+    """Return the kernels of auto. On a GPU, torch is used only if the Triton kernels cannot serve the model.
+
+    Other keys do not change this, because torch is several times slower there.
+    """
     if view.device == "cpu":
         return (*view.facts.machine.kernels, TORCH)
     asked = View(view.facts, kernels=TRITON)
@@ -103,7 +110,7 @@ def _blocks_why(view: View) -> str:
 
 
 def _sizes(facts: Facts) -> tuple[int, ...]:
-    """Numbers of ranks that share the model's heads evenly."""
+    """Return the numbers of ranks that divide the model's heads evenly."""
     views = (View(facts, tensor=size) for size in range(1, MOST_RANKS + 1))
     return tuple(view.tensor for view in views if all(rule.holds(view) for rule in _SHARED))
 
@@ -199,7 +206,7 @@ VARIABLES = (
         key="model.max_context",
         name="max_context",
         values=lambda facts: (facts.model.max_context, 2),
-        auto=_always(2),  # the least; what the cache holds of the checkpoint's is found when memory is shared out
+        auto=_always(2),  # the minimum; the usable part of the checkpoint's context is computed when memory is divided
         why=lambda view: "what one request needs at least",
         prefers="what the checkpoint supports, or what the cache can hold of it",
         limit=True,

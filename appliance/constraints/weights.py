@@ -1,8 +1,8 @@
-"""Rules about weights: what may be rounded, and what multiplies by it."""
+"""Rules for weights: which weights can be quantized, and which kernels multiply by them."""
 
 from appliance.constraints.rule import TRITON, Rule, View, is_compiled
 
-ON_CPU = ("int8", "int4")  # what compiled kernels multiply by when it is rounded at load
+ON_CPU = ("int8", "int4")  # types that compiled kernels multiply by after quantization at load time
 
 
 def _roundable(view: View) -> bool:

@@ -1,9 +1,9 @@
-"""Whether the installed torch can use the GPUs that the driver shows. Its files are read: importing takes a second.
+"""Check that the installed torch can use the GPUs, by reading its files, because importing torch takes a second.
 
-BUILT_FOR: the architectures that torch's own wheels hold machine code for, by the CUDA toolkit that they are built with
-(release notes of PyTorch 2.9 to 2.11; `torch.cuda.get_arch_list()` of a wheel). Code for X.Y runs on GPUs of X.Y and
-later of the same X: that for 10.0 on 10.3, that for 8.6 on 8.9. A driver serves all toolkits of its own major release
-and of those before (CUDA Compatibility guide).
+BUILT_FOR lists the architectures for which torch's own wheels contain machine code, by CUDA toolkit (release notes of
+PyTorch 2.9 to 2.11; `torch.cuda.get_arch_list()` of a wheel). Code for X.Y runs on GPUs of X.Y and later within the
+same X: code for 10.0 on 10.3, code for 8.6 on 8.9. A driver supports all toolkits up to its own major release (CUDA
+Compatibility guide).
 """
 
 import re
@@ -25,10 +25,10 @@ _ENTRY = re.compile(r"^(__version__|cuda|hip)\b[^=]*= (?:'([^']*)'|None)", re.MU
 
 @dataclass(frozen=True)
 class Build:
-    """`toolkit`: the CUDA release that torch was built with, None without CUDA."""
+    """A torch build."""
 
     version: str
-    toolkit: str | None
+    toolkit: str | None  # CUDA release that torch was built with; None for a build that lacks CUDA
 
     @property
     def release(self) -> tuple[int, ...]:
@@ -36,7 +36,7 @@ class Build:
 
 
 def installed_build() -> Build | None:
-    """Of the torch that an engine would import; None where there is none, or its files say nothing."""
+    """Return the build of the torch that an engine would import, or None if it is missing or cannot be determined."""
     found = find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -47,15 +47,18 @@ def installed_build() -> Build | None:
 
 
 def parse_build(text: str) -> Build | None:
-    """torch/version.py."""
+    """Parse the text of torch/version.py."""
     entries = {name: value or None for name, value in _ENTRY.findall(text)}
     version = entries.get("__version__")
     return None if version is None or entries.get("hip") else Build(version, entries.get("cuda"))
 
 
 def unusable(build: Build | None, driver: Capability | None, gpus: Iterable[tuple[str, Capability]]) -> str:
-    """Why torch cannot use these GPUs, or empty. driver: the newest CUDA release that it serves; gpus: name and compute
-    capability of each. What is not known is no reason."""
+    """Return why torch cannot use these GPUs, or "".
+
+    `driver` is the newest CUDA release that the driver supports; `gpus` are names and compute capabilities. Unknown
+    facts are not a reason.
+    """
     if build is None:
         return ""
     if build.toolkit is None:

@@ -1,8 +1,7 @@
-"""Asks the CUDA driver for its devices and its release, and prints them as JSON. Run as a program by
-`appliance.hardware.machine`.
+"""Query the CUDA driver for its devices and release, and print them as JSON.
 
-Uses libcuda by ctypes, so that it needs neither torch nor nvidia-smi and sees just what the engine will see. Constants
-and signatures: cuda.h of CUDA 12.
+`appliance.hardware.machine` runs this module as a program. It uses libcuda through ctypes, so that it needs neither
+torch nor nvidia-smi and sees the same devices as the engine. Constants and signatures: cuda.h of CUDA 12.
 """
 
 import ctypes
@@ -13,7 +12,7 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
 class DriverError(Exception):
-    """A call of the driver failed."""
+    """Raised when a driver call fails."""
 
 
 class Driver:
@@ -38,7 +37,7 @@ class Driver:
         return value.value
 
     def device(self, index: int) -> dict[str, Any]:
-        """Name, compute capability and memory of one device; its free memory is what is left beside a context."""
+        """Return name, compute capability and memory of a device. Free memory excludes this process's CUDA context."""
         device = self.number("cuDeviceGet", index)
         name = ctypes.create_string_buffer(256)
         self.call("cuDeviceGetName", name, len(name), device)

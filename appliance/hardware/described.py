@@ -1,4 +1,4 @@
-"""`--hardware h200x1`, `h100x8:96:1TiB`, `cpu:16:64GiB`: a machine from the table of devices, to plan without it."""
+"""Machines for planning without the hardware, from the table of devices: `h200x1`, `h100x8:96:1TiB`, `cpu:16:64GiB`."""
 
 import difflib
 import re
@@ -9,28 +9,28 @@ from appliance.hardware.topology import Topology
 
 GIB = 2**30
 UNITS = {"MiB": 2**20, "GiB": GIB, "TiB": 2**40}
-# What else a CPU with these kernels runs: AVX-VNNI came after AVX-512's, and not to every CPU that has that.
+# Other kernels that a CPU with these kernels runs. AVX-VNNI is newer than AVX-512, and not all AVX-512 CPUs have it.
 BELOW = {"amx": ("avx512", "avxvnni", "avx2"), "avx512": ("avx2",), "avxvnni": ("avx2",)}
 SHAPE = re.compile(
     r"(?P<name>[a-z0-9-]+?)(x(?P<count>\d+))?(:(?P<cores>\d+))?(:(?P<size>\d+(\.\d+)?)(?P<unit>[MGT]iB))?"
 )
-HOST_CORES, HOST_BYTES = 16, 128 * GIB  # beside each GPU, where nothing else is said
+HOST_CORES, HOST_BYTES = 16, 128 * GIB  # default for each GPU
 FORM = "write NAME, NAMExCOUNT or NAMExCOUNT:CORES:MEMORY, such as h200x1, l4x2:32:128GiB or cpu:16:64GiB"
 
 
 class UnknownHardware(Exception):
-    """What is not in the table; the message says what was meant and what there is."""
+    """Raised for a name that is not in the table. The message lists suggestions and the available names."""
 
 
 def hardware(text: str) -> Machine:
-    """The machine that is described. Raises UnknownHardware."""
+    """Return the described machine. Raise UnknownHardware."""
     name_part, colon, rest = text.strip().partition(":")
     match = SHAPE.fullmatch(f"{name_part.lower()}{colon}{rest}")
     if match is None:
         raise UnknownHardware(f"{text}: {FORM}")
     name, count = match["name"], match["count"]
     whole = name_part.lower()
-    if gpu_named(whole) is not None or cpu_named(whole) is not None:  # rtx4090 is a name, not 4090 of something
+    if gpu_named(whole) is not None or cpu_named(whole) is not None:  # rtx4090 is a name, not 4090 devices
         name, count = whole, None
     memory = None if match["size"] is None else int(float(match["size"]) * UNITS[match["unit"]])
     cores = None if match["cores"] is None else int(match["cores"])
@@ -90,10 +90,10 @@ def _cpu_host(text: str, cpu: CpuModel, cores: int, memory: int) -> Machine:
 
 
 def _runs(variant: str) -> tuple[str, ...]:
-    """This variant and those that need less, the fastest first."""
+    """Return this variant and the variants that require less, fastest first."""
     return tuple(dict.fromkeys((variant, *BELOW.get(variant, ()), "base")))
 
 
 def _topology(cores: int) -> Topology:
-    """One node, a thread a core."""
+    """Return a topology with one node and one thread per core."""
     return Topology(tuple(range(cores)), (tuple((cpu,) for cpu in range(cores)),))

@@ -1,9 +1,10 @@
-"""Devices as data: what a plan assumes of a machine that is not at hand, and the limits of one that is.
+"""Table of devices: assumptions for planning without the machine, and performance limits of a present one.
 
-Bandwidth and dense arithmetic (no sparsity, sums in float32) are those of the makers' data sheets: NVIDIA's for H100,
-H200, B200 and GB200 NVL72, A100, L4, L40S, A10, T4; its architecture papers for GeForce Ada and Blackwell; Amazon's for
-A10G. `memory` is what nvidia-smi reports, which is less than the data sheet's round number. CPUs: channels and speed of
-their memory by the makers' data sheets, arithmetic as operations a cycle of a core times a clock held under load.
+Bandwidth and dense arithmetic (no sparsity, float32 accumulation) are taken from vendor data sheets: NVIDIA for H100,
+H200, B200 and GB200 NVL72, A100, L4, L40S, A10, T4; NVIDIA's architecture papers for GeForce Ada and Blackwell; Amazon
+for A10G. `memory` is the value that nvidia-smi reports, which is less than the round number of the data sheet. For
+CPUs, memory channels and speed are from vendor data sheets; arithmetic is operations per cycle and core times a clock
+that the CPU holds under load.
 """
 
 import re
@@ -15,17 +16,16 @@ MIB, GIGA, TERA = 2**20, 10**9, 10**12
 
 @dataclass(frozen=True)
 class GpuModel:
-    """`calls`: how CUDA names it. Bytes, bytes a second, operations a second by the type that is multiplied; `link`: to
-    the other GPUs of the host, bytes a second in both directions together."""
+    """A GPU model. Throughputs are dense operations per second, by the type of the operands."""
 
     name: str
-    calls: str
-    memory: int
-    bandwidth: int
+    calls: str  # regular expression of the name that CUDA reports
+    memory: int  # bytes
+    bandwidth: int  # bytes per second
     bf16: int
     fp32: int
     capability: tuple[int, int]
-    link: int
+    link: int  # bytes per second to the other GPUs of the host, both directions together
     link_kind: Literal["NVLink", "PCIe"]
     fp8: int = 0
 
@@ -46,7 +46,11 @@ def _gpu(
     kind: Literal["NVLink", "PCIe"] = "NVLink",
     fp8: float = 0,
 ) -> GpuModel:
-    """mib: MiB that nvidia-smi shows; gb_s and link: GB/s; bf16, fp32, fp8: TFLOP/s."""
+    """Return a model.
+
+    `mib` is the memory in MiB that nvidia-smi shows; `gb_s` and `link` are in GB/s; `bf16`, `fp32` and `fp8` in
+    TFLOP/s.
+    """
     return GpuModel(
         *(name, calls, mib * MIB, gb_s * GIGA, int(bf16 * TERA), int(fp32 * TERA), capability, link * GIGA, kind),
         fp8=int(fp8 * TERA),
@@ -70,33 +74,32 @@ GPUS = (
     _gpu("rtx4090", "RTX 4090$", 24564, 1008, 165, 82.6, (8, 9), 64, "PCIe", fp8=330),
     _gpu("rtx5090", "RTX 5090$", 32607, 1792, 209, 104.8, (12, 0), 128, "PCIe", fp8=419),
 )
-CONTEXT_BYTES = 600 * MIB  # of a CUDA context, which is there before anything is allocated
-# What is known and not served: name → why.
+CONTEXT_BYTES = 600 * MIB  # size of a CUDA context, which exists before any allocation
+# Known but unsupported devices, and the reason.
 UNSERVED = {"mi300x": "an AMD GPU of 192 GB; the kernels here are for NVIDIA's", "mi325x": "an AMD GPU of 256 GB"}
 
 
 @dataclass(frozen=True)
 class CpuModel:
-    """A class of CPUs by its vector unit. `variant`: the compiled kernels it runs; `floats`, `int8`: operations
-    a cycle of a core; `clock` in Hz; bytes a second of one core and of a socket of so many cores."""
+    """A class of CPUs by vector unit."""
 
     name: str
     what: str
-    variant: str
-    floats: int
-    int8: int
-    clock: int
-    core_bandwidth: int
-    bandwidth: int
-    socket_cores: int
+    variant: str  # compiled kernels that it runs
+    floats: int  # float32 operations per cycle and core
+    int8: int  # int8 operations per cycle and core
+    clock: int  # Hz
+    core_bandwidth: int  # bytes per second of one core
+    bandwidth: int  # bytes per second of one socket
+    socket_cores: int  # cores of that socket
 
     def reach(self, cores: int) -> int:
-        """Bytes a second that so many cores read from memory."""
+        """Return the memory bandwidth of this many cores, in bytes per second."""
         sockets = -(-cores // self.socket_cores)
         return min(cores * self.core_bandwidth, sockets * self.bandwidth)
 
 
-# floats: two fused multiply-adds a cycle; AMX's are three products of bf16 for one of float32, exact.
+# `floats` counts two fused multiply-adds per cycle; for AMX, three exact bf16 products for each float32 product.
 CPUS = (
     CpuModel("cpu", "any x86 server with AVX2", "avx2", 32, 64, 2_600_000_000, 12 * GIGA, 140 * GIGA, 32),
     CpuModel("avx512", "Xeon of Ice Lake", "avx512", 64, 256, 2_600_000_000, 14 * GIGA, 204 * GIGA, 40),
@@ -113,7 +116,7 @@ def gpu_named(name: str) -> GpuModel | None:
 
 
 def gpu_called(name: str) -> GpuModel | None:
-    """The model of a GPU by the name that CUDA gives it; None for one that the table lacks."""
+    """Return the model of a GPU by its CUDA name, or None if the table does not have it."""
     return next((gpu for gpu in GPUS if name == gpu.title or re.search(gpu.calls, name)), None)
 
 
@@ -122,6 +125,6 @@ def cpu_named(name: str) -> CpuModel | None:
 
 
 def cpu_running(kernels: tuple[str, ...]) -> CpuModel:
-    """The class of a CPU that runs these kernels, the fastest first."""
+    """Return the class of a CPU that runs these kernels, which are ordered fastest first."""
     best = next(iter(kernels), "base")
     return next((cpu for cpu in CPUS if cpu.variant == best), CPUS[-1])

@@ -1,7 +1,7 @@
-"""What this machine gives a service: cores and free memory that cgroups and affinity leave, and GPUs. Free of torch.
+"""Resources of this machine: cores and free memory within cgroup and affinity limits, and GPUs.
 
-Page cache counts as free: it goes when somebody needs the memory. Sources: cgroup v1 and v2 documentation of the Linux
-kernel, proc(5).
+This module does not import torch. Page cache counts as free, because the kernel evicts it under memory pressure.
+Sources: cgroup v1 and v2 documentation of the Linux kernel, proc(5).
 """
 
 import json
@@ -20,12 +20,12 @@ from appliance.hardware.topology import Topology, read_topology
 from kernels.cpu.library import usable
 
 PROBE_TIMEOUT_S = 60
-_UNLIMITED = 1 << 60  # cgroup v1 says "no limit" as the largest multiple of a page
+_UNLIMITED = 1 << 60  # cgroup v1 represents "no limit" as the largest multiple of the page size
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One device as CUDA shows it to this process (CUDA_VISIBLE_DEVICES, MIG). Bytes."""
+    """A device visible to this process through CUDA (CUDA_VISIBLE_DEVICES, MIG). Sizes are in bytes."""
 
     name: str
     memory: int
@@ -35,24 +35,22 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """`cores` and `memory_free` (bytes) are what this process may use; the texts say what limited them. Without GPUs,
-    `no_gpu` says why. `kernels`: compiled variants for CPUs that run here, the fastest first. `triton`: whether it
-    is installed. `described`: as what the table of devices was asked for it; empty: it is this machine."""
+    """Resources that this process may use."""
 
     cores: int
-    cores_from: str
-    memory_free: int
-    memory_from: str
+    cores_from: str  # what limits the cores, as text
+    memory_free: int  # bytes
+    memory_from: str  # what limits the memory, as text
     gpus: tuple[Gpu, ...] = ()
-    no_gpu: str = "not looked for"
-    kernels: tuple[str, ...] = ()
-    triton: bool = False
+    no_gpu: str = "not looked for"  # reason if there are no GPUs
+    kernels: tuple[str, ...] = ()  # compiled CPU kernels that this machine runs, fastest first
+    triton: bool = False  # whether Triton is installed
     topology: Topology = Topology()
-    described: str = ""
+    described: str = ""  # name given to the table of devices; "" for this machine
 
 
 def read_machine(*, gpus: bool = True, root: Path = Path("/")) -> Machine:
-    """The facts of this machine; `gpus=False` does not look for GPUs, which takes a second where there is a driver."""
+    """Read the resources of this machine. `gpus=False` skips the GPU probe, which takes a second with a driver."""
     topology = read_topology(root, os.sched_getaffinity(0), cgroup_folders(root, "cpuset"))
     cores, cores_from = count_cores(root, len(topology.allowed))
     memory, memory_from = free_memory(root)
@@ -62,7 +60,7 @@ def read_machine(*, gpus: bool = True, root: Path = Path("/")) -> Machine:
 
 
 def count_cores(root: Path, allowed: int) -> tuple[int, str]:
-    """The cores that affinity allows, or fewer if a cgroup has a quota: a quota of 2.5 cores is taken for 2 threads."""
+    """Return the cores allowed by affinity, or the cgroup quota if it is lower. A quota of 2.5 cores counts as 2."""
     best, reason = float(allowed), "affinity"
     for folder in cgroup_folders(root, "cpu"):
         quota = cpu_quota(folder)
@@ -72,7 +70,7 @@ def count_cores(root: Path, allowed: int) -> tuple[int, str]:
 
 
 def free_memory(root: Path) -> tuple[int, str]:
-    """Bytes that can be had now: what the kernel calls available, or less if a cgroup limit is closer."""
+    """Return the available bytes: MemAvailable, or the remainder of a cgroup limit if it is lower."""
     best, reason = available_memory(_read(root / "proc/meminfo") or ""), "MemAvailable"
     for folder in cgroup_folders(root, "memory"):
         free = cgroup_memory(folder)
@@ -82,14 +80,16 @@ def free_memory(root: Path) -> tuple[int, str]:
 
 
 def available_memory(meminfo: str) -> int:
-    """MemAvailable of /proc/meminfo in bytes; 0 if the text has none."""
+    """Return MemAvailable of /proc/meminfo in bytes; 0 if the text has none."""
     match = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
 
 
 def cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's cgroup and of those above it, where the controller's files are. In a container the path
-    that the kernel tells may be the host's: then its last part that exists here counts."""
+    """Yield the cgroup folders of this process and their parents that have the controller's files.
+
+    In a container, the kernel may report the path on the host. Its longest suffix that exists in the container is used.
+    """
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
@@ -114,7 +114,7 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 
 def cpu_quota(folder: Path) -> float | None:
-    """Cores by the quota of one cgroup, v2 (`cpu.max`) or v1 (`cpu.cfs_quota_us`); None without one."""
+    """Return the cores of one cgroup's quota, v2 (`cpu.max`) or v1 (`cpu.cfs_quota_us`), or None if it has none."""
     if text := _read(folder / "cpu.max"):
         quota, period = (text.split() + ["100000"])[:2]
         return None if quota == "max" else int(quota) / int(period)
@@ -125,7 +125,7 @@ def cpu_quota(folder: Path) -> float | None:
 
 
 def cgroup_memory(folder: Path) -> int | None:
-    """Bytes that one cgroup still allows, page cache counted as free, v2 or v1; None without a limit."""
+    """Return the free bytes of one cgroup (v2 or v1), including page cache, or None if it has no limit."""
     for limit_name, usage_name, prefix in (
         ("memory.max", "memory.current", ""),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -140,8 +140,10 @@ def cgroup_memory(folder: Path) -> int | None:
 
 
 def find_gpus(root: Path) -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs that CUDA shows, or none and why. Asked in a process of its own: a CUDA context must not live in the
-    launcher."""
+    """Return the GPUs that CUDA shows, or none and the reason.
+
+    The probe runs in a separate process, so that the launcher does not hold a CUDA context.
+    """
     if not any((root / name).exists() for name in ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")):
         return (), "no NVIDIA driver is loaded"
     command = [sys.executable, "-P", "-m", "appliance.hardware.cuda_driver"]
@@ -155,7 +157,7 @@ def find_gpus(root: Path) -> tuple[tuple[Gpu, ...], str]:
 
 
 def parse_gpus(text: str, build: Build | None) -> tuple[tuple[Gpu, ...], str]:
-    """The answer of `appliance.hardware.cuda_driver`, where the installed torch can use what it shows."""
+    """Parse the output of `appliance.hardware.cuda_driver`. Return no GPUs and the reason if torch cannot use them."""
     answer = json.loads(text)
     gpus = tuple(Gpu(g["name"], g["memory"], g["free"], (g["major"], g["minor"])) for g in answer["gpus"])
     if not gpus:
@@ -169,5 +171,5 @@ def parse_gpus(text: str, build: Build | None) -> tuple[tuple[Gpu, ...], str]:
 def _read(path: Path) -> str | None:
     try:
         return path.read_text()
-    except OSError:  # not there, or of another cgroup version, or not ours to read: no limit is known from it
+    except OSError:  # missing, of another cgroup version, or unreadable: it implies no limit
         return None

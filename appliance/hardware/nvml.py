@@ -1,7 +1,7 @@
-"""How the GPUs are, from the NVIDIA management library: `python -m appliance.hardware.nvml` prints it as JSON.
+"""State of the GPUs from the NVIDIA Management Library. `python -m appliance.hardware.nvml` prints it as JSON.
 
-In a process of its own, because a driver that is in trouble may not come back. NVML makes no context and takes no
-memory of a device. Signatures: nvml.h of CUDA 12.
+Runs in a separate process, because calls into a faulty driver may hang. NVML creates no CUDA context and allocates no
+device memory. Signatures: nvml.h of CUDA 12.
 """
 
 import ctypes
@@ -21,11 +21,11 @@ class _Memory(ctypes.Structure):
 
 
 class NvmlError(Exception):
-    """A call failed."""
+    """Raised when an NVML call fails."""
 
 
 class Nvml:
-    """Raises NvmlError where the library cannot be used."""
+    """Access to NVML. Raises NvmlError if the library cannot be used."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         try:
@@ -41,7 +41,10 @@ class Nvml:
         return [self._device(index) for index in range(count.value)]
 
     def _device(self, index: int) -> dict[str, Any]:
-        """Bytes, degrees Celsius, memory errors since the driver was loaded; what cannot be told says why."""
+        """Return memory in bytes, temperature in degrees Celsius, and memory errors since the driver was loaded.
+
+        If a value is unavailable, the reason is returned in its place.
+        """
         handle = ctypes.c_void_p()
         self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle))
         told: dict[str, Any] = {"index": index}
@@ -67,7 +70,7 @@ class Nvml:
 
 
 def device_state() -> Any:
-    """All devices of this machine, or in words why there is nothing to say. Takes at most about TIMEOUT_S."""
+    """Return the state of all GPUs, or the reason why it is unavailable. Takes at most about TIMEOUT_S."""
     if not _DEVICE.exists():
         return "no NVIDIA driver is loaded"
     command = [sys.executable, "-P", "-m", "appliance.hardware.nvml"]

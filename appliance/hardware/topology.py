@@ -1,4 +1,4 @@
-"""Which CPUs a service may use and how they lie: NUMA nodes, cores, and the CPUs (hardware threads) of a core.
+"""CPU topology of the CPUs that a service may use: NUMA nodes, cores, and the hardware threads (CPUs) of each core.
 
 Sources: admin-guide/cputopology and admin-guide/mm/numaperf of the Linux kernel, and cpuset(7) for lists such as 0-3,8.
 """
@@ -8,22 +8,24 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-Core = tuple[int, ...]  # its CPUs
+Core = tuple[int, ...]  # the CPUs of a core
 Node = tuple[Core, ...]
 
 
 @dataclass(frozen=True)
 class Topology:
-    """`allowed`: the CPUs that affinity and cpusets leave to this process. `nodes`: the NUMA nodes that have some of
-    them, by cores; a core with several CPUs runs several threads at the cost of each. Without sysfs there are none, and
-    nothing is bound to anything."""
+    """Usable CPUs and their topology."""
 
-    allowed: tuple[int, ...] = ()
+    allowed: tuple[int, ...] = ()  # CPUs that affinity and cpusets allow for this process
     nodes: tuple[Node, ...] = ()
+    """NUMA nodes with allowed CPUs, by cores; empty without sysfs, and then nothing is pinned."""
 
 
 def read_topology(root: Path, affinity: Collection[int], cpusets: Iterable[Path]) -> Topology:
-    """affinity: that of this process; cpusets: folders of its cpuset cgroup and of those above it."""
+    """Read the topology.
+
+    `affinity` is the CPU affinity of this process. `cpusets` are the folders of its cpuset cgroup and its parents.
+    """
     system = root / "sys/devices/system"
     allowed = set(affinity)
     for folder in cpusets:
@@ -41,7 +43,7 @@ def read_topology(root: Path, affinity: Collection[int], cpusets: Iterable[Path]
 
 
 def _cores(system: Path, cpus: set[int]) -> Node:
-    """The cores that these CPUs make, by their first CPUs. Where the system does not tell, each is a core."""
+    """Group CPUs into cores, sorted by their first CPU. Without topology information, each CPU is a core."""
     found: set[Core] = set()
     for cpu in cpus:
         siblings = _cpus(system / f"cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -50,7 +52,7 @@ def _cores(system: Path, cpus: set[int]) -> Node:
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """The CPUs of a list such as 0-3,8, in order. Raises ValueError."""
+    """Parse a CPU list such as 0-3,8 and return its CPUs in order. Raise ValueError."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         match = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
@@ -61,7 +63,7 @@ def parse_cpus(text: str) -> tuple[int, ...]:
 
 
 def spell_cpus(cpus: Iterable[int]) -> str:
-    """The list of these CPUs, as `parse_cpus` reads it."""
+    """Format CPUs as a list that `parse_cpus` reads."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:
@@ -77,7 +79,7 @@ def spell_node(node: Node) -> str:
 
 
 def _cpus(path: Path) -> set[int]:
-    """Of a file with such a list; none if it is not there or holds something else."""
+    """Read a CPU list from a file; return an empty set if the file is missing or invalid."""
     try:
         return set(parse_cpus(path.read_text()))
     except (OSError, ValueError):

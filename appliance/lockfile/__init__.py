@@ -1,1 +1,1 @@
-"""The lock: what a checkpoint's files were when somebody looked at them, and that they still are that."""
+"""Lock files: checksums of a checkpoint's files at the time of locking, and their verification."""

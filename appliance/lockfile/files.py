@@ -1,6 +1,6 @@
-"""Which files of a checkpoint's folder a start reads, and which revision of its source they are.
+"""Files of a checkpoint folder that a start reads, and the revision that they were downloaded from.
 
-A file that appears later and would be read (a chat_template.jinja, an index of shards) is a change like any other.
+A file that is added later and would be read (a chat_template.jinja, a shard index) counts as a change.
 """
 
 import re
@@ -18,24 +18,26 @@ from engine.models.modules import module_names
 from engine.models.quantized import MODELOPT
 from engine.models.remote import REMOTE_FILE
 
-# Read where they are there, each by its name: configuration, tokenizer, templates, scales, code.
+# Files read by name if they exist: configuration, tokenizer, templates, scales, code.
 NAMED = (
     *("config.json", "generation_config.json"),
     *(*DESCRIBED, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"),
     *(KV_SCALES, MODELOPT, REMOTE_FILE),
 )
 ADDED = "added_tokens.json"
-"""Read beside a tokenizer that does not describe all."""
+"""Extra tokens, read with tokenizer files that do not include them."""
 TEMPLATES = "additional_chat_templates"
-# Of a download by huggingface_hub: `snapshots/REVISION` in its cache, or a note beside each file of a plain folder.
+# Traces of huggingface_hub downloads: `snapshots/REVISION` in its cache, or a metadata file per file of a local folder.
 _SNAPSHOTS = "snapshots"
 _NOTES = Path(".cache/huggingface/download")
 _REVISION = re.compile(r"[0-9a-f]{40}")
 
 
 def read_names(folder: Path) -> tuple[str, ...]:
-    """Names of the files, relative to the folder, in order. Shards that an index names count though they are missing.
-    Raises CheckpointError where the folder has several GGUF files."""
+    """Return the sorted file names, relative to the folder. Shards in an index are included even if they are missing.
+
+    Raise CheckpointError if the folder has several GGUF files.
+    """
     plain = [name for name in NAMED if (folder / name).is_file()]
     tokenizer = tokenizer_name(folder)
     if tokenizer in PLAIN:
@@ -61,7 +63,7 @@ class _Index(msgspec.Struct):
 
 
 def _shards(index: Path) -> list[str]:
-    """The shards an index names; none if it is damaged, which reading the checkpoint says better."""
+    """Return the shards of an index; none for a damaged index, which reading the checkpoint reports better."""
     try:
         return sorted(set(msgspec.json.decode(read_file(index, INDEX_BYTES), type=_Index).weight_map.values()))
     except (OSError, msgspec.DecodeError, RecursionError):
@@ -69,7 +71,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def revision(folder: Path) -> str | None:
-    """The commit of the Hugging Face repository that the folder was downloaded from, if the download left a trace."""
+    """Return the commit of the Hugging Face repository that the folder was downloaded from, or None if unknown."""
     if folder.parent.name == _SNAPSHOTS and _REVISION.fullmatch(folder.name):
         return folder.name
     try:

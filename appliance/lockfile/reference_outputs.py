@@ -1,4 +1,4 @@
-"""Golden prompts of a lock: an engine of the plan computes them, in a process of its own, and serves nobody."""
+"""Reference outputs of a lock file, computed by an engine of the plan in a separate process that serves no requests."""
 
 import subprocess
 import sys
@@ -12,12 +12,14 @@ from appliance.planning.plan import Plan
 from engine.api.config import EngineConfig, write_config
 from engine.api.golden import Recorded
 
-RECORDING_S = 3600.0  # its budget: nobody waits to be served
+RECORDING_S = 3600.0  # generous time budget, because no service waits for it
 
 
 def record(plan: Plan, *, locked: Recorded | None = None) -> tuple[Recorded | None, str]:
-    """What an engine of the plan makes of its golden prompts, those of `locked` if they are given; or None and why
-    there is none."""
+    """Compute the reference outputs with an engine of the plan, for the prompts of `locked` if given.
+
+    Return None and the reason if there are none.
+    """
     engine = plan.engines[0]
     if not engine.self_test.prompts:
         return None, "lifecycle.self_test.prompts is 0"

@@ -1,5 +1,7 @@
-"""What `serve`, `check` and `plan` do about a lock: refuse before anything of the checkpoint is read, and say what else
-is not as it was."""
+"""Verification of a lock file by `serve`, `check` and `plan`.
+
+Verification refuses a checkpoint before any of its files is read, and reports other differences from the lock.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,18 +13,19 @@ from appliance.config.settings import Settings
 from appliance.lockfile.write import derived, differences, planned, refusal, wanted
 from appliance.planning.plan import Plan
 
-NOTES = 6  # lines about a plan that is another one
+NOTES = 6  # most lines about differences from the locked plan
 
 
 @dataclass
 class Guard:
-    """Given to `prove`, which calls it with the settings and the checkpoint's folder, None while files of it lie
-    elsewhere. `hashed`: every byte is read, as before a start, and so has to be here; else sizes, and digests that are
-    known of earlier times, must do. `strict`: there must be a lock, and a difference refuses, whatever model.lock
-    says."""
+    """Lock verification, passed to `prove`.
+
+    `prove` calls it with the settings and the checkpoint folder, or with None while files are missing locally.
+    """
 
     hashed: bool
-    strict: bool = False
+    """True: hash every byte, as before a start, so all files must be local; False: compare sizes and cached digests."""
+    strict: bool = False  # True: require a lock and refuse any difference, whatever model.lock says
     lock: Lock | None = None
     path: Path = Path()
     here: bool = True
@@ -34,7 +37,7 @@ class Guard:
         self.lock, self.path = wanted(settings, mode), lock_path(settings.path)
         self.here = folder is not None
         if folder is None:
-            # Nor is code that came with it run before it is compared.
+            # Code that comes with the checkpoint must not run before it is verified, either.
             if self.lock is not None and (self.hashed or settings.manifest.model.trust_remote_code):
                 raise NotHere(
                     f"not all of it is here, and {self.path} holds it to its files; `slipway fetch` gets them"
@@ -48,7 +51,7 @@ class Guard:
         self.differing = found
 
     def summary(self) -> str:
-        """One line for an operator; "" without a lock."""
+        """Return one line for the operator; "" without a lock."""
         if self.lock is None:
             return ""
         count = len(self.lock.model.files)
@@ -65,8 +68,11 @@ class Guard:
         return f"{self.path}: {done}; {unread} not compared (`slipway lock --check` compares them)"
 
     def notes(self, plan: Plan) -> Iterator[str]:
-        """What differs and is no reason to refuse: of files where model.lock is warn; of the plan what `auto` became,
-        or with `strict` every key."""
+        """Yield differences that do not refuse the start.
+
+        These are changed files if model.lock is warn, and changes of the plan: resolved `auto` values, or every key if
+        `strict`.
+        """
         if self.lock is None:
             return
         for one in self.differing:

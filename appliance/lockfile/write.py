@@ -1,4 +1,4 @@
-"""Writing a lock, and holding a checkpoint to it."""
+"""Creation of lock files, and comparison of a checkpoint with its lock."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -35,8 +35,10 @@ KEY = ("model", "lock")
 
 
 def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) -> Lock:
-    """The lock of a plan: hashes every file that its start reads. `golden` prompts go with it. Raises CheckpointError,
-    OSError."""
+    """Return the lock of a plan, with the hash of every file that a start reads and the reference outputs in `golden`.
+
+    Raise CheckpointError or OSError.
+    """
     folder = Path(plan.engines[0].model)
     return Lock(
         slipway=__version__,
@@ -57,7 +59,7 @@ def make_lock(plan: Plan, settings: Settings, golden: Recorded | None = None) ->
 
 
 def _source(settings: Settings) -> str:
-    """A path as seen from the manifest, of other kinds what names the checkpoint."""
+    """Return the checkpoint source: a path relative to the manifest, or the value that identifies another source."""
     key = settings.manifest.model.source.key
     if key == ("model", "source", "path"):
         return settings.from_manifest(key)
@@ -80,7 +82,7 @@ def _hashed(folder: Path, names: Iterable[str], cache: Path | None) -> dict[str,
 
 
 def machine(plan: Plan) -> str:
-    """Few words for what a plan was made for."""
+    """Return a short description of the machine that the plan was made for."""
     if plan.machine.described:
         return plan.machine.described
     gpus = ", ".join(gpu.name for gpu in plan.machine.gpus)
@@ -105,7 +107,7 @@ def _template(plan: Plan, settings: Settings, folder: Path) -> Template | None:
 
 
 def planned(plan: Plan) -> dict[str, Any]:
-    """Every key as it will be but the lock's own, and the numbers of the memory plan, in order of the manifest."""
+    """Return every resolved key except the lock's own, and the memory numbers, in the order of the manifest."""
     hidden = ("secrets.", "model.lock")
     keys = {one.key: one.resolved for one in plan.effective if not one.key.startswith(hidden)}
     memory = plan.memory
@@ -121,16 +123,19 @@ def planned(plan: Plan) -> dict[str, Any]:
 
 
 def derived(plan: Plan) -> dict[str, Any]:
-    """Of these the ones that nobody wrote down: what the checkpoint and the machine made of `auto`."""
+    """Return the part of `planned` that `auto` resolved from the checkpoint and the machine."""
     written = {one.key for one in plan.effective if not one.reason}
     return {key: value for key, value in planned(plan).items() if key not in written}
 
 
-# -- holding a checkpoint to its lock ---------------------------------------------------------------------------------
+# -- comparing a checkpoint with its lock -----------------------------------------------------------------------------
 
 
 def wanted(settings: Settings, mode: str) -> Lock | None:
-    """The lock to be held to by a value of model.lock; None where there is none and none is needed. Raises Refused."""
+    """Return the lock to verify for this mode of model.lock, or None if there is none and none is required.
+
+    Raise Refused.
+    """
     path = lock_path(settings.path)
     if mode == "off":
         return None
@@ -144,8 +149,11 @@ def wanted(settings: Settings, mode: str) -> Lock | None:
 
 
 def differences(settings: Settings, lock: Lock, folder: Path, *, hashed: bool) -> tuple[list[Difference], list[str]]:
-    """What is not as locked, and the names of files that nobody looked into. With `hashed` every byte is read; without,
-    sizes are compared, and digests of files that were hashed before and look the same. Raises CheckpointError."""
+    """Return the differences from the lock, and the names of files whose content was not compared.
+
+    With `hashed` every byte is read. Otherwise sizes are compared, and digests that are cached for unchanged files.
+    Raise CheckpointError.
+    """
     names = {*read_names(folder)}
     folder = root_of(folder)
     names |= {name for name in lock.model.files if (folder / name).is_file()}
@@ -168,14 +176,14 @@ def differences(settings: Settings, lock: Lock, folder: Path, *, hashed: bool) -
 
 
 def _template_difference(settings: Settings, lock: Lock) -> list[Difference]:
-    """A template from a file of its own lies outside the checkpoint's folder."""
+    """Return the difference of a chat template file that the manifest names, which is not in the checkpoint folder."""
     file = settings.manifest.model.chat_template
     if file is None:
         return []
     try:
         found = hashlib.sha256(read_file(settings.file(("model", "chat_template")), TEXT_BYTES)).hexdigest()
     except OSError:
-        return []  # told as a fault of model.chat_template
+        return []  # reported as a problem of model.chat_template
     if lock.template is None or lock.template.file != file:
         return [Difference(file, f"would be read and is not in the lock; found sha256 {found}")]
     expected = lock.template.sha256
@@ -183,7 +191,7 @@ def _template_difference(settings: Settings, lock: Lock) -> list[Difference]:
 
 
 def refusal(settings: Settings, found: Iterable[Difference]) -> Refused:
-    """The differences as problems of the lock file, each at its line."""
+    """Return the differences as problems of the lock file, each at its line."""
     path = lock_path(settings.path)
     lines = read_text(path, LOCK_BYTES).splitlines()
     cure = f"restore it, or lock what is there with `slipway lock {settings.path}`"

@@ -1,1 +1,1 @@
-"""What will run, known before anything starts: manifest × checkpoint × machine, and how it is told."""
+"""Deployment plan of a manifest, a checkpoint and a machine, made before any process starts, and its presentation."""

@@ -1,6 +1,6 @@
-"""Whether the checkpoint's settings let requests be answered: end tokens, sampling defaults, chat template.
+"""Check the checkpoint's settings that every request depends on: end tokens, sampling defaults, chat template.
 
-Each of these would pass a start and then fail or spoil every request.
+A mistake in one of them does not stop the start, but makes every request fail or end wrongly.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _TEMPLATE = ("model", "chat_template")
 
 
 def check_answerable(settings: Settings, checkpoint: Checkpoint, folder: Path) -> Iterator[Problem]:
-    """Yield what would fail every request. `folder` holds the checkpoint's small files."""
+    """Yield problems that would make every request fail. `folder` holds the checkpoint's small files."""
     yield from _end_tokens(settings, checkpoint)
     if settings.manifest.model.generation_config == "auto":
         yield from _sampling_defaults(settings, checkpoint)
@@ -51,7 +51,7 @@ def _end_tokens(settings: Settings, checkpoint: Checkpoint) -> Iterator[Problem]
 
 
 def _sampling_defaults(settings: Settings, checkpoint: Checkpoint) -> Iterator[Problem]:
-    """Defaults of generation_config.json under the rules of the manifest's own, unless the manifest replaces them."""
+    """Validate the defaults in generation_config.json by the manifest's rules, unless the manifest overrides them."""
     for name in Sampling.model_fields:
         value = checkpoint.generation.get(name)
         if value is None or getattr(settings.manifest.engine.sampling, name) is not None:
@@ -64,7 +64,7 @@ def _sampling_defaults(settings: Settings, checkpoint: Checkpoint) -> Iterator[P
 
 
 def _refusal(name: str, value: Any) -> str:
-    """Return what pydantic says against a value of `engine.sampling`, or nothing."""
+    """Return pydantic's error message for a value of `engine.sampling`, or "" if the value is valid."""
     try:
         Sampling.model_validate({name: value})
     except ValidationError as error:
@@ -84,8 +84,8 @@ def _template(settings: Settings, folder: Path) -> Iterator[Problem]:
             return
         special_tokens = _special_tokens(folder)
     except (CheckpointError, OSError, UnicodeDecodeError):
-        return  # reported with the files
-    from appliance.chat_templates.template import (  # jinja2 costs a check 50 ms
+        return  # reported by the checks of the checkpoint's files
+    from appliance.chat_templates.template import (  # importing jinja2 takes 50 ms
         ChatTemplate,
         TemplateError,
         check_template,

@@ -1,4 +1,4 @@
-"""The whole balance of one rank's memory, and how each number of it comes about."""
+"""Memory breakdown of one rank, with the derivation of each number."""
 
 from appliance.planning.choice import Choice
 from appliance.planning.derivation import Account, Step, number, product, summed
@@ -19,7 +19,7 @@ from engine.models.footprint import mapped_bytes, part_bytes
 
 
 def balance(room: Room, cache: Choice[int], context: int, context_account: Account) -> Memory:
-    """context_account: how the context was chosen."""
+    """Return the memory breakdown of one rank. `context_account` explains the choice of the context length."""
     pages, step, model_tables = room.pages, room.size.tokens, room.tables(context)
     blocks = pages.blocks(cache.value)
     used = (*room.fixed, *model_tables, *room.scores(context), *room.graphs)
@@ -71,7 +71,7 @@ def _longest(pages: Layout, blocks: int, context: int, step: int) -> int:
 
 
 def _at_once(room: Room, blocks: int, tokens: int) -> int:
-    """Requests of so many tokens that the cache holds; without one, those that fall into a step."""
+    """Return how many requests of `tokens` tokens fit into the cache, or into one step if there is no cache."""
     if not room.pages.groups:
         return max(1, min(room.running.value, room.size.tokens // tokens))
     return (blocks - 1) // room.pages.blocks_for(tokens, room.size.tokens)
@@ -120,7 +120,7 @@ def _rest(count: int) -> tuple[Step, ...]:
 
 
 def _vector(pages: Layout) -> int:
-    """Bytes of a key or a value of a head."""
+    """Return the bytes of the key or the value of one head."""
     return pages.head_dim * pages.element_bytes + pages.scale_bytes
 
 

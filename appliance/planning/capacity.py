@@ -1,6 +1,7 @@
-"""How the memory of one rank is divided: what is usable, what weights and workspace take, and what the cache gets.
+"""Division of one rank's memory: usable bytes, weights, workspace and KV cache.
 
-What cannot hold the wanted requests of the wanted length is refused (appliance/planning/diagnostics.py).
+A configuration that cannot hold the requested number and length of requests is refused
+(appliance/planning/diagnostics.py).
 """
 
 from typing import Literal
@@ -21,8 +22,10 @@ from engine.models.checkpoint import Checkpoint
 def share_out(
     settings: Settings, checkpoint: Checkpoint, machine: Machine, room: Room, ways: Ways
 ) -> tuple[Choice[int], Choice[int], Memory]:
-    """The context, the KV memory and the whole balance. Refuses what cannot hold the wanted requests; `ways` are told
-    then, the choices with which they would fit."""
+    """Return the context length, the KV cache size and the memory breakdown.
+
+    Raise Refused if the memory cannot hold the requested capacity. The message then lists the alternatives from `ways`.
+    """
     manifest = settings.manifest
     wanted, supported = manifest.model.max_context, checkpoint.model.max_context
     _check_asked(settings, room, supported)
@@ -39,8 +42,10 @@ def share_out(
 
 
 def _most(settings: Settings, room: Room, supported: int) -> int:
-    """Tokens of the longest request, as far as memory allows it. Raises Refused where a prompt that must be computed in
-    one step is longer than a step."""
+    """Return the largest request length to try, before the memory limit.
+
+    Raise Refused if model.max_context exceeds a step and the model computes each prompt in a single step.
+    """
     manifest = settings.manifest
     wanted, step = manifest.model.max_context, room.step.value
     most = supported if wanted == "auto" else wanted
@@ -56,7 +61,7 @@ def _most(settings: Settings, room: Room, supported: int) -> int:
 
 
 def _check_asked(settings: Settings, room: Room, supported: int) -> None:
-    """Raises Refused where hardware.capacity asks for more than other keys let the service do."""
+    """Raise Refused if hardware.capacity exceeds the limits that other keys set."""
     manifest = settings.manifest
     capacity, engines, most = manifest.hardware.capacity, manifest.parallelism.data, room.running.value
     each = -(-capacity.requests // engines)
@@ -76,7 +81,7 @@ def _check_asked(settings: Settings, room: Room, supported: int) -> None:
 
 
 def _check_sources(settings: Settings, checkpoint: Checkpoint, room: Room) -> None:
-    """Raises Refused where a step does not hold the longest source."""
+    """Raise Refused if a step cannot hold the longest encoder input."""
     step, running = room.step.value, room.running.value
     needed = source_step(settings.manifest, checkpoint, running)
     if step < needed:
@@ -103,7 +108,7 @@ def _context(wanted: int | Literal["auto"], supported: int, longest: int, asked:
 
 
 def _context_account(manifest: Manifest, room: Room, asked: Asked, context: int, most: int) -> Account:
-    """What is needed and what is there, with this context and with a token more."""
+    """Return the bytes needed and available for this context length, and for one token more."""
     steps, pages = [], room.pages
     for tokens in sorted({context, min(context + 1, most)}):
         length = asked.length(tokens)

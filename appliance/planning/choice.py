@@ -1,4 +1,4 @@
-"""What a plan decides: a value with its reason, or a refusal with the place of the key to change."""
+"""Results of a planning decision: a value with its reason, or a refusal that names the key to change."""
 
 from dataclasses import dataclass
 from typing import Generic, NoReturn, TypeVar
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Choice(Generic[T]):
-    """A value, and the reason where it was not simply asked for."""
+    """A resolved value, with the reason if the manifest did not set it explicitly."""
 
     value: T
     reason: str = ""
@@ -22,8 +22,10 @@ class Choice(Generic[T]):
 def refuse(
     settings: Settings, key: str, message: str, cause: exits.Exit = exits.MANIFEST, instead: str = ""
 ) -> NoReturn:
-    """Refuses the plan because of one key, at the place where it, or the section around it, was written. `instead` is
-    the nearest value that can be had, as YAML text."""
+    """Raise Refused for one key, at the source location of the key or of its section.
+
+    `instead` is the nearest valid value, as YAML text.
+    """
     path = tuple(key.split("."))
     remedy = Write(instead) if instead and path in settings.tree.values else None
     raise Refused([Problem(settings.place(path), key, message, remedy=remedy, certain=False)], cause)

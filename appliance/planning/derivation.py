@@ -1,6 +1,7 @@
-"""Numbers that can be explained: each is made of steps, and each step is a formula with the numbers put in.
+"""Derivations of the plan's numbers: each step is a formula with its values filled in.
 
-A formula uses + − × / ⌊ ⌋ ⌈ ⌉ min( , ) max( , ) and numbers with commas, so that whoever doubts a step can do it again.
+Formulas use + − × / ⌊ ⌋ ⌈ ⌉ min( , ) max( , ) and numbers with thousands separators, so that a reader can recompute
+each step.
 """
 
 import math
@@ -10,25 +11,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Step:
-    """`name = formula = value unit`. `added`: the value is part of the account's sum; others only lead to it."""
+    """One step of a derivation, shown as `name = formula = value unit`."""
 
     name: str
     formula: str
     value: float
     unit: str = "B"
-    added: bool = True
+    added: bool = True  # False for an intermediate result that is not part of the sum
 
 
 @dataclass(frozen=True)
 class Account:
-    """How a number of the plan comes about. `meaning`: what it is, in one line. `is_sum`: it is the sum of the steps
-    that are added; else the last step is the number itself."""
+    """The derivation of one number of the plan."""
 
     key: str
-    meaning: str
+    meaning: str  # what the number is, in one line
     steps: tuple[Step, ...]
     unit: str = "B"
-    is_sum: bool = True
+    is_sum: bool = True  # True: the number is the sum of the added steps; False: the last step is the number
 
     @property
     def total(self) -> float:
@@ -36,18 +36,18 @@ class Account:
 
 
 def leading(name: str, formula: str, value: float, unit: str = "B") -> Step:
-    """A step on the way to the number."""
+    """Return an intermediate step, which is not added to the sum."""
     return Step(name, formula, value, unit, added=False)
 
 
 def product(name: str, *factors: float, times: int = 1, unit: str = "B") -> Step:
-    """`times` equal things of so many factors."""
+    """Return the product of `factors`, multiplied by `times` for equal items."""
     every = (times, *factors) if times > 1 else factors
     return Step(name, " × ".join(map(number, every)), math.prod(every), unit)
 
 
 def number(value: float) -> str:
-    """1,234,567, or as many digits of a fraction as it needs."""
+    """Format a number: 1,234,567 for an integer, else as many decimals as it needs."""
     if isinstance(value, int) or float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:,.12g}" if abs(value) < 1e9 else f"{value:,.3f}"

@@ -1,4 +1,4 @@
-"""What is said where memory does not do: what is needed, what is there, and the nearest choices that fit."""
+"""Refusals when the memory is too small: bytes needed, bytes available, and the nearest values that fit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from appliance.planning.requirements import Asked, cache_room, need_of, needed
 
 @dataclass(frozen=True)
 class Way:
-    """A key, values of it with which what is asked for would fit, the first as YAML text, and all of them in words."""
+    """A key that could be changed to make the configuration fit."""
 
     key: str
-    value: str
-    words: str
+    value: str  # first value that fits, as YAML text
+    words: str  # all values that fit, as message text
 
 
 Ways = Callable[[], Sequence[Way]]
@@ -28,7 +28,7 @@ SHARE = "hardware.memory_share"
 
 
 def check_memory(settings: Settings, machine: Machine, room: Room, asked: Asked, ways: Ways) -> None:
-    """Raises Refused where what must fit does not. What `need_of` finds to fit is never refused, and the reverse."""
+    """Raise Refused if the requested capacity does not fit, exactly when `need_of` reports a shortage."""
     manifest = settings.manifest
     if need_of(manifest, machine, room, asked).lacks == 0:
         return
@@ -63,12 +63,15 @@ def check_memory(settings: Settings, machine: Machine, room: Room, asked: Asked,
 
 
 def _told(ways: Sequence[Way]) -> str:
-    """`; it fits with quantization.weights: int8 (needs 3.1 GiB) or with hardware.memory_share: 0.93`"""
+    """Return the suffix of a message that lists the alternatives, or "" if there are none.
+
+    Example: `; it fits with quantization.weights: int8 (needs 3.1 GiB) or with hardware.memory_share: 0.93`
+    """
     return f"; it fits with {' or with '.join(f'{way.key}: {way.words}' for way in ways)}" if ways else ""
 
 
 def _refuse_capacity(settings: Settings, room: Room, asked: Asked, told: str) -> NoReturn:
-    """What does not fit, and the nearest requests and lengths that do."""
+    """Raise Refused with the shortage, and with the largest request count and length that fit."""
     manifest, context = settings.manifest, asked.context
     there, wanted = cache_room(manifest, room, context), needed(room, asked, context)
     given = manifest.hardware.kv_cache_memory
@@ -100,7 +103,7 @@ def _refuse_capacity(settings: Settings, room: Room, asked: Asked, told: str) ->
 
 
 def _nearest(settings: Settings, room: Room, asked: Asked, there: int) -> tuple[int, int]:
-    """The longest length that so many requests can have, and the most requests of this length."""
+    """Return the longest length for this number of requests, and the largest number of requests of this length."""
     manifest, context, step = settings.manifest, asked.context, room.size.tokens
     length, shrinks = asked.length(context), asked.each_whole or manifest.model.max_context == "auto"
 
@@ -114,7 +117,7 @@ def _nearest(settings: Settings, room: Room, asked: Asked, there: int) -> tuple[
 
 
 def _refuse_host(settings: Settings, machine: Machine, room: Room) -> NoReturn:
-    """The host of a GPU is too small for what runs on it."""
+    """Raise Refused because the host of a GPU has too little memory for the processes that run on it."""
     message = (
         f"the host needs {spell_bytes(room.host.total)} for the appliance, the engines' processes and loading, and "
         f"{spell_bytes(machine.memory_free)} are free by {machine.memory_from}; give it more memory"

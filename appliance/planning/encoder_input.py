@@ -1,4 +1,4 @@
-"""What the gateway is told of an encoder-decoder model."""
+"""Gateway settings for encoder-decoder models."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ from engine.models.checkpoint import Checkpoint
 
 
 def source_model(checkpoint: Checkpoint, max_context: int, engine: EngineConfig) -> SourceModel | None:
-    """None without an encoder. A request needs room for what a reply begins with, and for one token of it."""
+    """Return the limits of an encoder-decoder model, or None if the model has no encoder.
+
+    The context must have room for the decoder's start tokens and for one generated token.
+    """
     model = checkpoint.model
     if model.encoder is None:
         return None
@@ -23,7 +26,10 @@ def source_model(checkpoint: Checkpoint, max_context: int, engine: EngineConfig)
 
 
 def _never(checkpoint: Checkpoint) -> tuple[tuple[int, ...], ...]:
-    """Sequences of tokens that no reply may have: Marian's name its padding, which begins replies and is likely."""
+    """Return the token sequences that a reply must not contain (`bad_words_ids`).
+
+    Marian models list their padding token: it starts each reply, so the decoder is likely to generate it again.
+    """
     listed: Any = checkpoint.generation.get("bad_words_ids", checkpoint.config.get("bad_words_ids"))
     if not isinstance(listed, list):
         return ()

@@ -1,6 +1,6 @@
-"""Whether the gateway can listen as the manifest says: address, certificate, list of API keys.
+"""Check that the gateway can listen as configured: address, certificate, list of API keys.
 
-Each of these would otherwise be found only when the gateway starts.
+Without these checks, a mistake would show only when the gateway starts.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ _ADVICE = "use 0.0.0.0 or :: for all addresses of a machine, or 127.0.0.1 for it
 
 
 def check_endpoint(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield what keeps the gateway from listening, each at its key."""
+    """Yield each problem that would prevent the gateway from listening, at its key."""
     yield from _host(settings)
     yield from _tls(settings)
     yield from _api_keys(settings, environ)
 
 
 def check_host_here(settings: Settings) -> Iterator[Problem]:
-    """Yield a notice if nothing can listen on the host's address on this machine; the manifest may be for another."""
+    """Yield a notice if this machine cannot listen on the configured host. The manifest may be for another machine."""
     host = settings.manifest.endpoints.host
     if _malformed(host):
         return
@@ -58,7 +58,7 @@ def _host(settings: Settings) -> Iterator[Problem]:
 
 
 def _malformed(host: str) -> bool:
-    """Whether no machine has such an address. An empty host is every address."""
+    """Return whether the text cannot be a host address. An empty host means all addresses."""
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(host.partition("%")[0])
         return False
@@ -70,7 +70,7 @@ def _tls(settings: Settings) -> Iterator[Problem]:
     given = settings.manifest.endpoints.tls
     if given.certificate is None or given.key is None:
         return
-    from appliance.security.certificate import read_certificate  # asyncio and ssl cost a check 50 ms
+    from appliance.security.certificate import read_certificate  # importing asyncio and ssl takes 50 ms
 
     files = {name: str(settings.file(("endpoints", "tls", name))) for name in ("certificate", "key")}
     try:
@@ -82,7 +82,7 @@ def _tls(settings: Settings) -> Iterator[Problem]:
 
 
 def _api_keys(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """A list that cannot be read at all is reported with the secrets."""
+    """Yield problems in the list of API keys. An unreadable list is reported by the check of the secrets."""
     name = settings.manifest.endpoints.api_keys
     secret = settings.manifest.secrets.get(name or "")
     if secret is None:

@@ -1,4 +1,4 @@
-"""What to expect of a service that is planned: how long its files take to arrive, and how fast it can be at best."""
+"""Estimates for a planned service: load time, download time and the roofline of its speed."""
 
 from dataclasses import dataclass
 
@@ -9,20 +9,19 @@ from appliance.planning.roofline import Roofline, limits, roofline, slowest_step
 from engine.models.checkpoint import Checkpoint
 from engine.models.stored import held_weights
 
-DISK_BYTES_S = 1_000_000_000  # assumed: a local disk of a cloud's host; the page cache is several times as fast
+DISK_BYTES_S = 1_000_000_000  # assumed: local disk of a cloud host; the page cache is several times as fast
 NETWORK_BYTES_S = 125_000_000  # assumed: 1 Gbit/s
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """`file_bytes` of the checkpoint's weights, and the seconds to read them from a disk and to load them over a
-    network. `roofline` is None for a GPU that the table of devices lacks, and `slowest_step_s` is 0 then."""
+    """Estimates of load time and speed."""
 
-    file_bytes: int
-    load_s: float
-    download_s: float
-    roofline: Roofline | None
-    slowest_step_s: float
+    file_bytes: int  # bytes of the checkpoint's weight files
+    load_s: float  # seconds to read them from a disk
+    download_s: float  # seconds to download them over a network
+    roofline: Roofline | None  # None for a GPU that is not in the table of devices
+    slowest_step_s: float  # 0 without a roofline
     accounts: tuple[Account, ...]
 
 
@@ -36,7 +35,7 @@ def outlook(
     max_context: int,
     most_rows: int,
 ) -> Outlook:
-    """most_rows: of a decode step, so many as run at once and fit."""
+    """Return the estimates. `most_rows` is the largest decode batch that fits."""
     size = sum(info.bytes for info in checkpoint.tensors.values())
     kind = _multiplied(checkpoint, room)
     limit = limits(
@@ -80,8 +79,11 @@ def _takes(key: str, meaning: str, size: int, rate: int) -> Account:
 
 
 def _multiplied(checkpoint: Checkpoint, room: Room) -> str:
-    """The type in which compiled kernels multiply most, whole numbers where the matrices have them; on a GPU fp8 where
-    some matrices are in it."""
+    """Return the data type of most matrix products: fp8 or int8 if the weights have it, else float32.
+
+    On a GPU, fp8 is returned if any matrix is stored in it. For compiled kernels, int8 is returned if the MLP or expert
+    matrices are integers.
+    """
     if any(one.what == "fp8" for one in room.holdings):
         return "fp8"
     whole = any(one.what.startswith("int") for one in room.holdings if one.part in ("mlp", "experts"))

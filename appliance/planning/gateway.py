@@ -1,4 +1,4 @@
-"""What the gateway is told: manifest and checkpoint facts as one resolved GatewayConfig."""
+"""Build the resolved GatewayConfig from the manifest and the checkpoint."""
 
 from typing import Any
 
@@ -20,8 +20,11 @@ _GENERATION |= {name: name for name in ("presence_penalty", "frequency_penalty")
 
 
 def sampling_defaults(manifest: Manifest, checkpoint: Checkpoint) -> tuple[SamplingDefaults, dict[str, Choice[Any]]]:
-    """Manifest over generation_config.json over the API's defaults, and what to say about each key. Of a summary or a
-    translation the likeliest token is wanted, unless the checkpoint says that it is drawn."""
+    """Return the sampling defaults, and a choice with its reason for each key.
+
+    The manifest takes precedence over generation_config.json, and that over the defaults of the API. Encoder-decoder
+    models default to greedy decoding, unless the checkpoint sets `do_sample`.
+    """
     values: dict[str, Any] = {}
     choices: dict[str, Choice[Any]] = {}
     if manifest.model.generation_config == "auto":
@@ -57,7 +60,7 @@ def gateway_config(
     drain_s: float,
     linger_s: float,
 ) -> GatewayConfig:
-    """The launcher fills in the engines. Raises Refused."""
+    """Return the gateway's configuration without its engines, which the launcher adds. Raise Refused."""
     _check_limits(settings)
     manifest = settings.manifest
     endpoints, limits, observability = manifest.endpoints, manifest.limits, manifest.observability
@@ -154,12 +157,12 @@ def _tls(settings: Settings) -> Tls | None:
 
 
 def _journal(settings: Settings) -> str:
-    """The file of durable replies; without a folder the name alone, which the launcher puts into the run directory."""
+    """Return the file of the reply journal; without a configured folder a bare name, resolved in the run directory."""
     return _in_folder(settings, JOURNAL) if settings.manifest.lifecycle.journal.keep else ""
 
 
 def _responses(settings: Settings) -> str:
-    """The file of stored responses, likewise."""
+    """Return the file of stored responses, by the same rule as the journal."""
     return _in_folder(settings, RESPONSES) if settings.manifest.endpoints.responses.keep else ""
 
 
@@ -169,7 +172,7 @@ def _in_folder(settings: Settings, name: str) -> str:
 
 
 def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:
-    """End tokens of config.json, and those that generation_config.json adds unless it is ignored."""
+    """Return the end tokens of config.json, and those of generation_config.json unless it is ignored."""
     if manifest.model.generation_config == "auto":
         return checkpoint.eos_token_ids
     own = checkpoint.config.get("eos_token_id")
@@ -178,7 +181,7 @@ def _end_tokens(manifest: Manifest, checkpoint: Checkpoint) -> tuple[int, ...]:
 
 
 def _check_limits(settings: Settings) -> None:
-    """Limits of keys without keys would let everybody do everything."""
+    """Raise Refused for limits per API key if no API keys are configured, as nothing would enforce the limits."""
     for name, value in settings.manifest.limits.per_key:
         if value is not None and settings.manifest.endpoints.api_keys is None:
             refuse(settings, f"limits.per_key.{name}", "limits API keys, and there are none: name endpoints.api_keys")

@@ -1,7 +1,7 @@
-"""What the host gives beside the device: processes that are no engine, page-locked memory, a matrix while it is read.
+"""Host memory that is not part of the device: other processes, page-locked memory, and buffers while weights load.
 
-Sizes of processes are resident memory, measured with the demo served: launcher 43, supervisord 27, sentinel 26, gateway
-66 MiB. A tokenizer of a large vocabulary takes about 1 KiB an entry in the gateway.
+Process sizes are resident memory in MiB, measured while the demo model was served: launcher 43, supervisord 27,
+restart monitor 26, gateway 66. In the gateway, a tokenizer with a large vocabulary takes about 1 KiB per entry.
 """
 
 from appliance.planning.derivation import Account, Step, number, product
@@ -9,8 +9,8 @@ from appliance.planning.memory import Host
 
 MIB = 2**20
 APPLIANCE_BYTES = 176 * MIB
-TOKENIZER_BYTES = 1024  # an entry of the vocabulary
-# Resident memory of an engine process that computes on a GPU: torch with its libraries for CUDA. Assumed.
+TOKENIZER_BYTES = 1024  # per vocabulary entry
+# Resident memory of an engine process that computes on a GPU: torch with the CUDA libraries. Assumed.
 CUDA_PROCESS_BYTES = 2048 * MIB
 
 
@@ -19,8 +19,11 @@ def appliance_bytes(vocab: int) -> int:
 
 
 def host_memory(*, device: str, engines: int, vocab: int, pinned: int, loading: int) -> tuple[Host, Account]:
-    """loading: bytes that reading one matrix takes of the host; pinned: page-locked bytes of one engine. On a CPU both
-    and the engines' processes are part of the engines' own budget."""
+    """Return the host memory and its derivation.
+
+    `loading` is the number of bytes that reading one matrix takes, and `pinned` the page-locked bytes of one engine. On
+    a CPU both are part of the engines' own budget, and so are the engine processes.
+    """
     steps = [
         Step("launcher, Supervisor, sentinel, gateway", number(APPLIANCE_BYTES), APPLIANCE_BYTES),
         product("tokenizer (entries)", vocab, TOKENIZER_BYTES),
@@ -39,6 +42,6 @@ def host_memory(*, device: str, engines: int, vocab: int, pinned: int, loading: 
         engines=process,
         pinned=engines * pinned if on_gpu else 0,
         loading=engines * loading if on_gpu else 0,
-        shared=0,  # engines talk to the gateway over sockets
+        shared=0,  # engines and gateway communicate over sockets
     )
     return host, Account("host", "memory of the host beside what the engines compute with", tuple(steps))

@@ -1,7 +1,7 @@
-"""Which kernels compute, on which types: what the machine, the manifest and the checkpoint allow together.
+"""Choice of kernels and data types by machine, manifest and checkpoint.
 
-The rules and what `auto` prefers are declared in `appliance/constraints`; here a manifest becomes a situation, and its
-solution becomes choices with reasons.
+The rules, and the values that `auto` prefers, are declared in `appliance/constraints`. This module converts a manifest
+into a `Situation`, and its solution into choices with reasons.
 """
 
 from collections.abc import Mapping
@@ -32,17 +32,16 @@ from kernels.cpu.library import VARIANTS, Tiling
 
 @dataclass(frozen=True)
 class Resolved:
-    """`view` has every value; `choices` the same by key, with reasons. `room`: the memory that comes of them; where it
-    does not do, `ways` tells choices with which it would."""
+    """Solution of the constraints for one manifest."""
 
-    view: View
-    choices: Mapping[str, Choice[Any]]
-    room: Room
-    ways: Ways
+    view: View  # the resolved value of each variable
+    choices: Mapping[str, Choice[Any]]  # the same values by key, with reasons
+    room: Room  # memory budget of these choices
+    ways: Ways  # returns alternatives that fit if the memory is too small
 
 
 def resolve(settings: Settings, checkpoint: Checkpoint, machine: Machine) -> Resolved:
-    """Raises Refused with the least that is in conflict."""
+    """Resolve kernels and data types. Raise Refused with a minimal set of conflicting keys."""
     asked, rooms = written(settings), Rooms(settings, checkpoint, machine)
     facts = Facts(model_facts(checkpoint), machine, None if "tensor" in asked else rooms.lacks)
     situation = Situation(facts, asked)
@@ -64,7 +63,7 @@ def _with_bytes(choice: Choice[Any], view: View, pages: Layout) -> Choice[Any]:
 
 
 def _without_memory(situation: Situation) -> View | None:
-    """Where memory alone is in the way: the most ranks, of which the plan then tells what they lack."""
+    """Return the view with the most ranks if memory is the only conflict; the planner then reports the shortage."""
     if situation.facts.lacks is None:
         return None
     rest = [rule for rule in RULES if rule.name != "memory"]
@@ -73,7 +72,7 @@ def _without_memory(situation: Situation) -> View | None:
 
 
 def written(settings: Settings) -> dict[str, Any]:
-    """What the manifest says of the variables: all that is not auto."""
+    """Return the variables that the manifest sets to a value other than auto."""
     values, found = settings.manifest.model_dump(), {}
     for variable in VARIABLES:
         path = tuple(variable.key.split("."))
@@ -99,13 +98,13 @@ def _choice(situation: Situation, view: View, variable: Variable, checkpoint: Ch
 
 
 def _by_torch(facts: Facts) -> str:
-    """What compiled kernels leave to torch, and what that costs."""
+    """Describe the operations that compiled kernels delegate to torch, and the cost."""
     parts = ", ".join(facts.model.by_torch)
     return f"torch computes {parts}, on one thread and with two more waits for the team each time" if parts else ""
 
 
 def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
-    """What becomes of a quantized checkpoint's weights, and what it costs."""
+    """Describe the type and size of the weights of a quantized checkpoint in memory."""
     own = facts.model.quantized
     if facts.model.fp8 and not is_compiled(view.kernels):
         return _as_fp8(checkpoint, facts, view)
@@ -122,7 +121,7 @@ def _as_quantized(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
 
 
 def _as_fp8(checkpoint: Checkpoint, facts: Facts, view: View) -> str:
-    """What becomes of weights in fp8 on what could multiply by them, or does."""
+    """Describe the type and size of fp8 weights in memory: kept for Triton on a GPU with fp8 units, else converted."""
     own, there = facts.model.quantized, _held(checkpoint, view.dtype, None)
     held = _held(checkpoint, view.dtype, None, fp8=True)
     if view.kernels != TRITON:

@@ -1,5 +1,6 @@
-"""Bytes of one engine, or of each of its ranks, by part: weights, workspace, KV cache, and what a request takes of the
-cache. Pure arithmetic.
+"""Memory of one engine, or of each of its ranks, in bytes: weights, workspace and KV cache, and the share of a request.
+
+This module only computes; it reads no files.
 
 budget = min(memory_share · free, free less what the appliance takes) / engines  ≥  weights + workspace + cache
 """
@@ -14,24 +15,28 @@ from engine.models.footprint import Holding, Part
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 CPU_CACHE_BYTES = 4 * 2**30
-LENGTHS = (1024, 4096, 16384, 65536)  # at which the plan says how many requests fit, besides the longest
+LENGTHS = (
+    1024,
+    4096,
+    16384,
+    65536,
+)  # context lengths for which the plan reports concurrency, in addition to the maximum
 
 
 @dataclass(frozen=True)
 class StateGroup:
-    """What the layers of one kind keep of a request: `token_bytes` for each token in reach of theirs, `reach` tokens at
-    most (None: all of them), `request_bytes` for a request of the whole context, in whole blocks."""
+    """KV cache of one request in the layers of one kind."""
 
     kind: str
     layers: int
-    token_bytes: int
-    reach: int | None
-    request_bytes: int
+    token_bytes: int  # bytes of each token within reach
+    reach: int | None  # tokens that the layers attend to; None: all
+    request_bytes: int  # bytes of a request that fills the context, in whole blocks
 
 
 @dataclass(frozen=True)
 class Concurrency:
-    """How many requests of so many tokens the cache holds at once."""
+    """Number of requests of this length that the cache holds at once."""
 
     tokens: int
     requests: int
@@ -39,15 +44,13 @@ class Concurrency:
 
 @dataclass(frozen=True)
 class Host:
-    """Memory of the host beside what an engine computes with: `appliance` for launcher, Supervisor, sentinel and
-    gateway; on a GPU `engines` for their processes and `pinned` for page-locked copies on their way; `loading` for one
-    matrix while it is read; `shared` in /dev/shm."""
+    """Host memory that is not part of an engine's device."""
 
-    appliance: int
-    engines: int
-    pinned: int
-    loading: int
-    shared: int
+    appliance: int  # launcher, Supervisor, restart monitor and gateway
+    engines: int  # engine processes, on a GPU only
+    pinned: int  # page-locked buffers of transfers, on a GPU only
+    loading: int  # one matrix while it is read
+    shared: int  # /dev/shm
 
     @property
     def total(self) -> int:
@@ -56,20 +59,15 @@ class Host:
 
 @dataclass(frozen=True)
 class RankWeights:
-    """What one rank holds of the weights: bytes by part, and those that it reads in the checkpoint's file."""
+    """Weights of one rank."""
 
-    parts: dict[str, int]
-    mapped: int
+    parts: dict[str, int]  # bytes by part
+    mapped: int  # bytes read from the mapped checkpoint file
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Of one engine, or of its rank that holds most; in bytes unless named otherwise. `blocks` counts the null
-    block; `tokens` is the longest sequence that the cache could hold, `whole_contexts` how many requests of
-    `max_context` tokens fit at once. `parts`: of the weights. `mapped`: weights that are read in the checkpoint's file
-    and count as page cache. `ranks`: the weights of each. `loading`: the most that loading takes at once. `buffers`,
-    `tables` and `self_test` (pages of golden prompts) are parts of the workspace that are there from the start on, 0
-    where only a step makes them. `accounts` tell how each number comes about."""
+    """Memory of one engine, or of its rank with the most weights. Sizes are in bytes."""
 
     free: int
     budget: int
@@ -77,21 +75,21 @@ class Memory:
     workspace: int
     cache: int
     block_bytes: int
-    blocks: int
-    tokens: int
-    whole_contexts: int
-    parts: dict[str, int]
-    mapped: int
-    ranks: tuple[RankWeights, ...]
-    tables: int
-    buffers: int
-    self_test: int
+    blocks: int  # including the null block
+    tokens: int  # tokens of the longest sequence that the cache can hold
+    whole_contexts: int  # requests of `max_context` tokens that fit at once
+    parts: dict[str, int]  # weights by part
+    mapped: int  # weights read from the mapped checkpoint file; they count as page cache
+    ranks: tuple[RankWeights, ...]  # weights of each rank
+    tables: int  # request tables, allocated at the start
+    buffers: int  # step buffers allocated at the start; 0 if each step allocates its own
+    self_test: int  # KV cache blocks of the self-test, allocated at the start
     graphs: int
-    loading: int
+    loading: int  # peak while the weights load
     state: tuple[StateGroup, ...]
     concurrency: tuple[Concurrency, ...]
     host: Host
-    accounts: tuple[Account, ...]
+    accounts: tuple[Account, ...]  # derivation of each number
 
     @property
     def total(self) -> int:
@@ -99,7 +97,7 @@ class Memory:
 
 
 def planned_parts(memory: Memory) -> tuple[dict[str, int], ...]:
-    """What each rank compares with what it really took, by the names that it reports."""
+    """Return the planned bytes that each rank compares with its measured memory, by the names that it reports."""
     alike = {"kv": memory.blocks * memory.block_bytes, "tables": memory.tables}
     if memory.self_test:
         alike["self_test"] = memory.self_test
@@ -109,7 +107,7 @@ def planned_parts(memory: Memory) -> tuple[dict[str, int], ...]:
 
 
 def weight_accounts(holdings: Sequence[Holding]) -> tuple[Account, ...]:
-    """One account for each part; equal matrices of different layers are one line."""
+    """Return one account for each part of the weights. Equal matrices of different layers share a line."""
     found = []
     for part in dict.fromkeys(one.part for one in holdings):
         equal = Counter((_generic(one.name), one.what, one.factors) for one in holdings if not _skips(one, part))
@@ -129,14 +127,19 @@ def _mapped(one: Holding) -> Step:
 
 
 def _generic(name: str) -> str:
-    """`model.layers.3.mlp.experts.7.up_proj` → `layers.*.mlp.experts.*.up_proj`."""
+    """Replace the layer and expert numbers in a weight name by `*`.
+
+    Example: `model.layers.3.mlp.experts.7.up_proj` becomes `layers.*.mlp.experts.*.up_proj`.
+    """
     words = name.removeprefix("model.").split(".")
     return ".".join("*" if word.isdigit() else word for word in words)
 
 
 def state_groups(layout: Layout, max_context: int, step_tokens: int) -> tuple[StateGroup, ...]:
-    """By kind: the groups of the layout that keep the same positions, together. Other kinds of state (chunked, latent,
-    recurrent) are further kinds of the layout's groups."""
+    """Return the cache state by attention window: groups of the layout with the same window are combined.
+
+    Other kinds of state (chunked, latent, recurrent) would be further groups of the layout.
+    """
     kinds: dict[int | None, list[int]] = {}
     for number, group in enumerate(layout.groups):
         kinds.setdefault(group.window, []).append(number)
@@ -157,7 +160,7 @@ def state_groups(layout: Layout, max_context: int, step_tokens: int) -> tuple[St
 
 
 def group_blocks(layout: Layout, number: int, tokens: int, step_tokens: int) -> int:
-    """Blocks that a request of so many tokens holds in one group of the layout."""
+    """Return the blocks that a request of `tokens` tokens takes in one group of the layout."""
     alone = Layout(
         (layout.groups[number],),
         layout.block_tokens,
@@ -171,14 +174,14 @@ def group_blocks(layout: Layout, number: int, tokens: int, step_tokens: int) -> 
 
 
 def concurrency(layout: Layout, blocks: int, lengths: Sequence[int], step_tokens: int) -> tuple[Concurrency, ...]:
-    """blocks: of the pool, the null block counted."""
+    """Return the concurrency at each length. `blocks` is the size of the pool, including the null block."""
     return tuple(
         Concurrency(tokens, (blocks - 1) // layout.blocks_for(tokens, step_tokens)) for tokens in sorted({*lengths})
     )
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 0 to `most` that fits, if all smaller ones do; 0 where not even 1 does."""
+    """Return the largest number up to `most` that fits, by bisection; 0 if not even 1 fits."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -187,12 +190,12 @@ def largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def pool_bytes(layout: Layout, tokens: int, sequences: int = 1, step_tokens: int = 1) -> int:
-    """Bytes of a pool that holds so many requests of so many tokens, and the null block."""
+    """Return the bytes of a pool that holds `sequences` requests of `tokens` tokens, and the null block."""
     return (sequences * layout.blocks_for(tokens, step_tokens) + 1) * layout.block_bytes
 
 
 def spell_bytes(count: float) -> str:
-    """`3.2 GiB`"""
+    """Format a number of bytes, for example `3.2 GiB`."""
     for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if count >= size:
             return f"{count / size:.1f} {unit}"

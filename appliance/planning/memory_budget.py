@@ -1,7 +1,6 @@
-"""What one engine, or each rank of it, has of a device's memory, and what of it is taken before the cache gets any.
+"""Memory budget of one engine, or of each of its ranks, and the memory taken before the KV cache.
 
-The plan and the solver's rule about memory (appliance/planning/ranks.py) ask the same function, so that they count the
-same bytes.
+The planner and the solver's memory rule (appliance/planning/ranks.py) call the same function, so their numbers agree.
 """
 
 import math
@@ -44,36 +43,33 @@ from kernels.cpu.library import tiling
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}
 MAX_RUNNING = 256
 SELF_TEST = "pages of golden prompts (blocks × block)"
-LOGITS_PART = 8  # of the usable memory, the most that logits of running requests may take before auto takes fewer
+LOGITS_PART = 8  # auto lowers max_running until the logits take at most 1 / LOGITS_PART of the usable memory
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes of one rank: `free`, and `bytes` of them that it may use. `limited_by` says how that came about.
-    `is_shared`: memory_share limits it, and not what the appliance needs beside."""
+    """Memory that one rank may use, in bytes."""
 
-    free: int
-    bytes: int
-    limited_by: str
-    is_shared: bool
+    free: int  # free memory of the rank
+    bytes: int  # part of it that the rank may use
+    limited_by: str  # which limit applies, as message text
+    is_shared: bool  # True if memory_share is the limit, False if the appliance's own memory is
     account: Account
 
 
 @dataclass(frozen=True)
 class Room:
-    """What that rank of an engine has which holds most, and what of it is taken by what is neither cache nor tables,
-    which grow with the context. `ranks`: what each of them holds of the weights. `running` and `step` are the most
-    requests and tokens of a step, `graph_sizes` the steps captured."""
+    """Memory of the rank with the most weights, without what depends on the context length."""
 
     budget: Budget
-    ranks: tuple[tuple[Holding, ...], ...]
-    fixed: tuple[Step, ...]
-    graphs: tuple[Step, ...]
+    ranks: tuple[tuple[Holding, ...], ...]  # weights of each rank
+    fixed: tuple[Step, ...]  # workspace that does not depend on the context length
+    graphs: tuple[Step, ...]  # memory of captured CUDA graphs
     model: Model
     pages: Layout
-    running: Choice[int]
-    step: Choice[int]
-    graph_sizes: tuple[int, ...]
+    running: Choice[int]  # most requests in a step
+    step: Choice[int]  # most tokens in a step
+    graph_sizes: tuple[int, ...]  # batch sizes of captured decode steps
     view: View
     host: Host
     host_account: Account
@@ -96,7 +92,7 @@ class Room:
 
     @property
     def loading(self) -> int:
-        """The most that the rank takes while it is loaded."""
+        """Return the peak memory of the rank while its weights load."""
         on_device = loading_bytes(self.holdings) if self.view.device == "cpu" else self.weights
         return int(self.fixed[0].value) + on_device
 
@@ -120,7 +116,7 @@ class Room:
         return summed((*self.fixed, *self.graphs, *self.tables(context), *self.scores(context)))
 
     def left(self, context: int) -> int:
-        """Bytes for the cache with this context."""
+        """Return the bytes left for the KV cache at this context length."""
         return self.budget.bytes - self.weights - self.workspace(context)
 
     def taken(self, context: int) -> str:
@@ -139,7 +135,7 @@ def measure(
     *,
     threads: int,
 ) -> Room:
-    """With these choices. ranks: what each holds. threads: of each rank."""
+    """Measure the memory of these choices. `ranks` holds the weights of each rank; `threads` is the count per rank."""
     model, pages, compiled = checkpoint.model, _pages(checkpoint, view), tiling(view.kernels) is not None
     running = batch_limit(manifest, checkpoint, machine, view)
     step = _step_tokens(manifest, checkpoint, view.device, running.value)
@@ -188,8 +184,10 @@ def measure(
 
 
 def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view: View) -> Choice[int]:
-    """The most requests in a step: auto takes MAX_RUNNING, or fewer where the logits of so many would take more than a
-    part of the memory that the cache needs."""
+    """Return the most requests in a step.
+
+    auto uses MAX_RUNNING, or fewer if the logits would take more than 1 / LOGITS_PART of the usable memory.
+    """
     wanted = manifest.engine.scheduling.max_running
     if wanted != "auto":
         return Choice(wanted)
@@ -216,13 +214,16 @@ def batch_limit(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, vi
 
 
 def budget_of(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view: View) -> Budget:
-    """What each rank may use: its part of memory_share of what is free, and the appliance beside it on a CPU."""
+    """Return the memory budget of each rank: memory_share of the free memory, divided among the engines.
+
+    On a CPU, the memory of the appliance itself is subtracted.
+    """
     engines, share = view.data, manifest.hardware.memory_share
     free, source, beside = machine.memory_free, machine.memory_from, appliance_bytes(checkpoint.model.embed.vocab)
     among, sharing = f" among {engines} engines" if engines > 1 else "", engines
     if view.device == "cuda":
         free, source, beside = machine.gpus[0].free, machine.gpus[0].name, 0
-    if view.device == "cuda" and view.tensor > 1:  # a GPU each
+    if view.device == "cuda" and view.tensor > 1:  # each rank has its own GPU
         used = machine.gpus[: engines * view.tensor]
         free, sharing, among = min(gpu.free for gpu in used), 1, f" on each of {len(used)} GPUs"
     elif view.tensor > 1:
@@ -244,7 +245,10 @@ def budget_of(manifest: Manifest, checkpoint: Checkpoint, machine: Machine, view
 
 
 def rank_holdings(checkpoint: Checkpoint, view: View) -> tuple[tuple[Holding, ...], ...]:
-    """Of each rank. Shares of the vocabulary differ by a row, all others are alike: few are counted."""
+    """Return the weights of each rank.
+
+    Ranks differ only in their rows of the vocabulary, by at most one, so one rank of each size is counted.
+    """
     shares = [rows_of(checkpoint.model.embed.vocab, rank, view.tensor)[1] for rank in range(view.tensor)]
     counted = {rows: _holdings(checkpoint, view, shares.index(rows)) for rows in set(shares)}
     return tuple(counted[rows] for rows in shares)
@@ -286,8 +290,10 @@ def _step_tokens(manifest: Manifest, checkpoint: Checkpoint, device: Device, run
 
 
 def source_step(manifest: Manifest, checkpoint: Checkpoint, running: int) -> int:
-    """Tokens that a step must have for the longest source, beside one of each running request; 0 where no encoder
-    stands in front."""
+    """Return the tokens that a step needs for the longest encoder input and one token of each running request.
+
+    Return 0 if the model has no encoder.
+    """
     longest = min(checkpoint.model.max_source, _table_context(manifest, checkpoint))
     return longest + running if longest else 0
 

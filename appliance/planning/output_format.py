@@ -1,4 +1,4 @@
-"""How the model writes calls and reasoning: `model.format`, or what its chat template and its type say."""
+"""Format of tool calls and reasoning: `model.format`, or the format detected from the chat template and model type."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ _KEY = ("model", "format")
 
 
 def check_format(settings: Settings) -> Iterator[Problem]:
-    """A name that is not known."""
+    """Yield a problem for an unknown format name."""
     given = settings.manifest.model.format
     try:
         chosen(given, PLAIN)
@@ -32,13 +32,13 @@ def check_format(settings: Settings) -> Iterator[Problem]:
 
 
 def model_type(checkpoint: Checkpoint) -> str:
-    """What config.json, or else a GGUF file, calls the model; "" if neither does."""
+    """Return the model type from config.json or from a GGUF file, or "" if neither has one."""
     found = checkpoint.config.get("model_type")
     return found if isinstance(found, str) else ""
 
 
 def _template(settings: Settings, folder: Path) -> str | None:
-    """The chat template's text; None if there is none that can be read. What is wrong with it the gateway says."""
+    """Return the text of the chat template, or None if it is missing or unreadable. The gateway reports the error."""
     from engine.text.tokenizer import chat_templates
 
     if settings.manifest.model.chat_template is not None:
@@ -51,7 +51,7 @@ def _template(settings: Settings, folder: Path) -> str | None:
 
 
 def output_format(settings: Settings, checkpoint: Checkpoint, folder: Path) -> Choice[str]:
-    """The format by its parts' names. `folder` holds the checkpoint's small files."""
+    """Return the format as the names of its parts. `folder` holds the checkpoint's small files."""
     given = settings.manifest.model.format
     template = _template(settings, folder)
     found = recognise(template, model_type(checkpoint)) if template is not None else PLAIN

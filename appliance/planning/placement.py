@@ -1,12 +1,12 @@
-"""Where the threads of the engines run: how many, on which CPUs, and what is left to the gateway and the system.
+"""Placement of engine threads on CPUs, and the CPUs left to the gateway and the system.
 
-- One thread a core while there are enough cores: threads that share one also share its arithmetic. Of one or two cores
-  all CPUs are used: so few do not saturate the memory.
-- Engines are divided over NUMA nodes, so that each reads its weights from memory of its own node.
-- Threads are pinned where the cores are the service's own. Under a quota the kernel moves them to whatever core is free
-  and stops them when the quota is used up; on one or two cores a pinned thread could not step aside for the gateway.
-- The first core is left to the others where there are more than 8: it costs at most a ninth of the arithmetic, and
-  nothing where the memory is what limits. It is the first one, as that is where the kernel does its own work.
+- Use one thread per core if there are enough cores, because threads on one core share its arithmetic units. On one or
+  two cores use every CPU, because so few threads do not saturate the memory bandwidth.
+- Distribute the engines over NUMA nodes, so that each reads its weights from local memory.
+- Pin threads only if the service owns the cores. Under a CPU quota the kernel moves threads to free cores and throttles
+  them when the quota is exhausted. On one or two cores a pinned thread could not make way for the gateway.
+- Reserve the first core for other processes on machines with more than 8 cores. This costs at most a ninth of the
+  arithmetic, and nothing if memory bandwidth is the limit. The kernel runs its own work on the first core.
 """
 
 from collections.abc import Sequence
@@ -27,20 +27,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Places:
-    """By process, the ranks of an engine one after another: `cpus`, one for each thread, and `homes`, the CPUs for its
-    process as a whole. `others`: CPUs for all other processes. Where these are empty nothing is bound."""
+    """CPU placement of all processes. The ranks of an engine are consecutive entries. Empty tuples mean no pinning."""
 
-    threads: Choice[int]
-    pinned: Choice[str]
-    reserved: Choice[int]
-    cpus: tuple[tuple[int, ...], ...]
-    homes: tuple[tuple[int, ...], ...]
-    others: tuple[int, ...] = ()
+    threads: Choice[int]  # threads per rank
+    pinned: Choice[str]  # pinned CPUs as text, or "none" with the reason
+    reserved: Choice[int]  # reserved cores
+    cpus: tuple[tuple[int, ...], ...]  # by process: one CPU per thread
+    homes: tuple[tuple[int, ...], ...]  # by process: CPUs that the process may use
+    others: tuple[int, ...] = ()  # CPUs for all other processes
 
 
 def place(settings: Settings, machine: Machine, device: Device, ranks: int = 1) -> Places:
-    """`ranks` of each engine. Raises Refused for more cores, threads or CPUs than are allowed here."""
-    engines = settings.manifest.parallelism.data * ranks  # each rank is placed as an engine of its own would be
+    """Place `ranks` ranks of each engine.
+
+    Raise Refused if the manifest asks for more cores, threads or CPUs than this process may use.
+    """
+    engines = settings.manifest.parallelism.data * ranks  # each rank is placed like a separate engine
     nodes, is_listed = _nodes(settings, machine)
     reserved = _reserved(settings, machine, nodes, device, is_listed)
     left = _without(nodes, reserved.value)
@@ -68,7 +70,7 @@ def place(settings: Settings, machine: Machine, device: Device, ranks: int = 1) 
 
 
 def _nodes(settings: Settings, machine: Machine) -> tuple[tuple[Node, ...], bool]:
-    """The nodes to divide, and whether their CPUs were listed in the manifest."""
+    """Return the nodes to divide, and whether the manifest lists their CPUs."""
     wanted, topology = settings.manifest.hardware.cpus, machine.topology
     if wanted in ("auto", "none"):
         return topology.nodes, False
@@ -133,7 +135,7 @@ def _threads(settings: Settings, machine: Machine, shares: Sequence[Node], reser
 def _why_not(
     settings: Settings, machine: Machine, nodes: Sequence[Node], device: Device, threads: int, is_listed: bool
 ) -> str | None:
-    """Why nothing is pinned; None: it is."""
+    """Return the reason for not pinning threads, or None if they are pinned."""
     cpus = sum(len(core) for node in nodes for core in node)
     if is_listed:
         if threads > cpus:
@@ -161,12 +163,12 @@ def _limited(machine: Machine) -> bool:
 
 
 def _count(machine: Machine, nodes: Sequence[Node]) -> int:
-    """Cores, of a quota or of the nodes."""
+    """Return the number of cores, from the quota or from the nodes."""
     return sum(map(len, nodes)) if nodes and not _limited(machine) else machine.cores
 
 
 def _without(nodes: Sequence[Node], count: int) -> list[Node]:
-    """The nodes less the first `count` cores."""
+    """Return the nodes without the first `count` cores."""
     found = []
     for node in nodes:
         found.append(node[count:])
@@ -175,7 +177,10 @@ def _without(nodes: Sequence[Node], count: int) -> list[Node]:
 
 
 def _shares(nodes: Sequence[Node], engines: int) -> list[Node]:
-    """The cores of each engine: of one node, or of whole nodes, unless that left more than a quarter of them idle."""
+    """Return the cores of each engine.
+
+    Each engine gets cores of one node, or whole nodes, unless more than a quarter of all cores would stay idle.
+    """
     if not nodes:
         return []
     total = sum(map(len, nodes))
@@ -192,26 +197,30 @@ def _flat(nodes: Sequence[Node], engines: int) -> list[Node]:
 
 
 def _cut(things: Sequence[T], parts: int) -> list[tuple[T, ...]]:
-    """Neighbours together, each part as large as the next or one larger or smaller."""
+    """Split a sequence into contiguous parts whose sizes differ by at most one."""
     ends = [len(things) * part // parts for part in range(parts + 1)]
     return [tuple(things[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
 
 
 def _cpus(cores: Sequence[Core]) -> tuple[int, ...]:
-    """The first CPU of each core, then the second of each, and so on."""
+    """Return the first CPU of each core, then the second of each core, and so on."""
     most = max((len(core) for core in cores), default=0)
     return tuple(core[at] for at in range(most) for core in cores if at < len(core))
 
 
 def _home(own: Sequence[int], nodes: Sequence[Node], taken: set[int], idle: set[int]) -> tuple[int, ...]:
-    """Beside its threads' CPUs those of their cores that no engine has, and the idle cores of the same nodes."""
+    """Return the CPUs that a process may use.
+
+    These are the CPUs of its threads, their hyper-thread siblings that no engine uses, and the idle cores of the same
+    nodes.
+    """
     there = {cpu for node in nodes if any(set(core) & set(own) for core in node) for core in node for cpu in core}
     beside = {cpu for node in nodes for core in node if set(core) & set(own) for cpu in core} - taken
     return tuple(sorted(set(own) | beside | (idle & there)))
 
 
 def _span(nodes: Sequence[Node], cpus: Sequence[Sequence[int]], one: str) -> str:
-    """What the engines, or their ranks, have of the nodes, in words."""
+    """Describe how the engines, or their ranks, are distributed over the NUMA nodes."""
     if len(nodes) < 2:
         return ""
     sets = [{cpu for core in node for cpu in core} for node in nodes]

@@ -1,6 +1,6 @@
-"""The plan: manifest × checkpoint facts × machine → what will run. A pure function: it reads no file, no environment.
+"""Deployment plan: manifest × checkpoint × machine → configuration of every process.
 
-Every `auto` is resolved here, with the reason.
+Planning is a pure function: it reads no files and no environment variables. It resolves every `auto`, with a reason.
 """
 
 import hashlib
@@ -47,41 +47,37 @@ from engine.models.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class Effective:
-    """One key as it will be: its value in the manifest, where that was written, and what it became, `auto` with the
-    reason and a path as seen from the manifest's folder."""
+    """Value of one key before and after planning."""
 
     key: str
-    value: Any
-    origin: str
-    resolved: Any
-    reason: str = ""
+    value: Any  # value in the manifest
+    origin: str  # source location of the value
+    resolved: Any  # value in effect: `auto` is resolved, and paths are relative to the manifest's folder
+    reason: str = ""  # why `auto` was resolved to this value
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`engines` lack their sockets and `gateway` its engines: the launcher fills them in. `memory` and `outlook` are
-    those of one engine. `sha256` identifies the effective manifest. `other_cpus`: where all but the engines run;
-    empty: anywhere. `layers`: which files, overlays and profile the manifest is composed of, in words. `notices` are
-    warnings for the operator. `crash_folder`: that of the manifest, if it names one."""
+    """The plan of one deployment."""
 
     manifest: Manifest
     path: Path
-    sha256: str
+    sha256: str  # identifies the effective manifest
     architecture: str
-    engines: tuple[EngineConfig, ...]
-    gateway: GatewayConfig
-    memory: Memory
-    outlook: Outlook
+    engines: tuple[EngineConfig, ...]  # without their sockets, which the launcher adds
+    gateway: GatewayConfig  # without its engines, which the launcher adds
+    memory: Memory  # of one engine
+    outlook: Outlook  # of one engine
     machine: Machine
     effective: tuple[Effective, ...]
-    other_cpus: tuple[int, ...] = ()
-    layers: tuple[str, ...] = ()
-    notices: tuple[Problem, ...] = ()
-    crash_folder: Path | None = None
-    job: Job | None = None  # what is to be downloaded before an engine starts
-    origin: str = ""  # the checkpoint's source with its version, and where it lies here
-    tokenizer: str = ""  # the file of the checkpoint that it is read from
-    assumed: tuple[str, ...] = ()  # taken for granted, because the folder of the checkpoint has no weights
+    other_cpus: tuple[int, ...] = ()  # CPUs for all processes but the engines; empty: no restriction
+    layers: tuple[str, ...] = ()  # files, overlays and profile that compose the manifest, as text
+    notices: tuple[Problem, ...] = ()  # warnings for the operator
+    crash_folder: Path | None = None  # the manifest's folder for crash bundles, if it sets one
+    job: Job | None = None  # files to download before an engine starts
+    origin: str = ""  # source of the checkpoint with its version, and its local path
+    tokenizer: str = ""  # checkpoint file that defines the tokenizer
+    assumed: tuple[str, ...] = ()  # facts not checked because the checkpoint folder has no weights
 
 
 def plan(
@@ -93,9 +89,11 @@ def plan(
     locked: bool = False,
     golden: Recorded | None = None,
 ) -> Plan:
-    """What will run. `origin`: where the checkpoint comes from, if that is not its own path; `locked`: a lock lies
-    beside the manifest; `golden`: the golden prompts in it, if it counts. Raises Refused for what this machine or this
-    checkpoint cannot do."""
+    """Build the plan. Raise Refused if this machine or this checkpoint cannot serve the manifest.
+
+    `origin` is where the checkpoint comes from, unless it is its own path. `locked` is true if a lock file exists
+    beside the manifest; `golden` are its reference outputs, if the lock is enforced.
+    """
     manifest = settings.manifest
     idle = tuple(idle_keys(settings, checkpoint.model))
     if refused := [problem for problem in idle if problem.level == "error"]:
@@ -210,18 +208,18 @@ def _crash_folder(settings: Settings) -> Path | None:
 
 
 def settled(effective: Iterable[Effective]) -> dict[str, Any]:
-    """Every key with the value that it has come to; keys of sources that are not taken have none."""
+    """Return the resolved value of every key; the keys of unused sources are None."""
     values = {one.key: one.resolved for one in effective}
     platform = next((values[key] for key in PLATFORMS if key in values), None)
     sources = {key.name: None for key in leaves() if key.path[:2] == ("model", "source")}
     return sources | {"model.source.path": platform} | values
 
 
-PLATFORMS = ("model.source.sagemaker", "model.source.vertex")  # kinds without keys of their own
+PLATFORMS = ("model.source.sagemaker", "model.source.vertex")  # kinds of source without keys of their own
 
 
 def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
-    """Where the checkpoint lies, behind the key that named it."""
+    """Return the resolved checkpoint source, by the key that selects it."""
     kind = manifest.model.source.kind
     if kind == "path":
         return {"model.source.path": Choice(str(origin.path))}
@@ -235,7 +233,7 @@ def _source(manifest: Manifest, origin: Facts) -> dict[str, Choice[Any]]:
 
 
 def fingerprint(settings: Settings) -> str:
-    """SHA-256 of the effective manifest, whatever its spelling was and into which files it is split."""
+    """Return the SHA-256 of the effective manifest, independent of its spelling and of its division into files."""
     value = settings.manifest.model_dump(mode="json")
     for (*above, name), path in settings.paths().items():
         section = value
@@ -252,7 +250,7 @@ def _lock(manifest: Manifest, locked: bool) -> Choice[str]:
 
 
 def _prefix(checkpoint: Checkpoint) -> dict[str, Choice[Any]]:
-    """Where nothing that is kept could begin another request."""
+    """Return the choice that disables prefix caching, for models whose cached state cannot be shared by requests."""
     if checkpoint.model.encoder is None:
         return {}
     return {"engine.cache.prefix": Choice(False, "what is kept of a source depends on the whole of it")}
@@ -270,8 +268,10 @@ def _length(manifest: Manifest, max_context: int) -> Choice[int]:
 
 
 def _engines(config: EngineConfig, settings: Settings, places: Places) -> tuple[EngineConfig, ...]:
-    """One configuration a replica, with its CPUs; with several, each records into a file of its own. Only the threads
-    of compiled kernels are pinned one by one: torch's inherit what the process may use."""
+    """Return one configuration per replica, with its CPUs. With several replicas, each records to its own file.
+
+    Only threads of compiled kernels are pinned to single CPUs; torch's threads inherit the CPUs of the process.
+    """
     count, compiled = settings.manifest.parallelism.data, is_compiled(config.kernels)
     names: list[str | None] = [None] * count
     if settings.manifest.engine.record is not None:
@@ -297,7 +297,7 @@ def _engines(config: EngineConfig, settings: Settings, places: Places) -> tuple[
 
 
 def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Effective, ...]:
-    """Every key with its value; secrets by their names only."""
+    """Return every key with its value. Secrets appear by name only."""
     found = []
     values, paths = settings.manifest.model_dump(), settings.paths()
     for key in leaves():
@@ -307,7 +307,7 @@ def _effective(settings: Settings, choices: dict[str, Choice[Any]]) -> tuple[Eff
         for part in key.path[:-1]:
             value = None if value is None else value[part]
         if value is None or (key.path[:2] == ("model", "source") and value[key.path[-1]] is None):
-            continue  # of another kind of source
+            continue  # belongs to another kind of source
         value = value[key.path[-1]]
         choice = choices.get(key.name)
         if choice and choice.reason:

@@ -1,4 +1,4 @@
-"""What a manifest says of a model that pools, and what the gateway is told of one."""
+"""Settings of pooling models: keys of the manifest, and configuration of the gateway."""
 
 import re
 from typing import Any, Literal
@@ -21,7 +21,7 @@ SIMILARITIES = {"dot": "dot", "dot_product": "dot", "euclidean": "euclidean", "m
 
 
 def settled_task(manifest: Manifest, checkpoint: Checkpoint) -> TaskConfig:
-    """What is asked for, with `auto` as the checkpoint settles it."""
+    """Return the task configuration, with `auto` resolved by the checkpoint."""
     asked, pooler = task_config(manifest), checkpoint.model.pooler
     if asked.task != "auto" or (pooler is not None and pooler.task != "embed"):
         return asked
@@ -42,7 +42,7 @@ def task_config(manifest: Manifest) -> TaskConfig:
 
 
 def check_pieces(settings: Settings, max_context: int) -> None:
-    """Refuses a longest text that every window holds as a whole."""
+    """Raise Refused if model.pooling.max_input has no effect because one window holds a text of that length."""
     most = settings.manifest.model.pooling.max_input
     if most is not None and most <= max_context:
         message = (
@@ -53,13 +53,16 @@ def check_pieces(settings: Settings, max_context: int) -> None:
 
 
 def named_key(message: str) -> tuple[str, ...] | None:
-    """The key of the manifest that a refusal begins with."""
+    """Return the manifest key at the start of an error message, or None."""
     found = _KEY.match(message)
     return None if found is None else tuple(found[1].split("."))
 
 
 def tasks_of(checkpoint: Checkpoint) -> tuple[Task, ...]:
-    """What requests may ask for. A classifier of one label scores pairs; vectors are compared to score them."""
+    """Return the tasks that requests may use.
+
+    A classifier with a single label scores pairs of texts; an embedding model scores them by the similarity of vectors.
+    """
     pooler = checkpoint.model.pooler
     if pooler is None:
         return ("generate",)
@@ -95,7 +98,7 @@ def _late(late: Late) -> LateReading:
 
 
 def _pairs(checkpoint: Checkpoint, pooler: Pooler) -> Pairs:
-    """How two texts become one prompt: an encoder's tokenizer joins them, a decoder's template does."""
+    """Return what joins two texts into one prompt: the tokenizer of an encoder, or the template of a decoder."""
     if "score" not in tasks_of(checkpoint) or pooler.task == "embed":
         return "none"
     if keeps_nothing(checkpoint.model):
@@ -105,7 +108,7 @@ def _pairs(checkpoint: Checkpoint, pooler: Pooler) -> Pairs:
 
 
 def choices(manifest: Manifest, checkpoint: Checkpoint) -> dict[str, Choice[Any]]:
-    """What `auto` of model.task and model.pooling have come to."""
+    """Return the resolved values of `auto` in model.task and model.pooling."""
     pooler, wanted = checkpoint.model.pooler, manifest.model
     task = "generate" if pooler is None else ("embed" if pooler.task == "embed" else "classify")
     found: dict[str, Choice[Any]] = {}

@@ -1,4 +1,4 @@
-"""How exactly float32 matrices are multiplied, where that is a choice at all."""
+"""Precision of float32 matrix products, for backends that offer a choice."""
 
 from appliance.config.settings import Settings
 from appliance.planning.choice import refuse
@@ -6,7 +6,7 @@ from engine.api.config import Dtype, MatmulPrecision
 
 
 def matmul_precision(settings: Settings, kernels: str, dtype: Dtype, invariant: bool) -> MatmulPrecision:
-    """Only torch's products of float32 matrices have one. Refuses another than highest where none are made."""
+    """Return the precision. Raise Refused for a value other than highest if torch multiplies no float32 matrices."""
     wanted = settings.manifest.hardware.matmul_precision
     if wanted == "highest":
         return wanted

@@ -1,4 +1,4 @@
-"""Which of hardware.profiles fits a machine: the first whose every condition holds."""
+"""Selection of the hardware profile for a machine: the first profile whose conditions all hold."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -19,8 +19,10 @@ _HOLDS: dict[str, Callable[[float, float], bool]] = {
 
 
 def first_match(device: str, profiles: tuple[Profile, ...], machine: Machine) -> tuple[str, ...]:
-    """Why each profile that was looked at does not match, in their order; "" for the last if it does. `device` is what
-    hardware.device says: with cpu there are no GPUs for a profile."""
+    """Return why each examined profile does not match, in order; "" as the last item if that profile matches.
+
+    `device` is the value of hardware.device. With cpu, profiles see no GPUs.
+    """
     reasons: list[str] = []
     for profile in profiles:
         reasons.append(next(_against(profile.match, device, machine), ""))
@@ -30,7 +32,7 @@ def first_match(device: str, profiles: tuple[Profile, ...], machine: Machine) ->
 
 
 def _against(match: Match, device: str, machine: Machine) -> Iterator[str]:
-    """What does not hold, as `key: what this machine is`."""
+    """Yield each condition that does not hold, as `key: actual value`."""
     gpus = machine.gpus if device != "cpu" else ()
     is_asked = "hardware.device is cpu" if device == "cpu" else f"there is no GPU ({machine.no_gpu})"
     computes = device if device != "auto" else "cuda" if gpus else "cpu"
@@ -62,8 +64,7 @@ def _against_gpu(match: Match, gpu: Gpu, called: str) -> Iterator[str]:
 
 
 def holds(value: float, wanted: float | str) -> bool:
-    """Whether a count, bytes or the rank of a version is within a range such as ">=2 <8"; one number alone means just
-    that."""
+    """Return whether a count, byte size or ranked version is in a range such as ">=2 <8", or equals a number."""
     if wanted == "any":
         return True
     if not isinstance(wanted, str):
@@ -75,6 +76,6 @@ def holds(value: float, wanted: float | str) -> bool:
 
 
 def rank(version: str) -> float:
-    """Versions in their order as numbers: 8.9 < 8.10 < 9.0; a whole number is itself."""
+    """Map a version to a number that sorts correctly: 8.9 < 8.10 < 9.0. A whole number maps to itself."""
     major, _, minor = version.partition(".")
     return int(major) + int(minor or 0) / 1000

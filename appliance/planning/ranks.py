@@ -1,4 +1,4 @@
-"""What each choice takes of memory, as the plan counts it: for the solver's rule about memory, and for ways out."""
+"""Memory of each candidate choice: for the solver's memory rule, and for the alternatives in error messages."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,11 +19,14 @@ from appliance.planning.requirements import Need, asked_of, need_of
 from engine.models.checkpoint import Checkpoint
 from engine.models.footprint import Holding
 
-SHARES = 100  # memory_share is proposed in hundredths
+SHARES = 100  # memory_share is proposed in steps of 1/100
 
 
 class Rooms:
-    """The rooms of choices on one machine. Answers are kept: the solver asks often, and counting weights takes long."""
+    """Memory budgets of candidate choices on one machine.
+
+    Results are cached, because the solver queries them often and counting weights is slow.
+    """
 
     def __init__(self, settings: Settings, checkpoint: Checkpoint, machine: Machine) -> None:
         self._settings, self._checkpoint, self._machine = settings, checkpoint, machine
@@ -44,7 +47,7 @@ class Rooms:
         )
 
     def need(self, view: View) -> Need | None:
-        """None: there is nothing to compute on."""
+        """Return the memory requirement, or None if the machine lacks the device."""
         choice = (view.device, view.dtype, view.weights, view.kernels, view.graphs, view.kv_cache, view.block_tokens)
         key = (*choice, view.max_context, view.data, view.tensor)
         if key not in self._needs:
@@ -52,15 +55,14 @@ class Rooms:
         return self._needs[key]
 
     def lacks(self, view: View) -> str:
-        """What each rank lacks to hold its share of the weights, its workspace and the cache that is asked for; empty
-        where that fits."""
+        """Return the missing memory of a rank as text, or "" if weights, workspace and requested cache fit."""
         need = self.need(view)
         if need is None:
             return "a GPU"
         return spell_bytes(need.lacks) if need.lacks else ""
 
     def share(self, view: View) -> float | None:
-        """The least memory_share with which it fits, in hundredths."""
+        """Return the smallest memory_share, in hundredths, that fits; None if no value does."""
         manifest = self._settings.manifest
         for count in range(int(manifest.hardware.memory_share * SHARES) + 1, SHARES + 1):
             hardware = manifest.hardware.model_copy(update={"memory_share": count / SHARES})
@@ -79,20 +81,23 @@ class Rooms:
     def _threads(self, view: View) -> int:
         try:
             return place(self._settings, self._machine, view.device, view.tensor).threads.value
-        except Refused:  # told when this choice is the plan's
+        except Refused:  # reported when this choice becomes the plan
             return self._machine.cores
 
 
 def ways(rooms: Rooms, situation: Situation, view: View) -> Iterator[Way]:
-    """What single keys could be instead, so that memory does and all else goes together. Left out are limits, which the
-    message about a shortage tells by itself, and another device: a CPU is a hundred times slower than its GPU."""
+    """Yield values of single keys that would fit in memory and satisfy all other rules.
+
+    Limits are omitted because the shortage message covers them, and the device because a CPU is about a hundred times
+    slower than a GPU.
+    """
     keys = next(rule.keys for rule in RULES if rule.name == "memory")
     for variable in VARIABLES:
         if variable.name not in keys or variable.limit or variable.name == "device":
             continue
         values, words = [], []
         for value in variable.values(situation.facts):
-            # What is open is chosen as it would be in the plan, whether memory takes part in that or not.
+            # Other open variables are solved as in the plan, whether or not they affect memory.
             changed = solve(situation.but(**{variable.name: value}))
             need = None if changed is None else rooms.need(changed)
             if need is not None and not need.lacks:

@@ -1,4 +1,4 @@
-"""A plan in words: what `slipway check` and `slipway plan` print. Secrets appear as names only."""
+"""Text and JSON output of `slipway check` and `slipway plan`. Secrets appear by name only."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ from engine.api.config import EngineConfig
 
 
 def summary(plan: Plan) -> str:
-    """One line: model, device, context, memory."""
+    """Return one line with model, device, context and memory."""
     engine, gateway, memory = plan.engines[0], plan.gateway, plan.memory
     engines = f"{len(plan.engines)} engines" if len(plan.engines) > 1 else "one engine"
     if engine.tensor > 1:
@@ -30,14 +30,14 @@ def summary(plan: Plan) -> str:
 
 
 def unchecked(plan: Plan) -> str:
-    """Return a line for `slipway check` with what it took for granted, or "" if it compared everything."""
+    """Return a line for `slipway check` that lists unchecked assumptions, or "" if everything was compared."""
     if not plan.assumed:
         return ""
     return f"not checked, because {plan.engines[0].model} has no weights: {'; '.join(plan.assumed)}"
 
 
 def storage(plan: Plan) -> str:
-    """A line for `slipway check` if a restart of the service deletes what is stored, else ""."""
+    """Return a line for `slipway check` if stored data is lost when the service restarts, else ""."""
     stored = storage_line(plan.gateway)
     return f"storage: {stored}" if stored and is_temporary(plan.gateway) else ""
 
@@ -147,14 +147,14 @@ def _outlook(plan: Plan) -> list[str]:
 
 
 def _span(seconds: float) -> str:
-    """`0.4 s`, `16 s`, `3 min`"""
+    """Format a duration, for example `0.4 s`, `16 s` or `3 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def as_json(plan: Plan) -> str:
-    """The same for programs: effective keys, configurations, memory, expectations (docs/memory.md tells the fields)."""
+    """Return the plan as JSON: effective keys, configurations, memory and estimates (docs/memory.md has the fields)."""
     value: dict[str, Any] = {
         "manifest": str(plan.path),
         "layers": plan.layers,

@@ -1,4 +1,4 @@
-"""What must fit into a room: the requests that are asked for (hardware.capacity; without it one), and what lacks."""
+"""Memory requirements: the requests that must fit (hardware.capacity, by default one), and the shortage."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,23 @@ from appliance.planning.memory_budget import Room
 
 @dataclass(frozen=True)
 class Asked:
-    """What the cache of one engine must hold at once: `requests` of `tokens` each (`each_whole`: of whatever the
-    context becomes), and one request of `context` tokens at least."""
+    """Requests that the cache of one engine must hold at the same time."""
 
-    requests: int
-    tokens: int
-    each_whole: bool
-    context: int
+    requests: int  # number of requests
+    tokens: int  # tokens of each request
+    each_whole: bool  # True: each request fills the context, whatever its length
+    context: int  # minimum context length; at least one request of this length must fit
 
     def length(self, context: int) -> int:
         return context if self.each_whole else self.tokens
 
 
 def asked_of(manifest: Manifest, engines: int, context: int = 2) -> Asked:
-    """engines: that share the requests. context: the least that the service must have, if the manifest says nothing."""
+    """Return the requests of one engine.
+
+    `engines` is the number of engines that share hardware.capacity. `context` is the minimum context length if the
+    manifest sets none.
+    """
     capacity, wanted = manifest.hardware.capacity, manifest.model.max_context
     whole = capacity.tokens == "auto"
     tokens = 2 if capacity.tokens == "auto" else capacity.tokens
@@ -32,30 +35,29 @@ def asked_of(manifest: Manifest, engines: int, context: int = 2) -> Asked:
 
 
 def needed(room: Room, asked: Asked, context: int) -> int:
-    """Bytes of a cache with which an engine of this context holds what is asked, and one request of the context."""
+    """Return the cache bytes for the requested capacity and for at least one request of the full context."""
     step = room.size.tokens
     several = pool_bytes(room.pages, asked.length(context), asked.requests, step)
     return max(several, pool_bytes(room.pages, context, 1, step))
 
 
 def cache_room(manifest: Manifest, room: Room, context: int) -> int:
-    """Bytes that the cache may have: what kv_cache_memory says, or what is left."""
+    """Return the bytes available to the cache: kv_cache_memory, or the remaining memory if that is auto or less."""
     given, left = manifest.hardware.kv_cache_memory, room.left(context)
     return left if given == "auto" else min(given, left)
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of one rank: all that must be there at once, and what it may use. `lacks` is more than the difference where
-    the cache that was given, or the host of a GPU, is what is too small."""
+    """Memory requirement of one rank, in bytes."""
 
-    needed: int
-    usable: int
-    lacks: int
+    needed: int  # total at the same time
+    usable: int  # budget of the rank
+    lacks: int  # shortage; larger than the difference if kv_cache_memory or the memory of a GPU's host is too small
 
 
 def need_of(manifest: Manifest, machine: Machine, room: Room, asked: Asked) -> Need:
-    """With the shortest context that will do."""
+    """Return the requirement at the minimum context length."""
     context, given = asked.context, manifest.hardware.kv_cache_memory
     cache, usable = needed(room, asked, context), room.budget.bytes
     taken = usable - room.left(context)

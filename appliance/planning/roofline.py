@@ -1,11 +1,13 @@
-"""The most tokens a second that the machine can give: what a step must read over the bandwidth, or what it must compute
-over the arithmetic, whichever takes longer. Ceilings, no forecasts: no launch, no wait, no cache miss is in them.
+"""Roofline of the machine: upper bounds on tokens per second.
 
-decode   a step reads every matrix once (of experts those that its rows take) and the keys and values of its rows
-prefill  a step of max_step_tokens multiplies each token with every matrix that it takes, and attends
+A step takes the longer of its memory traffic over the bandwidth and its operations over the arithmetic throughput. The
+numbers are ceilings, not forecasts: they exclude launch overhead, waiting and cache misses.
 
-Of an encoder-decoder model, prompts are sources: they take the encoder, and of the decoder what projects the
-keys and values of a source, which no decode step reads again.
+decode   a step reads every dense matrix once, the experts that its rows select, and the keys and values of its rows
+prefill  a step of max_step_tokens tokens multiplies each token by every matrix it uses, and computes attention
+
+For an encoder-decoder model, prefill means encoder input: it runs the encoder and the decoder's key and value
+projections for cross-attention, which decode steps do not read again.
 """
 
 from collections.abc import Sequence
@@ -26,36 +28,35 @@ from engine.models.sources import (
     router_linear,
 )
 
-DECODE_LENGTH = 1024  # tokens that each row of a decode step has
+DECODE_LENGTH = 1024  # context length of each row in a decode step
 BATCHES = (1, 8, 32)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes and operations a second of what one rank computes with; `source` says of what, and whether it is sure.
-    `ranks` share the work of a step; that they wait for one another is left out."""
+    """Throughput of the hardware that one rank computes on."""
 
-    bandwidth: int
-    operations: int
-    source: str
-    ranks: int = 1
+    bandwidth: int  # bytes per second
+    operations: int  # operations per second
+    source: str  # device name, and whether its numbers are assumed
+    ranks: int = 1  # ranks that share a step; the time they wait for each other is not counted
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Tokens a second of a decode step with so many rows, or of prompts (`rows` 0), and what limits them."""
+    """Upper bound on tokens per second."""
 
-    rows: int
+    rows: int  # rows of the decode step; 0 for prompts
     tokens_s: float
-    limited_by: str
+    limited_by: str  # "bandwidth" or "arithmetic"
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """`length`: tokens that the rows of a decode step have."""
+    """Rooflines of decode steps at several batch sizes, and of prompts."""
 
     source: str
-    length: int
+    length: int  # context length of the rows in a decode step
     decode: tuple[Ceiling, ...]
     prefill: Ceiling
     accounts: tuple[Account, ...]
@@ -64,8 +65,10 @@ class Roofline:
 def limits(
     machine: Machine, *, device: str, dtype: str, weights: str, threads: int, engines: int, ranks: int = 1
 ) -> Limits | None:
-    """weights: the type that is multiplied: float32, bfloat16, int8, int4 or fp8. threads: of each rank. None: a GPU
-    that the table lacks."""
+    """Return the limits of one rank, or None for a GPU that is not in the table.
+
+    `weights` is the type of the matrix products: float32, bfloat16, int8, int4 or fp8. `threads` is the count per rank.
+    """
     found: Limits | None
     if device == "cuda":
         gpu = gpu_called(machine.gpus[0].name)
@@ -101,7 +104,7 @@ def roofline(
     length: int,
     most: int,
 ) -> Roofline:
-    """length: tokens of each row that decodes; most: rows of the largest decode step."""
+    """Return the rooflines. `length` is the context of each decode row; `most` is the largest decode batch."""
     length = min(length, DECODE_LENGTH)
     if model.head is None:
         account, prefill = _prefill(model, holdings, limit, step_tokens)
@@ -117,8 +120,10 @@ def roofline(
 
 
 def slowest_step_s(model: Model, made: Roofline, limit: Limits, *, step_tokens: int, max_context: int) -> float:
-    """Return the seconds of the slowest step at the roofline: the last part of a prompt that fills the context, or the
-    largest decode step."""
+    """Return the seconds of the slowest step at the roofline.
+
+    This is the last chunk of a prompt that fills the context, or the largest decode step.
+    """
     operations = 2 * active_parameters(model) + attention_operations(model, max_context)
     prompt_s = step_tokens * operations / (limit.ranks * limit.operations)
     return max(prompt_s, step_tokens / made.prefill.tokens_s, *(one.rows / one.tokens_s for one in made.decode), 0.0)
@@ -160,7 +165,9 @@ def _prefill(model: Model, holdings: Sequence[Holding], limit: Limits, step_toke
 def _ceiling(
     limit: Limits, read: Sequence[float], tokens: int, multiplied: int, rows: int
 ) -> tuple[tuple[Step, ...], Ceiling]:
-    """A step that reads so many bytes for so many tokens, each of so many operations."""
+    """Return the ceiling of a step of `tokens` tokens that reads `read` bytes, with `multiplied` operations per
+    token.
+    """
     per_second = f"{number(limit.ranks)} × {number(limit.operations)}"
     reading, computing = sum(read) / limit.bandwidth, tokens * multiplied / (limit.ranks * limit.operations)
     bytes_read = " + ".join(map(number, read))
@@ -177,7 +184,7 @@ def _ceiling(
 
 
 def of_sources(model: Model) -> tuple[str, ...]:
-    """How the names of weights begin by which only sources are multiplied."""
+    """Return the name prefixes of the weights that only encoder input is multiplied by."""
     if model.encoder is None:
         return ()
     norms = [norm.name for norm in (model.encoder.norm, model.encoder.embed.norm) if norm is not None]
@@ -191,7 +198,7 @@ def of_sources(model: Model) -> tuple[str, ...]:
 
 
 def source_operations(model: Model, length: int) -> int:
-    """Of one token of a source of this length."""
+    """Return the operations per token of an encoder input of this length."""
     total = 0
     for body in encoder_bodies(model):
         match body:
@@ -206,7 +213,7 @@ def source_operations(model: Model, length: int) -> int:
 
 
 def _matrices(holdings: Sequence[Holding], *, head: bool) -> int:
-    """Bytes of all that every token is multiplied with. A head that is the embedding's own memory lies there."""
+    """Return the bytes of the matrices that every token is multiplied by. A tied head is counted as the embedding."""
     left_out = {"experts", "embedding"} if head else {"experts", "embedding", "head"}
     total = sum(one.bytes for one in holdings if one.part not in left_out)
     if head and not any(one.bytes for one in holdings if one.part == "head"):
@@ -219,13 +226,13 @@ def _experts(holdings: Sequence[Holding]) -> int:
 
 
 def touched(model: Model, rows: int) -> float:
-    """The share of the experts that some row takes, on average over evenly drawn ones: 1 - (1 - k/n)^rows."""
+    """Return the expected share of experts selected by at least one row, for uniform routing: 1 - (1 - k/n)^rows."""
     shares = [1 - (1 - body.chosen / body.count) ** rows for body in all_bodies(model) if isinstance(body, Experts)]
     return sum(shares) / len(shares) if shares else 0.0
 
 
 def active_parameters(model: Model) -> int:
-    """Elements of the matrices that one token is multiplied with, the head among them."""
+    """Return the number of weights that one token is multiplied by, including the head."""
     total = model.embed.vocab * model.embed.hidden
     for body in all_bodies(model):
         match body:
@@ -247,8 +254,10 @@ def _elements(linears: Sequence[Linear]) -> int:
 
 
 def attention_operations(model: Model, length: int) -> int:
-    """Of one token that reads so many: a product with every key and every value in reach. Those of a source and those
-    of the reply are one length, each read by attention of its own."""
+    """Return the attention operations of one token at this context length: one product per key and per value in reach.
+
+    Self-attention and cross-attention are both counted with this length.
+    """
     total = 0
     for body in attentions(model):
         reach = length if body.window is None else min(length, body.window)
@@ -257,7 +266,7 @@ def attention_operations(model: Model, length: int) -> int:
 
 
 def state_bytes(layout: Layout, length: int) -> int:
-    """Bytes of keys and values that a token of a request of this length reads."""
+    """Return the bytes of keys and values that a token reads at this context length."""
     vector = layout.head_dim * layout.element_bytes + layout.scale_bytes
     total = 0
     for group in layout.groups:

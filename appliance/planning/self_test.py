@@ -1,4 +1,4 @@
-"""What an engine is told of its self-test, and what the plan says of it."""
+"""Self-test settings of an engine, and their description in the plan."""
 
 from appliance.config.keys import spell
 from appliance.config.manifest import Manifest
@@ -9,7 +9,10 @@ from engine.api.golden import BANDS, Arithmetic, Recorded
 
 
 def self_test(manifest: Manifest, golden: Recorded | None, *, pools: bool) -> SelfTest:
-    """`golden`: what the lock has, if there is one that counts. A model that pools has no logits to digest."""
+    """Return the self-test settings. Pooling models have no logits to compare, so they run no self-test prompts.
+
+    `golden` are the reference outputs of the lock file, if the lock is enforced.
+    """
     wanted = manifest.lifecycle.self_test
     return SelfTest(
         prompts=0 if pools else wanted.prompts,
@@ -33,7 +36,7 @@ def tolerance(manifest: Manifest, dtype: str, kv_dtype: str, weights: str) -> Ch
 
 
 def told(engine: EngineConfig, lock: str, *, pools: bool) -> str:
-    """One line of the plan. `lock`: the file's name."""
+    """Return the plan's line about the self-test. `lock` is the name of the lock file."""
     test = engine.self_test
     if not test.prompts:
         why = "a model that pools has no logits" if pools else "lifecycle.self_test.prompts is 0"

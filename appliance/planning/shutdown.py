@@ -1,15 +1,15 @@
-"""How the service ends after SIGTERM: time for open requests, and for load balancers to notice."""
+"""Shutdown after SIGTERM: time to finish open requests, and time for load balancers to notice."""
 
 from appliance.config.platform import MARGIN_S
 from appliance.config.settings import Settings
 from appliance.planning.choice import Choice, refuse
 
-LINGER_S = 5.0  # an endpoint of Kubernetes is out of every node's tables by then
-MOST_OF_DRAIN = 0.25  # the rest is for what is open
+LINGER_S = 5.0  # by then Kubernetes has removed the endpoint from the tables of every node
+MOST_OF_DRAIN = 0.25  # the rest is for open requests
 
 
 def ending(settings: Settings) -> tuple[Choice[float], Choice[float]]:
-    """lifecycle.drain and lifecycle.linger in seconds. Raises Refused for a linger that outlasts the drain."""
+    """Return lifecycle.drain and lifecycle.linger in seconds. Raise Refused if the linger exceeds the drain."""
     wanted, platform = settings.manifest.lifecycle, settings.platform
     if wanted.drain == "auto":
         drain = Choice(max(0.0, platform.grace_s - MARGIN_S), f"{platform.source}; the rest ends in {MARGIN_S:g} s")

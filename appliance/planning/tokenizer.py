@@ -1,4 +1,4 @@
-"""Whether a checkpoint's tokenizer is whole, without the libraries that read it: a check must be quick."""
+"""Fast check that a checkpoint's tokenizer is complete, without importing tokenizer libraries."""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class _TokenizerModel(msgspec.Struct):
 
 
 class _TokenizerFile(msgspec.Struct):
-    """Enough of tokenizer.json to know that it is whole, and its ids."""
+    """Fields of tokenizer.json that show it is complete, and its token ids."""
 
     model: _TokenizerModel
     added_tokens: list[_Token] = []
@@ -36,13 +36,13 @@ class _TokenizerFile(msgspec.Struct):
 
 
 class _TekkenFile(msgspec.Struct):
-    """Enough of tekken.json to know that it is whole."""
+    """Fields of tekken.json that show it is complete."""
 
     config: msgspec.Raw
     vocab: msgspec.Raw
 
     def ids(self) -> Iterator[int]:
-        """Return none: tokens are listed in the order of their ids."""
+        """Return no ids: the file lists tokens in the order of their ids."""
         return iter(())
 
 
@@ -51,15 +51,14 @@ DESCRIBED: dict[str, type[_TokenizerFile | _TekkenFile]] = {
     "tekken.json": _TekkenFile,
 }
 PLAIN = ("tokenizer.model", "tiktoken.model", "qwen.tiktoken")
-"""Files of SentencePiece's and tiktoken's, read where there is none that describes all; in order, as engine/text reads
-them."""
+"""SentencePiece and tiktoken files, in the order of engine/text. Read only if no file in `DESCRIBED` exists."""
 _RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?(\n|$)")
 _RANKS = re.compile(rb" (\d{7,})\r?$", re.MULTILINE)
-_PIECES = b"\x0a"  # a SentencePiece model begins with its first piece: field 1 of its message
+_PIECES = b"\x0a"  # a SentencePiece model starts with its first piece, field 1 of the message
 
 
 def tokenizer_name(checkpoint: Path) -> str:
-    """The name of the file that the checkpoint's tokenizer is read from; tokenizer.json if it has none."""
+    """Return the name of the checkpoint's tokenizer file; tokenizer.json if it has none."""
     named = next((name for name in (*DESCRIBED, *PLAIN) if (checkpoint / name).exists()), "")
     if named:
         return named
@@ -68,7 +67,7 @@ def tokenizer_name(checkpoint: Path) -> str:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raises CheckpointError naming the file that is missing or damaged."""
+    """Raise CheckpointError that names the missing or damaged file."""
     path = root_of(folder) / tokenizer_name(folder)
     if path.suffix == ".gguf":
         check_gguf_tokenizer(path)

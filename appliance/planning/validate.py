@@ -1,6 +1,6 @@
-"""All that can be known before anything starts: settings, checkpoint, files and secrets the manifest names, memory.
+"""Validation before any process starts: settings, checkpoint, memory, and the files and secrets in the manifest.
 
-Reads files, never weights, and never imports torch.
+Reads files but not weights, and never imports torch.
 """
 
 import contextlib
@@ -50,16 +50,19 @@ Verify = Callable[[Settings, Path | None], None]
 
 
 def _trusting(settings: Settings, folder: Path | None) -> None:
-    """Takes a checkpoint's files as they are."""
+    """Accept the files of a checkpoint without verification."""
 
 
 def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusting, *, assume: bool = False) -> Plan:
-    """The plan for what is given, on this machine unless another is described. Of a checkpoint that lies elsewhere its
-    small files are downloaded and the headers of its weights are read. `verify` may refuse the checkpoint's folder
-    (None while files of it lie elsewhere) before anything in it is read or run, and before a GPU is asked for more than
-    a profile needs. `assume`: a local folder with a config.json and no weights is planned from that alone, for a
-    command that starts nothing. Raises Refused with what is wrong, NotPlanned if the checkpoint has to be downloaded
-    first."""
+    """Return the plan of a manifest for this machine, or for `machine`.
+
+    For a remote checkpoint, its small files are downloaded and the headers of its weight files are read. `verify` may
+    refuse the checkpoint folder before anything in it is read or executed, and before GPUs are probed beyond what
+    profile selection needs; its folder argument is None while files are missing locally. With `assume`, a local folder
+    that has a config.json but no weights is planned from that file alone, for commands that start nothing.
+
+    Raise Refused with the problems, or NotPlanned if the checkpoint must be downloaded first.
+    """
     try:
         settings, looked_at = settle(given, machine)
     except Refused as refused:
@@ -75,7 +78,7 @@ def prove(given: Given, machine: Machine | None = None, verify: Verify = _trusti
 
 
 def _wrong_folder(given: Given) -> Iterator[Problem]:
-    """Yield a missing folder of model.source.path in a manifest that is refused for other reasons."""
+    """Yield a problem if the folder in model.source.path is missing, for a manifest refused for other reasons."""
     key = ("model", "source", "path")
     try:
         tree = unvalidated(given)
@@ -91,8 +94,10 @@ def _wrong_folder(given: Given) -> Iterator[Problem]:
 
 
 def settle(given: Given, machine: Machine | None = None) -> tuple[Settings, Machine | None]:
-    """What is given, with the hardware profile that fits; and the machine, where a profile was to be chosen. Raises
-    Refused for what is wrong by itself."""
+    """Return the settings with the matching hardware profile, and the machine if a profile had to be selected.
+
+    Raise Refused if the manifest itself is invalid.
+    """
     looked_at = machine
 
     def choose(device: str, profiles: tuple[Profile, ...]) -> tuple[str, ...]:
@@ -104,7 +109,7 @@ def settle(given: Given, machine: Machine | None = None) -> tuple[Settings, Mach
 
 
 class NotPlanned(Refused):
-    """All that can be seen is right, but the checkpoint has to be downloaded first."""
+    """Raised if the only obstacle to a plan is that the checkpoint must be downloaded first."""
 
 
 def _proven(
@@ -120,7 +125,7 @@ def _proven(
     at, name = settings.place(key), ".".join(key)
     found = find(settings, environ)
     if problems and not isinstance(found, Local):
-        raise Refused(problems)  # a token that cannot be read asks no server
+        raise Refused(problems)  # do not contact a server while the token that it needs is unreadable
     try:
         with facts(found, policy(settings, environ), environ) as known:
             verify(settings, known.folder if known.job is None else None)
@@ -153,19 +158,22 @@ def _proven(
 def _planned(
     settings: Settings, checkpoint: Checkpoint, machine: Machine | None, looked_at: Machine | None, known: Facts
 ) -> Plan:
-    """`machine` is one that is described, `looked_at` what a profile was chosen for, without its GPUs perhaps."""
+    """Build the plan. `machine` is a described machine; `looked_at` selected the profile, perhaps without GPUs."""
     locked, golden = lock_path(settings.path).is_file(), _golden(settings)
     if machine is not None or settings.manifest.hardware.device != "cpu":
         return plan(settings, checkpoint, machine or looked_at or read_machine(), known, locked=locked, golden=golden)
     try:
         return plan(settings, checkpoint, looked_at or read_machine(gpus=False), known, locked=locked, golden=golden)
     except Refused:
-        # Whether a GPU would change it is worth the second that looking for one takes.
+        # Probing for a GPU takes about a second; do it only here, because a GPU may make the plan valid.
         return plan(settings, checkpoint, read_machine(), known, locked=locked, golden=golden)
 
 
 def _golden(settings: Settings) -> Recorded | None:
-    """The golden prompts of the lock. One that cannot be read has none: `verify` has refused it, if it counts."""
+    """Return the reference outputs of the lock file.
+
+    Return None for an unreadable lock; if the lock is enforced, `verify` has refused it already.
+    """
     if settings.manifest.model.lock == "off":
         return None
     try:
@@ -175,7 +183,7 @@ def _golden(settings: Settings) -> Recorded | None:
 
 
 def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> None:
-    """fp8 pages take the scales that a checkpoint folder may bring, which must be whole then."""
+    """Check that the KV scales in the checkpoint folder are complete if fp8 cache uses them."""
     if found.engines[0].kv_dtype == "fp8":
         try:
             read_kv_scales(checkpoint.path, checkpoint.model, checkpoint.tensors)
@@ -185,12 +193,12 @@ def _check_scales(settings: Settings, checkpoint: Checkpoint, found: Plan) -> No
 
 
 def bring_whole(given: Given) -> Path:
-    """Downloads what is not here yet, with progress on standard error. The folder of the checkpoint. Raises Refused."""
+    """Download missing checkpoint files, with progress on standard error, and return the folder. Raise Refused."""
     return _bring(load(given), given, lambda _: contextlib.nullcontext())
 
 
 def bring_for_a_start(given: Given) -> None:
-    """The same, with answers at the gateway's address meanwhile."""
+    """Download missing checkpoint files while a placeholder server answers at the gateway's address."""
     from appliance.checkpoints.placeholder_server import lobby
 
     settings = load(given)
@@ -225,7 +233,7 @@ def _lacks_tokenizer(checkpoint: Checkpoint) -> bool:
 
 
 def _checkpoint(settings: Settings, known: Facts, assume: bool) -> Checkpoint:
-    """Facts of the checkpoint, its tensors compared with the declaration, its tokenizer known to be there."""
+    """Read the checkpoint, compare its tensors with the model's declaration, and check its tokenizer."""
     try:
         trusted, task = settings.manifest.model.trust_remote_code, task_config(settings.manifest)
         if assume and known.folder == known.path and known.folder.is_dir() and not has_weights(known.folder):
@@ -249,7 +257,7 @@ def _checkpoint(settings: Settings, known: Facts, assume: bool) -> Checkpoint:
 
 
 def _files(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """What the manifest names and is not there."""
+    """Yield files and secrets that the manifest names but that are missing or unreadable."""
     manifest = settings.manifest
     if manifest.model.chat_template is not None:
         yield from _readable(settings, ("model", "chat_template"))
@@ -279,7 +287,7 @@ def _no_folder(settings: Settings, record: str) -> Problem:
 
 def _readable(settings: Settings, key: tuple[str, ...]) -> Iterator[Problem]:
     path, place, given = settings.file(key), settings.place(key), str(at(settings.tree, key))
-    # What is no path may be the secret itself, written in the place of its file.
+    # A value that is not a path may be the secret itself, written in place of its file.
     shown = "the file (name not shown)" if is_secret(key) and not re.search(r"[/.]", given) else masked(str(path))
     try:
         text = read_text(path)

@@ -1,4 +1,4 @@
-"""`slipway plan --why KEY`: how a number of the plan comes about, step by step, with the numbers put in."""
+"""`slipway plan --why KEY`: derivation of a number in the plan, step by step."""
 
 import difflib
 
@@ -7,7 +7,7 @@ from appliance.planning.derivation import Account, Step, number
 from appliance.planning.memory import spell_bytes
 from appliance.planning.plan import Effective, Plan
 
-# What an operator may call it → the account.
+# Names that an operator may use, and the account of each.
 NAMES = {
     "kv_cache": "kv",
     "cache": "kv",
@@ -25,7 +25,7 @@ NAMES = {
 
 
 def explain(plan: Plan, key: str) -> tuple[str, bool]:
-    """The explanation, and whether there is one; else what can be asked for."""
+    """Return the explanation and True, or a message with the valid names and False."""
     accounts = {account.key: account for account in (*plan.memory.accounts, *plan.outlook.accounts)}
     name = key.strip().lower().replace("-", "_").replace(" ", "_")
     effective = next((one for one in plan.effective if one.key == key or one.key.endswith(f".{name}")), None)
@@ -48,7 +48,7 @@ def explain(plan: Plan, key: str) -> tuple[str, bool]:
 
 
 def _chosen(wanted: str, accounts: dict[str, Account]) -> list[str]:
-    """The account of this name, or all of a family: decode has one for each number of rows."""
+    """Return the account of this name, or all accounts of its family: decode has one per batch size."""
     return [key for key in accounts if key == wanted or key.startswith(f"{wanted}:")]
 
 
@@ -77,7 +77,7 @@ def _step(step: Step) -> str:
 
 
 def _value(value: float, unit: str) -> str:
-    """With the same in larger units behind it, where it is long."""
+    """Format a value with its unit. Large byte counts are followed by a rounded value, such as GiB."""
     if unit == "B":
         text = f"{value:,.0f} B"
         return f"{text} ({spell_bytes(value)})" if value >= 2**20 else text

@@ -1,7 +1,7 @@
-"""What an engine takes beside weights and cache: its process, a step's activations and logits, tables, graphs.
+"""Memory of an engine besides weights and KV cache: process, activations and logits of a step, tables, CUDA graphs.
 
-Plain arithmetic. Compiled kernels keep the buffers of the largest step from the start on, so theirs is exact; what
-torch and Triton take is the widest layer counted generously, which a GPU's profiling replaces by what it measured.
+Compiled kernels allocate the buffers of the largest step at the start, so their numbers are exact. For torch and Triton
+the widest layer is overestimated; on a GPU, profiling replaces the estimate with a measurement.
 """
 
 from collections.abc import Sequence
@@ -26,39 +26,39 @@ from engine.models.ranks import share_of
 from kernels.cpu.library import tiling
 
 MIB = 2**20
-# Resident memory of an engine process without weights, pages of shared libraries included. VmRSS on Linux with Python
+# Resident memory of an engine process without weights, including pages of shared libraries. VmRSS on Linux with Python
 # 3.11 and torch 2.13 for CPUs, in MiB: interpreter 11, numpy and msgspec 17, modules of the engine 13, torch 187,
-# threads and first steps 17; rounded up. On a GPU it is what the libraries' handles and the allocator's rounding take
-# of the device beside the context.
+# threads and first steps 17; rounded up. On a GPU the value covers library handles and allocator rounding on the
+# device, besides the context.
 PROCESS_BYTES = {"cpu": 248 * MIB, "cuda": 512 * MIB}
-THREAD_BYTES = MIB  # of each thread that computes: its stack and the allocator's arena
-TORCH_CODE_BYTES = 4 * MIB  # pages of torch's own kernels, which compiled ones leave untouched
-LIBRARY_BYTES = 8 * MIB  # the most that each thread of torch keeps of a matrix that it multiplies by
-SCORE_ELEMENTS = 1 << 27  # the most scores that torch holds at once (kernels/attention/common.py)
+THREAD_BYTES = MIB  # per compute thread: its stack and the allocator's arena
+TORCH_CODE_BYTES = 4 * MIB  # pages of torch's own kernels, which compiled kernels never touch
+LIBRARY_BYTES = 8 * MIB  # most that one torch thread keeps of a repacked matrix
+SCORE_ELEMENTS = 1 << 27  # most attention scores that torch holds at once (kernels/attention/common.py)
 SCORE_COPIES = 2
-NCCL_BYTES = 512 * MIB  # buffers of each GPU through which ranks exchange. Assumed.
-GRAPH_BYTES = 8 * MIB  # of one captured step, whatever its size
-COPIES = {"torch": 5, "triton": 5}  # of the logits that sampling holds: probabilities, their sorted copy and indices
-COMPILED_COPIES = 2  # in place, and a copy for logprobs of logits that sampling then changes
-BUFFER = "buffer"  # the first word of what compiled kernels keep for a step
-WHOLE_BLOCK = 16  # tokens of a block of a prompt that is read both ways (engine/layers/compiled.py)
-LEAST_TOKENS = 64  # that the buffers hold at least (engine/layers/compiled.py)
-SPLIT = 512  # positions of a piece of attention (kernels/cpu/attention.h)
-VECTOR = 16  # floats of the widest vector
-ALIGNED = 32  # words to which a device's tables are aligned (engine/worker/device_table.py)
-MEETING_ROWS = 64  # whose logits ranks join at once (engine/worker/build.py)
-MEETING_ROOMS = 2  # used in turns (kernels/cpu/meeting.h)
-COLUMN_BYTES = 80  # of a slot's sampling parameters, rotation and source on the host (engine/sampling/columns.py)
-DEVICE_FIELDS = 12  # of a slot on a device (kernels/sampling/columns.py)
-ROUTE_WORDS = 7  # of a token's expert: its number, weight, order and pair, and a tile of three (kernels/experts)
+NCCL_BYTES = 512 * MIB  # NCCL buffers of each GPU. Assumed.
+GRAPH_BYTES = 8 * MIB  # per captured graph, independent of its batch size
+COPIES = {"torch": 5, "triton": 5}  # copies of the logits in sampling: probabilities, their sorted copy and indices
+COMPILED_COPIES = 2  # logits in place, and a copy for logprobs of logits that sampling changes
+BUFFER = "buffer"  # first word of the step buffers' names
+WHOLE_BLOCK = 16  # tokens per block of a bidirectional prompt (engine/layers/compiled.py)
+LEAST_TOKENS = 64  # minimum size of the buffers (engine/layers/compiled.py)
+SPLIT = 512  # positions per split of the KV sequence (kernels/cpu/attention.h)
+VECTOR = 16  # floats of the widest vector register
+ALIGNED = 32  # alignment of device tables, in words (engine/worker/device_table.py)
+MEETING_ROWS = 64  # rows of logits that ranks gather at once (engine/worker/build.py)
+MEETING_ROOMS = 2  # buffers used in turns (kernels/cpu/meeting.h)
+COLUMN_BYTES = 80  # host bytes per slot: sampling parameters, rotation and encoder input (engine/sampling/columns.py)
+DEVICE_FIELDS = 12  # device fields per slot (kernels/sampling/columns.py)
+ROUTE_WORDS = 7  # per token and expert: expert id, weight, order, pair, and a tile of three words (kernels/experts)
 
 
 @dataclass(frozen=True)
 class StepSize:
-    """Tokens of the largest step, and the most requests that run at once."""
+    """Sizes of the largest step."""
 
-    tokens: int
-    rows: int
+    tokens: int  # most tokens in the step
+    rows: int  # most running requests
 
     @property
     def slots(self) -> int:
@@ -68,7 +68,7 @@ class StepSize:
 def workspace(
     model: Model, *, device: str, kernels: str, size: StepSize, element_bytes: int, threads: int = 1, ranks: int = 1
 ) -> tuple[Step, ...]:
-    """All that a rank has of it but tables and graphs. kernels: torch, triton or a compiled variant."""
+    """Return a rank's workspace without tables and CUDA graphs. `kernels` is torch, triton or a compiled variant."""
     process = Step("process", number(PROCESS_BYTES[device]), PROCESS_BYTES[device])
     found = [
         process,
@@ -76,8 +76,8 @@ def workspace(
         *_exchange(model, device, kernels, size, ranks),
     ]
     if model.pooler is not None:
-        # token_embed keeps the states of every token in float32, and its stages theirs; on a GPU those of the last step
-        # are still on their way.
+        # token_embed keeps the states of every token in float32, and so do its stages. On a GPU the states of the
+        # previous step are still being copied.
         copies = 3 if kernels == "triton" else 2
         found.append(product("pooled states (tokens × hidden)", size.tokens, copies * model.embed.hidden, 4))
     if kernels in COPIES:
@@ -102,7 +102,7 @@ def workspace(
 
 
 def _threads(model: Model, device: str, kernels: str, threads: int, ranks: int) -> tuple[Step, ...]:
-    """Memory of the threads that compute on a CPU. torch's library repacks parts of a matrix that it multiplies by."""
+    """Return the memory of CPU compute threads. torch's library repacks parts of the matrices it multiplies by."""
     if device != "cpu":
         return ()
     stacks = product("threads", threads, THREAD_BYTES)
@@ -114,7 +114,7 @@ def _threads(model: Model, device: str, kernels: str, threads: int, ranks: int) 
 
 
 def largest_matrix(model: Model, ranks: int = 1) -> int:
-    """Elements of the largest matrix that all tokens of a step are multiplied by."""
+    """Return the number of elements of the largest matrix applied to all tokens of a step."""
     hidden, most = model.embed.hidden, 0
     for body in all_bodies(model):
         match body:
@@ -131,7 +131,7 @@ def largest_matrix(model: Model, ranks: int = 1) -> int:
 def attention_scores(
     model: Model, *, kernels: str, size: StepSize, max_context: int, ranks: int = 1
 ) -> tuple[Step, ...]:
-    """Memory of torch's attention for the longest row: keys, values, and the scores of one step."""
+    """Return the memory of torch's attention for the longest row: keys, values and the scores of one step."""
     parts = [body for body in attentions(model) if body.causal and not body.source]
     if kernels != "torch" or not parts:
         return ()
@@ -152,8 +152,10 @@ def attention_scores(
 
 
 def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> tuple[Step, ...]:
-    """Of what an encoder reads in a step: its states, which all layers of the decoder read, and with torch the scores
-    of the longest source, which it may hold all at once."""
+    """Return the memory for encoder input in a step.
+
+    This is the encoder output, which every decoder layer reads, and with torch also the scores of the longest input.
+    """
     if model.encoder is None:
         return ()
     states = product("states of sources (tokens × hidden)", size.tokens, model.embed.hidden, element_bytes)
@@ -165,8 +167,9 @@ def _sources(model: Model, kernels: str, size: StepSize, element_bytes: int) -> 
 
 
 def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
-    """What Triton kernels have of a layer of experts in words of 4 bytes: the router's logits, the routes, and a sum
-    that other ranks are to add to."""
+    """Return the memory of Triton's expert layer, in 4-byte words: router logits, routes, and the sum for the
+    all-reduce.
+    """
     parts = [body for body in all_bodies(model) if isinstance(body, Experts)]
     if not parts:
         return ()
@@ -176,7 +179,7 @@ def _routes(model: Model, tokens: int, ranks: int) -> tuple[Step, ...]:
 
 
 def _whole(model: Model, size: StepSize, ranks: int) -> tuple[Step, ...]:
-    """Keys and values of one layer, of prompts that are read both ways."""
+    """Return the memory of one layer's keys and values for bidirectional prompts."""
     part = next((part for part in attentions(model) if not part.causal), None)
     if part is None:
         return ()
@@ -186,7 +189,7 @@ def _whole(model: Model, size: StepSize, ranks: int) -> tuple[Step, ...]:
 
 
 def _exchange(model: Model, device: str, kernels: str, size: StepSize, ranks: int) -> tuple[Step, ...]:
-    """What ranks exchange their sums and logits through, beside what one rank would have."""
+    """Return the additional memory for exchanging sums and logits between ranks."""
     if ranks == 1:
         return ()
     hidden, share = size.tokens * model.embed.hidden, -(-model.embed.vocab // ranks)
@@ -204,14 +207,14 @@ def _exchange(model: Model, device: str, kernels: str, size: StepSize, ranks: in
 
 
 def logits_bytes(model: Model, rows: int, kernels: str) -> int:
-    """Of so many rows in float32, with the copies that sampling makes of them."""
+    """Return the bytes of the logits of `rows` rows in float32, including the copies that sampling makes."""
     if model.head is None:
         return 0
     return rows * model.embed.vocab * 4 * COPIES.get(kernels, COMPILED_COPIES)
 
 
 def step_widths(model: Model, ranks: int = 1) -> dict[str, int]:
-    """Floats of a token in each buffer of a compiled step (engine/layers/compiled.py asks for the same)."""
+    """Return the floats per token of each buffer in a compiled step, as engine/layers/compiled.py allocates them."""
     hidden = model.embed.hidden
     widths = {"x": hidden, "normed": hidden, "out": hidden}
 
@@ -248,8 +251,11 @@ def step_widths(model: Model, ranks: int = 1) -> dict[str, int]:
 
 
 def _packed(model: Model, kernels: str, ranks: int) -> tuple[int, ...]:
-    """Floats of a token in the order in which kernels read it: its inputs, twice for matrix tiles, whose bf16 hold
-    three parts of it; of a token with experts, a row for each."""
+    """Return the floats per token of the packed inputs of a matrix product, as factors.
+
+    Matrix tiles need two copies because they hold three bf16 parts of each input. A token with experts has one row for
+    each selected expert.
+    """
     tiles = tiling(kernels)
     copies = 2 if tiles is not None and tiles.matrix else 1
     most, times = model.embed.hidden, 1
@@ -267,7 +273,7 @@ def _packed(model: Model, kernels: str, ranks: int) -> tuple[int, ...]:
 
 
 def attention_partials(model: Model, size: StepSize, kv_tokens: int, ranks: int = 1) -> Step:
-    """Parts of rows that several threads attend for, with compiled kernels, where all of the cache is read at once."""
+    """Return the memory of partial attention results of compiled kernels when a step reads the whole cache."""
     heads = max((_own(body.heads, ranks) for body in all_bodies(model) if isinstance(body, Attention)), default=0)
     dim = max((body.head_dim for body in all_bodies(model) if isinstance(body, Attention)), default=0)
     pieces = kv_tokens // SPLIT + size.slots
@@ -283,8 +289,10 @@ def tables(
     pooled: Model | None = None,
     sources: bool = False,
 ) -> tuple[Step, ...]:
-    """The request table: a token id for every position a request can have, and a place for every block. pooled: the
-    model whose prompts a GPU's kernels pool. sources: an encoder in front reads some tokens of each."""
+    """Return the request table: a token id for each position, and an entry for each block.
+
+    `pooled` is the model if GPU kernels pool its prompts. `sources` is true for a model with an encoder.
+    """
     width, blocks = max_context + 1, blocks_of(max_context + 1, layout.block_tokens)
     groups, slots = len(layout.groups), size.slots
     if device == "cpu":
@@ -305,7 +313,9 @@ def tables(
 
 
 def _pooled_tables(model: Model, slots: int) -> tuple[Step, ...]:
-    """Of each slot where its segments begin, and what was gathered of its prompt (engine/layers/fused_pooler.py)."""
+    """Return the tables for pooling: segment starts and sums of the states of each slot
+    (engine/layers/fused_pooler.py).
+    """
     kinds = 0 if model.embed.segments is None else model.embed.segments.count
     begins = product("starts of segments (requests × segments)", _aligned(slots * (kinds - 1)), 4)
     states = product("states of prompts under way (requests × hidden)", slots, model.embed.hidden, 8)
@@ -313,7 +323,7 @@ def _pooled_tables(model: Model, slots: int) -> tuple[Step, ...]:
 
 
 def pinned_bytes(*, size: StepSize, max_context: int) -> int:
-    """Page-locked memory of the host through which a GPU's tables change: four uploads on their way."""
+    """Return the page-locked host memory for table updates on a GPU: four uploads in flight."""
     rows = _aligned(size.slots + 1)
     return 4 * 4 * (3 * rows + _aligned(_aligned(max_context + 1) + 64 * size.slots + 4096))
 
@@ -321,8 +331,9 @@ def pinned_bytes(*, size: StepSize, max_context: int) -> int:
 def graphs(model: Model, *, sizes: Sequence[int], element_bytes: int, ranks: int = 1) -> tuple[Step, ...]:
     """Return the memory of captured decode steps.
 
-    All sizes share the activations and logits of the largest, and the buffers in which they leave their outputs
-    (engine/worker/device.py); each has a description of its own."""
+    All sizes share the activations, logits and output buffers of the largest (engine/worker/device.py); each graph has
+    its own descriptor.
+    """
     if not sizes:
         return ()
     rows = max(sizes)
@@ -340,7 +351,7 @@ def _aligned(count: int) -> int:
 
 
 def widest_layer(model: Model, ranks: int = 1) -> int:
-    """Elements per token that the widest layer holds at once, the hidden states beside it among them."""
+    """Return the elements per token of the widest layer, including the hidden states."""
     blocks = model.blocks if model.encoder is None else (*model.encoder.blocks, *model.blocks)
     return max((_activations(block, ranks) for block in blocks), default=0) + 4 * model.embed.hidden
 
@@ -355,13 +366,13 @@ def _width(body: Body, ranks: int) -> int:
             return 2 * (2 * _own(body.heads, ranks) + 2 * _own(body.kv_heads, ranks)) * body.head_dim
         case MLP():
             return 3 * _own(body.inner, ranks)
-    # A token has a row for each expert that it takes; torch, which takes them one by one, has those of one in float32.
+    # Triton stores one row per token and selected expert. torch computes the experts one by one, in float32.
     shared = 0 if body.shared is None else 3 * _own(body.shared.inner, ranks) + body.hidden
     return body.chosen * (3 * _own(body.inner, ranks) + body.hidden) + 6 * body.hidden + shared
 
 
 def _own(units: int, ranks: int) -> int:
-    """Of so many units, a rank's. Raises ValueError where they cannot be shared evenly."""
+    """Return one rank's share of `units`. Raise ValueError if they cannot be divided evenly."""
     found = share_of(units, 0, ranks)
     if found is None:
         raise ValueError(f"{ranks} ranks cannot share {units}")

@@ -1,1 +1,1 @@
-"""Of what a manifest is composed: files that extend others, overlays, variables, profiles of hardware."""
+"""Composition of a manifest: base files, overlays, variables and hardware profiles."""

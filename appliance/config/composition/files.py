@@ -1,10 +1,10 @@
-"""A manifest file with all that it extends, as one tree.
+"""Reading of a manifest file and the files that it extends, merged into one tree.
 
-    extends: base.yaml                 one file, or
-    extends: [base.yaml, gpu.yaml]     several: of two that give one key the later wins, the file itself over all
+    extends: base.yaml                 one file
+    extends: [base.yaml, gpu.yaml]     several: a later file overrides an earlier one, and the file itself overrides all
 
-Paths start at the folder of the file that names them; only the environment can be interpolated in them, as variables
-are known when all files are read.
+Paths are relative to the folder of the file that contains them. Only environment variables can be interpolated in them,
+because `variables` are known only after all files are read.
 """
 
 import errno
@@ -31,31 +31,33 @@ MAX_FILES = 100
 
 @dataclass
 class Reading:
-    """The files of one manifest as they are read, and warnings of the names in them; `count` bounds what files that
-    extend one another twice can cost."""
+    """State of reading the files of one manifest."""
 
     environ: Mapping[str, str]
-    count: int = 0
+    count: int = 0  # files read so far, counting repetitions; limits the cost of files that are extended repeatedly
     files: list[File] = field(default_factory=list)
-    notices: list[Problem] = field(default_factory=list)
+    notices: list[Problem] = field(default_factory=list)  # warnings about names in the files
     older: dict[str, Older] = field(default_factory=dict)  # files of an older version, by name
 
 
 def read_file(reading: Reading, path: File, text: str = "") -> Tree:
-    """The file and all that it extends. Raises OSError if the file itself cannot be read; what it extends and cannot be
-    read is a fault at the name. With `text`, that is the content and the file is not read."""
+    """Read a file and the files that it extends.
+
+    Raise OSError if the file itself cannot be read. An unreadable base file is recorded as a fault at its name. If
+    `text` is given, it replaces the content of the file.
+    """
     return _read(reading, path, (), ((real_path(path), str(path)),), text)
 
 
 def folder_of(source: str) -> File:
-    """The folder where relative paths of a file start: that of the file itself, if the name is a link to it."""
+    """Return the folder for relative paths in a file. For a symbolic link this is the folder of its target."""
     path = File(source)
     real = real_path(path).parent
     return path.parent if real_path(path.parent) == real else real
 
 
 def _is_manifest(own: Tree, data: bytes) -> bool:
-    """Return whether messages may show lines of a file that another one names: it has a manifest's key, or is empty."""
+    """Return whether messages may quote lines of a file named by another file: it has a manifest key, or is empty."""
     known = children(())
     if own.value:
         names = [str(name) for name in own.value][:MAX_FILES]
@@ -73,7 +75,7 @@ def _read(reading: Reading, path: File, via: tuple[Place, ...], chain: Chain, te
     reading.count += 1
     if path not in reading.files:
         reading.files.append(path)
-    # A file without an apiVersion is of that of the first one.
+    # A file without an apiVersion has the version of the first file.
     first = next(iter(reading.older.values()), None) if "apiVersion" not in own.value else None
     if version := translate(own, first):
         reading.older[str(path)] = version
@@ -93,7 +95,7 @@ def _read(reading: Reading, path: File, via: tuple[Place, ...], chain: Chain, te
 
 
 def _names(own: Tree, environ: Mapping[str, str]) -> Iterator[Path]:
-    """The path of each name in `extends`, after interpolation; faults go into the tree."""
+    """Yield the path of each name in `extends` after interpolation. Faults are added to the tree."""
     if "extends" not in own.value:
         return
     if any(path[:1] == ("extends",) for path in own.dollars):
@@ -119,7 +121,7 @@ def _names(own: Tree, environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _base(reading: Reading, own: Tree, path: Path, chain: Chain) -> Tree | None:
-    """The tree of one file that is extended, or None after a fault."""
+    """Return the tree of one base file, or None after a fault."""
     name, place = str(at(own, path)), place_of(own, path)
     target = joined(folder_of(place.source), name)
     real = real_path(target)
@@ -142,7 +144,7 @@ def _base(reading: Reading, own: Tree, path: Path, chain: Chain) -> Tree | None:
 
 
 def joined(folder: File, name: str) -> File:
-    """`folder/name` without the `..` in it, where that is the same file."""
+    """Return `folder/name` with `..` removed, if that is the same file."""
     path = folder / name
     parts: list[str] = []
     for part in path.parts:
@@ -155,7 +157,7 @@ def joined(folder: File, name: str) -> File:
 
 
 def unreadable(error: OSError, name: str, folder: File) -> tuple[str, Hint]:
-    """What to say about a file that cannot be read, and which one may have been meant. `name` starts at `folder`."""
+    """Return the message for an unreadable file, and a suggestion. `name` is relative to `folder`."""
     if not isinstance(error, FileNotFoundError):
         return (error.strerror or str(error)).lower(), Hint()
     above, hint = joined(folder, name).parent, suggest_file(name, real_path(folder))
@@ -165,7 +167,7 @@ def unreadable(error: OSError, name: str, folder: File) -> tuple[str, Hint]:
 
 
 def _other_version(base: Tree, own: Tree) -> Iterator[Fault]:
-    """All files of one manifest are written in one version of its language."""
+    """Yield a fault if two files of one manifest have different versions."""
     theirs, ours = base.value.get("apiVersion"), own.value.get("apiVersion")
     if isinstance(theirs, str) and isinstance(ours, str) and theirs != ours:
         path: Path = ("apiVersion",)

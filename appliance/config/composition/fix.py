@@ -1,4 +1,4 @@
-"""Where a wrong value that was interpolated is put right: in what gave it, not in the text that names that."""
+"""Fixes for wrong interpolated values, applied where the value was defined instead of where it is referenced."""
 
 from dataclasses import replace
 
@@ -10,8 +10,11 @@ from appliance.config.yaml_loader import Tree, dotted
 
 
 def mended_where_written(problem: Problem, tree: Tree) -> Problem:
-    """The problem with a remedy for where its value was written: the value of a variable, a default, or a variable of
-    the environment, of which the message says how to set it. The message names the text that stands at the place."""
+    """Return the problem with a fix at the definition of its value.
+
+    This is the value of a variable, a default, or an environment variable, for which the message explains how to set
+    it. The message quotes the text at the reference.
+    """
     spelled = next((one for path, one in tree.spelled.items() if dotted(path) == problem.key), None)
     if spelled is None or isinstance(problem.remedy, Replace) or problem.code == "unknown-key":
         return problem if spelled is None or not isinstance(problem.remedy, Move) else _moved(problem, problem.remedy)
@@ -32,12 +35,12 @@ def mended_where_written(problem: Problem, tree: Tree) -> Problem:
 
 
 def _moved(problem: Problem, remedy: Move) -> Problem:
-    """A key takes the text with it that stands there."""
+    """Return the problem with a fix that moves the key and its text unchanged."""
     return replace(problem, remedy=Move(remedy.path))
 
 
 def _without_advice(problem: Problem) -> Problem:
-    """Without a hint that says how to write the value in the file."""
+    """Remove a hint that explains how to write the value in the file."""
     if not problem.hint.startswith(("write ", "leave ")):
         return problem
     return replace(problem, hint="", message=problem.message.removesuffix(problem.hint).removesuffix("; "))

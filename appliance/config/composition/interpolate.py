@@ -1,10 +1,10 @@
-"""Environment variables and `variables` within the texts of a manifest file.
+"""Interpolation of environment variables and `variables` in the texts of a manifest file.
 
-    ${NAME}              the environment variable        ${var.name}    what `variables` has
-    ${NAME:-default}     if it is not set or empty       $$             one dollar
+    ${NAME}              environment variable            ${var.name}    value from `variables`
+    ${NAME:-default}     default if unset or empty       $$             a dollar sign
 
-A default may itself have such parts. A value that is nothing but one `${…}` has the type of its text as an unquoted
-YAML scalar (8000 is a number), or the type that the variable was given; where its key takes only text it is text.
+A default may contain references. A value that consists of a single `${…}` has the type of its text as an unquoted YAML
+scalar (8000 is a number), or the type of the variable. If the key accepts only text, the value is text.
 """
 
 import difflib
@@ -23,26 +23,29 @@ from appliance.config.yaml_loader import Fault, Path, Place, Spelled, Tree
 _ENVIRONMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"[a-z][a-z0-9_]*")
 MAX_TEXT = 65_536  # characters of one text, before and after interpolation
-MAX_WHOLE = 1_048_576  # characters of all interpolated texts of a manifest together
-MAX_DEFAULTS = 20  # defaults within defaults
+MAX_WHOLE = 1_048_576  # characters of all interpolated texts of a manifest
+MAX_DEFAULTS = 20  # nesting depth of defaults
 
 
 @dataclass(frozen=True)
 class Reference:
-    """One `${name}` or `${name:-default}`; `dollar` counts the $ of the text before it, `text` is how it is written."""
+    """One `${name}` or `${name:-default}`."""
 
     name: str
     default: tuple["Part", ...] | None
-    dollar: int
-    text: str
+    dollar: int  # number of $ characters before it in the text
+    text: str  # the reference as written
 
 
 Part = str | Reference
 
 
 class Unreadable(Exception):
-    """Interpolation that cannot be done, because of the `dollar`-th $ of a text. With no message the cause was told
-    elsewhere already. `instead`: what stands at the $ and what to write there, `certain` if nothing else was meant."""
+    """Raised if a text cannot be interpolated, because of its `dollar`-th $.
+
+    An empty message means that the cause was reported elsewhere. `instead` is the text at the $ and its replacement;
+    `certain` is true if no other replacement is plausible.
+    """
 
     def __init__(
         self,
@@ -62,11 +65,11 @@ class Unreadable(Exception):
         return Fault(path, dollars[self.dollar], self.message, (), self.hint, self.code, self.remedy, self.certain)
 
 
-# -- reading ----------------------------------------------------------------------------------------------------------
+# -- parsing ----------------------------------------------------------------------------------------------------------
 
 
 def parse(text: str) -> tuple[Part, ...]:
-    """The parts of a text. Raises Unreadable at the $ that is none of the forms above."""
+    """Split a text into parts. Raise Unreadable for a $ that starts none of the forms above."""
     if len(text) > MAX_TEXT:
         what = f"a text of {len(text):,} characters; at most {MAX_TEXT:,} are searched for $"
         raise Unreadable(0, what, code="wrong-layer")
@@ -74,8 +77,10 @@ def parse(text: str) -> tuple[Part, ...]:
 
 
 def _parts(text: str, start: int, depth: int) -> tuple[tuple[Part, ...], int]:
-    """Parts up to the end, or up to the brace that closes a default; and where that is. `depth`: in how many defaults
-    this one is."""
+    """Return the parts up to the end or to the brace that closes a default, and the position there.
+
+    `depth` is the nesting depth of defaults.
+    """
     nested = depth > 0
     parts: list[Part] = []
     plain, index = "", start
@@ -130,7 +135,7 @@ def _check_name(name: str, dollar: int, written: str) -> None:
     elif kind in ("vars", "variables", "variable") and _VARIABLE.fullmatch(rest):
         meant = f"${{var.{rest}}}"
     elif match := re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)([-?+=])(.*)", name):
-        # The default of a shell that minds what is empty; a message in the place of a default is of no use here.
+        # Default syntax of a POSIX shell. `-` and `=` have an equivalent here; `?` and `+` do not.
         meant, certain = f"${{{match[1]}:-{match[3]}}}" if match[2] in "-=" else f"${{{match[1]}}}", match[2] in "-="
     elif _ENVIRONMENT.fullmatch(name.strip()):
         meant = f"${{{name.strip()}}}"
@@ -144,18 +149,17 @@ def _check_name(name: str, dollar: int, written: str) -> None:
 
 @dataclass(frozen=True)
 class Names:
-    """What interpolation can name: the environment, and `variables` with their values; `broken` ones have a fault.
-    `written` says where each variable's value comes from, `shared` are those that several texts name."""
+    """Names that a text can refer to."""
 
     environ: Mapping[str, str]
     variables: Mapping[str, Any]
-    broken: frozenset[str] = frozenset()
-    written: Mapping[str, Spelled] = field(default_factory=dict)
-    shared: frozenset[str] = frozenset()
+    broken: frozenset[str] = frozenset()  # variables with a fault
+    written: Mapping[str, Spelled] = field(default_factory=dict)  # source of each variable's value
+    shared: frozenset[str] = frozenset()  # variables that several texts refer to
 
 
 def interpolate(tree: Tree, names: Names) -> Tree:
-    """The tree with every text resolved. What cannot be is a fault at its `$`, and its value stays as it is written."""
+    """Return the tree with all texts interpolated. A failure is a fault at its `$` and leaves the value unchanged."""
     done = merged(tree)
     done.dollars = {}
     size = 0
@@ -199,15 +203,15 @@ def _is_text_only(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Value:
-    """A value, and if its text is read differently by two YAML versions why, and what to write instead."""
+    """An interpolated value."""
 
     value: Any
-    trap: str = ""
-    readings: tuple[tuple[str, str], ...] = ()
+    trap: str = ""  # why YAML versions read the text differently; "" if they agree
+    readings: tuple[tuple[str, str], ...] = ()  # unambiguous spellings
 
 
 def value_of(parts: tuple[Part, ...], names: Names, *, text_only: bool) -> Value:
-    """Raises Unreadable for a name that has no value."""
+    """Return the value of a text. Raise Unreadable for a name that has no value."""
     found = join(parts, names)
     if isinstance(found, _Text):
         return Value(str(found) or None) if text_only else Value(*read_plain(str(found)))
@@ -215,7 +219,7 @@ def value_of(parts: tuple[Part, ...], names: Names, *, text_only: bool) -> Value
 
 
 def join(parts: tuple[Part, ...], names: Names) -> Any:
-    """The parts together; one reference alone keeps the type of its value, where that has one. Raises Unreadable."""
+    """Join the parts. A single reference keeps the type of its value. Raise Unreadable."""
     if len(parts) == 1 and isinstance(parts[0], Reference):
         return _part(parts[0], names)
     text = ""
@@ -229,7 +233,7 @@ def join(parts: tuple[Part, ...], names: Names) -> Any:
 
 
 def written(text: str, parts: tuple[Part, ...], names: Names, place: Place) -> Spelled:
-    """Where the value of a text, which stands at a place, comes from."""
+    """Return the source of the value of a text at `place`."""
     spelled = Spelled(text)
     if len(parts) != 1 or not isinstance(reference := parts[0], Reference):
         return spelled
@@ -245,7 +249,7 @@ def written(text: str, parts: tuple[Part, ...], names: Names, place: Place) -> S
 
 
 class _Text(str):
-    """Text from the environment or a default, whose type is not settled."""
+    """Text from the environment or from a default, whose type is not yet known."""
 
 
 def _part(part: Part, names: Names) -> Any:
@@ -282,7 +286,7 @@ def _refuse_secret(part: Reference) -> None:
 
 
 def _near(part: Reference, is_variable: bool, name: str, names: Names) -> tuple[str, str]:
-    """What to say about a name without a value, and what may have been meant."""
+    """Return a hint and a suggestion for a name that has no value."""
     other = names.environ if is_variable else names.variables
     match = next((known for known in other if known.lower() == name.lower()), None)
     if match is not None:

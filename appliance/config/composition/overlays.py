@@ -1,4 +1,4 @@
-"""Overlays: keys of the manifest for an occasion, within the file by name or as files of their own."""
+"""Overlays: named sets of manifest keys, within the file or in separate files."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ PATTERN = r"[a-z0-9][a-z0-9_-]{0,62}"
 
 @dataclass(frozen=True)
 class Wanted:
-    """An overlay that was asked for, and by what: `--overlay dev` or the variable."""
+    """A requested overlay, and the option or variable that requested it."""
 
     name: str
     place: Place
@@ -25,7 +25,7 @@ class Wanted:
 
 
 def wanted(options: tuple[str, ...], variable: str) -> tuple[Wanted, ...]:
-    """The overlays to lay over the file, the last over all. Options replace what the variable asks for."""
+    """Return the overlays in the order of application. Options replace the overlays in the environment variable."""
     if options:
         return tuple(Wanted(name, Place(f"--overlay {name}")) for name in options)
     names = [name.strip() for name in variable.split(",")]
@@ -33,7 +33,7 @@ def wanted(options: tuple[str, ...], variable: str) -> tuple[Wanted, ...]:
 
 
 def split(tree: Tree) -> tuple[Tree, dict[str, Tree]]:
-    """The file without its overlays, and each of them as a tree whose places name it."""
+    """Return the file without its overlays, and each overlay as a tree whose places name it."""
     given = tree.value.get("overlays", {})
     rest = without(tree, ("overlays",))
     kept = [one for one in tree.faults if one.path[:1] == ("overlays",) and len(one.path) < 3]
@@ -56,7 +56,7 @@ def split(tree: Tree) -> tuple[Tree, dict[str, Tree]]:
 
 
 def read(one: Wanted, overlays: dict[str, Tree], reading: Reading) -> Tree:
-    """The tree of an overlay that was asked for; with a fault if there is none."""
+    """Return the tree of a requested overlay, with a fault if it does not exist."""
     nothing = Tree(value={})
     if not one.is_file:
         if one.name in overlays:
@@ -72,7 +72,7 @@ def read(one: Wanted, overlays: dict[str, Tree], reading: Reading) -> Tree:
         what, near_file = unreadable(error, one.name, File())
         nothing.faults.append(Fault((), one.place, f"{_said(one)}{what}", (), near_file.text, "unread"))
         return nothing
-    tree.values.pop((), None)  # what is missing in the manifest is not missing here
+    tree.values.pop((), None)  # a key that the manifest lacks is not reported as missing in an overlay
     return _alone(tree, "an overlay file", ("overlays",))
 
 
@@ -81,7 +81,7 @@ def _said(one: Wanted) -> str:
 
 
 def _alone(tree: Tree, what: str, keys: tuple[str, ...] = ("extends", "overlays")) -> Tree:
-    """The overlay without the keys that it cannot have, each of them a fault."""
+    """Return the overlay without forbidden keys, each of which becomes a fault."""
     for key in keys:
         if key in tree.value:
             found = Fault((key,), tree.keys[(key,)], f"{what} cannot have {key} of its own", code="wrong-layer")

@@ -1,4 +1,7 @@
-"""Hardware profiles: values for machines of a kind. The first that matches gives what no other layer does."""
+"""Hardware profiles: values for a kind of machine.
+
+The first matching profile supplies the values that no other layer sets.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,32 +18,31 @@ from appliance.config.problems import Problem, from_fault, from_validation
 from appliance.config.yaml_loader import Fault, Path, Place, Tree
 
 WHERE: Path = ("hardware", "profiles")
-# What a profile cannot set: it is chosen when these are settled.
+# Keys that a profile cannot set, because they are resolved before a profile is selected.
 FIXED: tuple[Path, ...] = (("extends",), ("overlays",), ("variables",), WHERE)
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One of hardware.profiles. `values` is a tree of the manifest's keys whose places name the profile."""
+    """One entry of hardware.profiles."""
 
     name: str
     match: Match
-    values: Tree
+    values: Tree  # tree of manifest keys whose places name the profile
     place: Place
 
 
-# What hardware.device says without a profile, and the profiles → for each that was looked at why it does not match; ""
-# for the last one if it does.
+# Function of hardware.device without a profile, and the profiles. Returns why each examined profile does not match,
+# with "" as the last item if that profile matches.
 Choose = Callable[[str, tuple[Profile, ...]], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Found:
-    """The profiles of a manifest. With problems in what they match and how they are called there are none, but
-    `values` has what each of them sets, as far as it can be read."""
+    """The profiles of a manifest."""
 
-    profiles: tuple[Profile, ...] = ()
-    values: tuple[Tree, ...] = ()
+    profiles: tuple[Profile, ...] = ()  # empty if there are problems in their names or conditions
+    values: tuple[Tree, ...] = ()  # values of each profile, as far as they are readable
     problems: tuple[Problem, ...] = ()
 
 
@@ -49,7 +51,7 @@ class _Hardware(Section):
 
 
 def split(tree: Tree) -> tuple[Tree, Tree]:
-    """The tree without its profiles, and one that has nothing else."""
+    """Return the tree without its profiles, and a tree with only the profiles."""
     if WHERE not in tree.keys:
         return tree, Tree(value={})
     alone = Tree(value={"hardware": {"profiles": at(tree, WHERE)}}, values={(): place_of(tree, ())})
@@ -61,7 +63,7 @@ def split(tree: Tree) -> tuple[Tree, Tree]:
 
 
 def read(alone: Tree, names: Names) -> Found:
-    """The profiles of the second tree of `split`. Their values are interpolated when they are merged, not here."""
+    """Return the profiles of the second tree of `split`. Their values are interpolated later, when they are merged."""
     if not alone.value:
         return Found()
     texts = interpolate(
@@ -97,7 +99,7 @@ def read(alone: Tree, names: Names) -> Found:
 
 
 def _values(alone: Tree, index: int, profile: Any) -> Tree | None:
-    """What one profile sets, if that is a mapping, without what it cannot set."""
+    """Return the values of one profile without forbidden keys, or None if they are not a mapping."""
     path: Path = (*WHERE, index, "set")
     if not isinstance(at(alone, path), dict):
         return None

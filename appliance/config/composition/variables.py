@@ -1,4 +1,4 @@
-"""The values of `variables`: each may name the environment and other variables, whatever their order."""
+"""Resolution of `variables`, which may refer to the environment and to each other in any order."""
 
 import re
 from collections import Counter
@@ -11,11 +11,11 @@ from appliance.config.merge import at, fault
 from appliance.config.yaml_loader import Fault, Spelled, Tree
 
 PATTERN = r"[a-z][a-z0-9_]*"
-MAX_CHAIN = 50  # variables whose values wait for one another
+MAX_CHAIN = 50  # maximum length of a chain of variables that refer to each other
 
 
 def resolve(tree: Tree, environ: Mapping[str, str]) -> tuple[Names, list[Fault]]:
-    """What interpolation in this tree can name, and what is wrong with the tree's `variables`."""
+    """Return the names available to interpolation, and the faults in the tree's `variables`."""
     given = tree.value.get("variables", {})
     if not isinstance(given, dict):
         what = "must be a mapping of names to values"
@@ -32,14 +32,14 @@ _NAMED = re.compile(r"\$\{var\.([a-z][a-z0-9_]*)")
 
 
 def _shared(tree: Tree) -> frozenset[str]:
-    """The variables that more than one text names."""
+    """Return the variables that more than one text refers to."""
     texts = (text for path in tree.dollars if isinstance(text := at(tree, path), str))
     count = Counter(name for text in texts for name in _NAMED.findall(text))
     return frozenset(name for name, times in count.items() if times > 1)
 
 
 class _Resolver:
-    """Values found so far; `broken` variables have a fault of their own or name one that has."""
+    """Values resolved so far. A variable in `broken` has a fault, or refers to a variable that has one."""
 
     def __init__(self, tree: Tree, environ: Mapping[str, str]) -> None:
         self._tree = tree
@@ -69,7 +69,9 @@ class _Resolver:
         self.broken.add(name)
 
     def resolve(self, name: str, chain: tuple[str, ...]) -> None:
-        """Finds one value, after those that it names. `chain` are the variables whose values wait for this one."""
+        """Resolve one variable after those that it refers to. `chain` are the variables being resolved, to detect
+        cycles.
+        """
         if name in self.values or name in self.broken:
             return
         path, value = ("variables", name), self._tree.value["variables"][name]

@@ -1,1 +1,1 @@
-"""What changes for a service, its memory and its clients when one manifest takes another's place."""
+"""Differences between two manifests: effects on the service, its memory and its clients."""

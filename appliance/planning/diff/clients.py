@@ -1,4 +1,4 @@
-"""What clients of a service notice when one manifest takes another's place: names, keys, addresses, tighter limits."""
+"""Effects of a manifest change on clients: model names, API keys, addresses and limits."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from appliance.config.keys import find, spell
 from appliance.planning.diff.config_snapshot import Side, Value
 
-# Limits by key: what happens to a request beyond it. None, and -1 where it may stand, is no limit.
+# Limits by key, and what happens to a request beyond the limit. null means unlimited, and so does -1 if allowed.
 LIMITS: dict[str, str] = {
     "model.max_context": "longer prompts and replies get 400 or end earlier",
     "limits.max_waiting": "more requests get 503 under load",
@@ -29,7 +29,7 @@ LIMITS: dict[str, str] = {
     "limits.grammar_time": "schemas and grammars that take longer to compile get 400",
     "limits.grammar_memory": "schemas and grammars that take more memory to compile get 400",
 }
-# Other keys that clients feel: what changes for them.
+# Other keys with an effect on clients, and the effect.
 FELT: dict[str, str] = {
     "model.chat_template": "conversations are laid out by another template",
     "model.format": "tool calls and reasoning are read, and bound, another way",
@@ -49,7 +49,7 @@ FELT: dict[str, str] = {
     "endpoints.keep_alive": "idle connections are closed after another time",
     "endpoints.stream_keep_alive": "silent streams send comments at other times",
 }
-# Switches: what clients get when they are off, and on.
+# Switches: effect for clients when off, and when on.
 SWITCHES: dict[str, tuple[str, str]] = {
     "endpoints.docs": ("/docs and /openapi.json get 404", "/docs and /openapi.json are served"),
     "endpoints.page": ("the page at / gets 404", "the page at / is served"),
@@ -61,7 +61,7 @@ SWITCHES: dict[str, tuple[str, str]] = {
 
 
 def affected(before: Side, after: Side, changed: Mapping[str, tuple[Value | None, Value | None]]) -> Iterator[str]:
-    """One line for each thing that a client may notice, in order of the manifest's keys."""
+    """Yield one line for each effect that a client may notice, in the order of the manifest's keys."""
     for key, (old, new) in changed.items():
         if old is None or new is None:
             continue
@@ -99,13 +99,13 @@ def _names(old: list[str], new: list[str]) -> Iterator[str]:
 
 
 def limit(value: Any) -> float:
-    """How much a limit allows."""
+    """Return a limit as a number; infinity if there is no limit."""
     return math.inf if value is None or value == -1 else float(value)
 
 
 def _limit(key: str, old: Any, new: Any) -> Iterator[str]:
     if "auto" in (old, new) or limit(new) == limit(old):
-        return  # what auto comes to is not known without a plan
+        return  # the value of auto is unknown without a plan
     declared = find(tuple(key.split(".")))
     form = declared.form if declared else ""
     text = f"{key}: {spell(old, form)} → {spell(new, form)}"
@@ -128,7 +128,7 @@ def _origins(old: list[str], new: list[str]) -> Iterator[str]:
 
 
 def _secrets(before: Side, after: Side, changed: Mapping[str, object]) -> Iterator[str]:
-    """The keys are the same by name, and lie elsewhere."""
+    """Yield a line if the API keys have the same name but are read from another place."""
     name = after.settings.manifest.endpoints.api_keys
     if name is None or name != before.settings.manifest.endpoints.api_keys:
         return

@@ -1,4 +1,4 @@
-"""One side of a comparison: a manifest, every key as it would be, and the plan, if one can be made."""
+"""One side of a comparison: a manifest, the value of every key, and the plan if there is one."""
 
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -16,45 +16,44 @@ from appliance.planning.validate import prove, settle
 
 @dataclass(frozen=True)
 class Value:
-    """One key on one side: as it is written, what it comes to (the same where there is no plan), how both are said,
-    where it was written, and why the plan has settled it so."""
+    """One key on one side."""
 
-    written: Any
-    effective: Any
-    text: str
-    origin: str
-    reason: str = ""
+    written: Any  # value in the manifest
+    effective: Any  # resolved value; equal to `written` without a plan
+    text: str  # display text
+    origin: str  # source location
+    reason: str = ""  # why the plan resolved it to this value
 
 
 @dataclass(frozen=True)
 class Side:
-    """`refused` says why there is no plan: the checkpoint is not here, or this machine cannot serve it."""
+    """A manifest with its resolved keys and its plan."""
 
     given: Given
     settings: Settings
     values: dict[str, Value]
     plan: Plan | None = None
-    refused: Refused | None = None
+    refused: Refused | None = None  # why there is no plan: the checkpoint is missing, or this machine cannot serve it
 
     @staticmethod
     def of(given: Given, plan: Plan) -> "Side":
-        """That of a plan that was made of what is given."""
+        """Return the side of an existing plan of `given`."""
         settings, _ = settle(given, plan.machine)
         return Side(given, settings, _values(settings, plan), plan)
 
     @property
     def outputs_sha256(self) -> str | None:
-        """Changes with what may change a reply's tokens; None without a plan."""
+        """Return the hash of all inputs that can change generated tokens, or None without a plan."""
         return self.plan.gateway.outputs_sha256 if self.plan else None
 
     @property
     def graphs_sha256(self) -> str | None:
-        """Changes with what kernels and CUDA graphs are compiled for; None without a plan."""
+        """Return the hash of all inputs of kernel compilation and CUDA graph capture, or None without a plan."""
         return graphs_hash(settled(self.plan.effective)) if self.plan else None
 
 
 def read_side(given: Given, machine: Machine) -> Side:
-    """Raises Refused only for a manifest that is wrong by itself."""
+    """Read and plan one side. Raise Refused only if the manifest itself is invalid."""
     settings, _ = settle(given, machine)
     try:
         plan = prove(given, machine)
@@ -64,7 +63,7 @@ def read_side(given: Given, machine: Machine) -> Side:
 
 
 def unplanned(side: Side) -> Side:
-    """The same with every key as it is written: what is settled on one side only cannot be compared."""
+    """Return the side with raw values, because a value resolved on one side only cannot be compared."""
     return replace(side, values=_values(side.settings, None))
 
 
@@ -93,7 +92,7 @@ def _values(settings: Settings, plan: Plan | None) -> dict[str, Value]:
 
 
 def _last_part(settings: Settings) -> str:
-    """Of what names the checkpoint's source."""
+    """Return the last part of the checkpoint source's name."""
     value: Any = settings.manifest.model
     for part in settings.manifest.model.source.key[1:]:
         value = getattr(value, part)

@@ -1,4 +1,4 @@
-"""Two manifests compared: changed keys, and what follows from them by the table of effects and by both plans."""
+"""Comparison of two manifests: changed keys, and their effects by the effects table and by both plans."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,32 +14,28 @@ RESTARTS = {"none": (), "gateway": ("gateway",), "engine": ("engines",), "servic
 
 @dataclass(frozen=True)
 class Change:
-    """One key that differs. `acts` is false where both sides come to the same in the end, such as auto and what it was
-    settled to."""
+    """One key that differs."""
 
     key: str
     before: Value | None
     after: Value | None
-    acts: bool
+    acts: bool  # False if both sides resolve to the same value, for example auto and the value it resolves to
 
 
 @dataclass(frozen=True)
 class Diff:
-    """`restart` names the programs that must start again for the change to act, `causes` the keys that want it,
-    `live` those that a reload changes in place.
-    `outputs` and `rounding`: keys by which the same request may get another reply, or by which only sums are rounded
-    in another order. `numbers` are empty where one of the plans cannot be made."""
+    """Changed keys and their effects."""
 
     before: Side
     after: Side
     changes: tuple[Change, ...]
-    restart: tuple[str, ...]
-    causes: tuple[str, ...]
-    live: tuple[str, ...]
-    outputs: tuple[str, ...]
-    rounding: tuple[str, ...]
+    restart: tuple[str, ...]  # programs that must restart for the change to take effect
+    causes: tuple[str, ...]  # keys that require the restart
+    live: tuple[str, ...]  # keys that a reload changes without a restart
+    outputs: tuple[str, ...]  # keys that may change the reply to the same request
+    rounding: tuple[str, ...]  # keys that only change the order of floating-point sums
     caches: tuple[str, ...]
-    numbers: tuple[Number, ...]
+    numbers: tuple[Number, ...]  # empty if either plan is missing
     clients: tuple[str, ...]
 
 
@@ -74,7 +70,7 @@ def _changes(before: Side, after: Side) -> Iterable[Change]:
 
 
 def _steady(before: Side, after: Side) -> bool:
-    """Numbers of a request that depend neither on steps nor on threads, on both sides."""
+    """Return whether both sides compute results that depend neither on batching nor on the number of threads."""
     return all(side.plan is not None and side.plan.engines[0].invariant for side in (before, after))
 
 
@@ -90,7 +86,7 @@ def _caches(before: Side, after: Side, acting: Iterable[str], engines: bool) -> 
 
 
 def _rounds(side: Side) -> bool:
-    """Whether weights are rounded and kept; where nothing is planned, whether they are asked to be."""
+    """Return whether quantized weights are cached; without a plan, whether the manifest enables that."""
     if side.plan is not None:
         return side.plan.engines[0].weight_cache is not None
     quantization = side.settings.manifest.quantization

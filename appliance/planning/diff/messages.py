@@ -1,4 +1,4 @@
-"""What a reload says: what acts now, and what waits, with what its restart costs."""
+"""Messages of `slipway reload`: changes in effect, and pending changes with the cost of their restart."""
 
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ from appliance.planning.diff.pending_changes import Step
 from appliance.planning.diff.text import table
 from appliance.runtime.gateway_control import Answer
 
-# Restart, as in effects.py → what it costs.
+# Cost of each kind of restart (appliance/config/effects.py).
 _COSTS = {
     "engine": "engines start again: `slipway reload --restart` swaps them, requests wait{measured} and go on",
     "gateway": "the gateway starts again: stop `slipway serve` (open requests get {drain}) and start it anew",
@@ -25,14 +25,14 @@ def refused(error: Refused, manifest: Path) -> str:
 
 
 def unswappable(found: Step) -> str:
-    """Why engines alone are not enough."""
+    """Return why restarting only the engines is not enough."""
     more = [change for change in found.waiting if effect(change.key).restart in ("gateway", "service")]
     lines = ["nothing is changed: engines alone are not enough for this manifest", *_rows(more)]
     return "\n".join([*lines, _costs(found, effect(more[0].key).restart, "")])
 
 
 def in_words(found: Step, manifest: Path, answer: Answer, *, restart: bool) -> Iterator[str]:
-    """Line by line, once the gateway has taken it."""
+    """Yield the report lines after the gateway has applied the change."""
     acting = (*found.at_once, *found.silent)
     keys = f"; {answer.keys} API key{'s' * (answer.keys != 1)}" if answer.keys else ""
     waiting = " is in effect" if not found.waiting and not restart else ""

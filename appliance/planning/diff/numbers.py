@@ -1,4 +1,4 @@
-"""Figures of two memory plans side by side."""
+"""Comparison of the numbers of two plans."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,23 +8,22 @@ from appliance.planning.plan import Plan
 
 @dataclass(frozen=True)
 class Number:
-    """One figure on both sides; `form` is "bytes", "count", or "rate" of tokens a second. A `part` is told where it
-    differs."""
+    """One number on both sides."""
 
     name: str
     before: float
     after: float
-    form: str
-    part: bool = False
+    form: str  # "bytes", "count", or "rate" (tokens per second)
+    part: bool = False  # True: a part of the number above, listed only if it differs
 
     @property
     def share(self) -> float | None:
-        """The change as a share of what it was; None where that was nothing."""
+        """Return the relative change, or None if the old value is 0."""
         return None if not self.before else (self.after - self.before) / self.before
 
 
 def numbers(before: Plan, after: Plan) -> Iterator[Number]:
-    """Bytes of one engine, or of its rank that holds most; then what its cache holds, and ceilings of its speed."""
+    """Yield the memory of one engine or of its rank with the most weights, the cache capacity and the rooflines."""
     old, new = before.memory, after.memory
     yield Number("weights", old.weights, new.weights, "bytes")
     for part in dict.fromkeys((*old.parts, *new.parts)):
@@ -54,7 +53,7 @@ def _request(plan: Plan) -> int:
 
 
 def _ceilings(before: Plan, after: Plan) -> Iterator[Number]:
-    """What nothing is faster than, for as many rows at once on both sides."""
+    """Yield the throughput ceilings at batch sizes that both sides have."""
     old, new = before.outlook.roofline, after.outlook.roofline
     if old is None or new is None:
         return

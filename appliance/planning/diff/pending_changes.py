@@ -1,4 +1,4 @@
-"""What a running appliance has of a manifest that was edited: keys that can act at once, and keys that wait."""
+"""Application of an edited manifest to a running service: keys that take effect at once, and pending keys."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,16 +18,14 @@ COSTS = ("engine", "gateway", "service")
 
 @dataclass(frozen=True)
 class Step:
-    """From what runs to what is wanted. `at_once` act in the running gateway, `waiting` are those of the other keys
-    that need a restart, `silent` need nothing, `swapped` act with new engines. `cost` is the largest restart that
-    waits; "" where none does."""
+    """Transition from the running manifest to an edited one."""
 
-    at_once: tuple[Change, ...]
-    waiting: tuple[Change, ...]
-    silent: tuple[Change, ...]
+    at_once: tuple[Change, ...]  # take effect in the running gateway
+    waiting: tuple[Change, ...]  # need a restart
+    silent: tuple[Change, ...]  # need no action
     gateway: GatewayConfig
-    running: Side  # once the keys of `at_once` act
-    swapped: tuple[Change, ...] = ()
+    running: Side  # the running side after `at_once` is applied
+    swapped: tuple[Change, ...] = ()  # take effect with new engines
 
     @property
     def cost(self) -> str:
@@ -35,7 +33,7 @@ class Step:
         return max(restarts, key=COSTS.index, default="")
 
     def whole(self, wanted: Side) -> "Step":
-        """The same once engines are swapped too, where nothing else waits."""
+        """Return the transition after the engines are also replaced. Requires that nothing else is pending."""
         assert wanted.plan is not None and self.cost in ("", "engine"), "engines are enough"
         plan = wanted.plan
         identity = {"manifest_sha256": plan.sha256, "outputs_sha256": plan.gateway.outputs_sha256}
@@ -44,7 +42,10 @@ class Step:
 
 
 def step(running: Side, gateway: GatewayConfig, wanted: Side) -> Step:
-    """`gateway` is what the running one was told last. Both sides have plans."""
+    """Compare the running side with the wanted one. Both must have plans.
+
+    `gateway` is the configuration last sent to the running gateway.
+    """
     assert running.plan is not None and wanted.plan is not None, "a manifest without a plan is refused"
     acting = [change for change in compare(running, wanted).changes if change.acts]
     kinds = {change.key: effect(change.key) for change in acting}
@@ -66,7 +67,7 @@ def step(running: Side, gateway: GatewayConfig, wanted: Side) -> Step:
 
 
 def _held_keys(wanted: Side, kinds: dict[str, Effect]) -> set[str]:
-    """API keys from a variable that the running gateway does not have wait with it."""
+    """Return keys that stay pending because the gateway lacks the environment variable of the API keys."""
     name = wanted.settings.manifest.endpoints.api_keys
     fixed = name is not None and any(
         key.startswith(f"secrets.{name}.") and not kind.live for key, kind in kinds.items()
@@ -79,12 +80,12 @@ def _pattern(key: str) -> str:
 
 
 def _journal_of(now: GatewayConfig, wanted: GatewayConfig) -> GatewayConfig:
-    """The file stays where it is: another folder waits for another gateway."""
+    """Keep the journal file: another folder takes effect only when the gateway restarts."""
     return msgspec.structs.replace(wanted, journal=now.journal) if now.journal and wanted.journal else wanted
 
 
 def _with(now: Plan, wanted: Plan, keys: set[str]) -> Plan:
-    """The plan that runs, with the values of these keys as they are wanted."""
+    """Return the running plan with the wanted values of these keys."""
     theirs: dict[str, Effective] = {one.key: one for one in wanted.effective}
     names = {key.rpartition(".")[0] if key.startswith("secrets.") else key for key in keys}
     kept = [theirs.get(one.key, one) if one.key in names else one for one in now.effective]

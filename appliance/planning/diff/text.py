@@ -1,4 +1,4 @@
-"""A comparison as an operator reads it, and as a program does."""
+"""Text and JSON output of a comparison."""
 
 import json
 import textwrap
@@ -13,7 +13,7 @@ from appliance.planning.memory import spell_bytes
 WIDTH = 110
 _LABEL = 10
 _VALUE = 44
-_NAMED = 5  # keys that a consequence names; --format json has all
+_NAMED = 5  # most keys listed per effect; --format json lists all
 
 
 def as_text(diff: Diff) -> str:
@@ -41,7 +41,7 @@ def _names(diff: Diff) -> str:
 
 
 def table(changes: Iterable[Change]) -> list[str]:
-    """Keys, values and where these are written, in columns."""
+    """Return a table of keys, values and source locations."""
     return _table([_row(change) for change in changes])
 
 
@@ -58,7 +58,7 @@ def _row(change: Change) -> tuple[str, str, str]:
 
 
 def _table(rows: list[tuple[str, str, str]]) -> list[str]:
-    """Keys and values in columns; a value too long for its column pushes the place to a line of its own."""
+    """Return a table of keys and values. If a value exceeds its column, its source location moves to the next line."""
     key, value = (
         max(len(row[0]) for row in rows),
         max((len(row[1]) for row in rows if len(row[1]) <= _VALUE), default=0),
@@ -119,7 +119,7 @@ def _outputs(diff: Diff) -> str:
 
 
 def _memory(diff: Diff) -> list[str]:
-    """Bytes are those of one process, be it an engine or a rank. Parts that stay are left out."""
+    """Return a memory table of one process, which is an engine or a rank. Unchanged parts are omitted."""
     numbers = diff.numbers
     rows = [
         (f"{'  ' * one.part}{one.name}", _amount(one, one.before), _amount(one, one.after), spell_share(one))
@@ -143,7 +143,7 @@ def _amount(number: Number, value: float) -> str:
 
 
 def spell_share(number: Number) -> str:
-    """`−12 %`; "" where nothing changes."""
+    """Format the relative change, for example `−12 %`; "" if nothing changes."""
     if number.before == number.after:
         return ""
     if number.share is None:
