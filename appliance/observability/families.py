@@ -16,7 +16,7 @@ class Family:
     name: str  # without prefix and without `_total`
     help: str
     vllm: str | None = None
-    """VLLM's name, without prefix and `_total`; None if it has no such metric."""
+    """Name in vLLM, without prefix and `_total`; None if vLLM has no such metric."""
     labels: tuple[str, ...] = ()
     start: tuple[tuple[str, ...], ...] = ((),)
     """Label values (besides model_name and engine) of the series that exist from the start."""
