@@ -169,8 +169,8 @@ def _faults(template: ChatTemplate, name: str | None, content: Any) -> list[Temp
 def load_template(
     tokenizer: Tokenizer, override: str | None, renderers: Renderers | None = None
 ) -> ChatTemplate | None:
-    """Return the checkpoint's template, or the file that replaces it; None if there is neither. Raise
-    CheckpointError."""
+    """Return the checkpoint's template, or the file that replaces it. Return None if the checkpoint has no template.
+    Raise CheckpointError."""
     renderers = renderers or Renderers()
     if override is None:
         sources = tokenizer.chat_template

@@ -247,7 +247,7 @@ def _rendered(lines: list[Line]) -> Iterator[str]:
 
 
 def _indented(depth: int, text: str, written: bool, within: bool) -> str:
-    """Indent `  key`; `  #key` in a section that is written; `#  key` in one that is not."""
+    """Indent a line: `  key`; `  #key` in a section that is written; `#  key` in a section that is not."""
     space = "  " * depth
     return f"{space}{text}" if written else f"{space}#{text}" if within else f"#{space}{text}"
 

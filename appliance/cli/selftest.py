@@ -12,8 +12,8 @@ from engine.api.golden import Band, Golden, band_between, difference, distance
 
 
 def selftest(given: Given) -> int:
-    """Return 0 if all outputs agree, the code of a failed self-test if one does not, that of integrity if there is
-    nothing to compare. Raise Refused."""
+    """Return 0 if all outputs agree, the code of a failed self-test if one differs, that of integrity without a
+    comparison. Raise Refused."""
     plan = prove(given, verify=Guard(hashed=False))
     engine, path = plan.engines[0], lock_path(given.manifest)
     locked = engine.self_test.locked

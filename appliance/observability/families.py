@@ -19,7 +19,7 @@ class Family:
     """Name in vLLM, without prefix and `_total`; None if vLLM has no such metric."""
     labels: tuple[str, ...] = ()
     start: tuple[tuple[str, ...], ...] = ((),)
-    """Label values (besides model_name and engine) of the series that exist from the start."""
+    """Label values, without model_name and engine, of the series that exist from the start."""
     buckets: tuple[float, ...] = ()
     per_engine: bool = True  # whether each engine has its own series
 

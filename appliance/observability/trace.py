@@ -38,7 +38,7 @@ def read_trace(parents: Sequence[str], states: Sequence[str]) -> Trace | None:
 
 
 def _state(headers: Sequence[str]) -> str | None:
-    """Return the members of all headers, joined; None if one of them is invalid, or there are none."""
+    """Return the members of all headers, joined. Return None if one of them is invalid, or if there are no members."""
     members = [member for text in ",".join(headers).split(",") if (member := text.strip(" \t"))]
     matches = [_MEMBER.fullmatch(member) for member in members]
     keys = {match["key"] for match in matches if match is not None}

@@ -1,9 +1,9 @@
 """Declarative description of output formats: reasoning, tool calls, channels. The same declaration constrains and
 parses replies.
 
-A new family is one `Reasoning` or `Calls` value in `appliance.output_formats.families`; a new shape of call body is one
-`Body`. Texts of a declaration are written as the model writes them, including line breaks; the parser treats whitespace
-around them as optional.
+A new family is one `Reasoning` value in `reasoning_families` or one `Calls` value in `call_families` or `tag_families`;
+a new shape of call body is one `Body`. Texts of a declaration are written as the model writes them, including line
+breaks; the parser treats whitespace around them as optional.
 """
 
 import re

@@ -7,10 +7,12 @@ from typing import Literal
 import msgspec
 
 CrashKind = Literal["attributed", "expected", "cancelled", "restored"]
-"""attributed: the last crashes that counted were caused by a request and no longer count. expected: the next crash
-belongs to a test of requests and does not count; the gateway sends this before the test, so that a crash cannot exceed
-the limit before the gateway has noticed it. cancelled: the test ended without a crash. restored: the last crashes of
-tests count again because the tests found no request."""
+"""attributed: the last crashes that counted were caused by a request and no longer count.
+expected: the next crash belongs to a test of requests and does not count. The gateway sends this before the test, so
+that a crash cannot exceed the limit before the gateway has noticed it.
+cancelled: the test ended without a crash.
+restored: the last crashes of tests count again because the tests found no request.
+"""
 
 
 class Pardon(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ def write_open(directory: str, program: str, requests: Sequence[OpenRequest]) ->
     `directory` is empty. Errors, for example on a full disk, are only logged, so that requests continue."""
     path = open_file(Path(directory), program)
     if directory and (requests or not path.exists()):
-        new = path.with_suffix(".open-new")  # the reaper writes beside it at the same time
+        new = path.with_suffix(".open-new")  # the reaper writes its file in the same folder at the same time
         try:
             new.write_bytes(msgspec.json.encode(requests))
             new.rename(path)

@@ -21,7 +21,6 @@ _KEYS = ("ts", "level", "logger", "message")
 _ALIASES = {"crit": "critical", "warn": "warning", "erro": "error", "trac": "debug", "blat": "debug", "debg": "debug"}
 _LEVEL = re.compile(r"slipway [\w-]+: (warning|error):|[\d-]+ [\d:,]+ (CRIT|ERRO|WARN|INFO|DEBG|TRAC|BLAT) ")
 """Matches the first words of a line with a level, as Slipway's own programs and Supervisor print it."""
-"""How Slipway's own programs and Supervisor begin a line with a level."""
 _WAITING_LINES = 10_000
 _CLEAR = b"\r\x1b[K"
 

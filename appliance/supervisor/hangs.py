@@ -25,11 +25,9 @@ class Budgets(msgspec.Struct, frozen=True):
     loading_s: float = 300.0
     busy_s: float = 20.0
     idle_s: float = 30.0  # allows for three probes of the engine
-    """Three of the engine's probes fall into this time."""
     testing_s: float = 120.0
     gateway_s: float = 20.0
     step_s: float = 0.0  # slowest step of an engine that the plan expects
-    """The slowest step of an engine that the plan expects."""
 
     @property
     def probe_s(self) -> float:

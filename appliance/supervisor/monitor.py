@@ -43,8 +43,7 @@ class Policy(msgspec.Struct, frozen=True):
     backoff_s: float = 1.0  # delay before the second restart; the first has none, and each further one doubles it
     longest_s: float = 30.0  # largest delay
     exhausted: Literal["exit", "park"] = "exit"
-    """What happens to an engine beyond the limit: the appliance exits, or it is halted, with the gateway up and never
-    ready."""
+    """Action beyond the limit: the appliance exits, or it is halted, with the gateway up and never ready."""
 
     def delay(self, deaths: list[float], now: float) -> float | None:
         """Return the seconds until the restart after the last of `deaths` (times, in order), or None if the limit is

@@ -107,7 +107,8 @@ class Keeper:
 
     def _tell(self, death: Death) -> None:
         """Write the exit status atomically. If the disk is full, the program still ends with its own status."""
-        new = self._kept.death.with_suffix(".death-new")  # the gateway writes the file beside it at the same time
+        # the gateway writes its file in the same folder at the same time
+        new = self._kept.death.with_suffix(".death-new")
         try:
             new.write_bytes(msgspec.json.encode(death))
             new.rename(self._kept.death)

@@ -1,8 +1,8 @@
 """Clean up shared memory in /dev/shm that a program's libraries (nccl, torch, CUDA) leave there when it is killed.
 
 The files do not record their owner process, and other containers may share the folder. So a file is removed only if a
-process of the program was seen to map it, if it is younger than the program, if it is in the folder itself, and if no
-process uses it. The folder's modification time tells when to check, so an idle check costs one system call.
+process of the program was seen to map it, if it did not exist before the program, if it is directly in the folder, and
+if no process uses it. The folder's modification time shows when to check, so an idle check costs one system call.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Segments:
                 )
 
     def remove(self) -> list[str]:
-        """Remove the program's files that no process uses any more. Return their paths."""
+        """Remove the program's files that are no longer used by any process. Return their paths."""
         names, removed = self._list(), []
         unused = {name: inode for name, inode in self._seen.items() if names.get(name) == inode}
         if unused:

@@ -45,8 +45,8 @@ GATEWAY = "gateway.json"
 ENGINES = "engines"  # the group of the engines
 ENGINE_STOP_S = 2  # time between SIGTERM and SIGKILL for an engine, which has no state to save
 # On shared cores this is a third of an engine thread's weight: engine steps have precedence, and the gateway still gets
-# a quarter of a core that it competes for, so that sockets and tokens are not delayed. A value of 19 would leave it 1.5
-# %.
+# a quarter of a core that it competes for, so that sockets and tokens are not delayed. A value of 19 would leave it
+# 1.5 %.
 NICE = 5
 
 
