@@ -199,7 +199,7 @@ class Tree:
         self._loop.add_reader(lines.descriptor, readable)
 
     def _start_supervisor(self) -> subprocess.Popen[bytes]:
-        # Not a plain pipe: if the launcher were killed, the next log line would fail with EPIPE and end Supervisor.
+        # A plain pipe is not used: if the launcher were killed, the next log line would fail and end Supervisor.
         # Supervisor holds both ends of this one.
         path = self._directory / "supervisor.log"
         os.mkfifo(path, 0o600)

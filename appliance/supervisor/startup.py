@@ -53,7 +53,8 @@ class Startup:
         return missing
 
     async def _wait(self, began: float) -> str | None:
-        """Wait until /ready answers with 200. Return None then, or what was missing when the budget ended."""
+        """Poll /ready until it returns 200, then return None. If the budget ends first, return a description of what is
+        missing."""
         loop = asyncio.get_running_loop()
         missing = "the gateway does not answer"
         budgeted = began  # a download has its own limit (model.download.total_timeout)
